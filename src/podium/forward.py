@@ -1,0 +1,326 @@
+"""Model + pack -> log-probability and entropy of every trained token.
+
+The head is computed in chunks and recomputed in the backward, so no [tokens, vocabulary] tensor is ever kept. Knows
+token ids and weights; knows no rewards and no losses.
+
+Shape letters: T tokens in the pack, N trained tokens, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from podium.models.attention import TreeAttention, attention_implementation, tree_attention
+from podium.packing import Pack, pack
+from podium.records import TrainingGroup
+
+Path = Literal["shared", "padded"]
+"""`shared`: each prompt once, attention over the tree. `padded`: one padded row per rollout, any model."""
+
+HEAD_CHUNK_BYTES = 64 << 20
+"""Memory of one float32 block of logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogps:
+    """What a forward says about the trained tokens of a pack."""
+
+    logps_N: Tensor
+    """Under `logits / temperature`, in nats."""
+    entropy_N: Tensor
+    """Of the whole next-token distribution, in nats."""
+    router_loss: Tensor | None = None
+    """The model's load-balancing loss, for mixtures of experts asked for it."""
+
+
+def token_logps(
+    model: nn.Module, pack: Pack, *, temperature: float, path: Path = "shared", router: bool = False
+) -> TokenLogps:
+    """Log-probabilities and entropies [N] of a pack's trained tokens; differentiable if gradients are enabled.
+
+    `model` may be wrapped (DDP, PEFT). The caller enters `tree_attention` around forward *and* backward for the shared
+    path. `router` asks a mixture of experts for its load-balancing loss.
+    """
+    inputs, predict = FORWARDS[path](pack)
+    head_outputs: list[Tensor] = []
+    unwrapped = unwrap(model)
+
+    def head(module: nn.Module, hidden_1ND: Tensor) -> Tensor:
+        head_outputs.extend(head_logps(module, predict(hidden_1ND), pack.target_N, unwrapped.config, temperature))
+        return hidden_1ND[..., :1]  # what the model does to its logits after this does not matter
+
+    if router:
+        inputs["output_router_logits"] = True
+    with replaced_head(unwrapped, head):
+        outputs = model(use_cache=False, **inputs)
+    logps_N, entropy_N = head_outputs
+    return TokenLogps(logps_N=logps_N, entropy_N=entropy_N, router_loss=outputs.aux_loss if router else None)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The transformers or PEFT model inside data-parallel wrappers."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+Predict = Callable[[Tensor], Tensor]
+"""Picks the hidden states [N, D] that predict the trained tokens out of what reaches the head."""
+
+
+def _shared_inputs(pack: Pack) -> tuple[dict[str, Any], Predict]:
+    inputs = {
+        "input_ids": pack.input_ids_T[None],
+        "position_ids": pack.position_ids_T[None],
+        "attention_mask": None,
+        "logits_to_keep": pack.predict_N,
+        "podium": TreeAttention(pack.layout),
+    }
+    return inputs, lambda hidden_1ND: hidden_1ND[0]
+
+
+def _padded_inputs(pack: Pack) -> tuple[dict[str, Any], Predict]:
+    """One row per rollout, padded on the right; `position_ids` count from its first token."""
+    device = pack.input_ids_T.device
+    lengths = [span.prompt_length + span.length for span in pack.spans_R]
+    index_RS = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for r, span in enumerate(pack.spans_R):
+        prompt = torch.arange(span.prompt_start, span.prompt_start + span.prompt_length)
+        index_RS[r, : lengths[r]] = torch.cat([prompt, torch.arange(span.start, span.start + span.length)])
+    real_RS = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    columns = [torch.arange(span.prompt_length - 1, n) for span, n in zip(pack.spans_R, lengths, strict=True)]
+    column_N = torch.cat(columns).to(device)
+    inputs = {
+        "input_ids": pack.input_ids_T[index_RS.to(device)],
+        "position_ids": (real_RS.cumsum(1) - 1).to(device),
+        "attention_mask": real_RS.long().to(device),
+    }
+    return inputs, lambda hidden_RSD: hidden_RSD[pack.rollout_N, column_N]
+
+
+FORWARDS: dict[Path, Callable[[Pack], tuple[dict[str, Any], Predict]]] = {
+    "shared": _shared_inputs,
+    "padded": _padded_inputs,
+}
+
+
+# ---- the head ----
+
+
+@contextlib.contextmanager
+def replaced_head(model: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor]) -> Iterator[None]:
+    """Within this context the model's output embedding computes `forward(head, hidden)` in place of the logits."""
+    head = model.get_output_embeddings()
+    before = head.__dict__.get("forward")
+    head.forward = lambda hidden: forward(head, hidden)
+    try:
+        yield
+    finally:
+        if before is None:
+            del head.forward
+        else:
+            head.forward = before
+
+
+def head_logps(
+    head: nn.Module, hidden_ND: Tensor, target_N: Tensor, config: Any, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies [N] of the targets, never holding more than a chunk of logits."""
+    adjust = LogitAdjustment.of(config, temperature)
+    weight_VD = head.weight
+    chunk = max(16, HEAD_CHUNK_BYTES // (4 * weight_VD.shape[0]))
+    dtype = product_dtype(hidden_ND, weight_VD)
+    return ChunkedLogps.apply(hidden_ND, weight_VD, getattr(head, "bias", None), target_N, adjust, chunk, dtype)
+
+
+def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """The precision of the head's matrix products: autocast's where it is on, else the weight's."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class LogitAdjustment:
+    """What stands between the head's product and the softmax: z = scale * cap * tanh(logits / cap)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any, temperature: float) -> LogitAdjustment:
+        """From a model config: Gemma's soft-capping, Cohere's and Granite's logit scales, and our temperature."""
+        text = config.get_text_config()
+        scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
+        return cls(scale=scale / temperature, cap=getattr(text, "final_logit_softcapping", None))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """In place where it can be."""
+        if self.cap is None:
+            return logits if self.scale == 1.0 else logits.mul_(self.scale)
+        return logits.div_(self.cap).tanh_().mul_(self.cap * self.scale)
+
+    def backward(self, grad: Tensor, adjusted: Tensor) -> Tensor:
+        """d loss / d logits from d loss / d adjusted: d tanh = 1 - tanh^2."""
+        if self.cap is None:
+            return grad if self.scale == 1.0 else grad.mul_(self.scale)
+        return grad.mul_(1 - (adjusted / (self.cap * self.scale)) ** 2).mul_(self.scale)
+
+
+class ChunkedLogps(torch.autograd.Function):
+    """log softmax(z)[target] and entropy of softmax(z), with z computed a chunk of rows at a time, twice.
+
+    Backward of the entropy: dH/dz_j = -p_j (log p_j + H).
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        adjust: LogitAdjustment,
+        chunk: int,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        n = len(hidden_ND)
+        logps_N, entropy_N, lse_N = (hidden_ND.new_empty(n, dtype=torch.float32) for _ in range(3))
+        weight = weight_VD.to(dtype)
+        for rows in _row_chunks(n, chunk):
+            z = _logits(hidden_ND[rows], weight, bias_V, adjust)
+            lse = lse_N[rows] = z.logsumexp(-1)
+            logps_N[rows] = z.gather(1, target_N[rows, None])[:, 0] - lse
+            entropy_N[rows] = lse - _expectation(z, lse)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
+        ctx.adjust, ctx.chunk, ctx.dtype = adjust, chunk, dtype
+        ctx.set_materialize_grads(False)
+        return logps_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
+        weight = weight_VD.to(ctx.dtype)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden_ND) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
+        grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
+        for rows in _row_chunks(len(hidden_ND), ctx.chunk):
+            z = _logits(hidden_ND[rows], weight, bias_V, ctx.adjust)
+            grad = _grad_logits(z, lse_N[rows, None], target_N[rows, None], ctx.adjust, (
+                None if grad_logps_N is None else grad_logps_N[rows, None],
+                None if grad_entropy_N is None else grad_entropy_N[rows, None],
+                entropy_N[rows, None],
+            ))
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+            grad = grad.to(ctx.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = (grad @ weight).to(hidden_ND.dtype)
+            if grad_weight is not None:
+                _add_product(grad_weight, grad.T, hidden_ND[rows].to(ctx.dtype))
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight_VD.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _row_chunks(n: int, chunk: int) -> Iterator[slice]:
+    for start in range(0, n, chunk):
+        yield slice(start, min(n, start + chunk))
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, adjust: LogitAdjustment) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = (hidden.to(weight.dtype) @ weight.T).float()
+        return adjust.forward(logits if bias is None else logits.add_(bias))
+
+
+def _expectation(z: Tensor, lse: Tensor) -> Tensor:
+    """sum_j p_j z_j, one row at a time; a logit of minus infinity counts nothing."""
+    return torch.nan_to_num((z - lse[:, None]).exp_() * z).sum(-1)
+
+
+def _grad_logits(
+    z: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    adjust: LogitAdjustment,
+    upstream: tuple[Tensor | None, Tensor | None, Tensor],
+) -> Tensor:
+    grad_logps, grad_entropy, entropy = upstream
+    logp = z - lse
+    grad = logp.exp()
+    p = grad.clone() if grad_entropy is not None else grad
+    if grad_logps is not None:
+        grad.mul_(-grad_logps).scatter_add_(1, target, grad_logps)
+    else:
+        grad.zero_()
+    if grad_entropy is not None:
+        grad.sub_(torch.nan_to_num(p * (logp + entropy)) * grad_entropy)
+    return adjust.backward(grad, z)
+
+
+def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    if a.dtype == out.dtype:
+        out.addmm_(a, b)
+    else:
+        out.add_(a @ b)
+
+
+# ---- which path a model can take ----
+
+
+def choose_path(model: nn.Module) -> tuple[Path, str]:
+    """The fastest path that gives this model's own numbers, and why the shared one was not taken (or "").
+
+    Decided by trying: two completions of one prompt, packed, against the same two as separate plain forwards.
+    """
+    unwrapped = unwrap(model)
+    if not getattr(_base(unwrapped), "_supports_attention_backend", False):
+        return "padded", "its attention does not go through transformers' attention interface"
+    if "logits_to_keep" not in inspect.signature(_base(unwrapped).forward).parameters:
+        return "padded", "its forward does not take `logits_to_keep`"
+    try:
+        difference = probe(unwrapped)
+    except Exception as error:  # noqa: BLE001  any failure means the same: this model needs the padded path
+        return "padded", f"a trial of the shared-prefix forward failed ({type(error).__name__}: {error})"
+    if not difference < 1e-3:
+        return "padded", f"a trial of the shared-prefix forward differed by {difference:.2g} nats"
+    return "shared", ""
+
+
+def _base(model: nn.Module) -> nn.Module:
+    """The transformers model under a PEFT wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@torch.no_grad()
+def probe(model: nn.Module) -> float:
+    """Largest difference in log-probability between the shared and the padded path on made-up tokens."""
+    training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    tokens = np.random.default_rng(0).integers(0, model.get_input_embeddings().weight.shape[0], 24)
+    completions = (tuple(tokens[12:20].tolist()), tuple(tokens[20:].tolist()))
+    group = TrainingGroup(
+        prompt_ids=tuple(tokens[:12].tolist()),
+        completion_ids=completions,
+        advantages_G=np.zeros(2, np.float32),
+        sampled_logps=tuple(np.zeros(len(ids), np.float32) for ids in completions),
+    )
+    [packed] = pack([group], tokens_per_pack=len(tokens), device=device)
+    try:
+        with tree_attention(model):
+            shared = token_logps(model, packed, temperature=1.0)
+        with attention_implementation(model, "eager"):  # the one that leaves nothing out, soft-capping included
+            padded = token_logps(model, packed, temperature=1.0, path="padded")
+    finally:
+        model.train(training)
+    return float((shared.logps_N - padded.logps_N).abs().max())

@@ -1,0 +1,160 @@
+"""Every record that crosses a border between rooms: the map of the house.
+
+    dataset row -> Prompt -> Group -> ScoredGroup -> TrainingGroup -> Pack (in packing.py) -> TokenLogps -> loss -> StepMetrics
+
+Ragged data are tuples of Python numbers or numpy arrays up to `packing`, flat tensors after it.
+
+Shape letters, used everywhere: P prompts, G completions per prompt, R rollouts, N trained tokens, T all tokens in a
+pack, K reward functions, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Message = Mapping[str, Any]
+"""One chat turn, `{"role": ..., "content": ...}`."""
+
+Finish = Literal["stop", "length"]
+"""Why a completion ended: with an end token, or because it reached `max_tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One dataset row, ready to be sampled from."""
+
+    id: int
+    """Number of this prompt within its generation round over all ranks; it keys the sampler's random numbers."""
+    row: int
+    """Position in the dataset, for messages and reports (-1 when the dataset is a stream)."""
+    token_ids: tuple[int, ...]
+    text: str
+    """What the model sees, as text: the rendered chat template or the plain prompt."""
+    content: str | list[Message]
+    """The `prompt` column as the user wrote it; reward functions get it as `prompts`."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row's other columns; reward functions get them by name."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the row is a conversation; then completions reach the rewards as message lists."""
+        return not isinstance(self.content, str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled continuation of a prompt."""
+
+    token_ids: tuple[int, ...]
+    """Including the end token, when there is one; padding never."""
+    logps: tuple[float, ...]
+    """Log-probability of each token under `logits / temperature` of the policy that sampled it, in nats."""
+    finish: Finish
+    text: str
+    """Decoded without special tokens."""
+    policy_step: int
+    """Optimizer steps the sampling weights had taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One prompt and its G completions. A group never leaves its rank."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    """A group with what every reward function said about it."""
+
+    group: Group
+    names_K: tuple[str, ...]
+    rewards_GK: np.ndarray
+    """float64; NaN where a reward function returned None ("does not apply here")."""
+    extras: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Columns that reward functions added with `log_extra`, one value per completion."""
+
+    @property
+    def num_completions(self) -> int:
+        """G."""
+        return len(self.group.completions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingGroup:
+    """The part of a scored group that is trained on: token ids, advantages, and the policies to compare with."""
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[tuple[int, ...], ...]
+    advantages_G: np.ndarray
+    """float32."""
+    sampled_logps: tuple[np.ndarray, ...]
+    """Per completion, float32, from the engine that sampled it."""
+    old_logps: tuple[np.ndarray, ...] | None = None
+    """Per completion, under the weights at sampling time; None: the policy has not moved since (ratio 1)."""
+    ref_logps: tuple[np.ndarray, ...] | None = None
+    """Per completion, under the reference policy; None: beta is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """How completions are drawn. Log-probabilities are always those of `logits / temperature`, before any filter."""
+
+    num_completions: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """1 switches it off."""
+    top_k: int = 0
+    """0 switches it off."""
+    min_p: float = 0.0
+    """0 switches it off."""
+    repetition_penalty: float = 1.0
+    greedy: bool = False
+    end_ids: frozenset[int] = frozenset()
+    """Every one of these ends a completion, and stays in it as its last token."""
+    seed: int = 0
+    round: int = 0
+    """Number of the generation round: with `seed`, the prompt's id, g and t it decides every random number."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """`generation_kwargs` that only `model.generate` knows."""
+
+    @property
+    def filtered(self) -> bool:
+        """Whether tokens are drawn from less than the whole distribution."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something worth saying about a run, before, during or after it."""
+
+    code: str
+    severity: Literal["error", "warning", "note"]
+    what: str
+    """What was found, with numbers."""
+    why: str = ""
+    fix: str = ""
+    """What to type."""
+    step: int | None = None
+
+    def __str__(self) -> str:
+        lines = [f"{self.severity}[{self.code}] {self.what}", f"  why: {self.why}", f"  fix: {self.fix}"]
+        return "\n".join(line for line, text in zip(lines, (self.what, self.why, self.fix), strict=True) if text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One optimizer step in numbers: one line of `metrics.jsonl`. Names are TRL's where TRL has one."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+Columns = Mapping[str, Sequence[Any]]
+"""Dataset columns, one value per completion, as reward functions see them."""
