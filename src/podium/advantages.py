@@ -1,0 +1,143 @@
+"""Rewards become advantages: how much better a completion did than the others of its group.
+
+Pure functions of numpy float64 arrays. NaN is a reward that does not exist: a function that returned None.
+
+Shape letters: P prompts, G completions per prompt, K reward functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+STD_EPSILON = 1e-4
+"""Added to every standard deviation that something is divided by; TRL's constant."""
+
+DUST = 1e-12
+"""Two rewards that differ by less than this share of their summands' size are equal: the difference is rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageSettings:
+    """How rewards become advantages, lifted out of the run config by `config.py`."""
+
+    weights_K: np.ndarray
+    """float64, one per reward function."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What the distance to the group's mean is divided by; "normalize_then_sum" does not look at it, as in TRL."""
+    aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advantages:
+    """The advantages of a generation round, with what metrics say about them."""
+
+    advantages_PG: np.ndarray
+    """float64, never NaN: 0 where no reward function had anything to say."""
+    reward_PG: np.ndarray
+    """Weighted sum of the raw rewards; NaN where every function returned None."""
+    std_PG: np.ndarray
+    """The standard deviation that divides (or, unscaled, that of the group); NaN where fewer than two are scored."""
+
+    @property
+    def zero_std_PG(self) -> np.ndarray:
+        """bool: completions in a group (or batch) without any spread; the metric `frac_reward_zero_std`."""
+        return np.isclose(self.std_PG, 0.0)
+
+    @property
+    def has_signal_P(self) -> np.ndarray:
+        """bool: groups from which something can be learnt."""
+        return (self.advantages_PG != 0).any(axis=1)
+
+
+def advantages(rewards_PGK: np.ndarray, settings: AdvantageSettings) -> Advantages:
+    """Advantages of every completion of a generation round (all ranks together: "batch" looks at all of them).
+
+    Groups whose scored completions all did the same get exactly 0, so that they can be left out of the update.
+    """
+    rewards_PGK = np.asarray(rewards_PGK, dtype=np.float64)
+    assert not np.isinf(rewards_PGK).any(), "rewards must be finite or NaN; rewards.score refuses infinities"
+    reward_PG = combine(rewards_PGK, settings.weights_K)
+    raw_PG, std_PG = AGGREGATIONS[settings.aggregation](rewards_PGK, reward_PG, settings)
+    return Advantages(advantages_PG=np.nan_to_num(raw_PG, nan=0.0) + 0.0, reward_PG=reward_PG, std_PG=std_PG)
+
+
+def combine(rewards_K: np.ndarray, weights_K: np.ndarray) -> np.ndarray:
+    """Weighted sum over the last axis, without what is NaN; NaN where all are. Leading axes are kept.
+
+    >>> combine(np.array([[1.0, 2.0], [1.0, np.nan], [np.nan, np.nan]]), np.array([1.0, 10.0]))
+    array([21.,  1., nan])
+    """
+    total = np.nansum(rewards_K * np.asarray(weights_K, dtype=np.float64), axis=-1)
+    return np.where(np.isnan(rewards_K).all(axis=-1), np.nan, total)
+
+
+# ---- aggregations: (rewards, their weighted sum, settings) -> (advantages, NaN where not scored; deviation) ----
+
+
+def sum_then_normalize(
+    rewards_PGK: np.ndarray, reward_PG: np.ndarray, settings: AdvantageSettings
+) -> tuple[np.ndarray, np.ndarray]:
+    """GRPO: one reward per completion, centred on its group (DeepSeekMath, arXiv:2402.03300, section 4.1.2).
+
+    Dividing by nothing is Dr. GRPO's (arXiv:2503.20783), by the deviation of the batch Lite PPO's (arXiv:2508.08221).
+    """
+    centred_PG = _centred(reward_PG, _size(rewards_PGK * settings.weights_K))
+    group_std_PG = np.broadcast_to(_std(centred_PG), reward_PG.shape)
+    if settings.scale_rewards == "none":
+        return centred_PG, group_std_PG
+    std_PG = group_std_PG if settings.scale_rewards == "group" else _std_of_all(reward_PG)
+    return centred_PG / (std_PG + STD_EPSILON), std_PG
+
+
+def normalize_then_sum(
+    rewards_PGK: np.ndarray, reward_PG: np.ndarray, settings: AdvantageSettings
+) -> tuple[np.ndarray, np.ndarray]:
+    """GDPO: each function's rewards are normalised in their group, then summed and normalised over the batch, so that
+    no function drowns another (arXiv:2601.05242).
+
+    TRL also subtracts the mean of the batch. It is 0: in each group each function's normalised rewards sum to 0.
+    """
+    centred_PGK = _centred(rewards_PGK, np.nan_to_num(np.abs(rewards_PGK)).max(axis=1, keepdims=True))
+    z_PGK = centred_PGK / (_std(centred_PGK) + STD_EPSILON) * settings.weights_K
+    sum_PG = np.where(np.isnan(reward_PG), np.nan, np.nansum(z_PGK, axis=2))
+    sum_PG = _centred(sum_PG, _size(z_PGK))
+    std_PG = _std_of_all(sum_PG)
+    return sum_PG / (std_PG + STD_EPSILON), std_PG
+
+
+AGGREGATIONS = {"sum_then_normalize": sum_then_normalize, "normalize_then_sum": normalize_then_sum}
+
+
+# ---- means and deviations over axis 1 that know of NaN ----
+
+
+def _centred(x_PG: np.ndarray, size_P1: np.ndarray) -> np.ndarray:
+    """Distance to the mean of the group; exactly 0 in a group whose values differ by no more than rounding."""
+    scored = ~np.isnan(x_PG)
+    mean = np.nansum(x_PG, axis=1, keepdims=True) / np.maximum(scored.sum(axis=1, keepdims=True), 1)
+    top = np.where(scored, x_PG, -np.inf).max(axis=1, keepdims=True)
+    bottom = np.where(scored, x_PG, np.inf).min(axis=1, keepdims=True)
+    return np.where(scored & (top - bottom <= DUST * size_P1), 0.0, x_PG - mean)
+
+
+def _size(summands_PGK: np.ndarray) -> np.ndarray:
+    """Largest summand of each group [P, 1]: what rounding errors are proportional to."""
+    return np.nan_to_num(np.abs(summands_PGK)).max(axis=(1, 2), initial=0.0)[:, None]
+
+
+def _std(centred_PG: np.ndarray) -> np.ndarray:
+    """Standard deviation of a group around its mean, with n - 1: 0 for groups of one, NaN for one scored of several."""
+    if centred_PG.shape[1] == 1:
+        return np.zeros_like(centred_PG)
+    count = (~np.isnan(centred_PG)).sum(axis=1, keepdims=True)
+    variance = np.nansum(centred_PG**2, axis=1, keepdims=True) / np.maximum(count - 1, 1)
+    return np.where(count > 1, np.sqrt(variance), np.nan)
+
+
+def _std_of_all(x_PG: np.ndarray) -> np.ndarray:
+    """The standard deviation over all groups, for each completion [P, G]."""
+    row = x_PG.reshape(1, -1)
+    return np.broadcast_to(_std(_centred(row, np.nan_to_num(np.abs(row)).max(axis=1, keepdims=True))), x_PG.shape)

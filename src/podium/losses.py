@@ -1,0 +1,462 @@
+"""Policy losses of the GRPO family, over packed rollouts.
+
+Nine published losses are four per-token surrogates crossed with four reductions. `OBJECTIVES` is that table; adding a
+loss is adding a row. The terms that any of them can carry (masks, KL to a reference, entropy bonus) are added around
+it, in TRL's order, by `policy_loss`. Nothing here knows about padding, devices, ranks, logging or the trainer.
+
+Shape letters: N = trained tokens in this pack, R = rollouts in this pack, X = anything that is summed over.
+
+Counts (`num_rollouts`, `num_tokens`) span the whole optimizer step over all ranks, so the losses of all packs *add up*
+to the loss of the step, however it was cut into packs. A rollout is never split between two packs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+Level: TypeAlias = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """What a loss may look at."""
+
+    logps_N: Tensor
+    """log pi(token) under the weights being trained; carries the gradient."""
+    entropy_N: Tensor
+    """Entropy of the whole next-token distribution in nats; needs a gradient only for the entropy bonus."""
+    advantages_R: Tensor
+    rollout_N: Tensor
+    """int64: which of the R rollouts each token belongs to."""
+    num_rollouts: float
+    """Rollouts of the optimizer step, over all packs and ranks; also those without a loss token or left out."""
+    num_tokens: float
+    """Loss tokens of the step, likewise. For `bnpo` tokens of the micro-batch x accumulation x ranks, as TRL has it."""
+    old_logps_N: Tensor | None = None
+    """log pi_old(token), under the weights that sampled; None: the weights have not moved since, the ratio is 1."""
+    ref_logps_N: Tensor | None = None
+    """log pi_ref(token); needed when `beta` is not 0."""
+    sampled_logps_N: Tensor | None = None
+    """log pi(token) as the engine recorded it, for the off-policy mask; None: `old_logps_N`. NaN says nothing."""
+    keep_N: Tensor | None = None
+    """bool: tokens whose policy gradient counts (`keep_high_entropy`); None: all."""
+    num_entropy_tokens: float | None = None
+    """Divisor of the entropy bonus, counted like `num_tokens` over the kept tokens; None, without `keep_N`: those."""
+
+    @property
+    def advantages_N(self) -> Tensor:
+        """Each token's advantage is its rollout's."""
+        return self.advantages_R[self.rollout_N]
+
+    @property
+    def lengths_R(self) -> Tensor:
+        """Loss tokens of each rollout, as float, 0 included."""
+        return self.sum_per_rollout(torch.ones_like(self.logps_N))
+
+    @property
+    def log_ratio_N(self) -> Tensor:
+        """log(pi / pi_old); on policy it is 0 and still has a gradient."""
+        return self.logps_N - (self.logps_N.detach() if self.old_logps_N is None else self.old_logps_N)
+
+    def sum_per_rollout(self, x_N: Tensor) -> Tensor:
+        """[N] -> [R]."""
+        return x_N.new_zeros(len(self.advantages_R)).index_add(0, self.rollout_N, x_N)
+
+    def mean_per_rollout(self, x_N: Tensor) -> Tensor:
+        """[N] -> [R]; 0 for a rollout without tokens."""
+        return self.sum_per_rollout(x_N) / self.lengths_R.clamp(min=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """The loss's own knobs, lifted out of the run config by `config.py`; names and defaults are TRL's."""
+
+    loss_type: str = "dapo"
+    """A key of `OBJECTIVES`."""
+    level: Level = "token"
+    """Importance ratio per token or one per rollout; a row of `OBJECTIVES` may fix it."""
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    """For `cispo` the cap of the ratio itself, for the clipped losses its distance from 1."""
+    delta: float | None = None
+    """Upper bound on the unclipped side of the clipped losses."""
+    beta: float = 0.0
+    """Weight of the KL to the reference policy."""
+    use_bias_correction_kl: bool = False
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    max_completion_length: int = 256
+    """The constant divisor of `dr_grpo`."""
+    off_policy_mask_threshold: float | None = None
+
+    @property
+    def one_ratio_per_rollout(self) -> bool:
+        """Whether ratios are of whole rollouts."""
+        return (OBJECTIVES[self.loss_type].level or self.level) == "sequence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSums:
+    """What metrics need of one pack, as detached 0-d tensors. Packs and ranks combine by `reduce_sums`."""
+
+    policy_loss: Tensor
+    """This pack's share of the loss, before the entropy bonus."""
+    tokens: Tensor
+    """Count for `entropy` and `kl`."""
+    entropy: Tensor
+    kl: Tensor
+    """0 when beta is 0."""
+    kept_tokens: Tensor
+    """Count for `kept_entropy`: tokens that pass `keep_N`."""
+    kept_entropy: Tensor
+    ratios: Tensor
+    """Count for the four below: tokens, or rollouts where a ratio belongs to a rollout."""
+    low_clipped: Tensor
+    high_clipped: Tensor
+    cap_clipped: Tensor
+    """cispo."""
+    phi: Tensor
+    """vespo."""
+    low_min: Tensor
+    """Smallest share of low-clipped ratios in one rollout; +inf when there was no rollout."""
+    high_max: Tensor
+    """Largest share of high-clipped ratios in one rollout; -inf when there was no rollout."""
+
+    def stack(self) -> Tensor:
+        """All fields as one [fields] tensor, so that ranks can be gathered in one call."""
+        return torch.stack([getattr(self, field.name) for field in fields(self)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOutput:
+    """A pack's share of the step's loss, and what was seen while computing it."""
+
+    loss: Tensor
+    """[]; call backward on it."""
+    sums: LossSums
+
+
+def policy_loss(x: LossInputs, s: LossSettings, entropy_coef: float = 0.0) -> LossOutput:
+    """This pack's share of the step's loss.
+
+    The masks silence the policy term alone: the KL term and (but for `keep_N`) the entropy bonus see every token.
+
+    Args:
+        x: the pack.
+        s: the settings.
+        entropy_coef: weight of the entropy bonus in this step; an argument because it may adapt (`EntropyControl`).
+    """
+    objective = OBJECTIVES[s.loss_type]
+    ratio_N = ratio(x, s)
+    loss_N = objective.surrogate(ratio_N, x, s)
+    kept_N = policy_mask(x, s)
+    if kept_N is not None:
+        loss_N = torch.where(kept_N, loss_N, 0.0)  # not a product: a silenced token may be infinite
+    kl_N = kl_to_reference(ratio_N, x, s) if s.beta else None
+    if kl_N is not None:
+        loss_N = loss_N + s.beta * kl_N
+    policy = objective.reduction(loss_N, x, s)
+    loss = policy - entropy_coef * mean_entropy(x) if entropy_coef else policy
+    return LossOutput(loss=loss, sums=_sums(policy, ratio_N, kl_N, x, s))
+
+
+def skips_zero_advantage(
+    s: LossSettings, *, entropy_coef_possible: bool, top_entropy_quantile: float, moe: bool
+) -> bool:
+    """Whether rollouts with advantage exactly 0 can be left out without changing the gradient.
+
+    Every surrogate is the advantage times something finite, so only terms that do not carry the advantage need such
+    rollouts: the KL, the entropy bonus, the entropy quantile (which is taken over their tokens too) and the router loss
+    of a mixture of experts. They must still be counted in `num_rollouts` and `num_tokens`.
+    """
+    return s.beta == 0 and not entropy_coef_possible and top_entropy_quantile >= 1 and not moe
+
+
+# ---- ratio, masks, KL, entropy ----
+
+
+def ratio(x: LossInputs, s: LossSettings) -> Tensor:
+    """pi / pi_old [N] of each token, or the length-normalised ratio of its rollout (GSPO, arXiv:2507.18071, eq. 7)."""
+    log_ratio_N = x.log_ratio_N
+    if s.one_ratio_per_rollout:
+        log_ratio_N = x.mean_per_rollout(log_ratio_N)[x.rollout_N]
+    return _exp(log_ratio_N)
+
+
+def kl_to_reference(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """KL(pi || pi_ref) [N] as k3 = r - log r - 1 with r = pi_ref / pi (DeepSeekMath, arXiv:2402.03300, eq. 4).
+
+    With `use_bias_correction_kl` times pi / pi_old: unbiased off policy too (DeepSeek-V3.2, arXiv:2512.02556).
+    """
+    assert x.ref_logps_N is not None, "beta is not 0, so LossInputs.ref_logps_N is needed"
+    log_r_N = x.ref_logps_N - x.logps_N
+    kl_N = _exp(log_r_N) - log_r_N - 1
+    return kl_N * ratio_N if s.use_bias_correction_kl else kl_N
+
+
+def policy_mask(x: LossInputs, s: LossSettings) -> Tensor | None:
+    """bool [N]: where the policy term counts; None where it counts everywhere."""
+    if s.off_policy_mask_threshold is None:
+        return x.keep_N
+    on_policy_N = close_to_sampler(x, s.off_policy_mask_threshold)[x.rollout_N]
+    return on_policy_N if x.keep_N is None else on_policy_N & x.keep_N
+
+
+def close_to_sampler(x: LossInputs, threshold: float) -> Tensor:
+    """bool [R]: drop rollouts of negative advantage that the policy has moved away from by more than `threshold` nats
+    a token (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556)."""
+    logps_N = x.logps_N.detach()
+    old_logps_N = logps_N if x.old_logps_N is None else x.old_logps_N
+    sampled_logps_N = old_logps_N if x.sampled_logps_N is None else x.sampled_logps_N
+    drift_R = x.mean_per_rollout((sampled_logps_N - logps_N).nan_to_num(nan=0.0))
+    return (x.advantages_R >= 0) | (drift_R <= threshold)
+
+
+def keep_high_entropy(entropy_N: Tensor, top_quantile: float, over_X: Tensor | None = None) -> Tensor:
+    """bool [N]: the tokens among the `top_quantile` share of highest entropy ("forking tokens", arXiv:2506.01939).
+
+    Args:
+        entropy_N: nats.
+        top_quantile: share to keep, 0 to 1.
+        over_X: entropies that the quantile is taken over: those of the micro-batch on all ranks; None: `entropy_N`.
+    """
+    over_X = (entropy_N if over_X is None else over_X).detach().float()
+    if over_X.numel() == 0:
+        return torch.zeros_like(entropy_N, dtype=torch.bool)
+    return entropy_N.detach() >= torch.quantile(over_X, 1 - top_quantile)
+
+
+def mean_entropy(x: LossInputs) -> Tensor:
+    """This pack's share of the mean entropy over the tokens that count, whatever the loss divides by."""
+    if x.keep_N is None:
+        kept_N, count = x.entropy_N, x.num_entropy_tokens or x.num_tokens
+    else:
+        assert x.num_entropy_tokens is not None, "with keep_N, LossInputs.num_entropy_tokens is needed"
+        kept_N, count = torch.where(x.keep_N, x.entropy_N, 0.0), x.num_entropy_tokens
+    return kept_N.sum() / max(count, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyControl:
+    """The entropy coefficient of the next step, moved up or down by a fixed amount (Skywork-OR1, arXiv:2505.22312)."""
+
+    coef: float
+    target: float
+    step: float
+    coef_min: float
+    coef_max: float
+    measured: float = 0.0
+    """Mean entropy of the last step over all ranks; 0 before the first, so that the bonus is on."""
+
+    @property
+    def applied(self) -> float:
+        """The coefficient to use now: the bonus rests while entropy is above the target."""
+        return self.coef if self.measured <= self.target else 0.0
+
+    def after(self, entropy: float) -> EntropyControl:
+        """The control after a step whose kept tokens had this mean entropy."""
+        if entropy <= self.target:
+            coef = min(self.coef + self.step, self.coef_max)
+        else:
+            coef = max(self.coef - self.step, self.coef_min)
+        return replace(self, coef=coef, measured=entropy)
+
+
+# ---- surrogates: (ratio, inputs, settings) -> per-token loss [N] ----
+
+
+def clipped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """PPO's pessimistic clip (arXiv:1707.06347, eq. 7); unequal bounds are clip-higher (DAPO, arXiv:2503.14476).
+
+    `delta` bounds what PPO leaves open, a large ratio with a negative advantage (INTELLECT-2, arXiv:2505.07291).
+    """
+    clipped_N = ratio_N.clamp(1 - s.epsilon_low, 1 + s.epsilon_high)
+    return -torch.minimum(_bounded(ratio_N, s) * x.advantages_N, clipped_N * x.advantages_N)
+
+
+def capped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """REINFORCE with a capped, detached ratio: every token keeps a gradient (CISPO, arXiv:2506.13585, eq. 4)."""
+    return -ratio_N.clamp(max=s.epsilon_high).detach() * x.advantages_N * x.logps_N
+
+
+def soft_gate(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """A sigmoid gate in place of the hard clip, steeper for negative advantages (SAPO, arXiv:2511.20347, eq. 5)."""
+    tau_N = torch.where(x.advantages_N > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
+    return -torch.sigmoid(tau_N * (ratio_N - 1)) * 4 / tau_N * x.advantages_N
+
+
+def gamma_weight(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """REINFORCE weighted by the detached phi(w), w the ratio of the whole rollout (VESPO, arXiv:2602.10693)."""
+    return -phi(x, s)[x.rollout_N] * x.advantages_N * x.logps_N
+
+
+def phi(x: LossInputs, s: LossSettings) -> Tensor:
+    """phi(w) = w^k e^(lambda (1 - w)) [R], detached; phi(1) = 1. The bounds on log w are the authors'."""
+    log_w_R = x.sum_per_rollout(x.log_ratio_N.detach().clamp(-20.0, 20.0)).clamp(math.log(1e-8), 20.0)
+    is_positive_R = x.advantages_R >= 0
+    k_R = torch.where(is_positive_R, s.vespo_k_pos, s.vespo_k_neg)
+    lambda_R = torch.where(is_positive_R, s.vespo_lambda_pos, s.vespo_lambda_neg).clamp(min=1e-4)
+    phi_R = (lambda_R + k_R * log_w_R - lambda_R * log_w_R.exp()).exp()
+    return phi_R.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+# ---- reductions: (per-token loss [N], inputs, settings) -> this pack's share of the step's loss [] ----
+
+
+def mean_of_rollout_means(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """Every rollout counts the same, however long (GRPO, DeepSeekMath, arXiv:2402.03300, eq. 3)."""
+    return x.mean_per_rollout(loss_N).sum() / max(x.num_rollouts, 1.0)
+
+
+def mean_of_rollout_sums(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """Every rollout weighs as much as it is long (LUSPO, arXiv:2602.05261)."""
+    return loss_N.sum() / max(x.num_rollouts, 1.0)
+
+
+def mean_over_max_length(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """A constant divisor, so that length cannot bias the gradient (Dr. GRPO, arXiv:2503.20783, section 3.2)."""
+    return loss_N.sum() / (max(x.num_rollouts, 1.0) * s.max_completion_length)
+
+
+def mean_over_tokens(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """Every token of the step counts the same (DAPO, arXiv:2503.14476, eq. 8)."""
+    return loss_N.sum() / max(x.num_tokens, 1.0)
+
+
+# ---- measures: (ratio, inputs, settings) -> fields of LossSums ----
+
+
+def measure_clip(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
+    """Where the clip removes the gradient: too low with a negative advantage, too high with a positive one.
+
+    As in TRL the ratio is seen after `delta`.
+    """
+    ratio_N = _bounded(ratio_N, s)
+    is_low_N = ((ratio_N < 1 - s.epsilon_low) & (x.advantages_N < 0)).float()
+    is_high_N = ((ratio_N > 1 + s.epsilon_high) & (x.advantages_N > 0)).float()
+    has_ratio_R = (x.lengths_R > 0) | s.one_ratio_per_rollout
+    low_R = x.mean_per_rollout(is_low_N)[has_ratio_R]
+    high_R = x.mean_per_rollout(is_high_N)[has_ratio_R]
+    return {
+        "low_clipped": _count(is_low_N, x, s),
+        "high_clipped": _count(is_high_N, x, s),
+        "low_min": low_R.min() if low_R.numel() else low_R.new_tensor(math.inf),
+        "high_max": high_R.max() if high_R.numel() else high_R.new_tensor(-math.inf),
+    }
+
+
+def measure_cap(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
+    """Ratios above the cap that would have pushed further."""
+    return {"cap_clipped": _count(((ratio_N > s.epsilon_high) & (x.advantages_N > 0)).float(), x, s)}
+
+
+def measure_phi(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
+    """The weights of the rollouts; they are per rollout at either level."""
+    return {"phi": phi(x, s).sum(), "ratios": torch.ones_like(x.advantages_R).sum()}
+
+
+def measure_nothing(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
+    """A soft gate clips nothing."""
+    return {}
+
+
+class Objective(NamedTuple):
+    """One row of the table."""
+
+    surrogate: Callable[[Tensor, LossInputs, LossSettings], Tensor]
+    reduction: Callable[[Tensor, LossInputs, LossSettings], Tensor]
+    measure: Callable[[Tensor, LossInputs, LossSettings], dict[str, Tensor]]
+    metrics: tuple[str, ...]
+    """Names of the metrics that `measure` is for."""
+    level: Level | None = None
+    """The level that belongs to the loss's name; None: the setting's."""
+
+
+_CLIP = tuple(f"clip_ratio/{which}" for which in ("low_mean", "low_min", "high_mean", "high_max", "region_mean"))
+_CAP = ("cispo_clip_ratio",)
+_PHI = ("vespo/phi_seq_mean",)
+
+OBJECTIVES: Mapping[str, Objective] = {
+    "grpo": Objective(clipped, mean_of_rollout_means, measure_clip, _CLIP),
+    "bnpo": Objective(clipped, mean_over_tokens, measure_clip, _CLIP),  # num_tokens is the micro-batch's
+    "dr_grpo": Objective(clipped, mean_over_max_length, measure_clip, _CLIP),
+    "dapo": Objective(clipped, mean_over_tokens, measure_clip, _CLIP),
+    "cispo": Objective(capped, mean_over_tokens, measure_cap, _CAP),
+    "sapo": Objective(soft_gate, mean_of_rollout_means, measure_nothing, ()),
+    "gspo": Objective(clipped, mean_of_rollout_means, measure_clip, _CLIP, "sequence"),
+    "luspo": Objective(clipped, mean_of_rollout_sums, measure_clip, _CLIP),  # meant for level "sequence"
+    "vespo": Objective(gamma_weight, mean_over_tokens, measure_phi, _PHI),
+}
+
+
+# ---- sums for the metrics ----
+
+
+def reduce_sums(rows_XF: Tensor) -> LossSums:
+    """The sums of X packs or ranks (each a `LossSums.stack()`) in one."""
+    combined = {"low_min": torch.amin, "high_max": torch.amax}
+    names = [field.name for field in fields(LossSums)]
+    return LossSums(**{name: combined.get(name, torch.sum)(rows_XF[:, i], dim=0) for i, name in enumerate(names)})
+
+
+def skipped_sums(num_tokens: float, num_rollouts: float, s: LossSettings) -> LossSums:
+    """What rollouts left out for their zero advantage would have added to the clip ratios: ratios that clip nothing."""
+    sums = no_sums()
+    clips = OBJECTIVES[s.loss_type].measure in (measure_clip, measure_cap)
+    if not clips or not num_rollouts:
+        return sums
+    ratios = torch.tensor(float(num_rollouts if s.one_ratio_per_rollout else num_tokens))
+    return replace(sums, ratios=ratios, low_min=torch.zeros(()), high_max=torch.zeros(()))
+
+
+def no_sums(device: torch.device | str = "cpu") -> LossSums:
+    """The sums of no pack at all: what a rank without work contributes."""
+    empty = {"low_min": math.inf, "high_max": -math.inf}
+    return LossSums(
+        **{field.name: torch.tensor(empty.get(field.name, 0.0), device=device) for field in fields(LossSums)}
+    )
+
+
+@torch.no_grad()
+def _sums(policy: Tensor, ratio_N: Tensor, kl_N: Tensor | None, x: LossInputs, s: LossSettings) -> LossSums:
+    ones_N = torch.ones_like(x.logps_N)
+    kept_N = ones_N if x.keep_N is None else x.keep_N.float()
+    measured = {
+        "policy_loss": policy.detach(),
+        "tokens": ones_N.sum(),
+        "entropy": x.entropy_N.detach().sum(),
+        "kept_tokens": kept_N.sum(),
+        "kept_entropy": (x.entropy_N.detach() * kept_N).sum(),
+        "ratios": torch.ones_like(x.advantages_R if s.one_ratio_per_rollout else x.logps_N).sum(),
+    }
+    if kl_N is not None:
+        measured["kl"] = kl_N.detach().sum()
+    return replace(no_sums(x.logps_N.device), **measured | OBJECTIVES[s.loss_type].measure(ratio_N, x, s))
+
+
+def _count(is_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """How many ratios: tokens, or rollouts where all tokens of a rollout share one ratio."""
+    return x.mean_per_rollout(is_N).sum() if s.one_ratio_per_rollout else is_N.sum()
+
+
+def _bounded(ratio_N: Tensor, s: LossSettings) -> Tensor:
+    return ratio_N if s.delta is None else ratio_N.clamp(max=s.delta)
+
+
+def _exp(log_x: Tensor) -> Tensor:
+    """exp without infinity: an infinite ratio that a clip then ignores would still have gradient inf * 0 = NaN.
+
+    The cap is the largest argument whose exp is finite, so no finite value changes.
+    """
+    largest = log_x.new_tensor(math.log(torch.finfo(log_x.dtype).max))
+    return log_x.clamp(max=torch.nextafter(largest, torch.zeros_like(largest))).exp()
