@@ -1,0 +1,1 @@
+"""Rollout engines: prompts in, groups of completions out. They know token ids and weights; they know no rewards."""

@@ -1,0 +1,207 @@
+"""Keys and values of the running rows, and attention over them.
+
+Each prompt's keys are kept once and shared by its rows; a row's own keys stand in its own lane. `Prefill` and `Decode`
+are what a model's attention layers talk to (`models.attention.Attends`).
+
+Shape letters: S prompt slots, M rows of the fullest slot, R rows, H heads, J key/value heads, Q = H / J queries a
+key/value head, X prompt tokens, Y own tokens, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podium.models.attention import LayerShape, TreeAttention, attention_dtype
+from podium.packing import causal_layout
+
+_LANE_STEP = 32
+"""Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""
+
+
+class Lanes:
+    """One growing tensor pair of keys and values [rows, J, tokens, D] per layer."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def ensure(self, layer: int, like: Tensor, rows: int, tokens: int) -> None:
+        """Room for `rows` rows of `tokens` tokens; `like` [T, J, D] gives heads, width, type and device."""
+        for store in (self.keys, self.values):
+            old = store.get(layer)
+            if old is not None and old.shape[0] >= rows and old.shape[2] >= tokens:
+                continue
+            have_rows, have_tokens = (0, 0) if old is None else (old.shape[0], old.shape[2])
+            shape = (max(rows, have_rows), like.shape[1], max(tokens, have_tokens), like.shape[2])
+            new = like.new_zeros(shape)
+            if old is not None:
+                new[:have_rows, :, :have_tokens] = old
+            store[layer] = new
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy whole rows, source -> target."""
+        if not moves:
+            return
+        source, target = (list(side) for side in zip(*moves, strict=True))
+        for store in (self.keys, self.values):
+            for tensor in store.values():
+                tensor[target] = tensor[source]
+
+
+class Cache:
+    """Everything the running rows have computed so far."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self.prompts = Lanes()
+        self.own = Lanes()
+
+    def move(self, rows: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
+        """Follow the schedule's moves."""
+        self.own.move(rows)
+        self.prompts.move(slots)
+
+
+class Prefill:
+    """Attention of new prompts over themselves, flat and one after the other; their keys and values go to the cache."""
+
+    def __init__(self, cache: Cache, lengths: Sequence[int], first_slot: int, device: torch.device) -> None:
+        self.cache = cache
+        self.first_slot = first_slot
+        self.lengths = lengths
+        self.tree = TreeAttention(causal_layout(lengths).to(device))
+
+    def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
+        """Attention output [T, H, D]; see `models.attention.Attends`."""
+        dtype = attention_dtype(query_HTD)
+        key_TJD, value_TJD = key_JTD.transpose(0, 1).to(dtype), value_JTD.transpose(0, 1).to(dtype)
+        lanes = self.cache.prompts
+        slots = self.first_slot + len(self.lengths)
+        lanes.ensure(shape.layer, key_TJD, slots, max(self.lengths))
+        start = 0
+        for slot, length in enumerate(self.lengths, self.first_slot):
+            lanes.keys[shape.layer][slot, :, :length] = key_TJD[start : start + length].transpose(0, 1)
+            lanes.values[shape.layer][slot, :, :length] = value_TJD[start : start + length].transpose(0, 1)
+            start += length
+        return self.tree.attend(query_HTD, key_JTD, value_JTD, shape)
+
+
+class Decode:
+    """Attention of one new token a row over its prompt and its own earlier tokens."""
+
+    def __init__(
+        self, cache: Cache, slots_R: np.ndarray, own_R: np.ndarray, prompt_lengths_S: Sequence[int], device: torch.device
+    ) -> None:
+        """`own_R`: tokens of its own that row r has in the cache already, before this one."""
+        self.cache = cache
+        self.device = device
+        self.num_slots = len(prompt_lengths_S)
+        self.own_length = int(own_R.max()) + 1
+        self.lockstep = int(own_R[0]) if (own_R == own_R[0]).all() else None
+        self.own_R = torch.from_numpy(own_R).to(device)
+        self.rows = torch.arange(len(slots_R), device=device)
+        self.prompt_R = torch.tensor(prompt_lengths_S, device=device)[torch.from_numpy(slots_R).to(device)]
+        self.prompt_length = max(prompt_lengths_S)
+        self.members, self.grid_R = _grid(slots_R, self.num_slots)
+        self.dense = len(slots_R) == self.num_slots * self.members and bool(
+            (self.grid_R == np.arange(len(slots_R))).all()
+        )
+        self.grid_R = torch.from_numpy(self.grid_R).to(device)
+        self.masks: dict[int | None, Tensor | None] = {}
+
+    def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
+        """Attention output [R, H, D]: scores against the prompt, slot by slot, and against the own lane, one softmax."""
+        with torch.autocast(query_HTD.device.type, enabled=False):
+            dtype = attention_dtype(query_HTD)
+            query_RHD, key_RJD, value_RJD = (
+                x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD)
+            )
+            own_keys, own_values = self._store(shape.layer, key_RJD, value_RJD)
+            rows, heads, width = query_RHD.shape
+            query_RJQD = (query_RHD * shape.scaling).view(rows, key_RJD.shape[1], -1, width)
+            prompt_keys = self.cache.prompts.keys[shape.layer][: self.num_slots, :, : self.prompt_length]
+            prompt_values = self.cache.prompts.values[shape.layer][: self.num_slots, :, : self.prompt_length]
+            scores = torch.cat(
+                [
+                    self._from_grid(self._to_grid(query_RJQD) @ prompt_keys.transpose(-1, -2)),
+                    query_RJQD @ own_keys.transpose(-1, -2),
+                ],
+                dim=-1,
+            )
+            weights = self._softmax(scores, shape)
+            on_prompt, on_own = weights.split([self.prompt_length, self.own_length], dim=-1)
+            output = self._from_grid(self._to_grid(on_prompt) @ prompt_values) + on_own @ own_values
+            return output.reshape(rows, heads, width).to(query_HTD.dtype)
+
+    def _store(self, layer: int, key_RJD: Tensor, value_RJD: Tensor) -> tuple[Tensor, Tensor]:
+        """Append this token's key and value to every row's lane; the lanes [R, J, Y, D] so far."""
+        rows = len(key_RJD)
+        lanes = self.cache.own
+        lanes.ensure(layer, key_RJD, self.cache.max_rows, -(-self.own_length // _LANE_STEP) * _LANE_STEP)
+        for store, new in ((lanes.keys[layer], key_RJD), (lanes.values[layer], value_RJD)):
+            if self.lockstep is None:
+                store[self.rows, :, self.own_R] = new
+            else:
+                store[:rows, :, self.lockstep] = new
+        return lanes.keys[layer][:rows, :, : self.own_length], lanes.values[layer][:rows, :, : self.own_length]
+
+    def _to_grid(self, x_RJQE: Tensor) -> Tensor:
+        """[R, J, Q, E] -> [S, J, M * Q, E]: the rows of a slot side by side, so that a prompt is read once for all."""
+        _, j, q, e = x_RJQE.shape
+        if self.dense:
+            grid = x_RJQE
+        else:
+            grid = x_RJQE.new_zeros(self.num_slots * self.members, j, q, e)
+            grid[self.grid_R] = x_RJQE
+        return grid.view(self.num_slots, self.members, j, q, e).transpose(1, 2).reshape(self.num_slots, j, -1, e)
+
+    def _from_grid(self, x_SJE: Tensor) -> Tensor:
+        """The inverse: [S, J, M * Q, E] -> [R, J, Q, E]."""
+        s, j, mq, e = x_SJE.shape
+        rows = x_SJE.view(s, j, self.members, mq // self.members, e).transpose(1, 2).reshape(s * self.members, j, -1, e)
+        return rows if self.dense else rows[self.grid_R]
+
+    def _softmax(self, scores_RJQK: Tensor, shape: LayerShape) -> Tensor:
+        if shape.softcap is not None:
+            scores_RJQK = torch.tanh(scores_RJQK / shape.softcap) * shape.softcap
+        if shape.window not in self.masks:
+            self.masks[shape.window] = self._mask(shape.window)
+        mask = self.masks[shape.window]
+        if mask is not None:
+            scores_RJQK = scores_RJQK + mask
+        return scores_RJQK.softmax(-1, dtype=torch.float32).to(scores_RJQK.dtype)
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """0 or minus infinity [R, 1, 1, X + Y], or None where every row sees everything."""
+        own = torch.arange(self.own_length, device=self.device)[None]
+        prompt = torch.arange(self.prompt_length, device=self.device)[None]
+        seen = torch.cat([prompt < self.prompt_R[:, None], own <= self.own_R[:, None]], dim=1)
+        if window is not None:
+            now = (self.prompt_R + self.own_R)[:, None]
+            seen &= now - torch.cat([prompt.expand(len(now), -1), self.prompt_R[:, None] + own], dim=1) < window
+        return None if bool(seen.all()) else self._additive(seen)
+
+    @staticmethod
+    def _additive(seen_RK: Tensor) -> Tensor:
+        return torch.zeros(seen_RK.shape, device=seen_RK.device).masked_fill_(~seen_RK, float("-inf"))[:, None, None]
+
+    @cached_property
+    def positions_1R(self) -> Tensor:
+        """Position ids [1, R] of the new tokens."""
+        return (self.prompt_R + self.own_R)[None]
+
+
+def _grid(slots_R: np.ndarray, num_slots: int) -> tuple[int, np.ndarray]:
+    """Rows of the fullest slot, and each row's place in the [slot, member] grid."""
+    order = np.argsort(slots_R, kind="stable")
+    counts = np.bincount(slots_R, minlength=num_slots)
+    first = np.cumsum(counts) - counts
+    member = np.empty(len(slots_R), np.int64)
+    member[order] = np.arange(len(slots_R)) - first[slots_R[order]]
+    members = int(counts.max())
+    return members, slots_R * members + member

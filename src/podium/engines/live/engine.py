@@ -1,0 +1,146 @@
+"""The loop: admit prompts, prefill them, draw their first tokens, then decode everyone one token at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from podium.engines.base import make_groups
+from podium.engines.live.cache import Cache, Decode, Prefill
+from podium.engines.live.schedule import Row, Schedule
+from podium.engines.sampling import draw, uniforms
+from podium.models.attention import tree_attention
+from podium.records import Group, Prompt, SamplingSettings
+
+PREFILL_TOKENS = 4096
+"""Prompt tokens in one forward."""
+
+MAX_ROWS = {"cpu": 128, "cuda": 512}
+"""Completions decoding at once; more wait. Beyond this a CPU's products stop getting faster and the cache only grows."""
+
+
+class LiveEngine:
+    """Samples from the modules of the model it is given, in evaluation mode, whatever their weights are at that moment."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        precision: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        max_rows: int | None = None,
+    ) -> None:
+        """`precision` is a context in which the model computes as it does in training."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.precision = precision
+        self.max_rows = max_rows
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
+        """One group per prompt; see `engines.base.RolloutEngine`."""
+        device = next(self.model.parameters()).device
+        schedule = Schedule(prompts, settings, self.max_rows or MAX_ROWS.get(device.type, 128))
+        with _evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model):
+            Round(self.model, schedule, device).run()
+        sampled = [[completion for completion in group if completion is not None] for group in schedule.done]
+        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+
+
+class Round:
+    """One call of `generate`."""
+
+    def __init__(self, model: nn.Module, schedule: Schedule, device: torch.device) -> None:
+        self.model = model
+        self.schedule = schedule
+        self.device = device
+        self.cache = Cache(schedule.max_rows)
+        self.penalise = schedule.settings.repetition_penalty != 1
+
+    def run(self) -> None:
+        """Until every completion has ended."""
+        while self.schedule.waiting or self.schedule.rows:
+            self._prefill(self.schedule.admit())
+            if self.schedule.rows:
+                self._decode()
+
+    def _prefill(self, admitted: list[int]) -> None:
+        while admitted:
+            count, tokens = 0, 0
+            for prompt in admitted:
+                tokens += len(self.schedule.prompts[prompt].token_ids)
+                if count and tokens > PREFILL_TOKENS:
+                    break
+                count += 1
+            self._prefill_together(admitted[:count])
+            admitted = admitted[count:]
+
+    def _prefill_together(self, chosen: list[int]) -> None:
+        """The prompts' keys and values, and the first token of each of their completions, from one row of logits."""
+        ids = [self.schedule.prompts[prompt].token_ids for prompt in chosen]
+        lengths = [len(x) for x in ids]
+        logits_PV = self._forward(
+            torch.tensor([token for x in ids for token in x], device=self.device),
+            torch.cat([torch.arange(n, device=self.device) for n in lengths])[None],
+            Prefill(self.cache, lengths, len(self.schedule.slots), self.device),
+            torch.tensor(np.cumsum(lengths) - 1, device=self.device),
+        )
+        rows = [row for prompt in chosen for row in self.schedule.start(prompt)]
+        self._draw(rows, logits_PV.repeat_interleave(self.schedule.settings.num_completions, 0))
+
+    def _decode(self) -> None:
+        """One token for every running row."""
+        rows = self.schedule.rows
+        step = Decode(
+            self.cache,
+            np.array([row.slot for row in rows]),
+            np.array([len(row.token_ids) - 1 for row in rows]),
+            [len(self.schedule.prompts[prompt].token_ids) for prompt in self.schedule.slots],
+            self.device,
+        )
+        last = torch.tensor([row.token_ids[-1] for row in rows], device=self.device)
+        self._draw(list(rows), self._forward(last, step.positions_1R, step, slice(None)))
+
+    def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Prefill | Decode, keep: Tensor | slice) -> Tensor:
+        """Logits [len(keep), V] in float32."""
+        outputs = self.model(
+            input_ids=ids_T[None],
+            position_ids=positions_1T,
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=keep if isinstance(keep, Tensor) else 0,
+            podium=attends,
+        )
+        return outputs.logits[0].float()
+
+    def _draw(self, rows: list[Row], logits_RV: Tensor) -> None:
+        keys = np.array([row.key for row in rows], np.uint64)
+        positions = np.array([len(row.token_ids) for row in rows])
+        uniform_R = torch.from_numpy(uniforms(keys, positions)).to(self.device)
+        seen_RV = self._seen(rows, logits_RV) if self.penalise else None
+        drawn = draw(logits_RV, uniform_R, self.schedule.settings, seen_RV)
+        moves = self.schedule.append(rows, drawn.token_R.tolist(), drawn.logp_R.tolist())
+        self.cache.move(moves.rows, moves.slots)
+
+    def _seen(self, rows: list[Row], logits_RV: Tensor) -> Tensor:
+        """Which tokens each row's prompt and completion hold already, for the repetition penalty."""
+        seen = torch.zeros_like(logits_RV, dtype=torch.bool)
+        for r, row in enumerate(rows):
+            seen[r, [*self.schedule.prompts[row.prompt].token_ids, *row.token_ids]] = True
+        return seen
+
+
+@contextlib.contextmanager
+def _evaluation(model: nn.Module):
+    """Dropout off while sampling; afterwards every module is as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
