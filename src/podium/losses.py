@@ -255,8 +255,8 @@ class EntropyControl:
     step: float
     coef_min: float
     coef_max: float
-    measured: float = 0.0
-    """Mean entropy of the last step over all ranks; 0 before the first, so that the bonus is on."""
+    measured: float = math.inf
+    """Mean entropy of the last step over all ranks; before the first there is none, and the bonus rests."""
 
     @property
     def applied(self) -> float:

@@ -1,0 +1,246 @@
+"""What a step measured becomes numbers under TRL's metric names.
+
+`rollout_metrics` and `loss_metrics` are pure: records in, one number per name out. Both look at everything at once, all
+ranks and all packs together: gather `RolloutTable.stack()` and `LossSums.stack()` first. `MetricsBuffer`, the one thing
+here with a memory, averages what came in since the last log. `METRICS` says what every name means.
+
+Shape letters: R rollouts of a generation round over all ranks, K reward functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from podium.advantages import Advantages
+from podium.losses import OBJECTIVES, LossSettings, LossSums
+from podium.records import ScoredGroup
+
+Mode: TypeAlias = Literal["train", "eval"]
+
+
+class Metric(NamedTuple):
+    """One row of `METRICS`."""
+
+    unit: str
+    meaning: str
+
+
+METRICS: Mapping[str, Metric] = {
+    "num_tokens": Metric("tokens", "Prompt and completion tokens of the run so far; a prompt counts per completion."),
+    "step_time": Metric("seconds", "Time of one optimizer step, with its share of sampling and scoring."),
+    "completions/mean_length": Metric("tokens", "Mean length of the completions, with their end token."),
+    "completions/min_length": Metric("tokens", "Shortest completion."),
+    "completions/max_length": Metric("tokens", "Longest completion."),
+    "completions/clipped_ratio": Metric("share", "Completions cut off at `max_completion_length`."),
+    "completions/mean_terminated_length": Metric("tokens", "Mean length of those that ended by themselves; 0: none."),
+    "completions/min_terminated_length": Metric("tokens", "Shortest that ended by itself; 0: none."),
+    "completions/max_terminated_length": Metric("tokens", "Longest that ended by itself; 0: none."),
+    "rewards/<name>/mean": Metric("reward", "Mean of what one reward function returned, where it did not say None."),
+    "rewards/<name>/std": Metric("reward", "Standard deviation of the same over all completions."),
+    "reward": Metric("reward", "Mean weighted sum of all reward functions."),
+    "reward_std": Metric("reward", "Standard deviation of the weighted sum over all completions."),
+    "frac_reward_zero_std": Metric("share", "Completions in groups with equal rewards: nothing can be learnt there."),
+    "entropy": Metric("nats", "Mean entropy of the next-token distribution over the tokens trained on."),
+    "kl": Metric("nats", "Mean estimated KL divergence from the reference model; only with `beta`."),
+    "policy_loss": Metric("loss", "The loss without the entropy bonus; only with that bonus. No sign of progress."),
+    "entropy_coef": Metric("weight", "Weight of the entropy bonus; only with that bonus."),
+    "aux_loss": Metric("loss", "Load-balancing loss of the router; only for mixtures of experts."),
+    "clip_ratio/low_mean": Metric("share", "Ratios clipped from below: the token is already less likely than allowed."),
+    "clip_ratio/low_min": Metric("share", "The same in the rollout where it is smallest."),
+    "clip_ratio/high_mean": Metric("share", "Ratios clipped from above: the token is already likelier than allowed."),
+    "clip_ratio/high_max": Metric("share", "The same in the rollout where it is largest."),
+    "clip_ratio/region_mean": Metric("share", "Ratios clipped from either side."),
+    "cispo_clip_ratio": Metric("share", "Ratios above the cap, with a positive advantage; only for `cispo`."),
+    "vespo/phi_seq_mean": Metric("weight", "Mean weight of the rollouts; 1 on policy; only for `vespo`."),
+}
+
+
+def describe(name: str) -> Metric | None:
+    """The row of `METRICS` for a logged name, `eval_` and reward names included; None for a user's own metric.
+
+    >>> describe("eval_rewards/accuracy/mean").unit
+    'reward'
+    """
+    name = name.removeprefix("eval_")
+    parts = name.split("/")
+    if len(parts) > 2 and parts[0] == "rewards":
+        name = f"rewards/<name>/{parts[-1]}"
+    return METRICS.get(name)
+
+
+# ---- rollouts ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutTable:
+    """One row per completion of a generation round: all that the metrics, and other ranks, need of it."""
+
+    names_K: tuple[str, ...]
+    prompt_tokens_R: np.ndarray
+    tokens_R: np.ndarray
+    """Completion length, with the end token."""
+    truncated_R: np.ndarray
+    """bool: ended by reaching its token limit."""
+    rewards_RK: np.ndarray
+    """float64, NaN for None."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and completion tokens."""
+        return int(self.prompt_tokens_R.sum() + self.tokens_R.sum())
+
+    def stack(self) -> np.ndarray:
+        """All columns as float64 [R, 3 + K], to be gathered from all ranks and given to `unstack`."""
+        lengths = np.stack([self.prompt_tokens_R, self.tokens_R, self.truncated_R], axis=1)
+        return np.concatenate([lengths.astype(np.float64), self.rewards_RK], axis=1)
+
+
+def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> RolloutTable:
+    """The rows of these groups, in their order."""
+    completions = [completion for scored in groups for completion in scored.group.completions]
+    rewards = [scored.rewards_GK for scored in groups]
+    return RolloutTable(
+        names_K=names_K,
+        prompt_tokens_R=np.array([len(s.group.prompt.token_ids) for s in groups for _ in s.group.completions], int),
+        tokens_R=np.array([len(completion.token_ids) for completion in completions], int),
+        truncated_R=np.array([completion.finish == "length" for completion in completions], bool),
+        rewards_RK=np.concatenate([np.empty((0, len(names_K))), *rewards]),
+    )
+
+
+def unstack(rows: np.ndarray, names_K: tuple[str, ...]) -> RolloutTable:
+    """The table whose `stack()` this is, or several on top of each other."""
+    return RolloutTable(
+        names_K=names_K,
+        prompt_tokens_R=rows[:, 0].astype(int),
+        tokens_R=rows[:, 1].astype(int),
+        truncated_R=rows[:, 2].astype(bool),
+        rewards_RK=rows[:, 3:],
+    )
+
+
+def rollout_metrics(table: RolloutTable, advantages: Advantages) -> dict[str, float]:
+    """`completions/*`, `rewards/*`, `reward`, `reward_std` and `frac_reward_zero_std` of a generation round.
+
+    Args:
+        table: all completions, of all ranks.
+        advantages: of the same completions.
+    """
+    rewards = {
+        f"rewards/{name}/{what}": of(table.rewards_RK[:, k])
+        for k, name in enumerate(table.names_K)
+        for what, of in (("mean", nanmean), ("std", nanstd))
+    }
+    return {
+        **_lengths(table.tokens_R, "length"),
+        "completions/clipped_ratio": nanmean(table.truncated_R),
+        **_lengths(table.tokens_R[~table.truncated_R], "terminated_length"),
+        **rewards,
+        "reward": nanmean(advantages.reward_PG),
+        "reward_std": nanstd(advantages.reward_PG),
+        "frac_reward_zero_std": nanmean(advantages.zero_std_PG),
+    }
+
+
+def _lengths(tokens: np.ndarray, which: str) -> dict[str, float]:
+    tokens = tokens if len(tokens) else np.zeros(1)  # TRL says 0 where no completion ended by itself
+    return {f"completions/{name}_{which}": float(getattr(tokens, name)()) for name in ("mean", "min", "max")}
+
+
+def nanmean(x: np.ndarray) -> float:
+    """Mean of what is not NaN; NaN when nothing is left."""
+    known = np.asarray(x, dtype=np.float64)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def nanstd(x: np.ndarray) -> float:
+    """Standard deviation (n - 1) of what is not NaN; NaN when fewer than two are left."""
+    known = np.asarray(x, dtype=np.float64)
+    known = known[~np.isnan(known)]
+    return float(known.std(ddof=1)) if known.size > 1 else math.nan
+
+
+# ---- losses ----
+
+
+def loss_metrics(
+    sums: LossSums, settings: LossSettings, *, has_entropy_bonus: bool = False, entropy_coef: float | None = None
+) -> dict[str, float]:
+    """What TRL logs of its loss, for an optimizer step (TRL averages micro-batches; here every token counts the same).
+
+    NaN where nothing was trained on. The only copy from the device to the host is here.
+
+    Args:
+        sums: of all packs of all ranks.
+        settings: choose the names.
+        has_entropy_bonus: whether `policy_loss` is something else than the loss.
+        entropy_coef: logged when given.
+    """
+    names = ["entropy", *(["kl"] if settings.beta else []), *(["policy_loss"] if has_entropy_bonus else [])]
+    total = dict(zip(LossSums.__dataclass_fields__, sums.stack().tolist(), strict=True))
+    values = {name: LOSS_METRICS[name](total) for name in (*names, *OBJECTIVES[settings.loss_type].metrics)}
+    return values if entropy_coef is None else {**values, "entropy_coef": entropy_coef}
+
+
+def mean_kept_entropy(sums: LossSums) -> float:
+    """Mean entropy over the tokens that the policy term keeps: what `EntropyControl` steers by."""
+    return float(sums.kept_entropy) / max(float(sums.kept_tokens), 1.0)
+
+
+def _share(*parts: str) -> Callable[[Mapping[str, float]], float]:
+    *over, count = parts
+    return lambda total: sum(total[part] for part in over) / total[count] if total[count] else math.nan
+
+
+def _finite(name: str) -> Callable[[Mapping[str, float]], float]:
+    return lambda total: total[name] if math.isfinite(total[name]) else math.nan
+
+
+LOSS_METRICS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
+    "entropy": _share("entropy", "tokens"),
+    "kl": _share("kl", "tokens"),
+    "policy_loss": lambda total: total["policy_loss"],
+    "clip_ratio/low_mean": _share("low_clipped", "ratios"),
+    "clip_ratio/low_min": _finite("low_min"),
+    "clip_ratio/high_mean": _share("high_clipped", "ratios"),
+    "clip_ratio/high_max": _finite("high_max"),
+    "clip_ratio/region_mean": _share("low_clipped", "high_clipped", "ratios"),
+    "cispo_clip_ratio": _share("cap_clipped", "ratios"),
+    "vespo/phi_seq_mean": _share("phi", "ratios"),
+}
+
+
+# ---- the window between two logs ----
+
+
+@dataclass(slots=True)
+class MetricsBuffer:
+    """Numbers since the last log, training and evaluation apart.
+
+    A log takes the mean of what is not NaN: a reward function that had nothing to say for one batch does not spoil the
+    window. What is left over at the end of a run goes into its summary.
+    """
+
+    _windows: dict[Mode, dict[str, list[float]]] = field(default_factory=lambda: {"train": {}, "eval": {}})
+
+    def add(self, mode: Mode, values: Mapping[str, float]) -> None:
+        """One more value under each name."""
+        for name, value in values.items():
+            self._windows[mode].setdefault(name, []).append(float(value))
+
+    def replace(self, mode: Mode, values: Mapping[str, float]) -> None:
+        """Values that count up, such as `num_tokens`: the last one stands for the window."""
+        self._windows[mode].update({name: [float(value)] for name, value in values.items()})
+
+    def flush(self, mode: Mode) -> dict[str, float | None]:
+        """The means, under `eval_` names in evaluation; None where all was NaN. Empties the window."""
+        window, self._windows[mode] = self._windows[mode], {}
+        prefix = "eval_" if mode == "eval" else ""
+        means = {prefix + name: nanmean(np.array(values)) for name, values in window.items()}
+        return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
