@@ -1,0 +1,259 @@
+"""The one place that knows TRL's big config: `GRPOConfig`, and one function for each small settings record.
+
+`GRPOConfig` inherits `trl.GRPOConfig`, so every argument, default and parsing rule is TRL's own. Podium adds a few
+fields, checks early what TRL checks late, and refuses what it would otherwise have to ignore.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import trl
+
+from podium.advantages import AGGREGATIONS, AdvantageSettings
+from podium.errors import ConfigError, did_you_mean
+from podium.losses import OBJECTIVES, EntropyControl, LossSettings
+from podium.records import SamplingSettings
+
+logger = logging.getLogger(__name__)
+
+ENGINES = ("auto", "live", "transformers", "vllm")
+OVERLONG = ("error", "drop", "truncate")
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "loss_type": tuple(OBJECTIVES),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none"),
+    "multi_objective_aggregation": tuple(AGGREGATIONS),
+    "rollout_engine": ENGINES,
+    "overlong_prompts": OVERLONG,
+}
+"""Fields with a closed set of values; TRL finds a wrong one only after the first generation."""
+
+RANGES: Mapping[str, tuple[float, float, str]] = {
+    "temperature": (1e-6, 100.0, "at 0 all completions of a group are the same, so nothing can be learnt"),
+    "top_p": (1e-6, 1.0, "it is a share of probability"),
+    "top_k": (0, float("inf"), "0 switches it off"),
+    "min_p": (0.0, 1.0, "it is a share of the likeliest token's probability"),
+    "repetition_penalty": (1e-6, float("inf"), "1 switches it off"),
+    "learning_rate": (0.0, float("inf"), "a negative rate climbs away from the reward"),
+    "beta": (0.0, float("inf"), "a negative weight would reward drifting away"),
+    "epsilon": (0.0, 1.0, "it is the distance of the lower clip bound from a ratio of 1"),
+    "epsilon_high": (0.0, float("inf"), "it is a distance from a ratio of 1 (for cispo the ratio itself)"),
+    "delta": (1.0, float("inf"), "it bounds ratios above 1"),
+    "max_completion_length": (1, float("inf"), "a completion has at least one token"),
+    "max_prompt_length": (1, float("inf"), "a prompt has at least one token"),
+    "num_iterations": (1, float("inf"), "every rollout is trained on at least once"),
+    "top_entropy_quantile": (0.0, 1.0, "it is a share of tokens"),
+    "ref_model_mixup_alpha": (0.0, 1.0, "it is a share"),
+    "max_resamples": (1, float("inf"), "switch `dynamic_sampling` off instead"),
+    "tokens_per_pack": (1, float("inf"), "a pack has at least one token"),
+}
+"""Fields with limits: (lowest, highest, why)."""
+
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    "use_vllm": (False, "vLLM is not supported yet. Leave it out: the live engine samples from the trainer's own weights"),
+    "vllm_structured_outputs_regex": (None, "constrained completions need vLLM, which is not supported yet"),
+    "max_tool_calling_iterations": (None, "tools are not supported"),
+    "log_multimodal": (True, "images are not supported, so there are none to leave out"),
+    "transformers_continuous_batching_config": (None, "the live engine schedules by itself and takes no such settings"),
+    "ds3_gather_for_generation": (True, "sampling from sharded weights without gathering them is not supported"),
+}
+"""TRL fields that Podium does not honour: (value that asks for nothing, what to know)."""
+
+
+@dataclass
+class GRPOConfig(trl.GRPOConfig):
+    """TRL's `GRPOConfig` with Podium's additions.
+
+    Differences in defaults: `gradient_checkpointing` is decided by memory unless set (packs bound the activations, so
+    it is rarely needed); `bf16` and `use_cpu` follow the device unless set; a NaN loss is logged as NaN. `gspo` is
+    accepted as a `loss_type`; `max_steps=None` means no limit.
+
+    Raises `ConfigError` (a `ValueError`) for a value that cannot work or that would have to be ignored.
+    """
+
+    gradient_checkpointing: bool | None = field(
+        default=None, metadata={"help": "Recompute activations in the backward pass. None: only when memory needs it."}
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Replace a NaN loss in the logs. Off: a NaN has to be seen."}
+    )
+    rollout_engine: str = field(
+        default="auto",
+        metadata={
+            "help": "What samples completions: `live` (Podium's own, from the trainer's weights), `transformers` "
+            "(`model.generate`), or `auto`: live wherever the model and the settings allow it."
+        },
+    )
+    max_prompt_length: int | None = field(
+        default=None, metadata={"help": "Most tokens a prompt may have. None: what the model's context leaves."}
+    )
+    overlong_prompts: str = field(
+        default="error", metadata={"help": "What happens to a longer prompt: `error`, `drop` or `truncate` (on the left)."}
+    )
+    dynamic_sampling: bool = field(
+        default=False,
+        metadata={"help": "Replace groups without spread in their rewards by groups of fresh prompts (DAPO, arXiv:2503.14476)."},
+    )
+    max_resamples: int = field(default=3, metadata={"help": "Most rounds of replacement a generation round may take."})
+    tokens_per_pack: int | None = field(
+        default=None,
+        metadata={"help": "Most tokens in one forward and backward: it bounds activation memory. None: from the model's size."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_steps is None:
+            self.max_steps = -1
+        self._check_choices()
+        self._check_ranges()
+        self._check_refused()
+        self._follow_device()
+        checkpointing = self.gradient_checkpointing
+        self.gradient_checkpointing = bool(checkpointing)
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            raise ConfigError(f"{error}{self._nearest_batch()}") from None
+        self.gradient_checkpointing = checkpointing
+        if self.loss_type == "gspo":  # one spelling from here on
+            self.loss_type, self.importance_sampling_level = "grpo", "sequence"
+        if self.sync_ref_model and not self.beta:
+            raise ConfigError("sync_ref_model=True has no reference model to move, because beta is 0. Set beta, or leave sync_ref_model out.")
+        if self.rollout_engine == "vllm":
+            raise ConfigError('rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer\'s own weights.')
+        if self.use_transformers_continuous_batching:
+            logger.info("use_transformers_continuous_batching: the live engine lets rows enter and leave as they end, too.")
+
+    def _check_choices(self) -> None:
+        self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(self.scale_rewards, self.scale_rewards)
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be one of {', '.join(allowed)}.{did_you_mean(value, allowed)}"
+                )
+
+    def _check_ranges(self) -> None:
+        for name, (low, high, why) in RANGES.items():
+            value = getattr(self, name)
+            if value is None or isinstance(value, str):  # the command line passes numbers as text; TRL parses them
+                continue
+            if not low <= value <= high:
+                bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+                raise ConfigError(f"{name} is {value}; it must be {bounds}: {why}.")
+
+    def _check_refused(self) -> None:
+        defaults = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
+        vllm = {name: (default, "it belongs to vLLM, which is not supported yet") for name, default in defaults.items() if name.startswith("vllm_")}
+        for name, (idle, reason) in {**vllm, **REFUSED}.items():
+            if getattr(self, name) != idle:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is an option of TRL that Podium does not honour: {reason}.")
+
+    def _follow_device(self) -> None:
+        """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless the user said otherwise."""
+        if not torch.accelerator.is_available() and not self.use_cpu:
+            self.use_cpu = True
+        if self.bf16 is None:
+            cuda = torch.cuda.is_available() and not self.use_cpu
+            self.bf16 = not self.fp16 and cuda and torch.cuda.is_bf16_supported()
+
+    def _nearest_batch(self) -> str:
+        """The batch sizes next to one that cannot be cut into groups."""
+        batch, group = self.generation_batch_size, self.num_generations
+        if not isinstance(batch, int) or not isinstance(group, int) or group < 2 or batch % group == 0:
+            return ""
+        below, above = batch // group * group, -(-batch // group) * group
+        sizes = " or ".join(str(size) for size in (below, above) if size)
+        divisors = " or ".join(str(g) for g in range(2, batch + 1) if batch % g == 0 and g <= 2 * group)
+        return (
+            f" A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
+            f"batch {sizes}, or num_generations {divisors}."
+        )
+
+
+# ---- what each room gets ----
+
+
+def sampling_settings(args: GRPOConfig, end_ids: frozenset[int], *, num_completions: int, round_number: int) -> SamplingSettings:
+    """How one generation round is sampled. `generation_kwargs` overrides the named arguments, as in TRL."""
+    named = {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "min_p": args.min_p or 0.0,
+        "repetition_penalty": args.repetition_penalty,
+        "max_tokens": args.max_completion_length,
+    }
+    extra = dict(args.generation_kwargs or {})
+    if "max_new_tokens" in extra:
+        named["max_tokens"] = extra.pop("max_new_tokens")
+    if "eos_token_id" in extra:
+        ids = extra.pop("eos_token_id")
+        end_ids = frozenset([ids] if isinstance(ids, int) else ids)
+    greedy = extra.pop("do_sample", True) is False
+    named.update({name: extra.pop(name) for name in list(named) if extra.get(name) is not None})
+    if args.cache_implementation is not None:
+        extra["cache_implementation"] = args.cache_implementation
+    return SamplingSettings(
+        num_completions=num_completions,
+        greedy=greedy,
+        end_ids=end_ids,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        round=round_number,
+        extra=extra,
+        **named,
+    )
+
+
+def loss_settings(args: GRPOConfig) -> LossSettings:
+    """The loss's own knobs."""
+    return LossSettings(
+        loss_type=args.loss_type,
+        level=args.importance_sampling_level,
+        epsilon_low=args.epsilon,
+        epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        delta=args.delta,
+        beta=args.beta,
+        use_bias_correction_kl=args.use_bias_correction_kl,
+        sapo_temperature_pos=args.sapo_temperature_pos,
+        sapo_temperature_neg=args.sapo_temperature_neg,
+        vespo_k_pos=args.vespo_k_pos,
+        vespo_lambda_pos=args.vespo_lambda_pos,
+        vespo_k_neg=args.vespo_k_neg,
+        vespo_lambda_neg=args.vespo_lambda_neg,
+        max_completion_length=args.max_completion_length,
+        off_policy_mask_threshold=args.off_policy_mask_threshold,
+    )
+
+
+def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
+    """How rewards become advantages. The number of weights must match the number of reward functions."""
+    weights = args.reward_weights if args.reward_weights is not None else [1.0] * num_rewards
+    if len(weights) != num_rewards:
+        raise ConfigError(
+            f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match. "
+            f"Give one weight per function, in the order of reward_funcs."
+        )
+    return AdvantageSettings(
+        weights_K=np.asarray(weights, np.float64),
+        scale_rewards=args.scale_rewards,
+        aggregation=args.multi_objective_aggregation,
+    )
+
+
+def entropy_control(args: GRPOConfig) -> EntropyControl:
+    """The adaptive entropy coefficient at the start of a run."""
+    return EntropyControl(
+        coef=args.entropy_coef,
+        target=args.entropy_target,
+        step=args.entropy_coef_delta,
+        coef_min=args.entropy_coef_min,
+        coef_max=args.entropy_coef_max,
+    )
