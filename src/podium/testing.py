@@ -62,7 +62,14 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
         "layer_types": _LAYER_TYPES,
         "final_logit_softcapping": 3.0,
     },
-    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": 0.2},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+        "initializer_range": 0.2,
+    },
 }
 
 KINDS = tuple(_KINDS)
@@ -121,7 +128,7 @@ def tiny_model(kind: str = "llama", *, seed: int = 0, **overrides: Any) -> PreTr
 
 
 def save_tiny_model(folder: str | Path, kind: str = "llama", *, seed: int = 0, **overrides: Any) -> str:
-    """Writes a tiny model and its tokenizer in the Hugging Face layout; gives the folder, which can be used as a name."""
+    """Writes a tiny model and its tokenizer in the Hugging Face layout; gives the folder, which serves as a name."""
     tiny_model(kind, seed=seed, **overrides).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)

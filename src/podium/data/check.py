@@ -1,0 +1,413 @@
+"""What is wrong with a dataset, found before any weight is loaded: every bad row at once, with what to type.
+
+    check_dataset(dataset, "train_dataset", num_needed=8, builder=builder)
+
+Rows are counted from 0, as in `dataset[8]`. Knows rows and columns; of tokenizers only what a `PromptBuilder` tells.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from podium.errors import DataError, did_you_mean
+from podium.records import Finding
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from podium.data.prompts import PromptBuilder
+
+logger = logging.getLogger(__name__)
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+"""Known to the templates of common models. A role that the chat template itself names is accepted too."""
+
+RESERVED_COLUMNS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
+"""Names under which reward functions get something else."""
+
+IMAGE_COLUMNS = ("image", "images")
+
+MAX_LISTED = 20
+"""Problems written out in one message; the rest is counted."""
+
+STREAM_ROWS = 100
+"""Rows of a stream that are looked at before training. The others are checked when they are drawn."""
+
+TOKENIZED_ROWS = 10_000
+"""Rows whose length is measured before training (seconds of work). The others are measured when they are drawn."""
+
+_PROMPT_LIKE = ("question", "problem", "query", "instruction", "input", "messages", "conversations", "text")
+
+
+def check_dataset(
+    dataset: Any,
+    name: str,
+    *,
+    num_needed: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    builder: PromptBuilder | None = None,
+) -> None:
+    """Raises one `DataError` with all the problems of `dataset`; warns of what is only odd.
+
+    `dataset` is a `datasets.Dataset`, an `IterableDataset` (its first rows are looked at), or a list of rows. `name` is
+    what messages call it. `num_needed` is the number of prompts of one generation round. With a `builder` prompts are
+    tokenized and measured too; with a `tokenizer` alone, chat data without a chat template is found.
+    """
+    findings = find_problems(dataset, name, num_needed=num_needed, tokenizer=tokenizer, builder=builder)
+    for finding in findings:
+        if finding.severity == "warning":
+            logger.warning("%s: %s%s", name, finding.what, f"\n  fix: {finding.fix}" if finding.fix else "")
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise DataError(describe(name, errors))
+
+
+def find_problems(
+    dataset: Any,
+    name: str,
+    *,
+    num_needed: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    builder: PromptBuilder | None = None,
+) -> list[Finding]:
+    """What `check_dataset` raises and warns of, as a list: the columns first, then the rows in order, then counts."""
+    columns = _column_names(dataset)
+    if not columns:
+        return [_empty(name)]
+    findings = _column_problems(columns, name)
+    if any(finding.code == "D001" for finding in findings):
+        return findings
+    template = _template(tokenizer, builder)
+    survey = _Survey(builder=builder)
+    for index, prompt in _prompts(dataset):
+        survey.add(index, prompt, check_row({"prompt": prompt}, index, chat_template=template))
+    findings += survey.findings
+    if survey.chat_rows and template is None and (tokenizer or builder):
+        findings.append(no_template(survey.chat_rows[0]))
+    findings += [*_mixed(survey), *_continued(survey), *_overlong(survey)]
+    return [*findings, *_too_few(dataset, survey, num_needed, name)]
+
+
+def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Finding | None:
+    """What is wrong with one row's prompt, or None. A role that `chat_template` names is accepted."""
+    if not isinstance(row, Mapping):
+        return _problem("D006", index, f"the row is {_shown(row)}", 'a row is a dict: {"prompt": ...}')
+    if "prompt" not in row:
+        return _problem("D001", index, f"no `prompt`; the row has {_listed(row)}", _rename(row))
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return _check_text(prompt, index)
+    if isinstance(prompt, (list, tuple)):
+        return _check_conversation(prompt, index, chat_template)
+    if prompt is None:
+        return _problem("D005", index, "prompt is null", _LEAVE_OUT)
+    wrapped = "; put the message into a list" if isinstance(prompt, Mapping) else ""
+    return _problem(
+        "D006", index, f"prompt is {_shown(prompt)}", f"a prompt is a string or a list of messages{wrapped}"
+    )
+
+
+def no_template(row: int) -> Finding:
+    """Chat rows, and a tokenizer without a chat template."""
+    return _problem(
+        "M004",
+        row,
+        "the prompt is a conversation, but the tokenizer has no chat template",
+        "use an instruct model, or set `tokenizer.chat_template` (that of the instruct model of the same family fits) "
+        "and pass the tokenizer as `processing_class`, or write the prompts as plain strings",
+    )
+
+
+def describe(name: str, findings: Sequence[Finding]) -> str:
+    """Many problems as one message; each cure is written once.
+
+    >>> print(describe("train_dataset", [_problem("D005", 8, "prompt is null", "drop it")]))
+    train_dataset, row 8: prompt is null [D005]
+      fix: drop it
+    """
+    if len(findings) == 1:
+        lines = [f"{name}, {findings[0].what} [{findings[0].code}]"]
+    else:
+        lines = [f"{name} has {len(findings)} problems:"]
+        lines += [f"  {finding.what} [{finding.code}]" for finding in findings[:MAX_LISTED]]
+        lines += [f"  and {len(findings) - MAX_LISTED} more"] * (len(findings) > MAX_LISTED)
+    codes_by_fix: dict[str, dict[str, None]] = {}
+    for finding in findings[:MAX_LISTED]:
+        if finding.fix:
+            codes_by_fix.setdefault(finding.fix, {})[finding.code] = None
+    coded = len(codes_by_fix) > 1
+    lines += [f"  fix{_for_codes(codes) if coded else ''}: {fix}" for fix, codes in codes_by_fix.items()]
+    return "\n".join(lines)
+
+
+def _for_codes(codes: Iterable[str]) -> str:
+    return f" ({', '.join(codes)})"
+
+
+_LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
+
+
+def _problem(code: str, row: int | None, what: str, fix: str) -> Finding:
+    where = "" if row is None else f"row {row}: "
+    return Finding(code=code, severity="error", what=where + what, fix=fix)
+
+
+def _check_text(text: str, index: int) -> Finding | None:
+    if not text:
+        return _problem("D002", index, "prompt is empty", _LEAVE_OUT)
+    if text.isspace():
+        return _problem("D003", index, "prompt is only whitespace", _LEAVE_OUT)
+    return None
+
+
+def _check_conversation(messages: Sequence[Any], index: int, chat_template: str | None) -> Finding | None:
+    if not messages:
+        return _problem("D007", index, "the conversation has no messages", _LEAVE_OUT)
+    for number, message in enumerate(messages, start=1):
+        problem = _check_message(message, chat_template)
+        if problem is not None:
+            code, what, fix = problem
+            return _problem(code, index, f"message {number}{what}", fix)
+    if not any(_has_text(message.get("content")) for message in messages):
+        return _problem("D003", index, "the conversation has no text in any message", _LEAVE_OUT)
+    return None
+
+
+def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, str] | None:
+    """Code, what and fix of the first thing wrong with a message."""
+    shape = 'a message is {"role": "user", "content": "..."}'
+    if not isinstance(message, Mapping):
+        return "D009", f" is {_shown(message)}", shape
+    if message.get("role") is None:
+        cure = "; rename `from` to `role` and `value` to `content`" if "from" in message else ""
+        return "D009", f": `role` missing; it has {_listed(message)}", shape + cure
+    role = message["role"]
+    if role not in ROLES and not _names(chat_template, role):
+        return "D010", f': unknown role "{role}"', f"roles are {', '.join(ROLES)}.{did_you_mean(role, ROLES)}"
+    if role == "assistant" and message.get("tool_calls"):
+        return None
+    return _check_content(message, shape)
+
+
+def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, str] | None:
+    role = f" ({message['role']})"
+    if "content" not in message:
+        return "D009", f"{role}: `content` missing; it has {_listed(message)}", shape
+    content = message["content"]
+    if content is None:
+        return "D008", f"{role}: content is null", _LEAVE_OUT
+    if isinstance(content, str):
+        return None
+    if not isinstance(content, (list, tuple)) or not all(isinstance(part, Mapping) for part in content):
+        return "D009", f"{role}: content is {_shown(content)}", shape
+    kinds = {str(part.get("type")) for part in content} - {"text"}
+    if kinds:
+        return "D036", f"{role}: content of type {', '.join(sorted(kinds))}", _TEXT_ONLY
+    return None
+
+
+def _names(chat_template: str | None, role: str) -> bool:
+    return chat_template is not None and any(f"{mark}{role}{mark}" in chat_template for mark in "'\"")
+
+
+def _has_text(content: Any) -> bool:
+    if content is None or isinstance(content, str):
+        return bool(content and content.strip())
+    return any(_has_text(part.get("text")) for part in content)
+
+
+_TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
+
+
+def _column_problems(columns: Sequence[str], name: str) -> list[Finding]:
+    findings = []
+    if "prompt" not in columns:
+        findings.append(
+            _problem("D001", None, f"no `prompt` column; the columns are {_listed(columns)}", _rename(columns, name))
+        )
+    findings += [
+        _problem(
+            "D020",
+            None,
+            f"column `{column}` has a name that is reserved for what reward functions get",
+            f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")',
+        )
+        for column in RESERVED_COLUMNS
+        if column in columns
+    ]
+    findings += [
+        _problem("D036", None, f"column `{column}` holds images", _TEXT_ONLY)
+        for column in IMAGE_COLUMNS
+        if column in columns
+    ]
+    return findings
+
+
+def _rename(columns: Iterable[str], name: str = "dataset") -> str:
+    likely = next((column for column in _PROMPT_LIKE if column in set(columns)), None)
+    column = likely or "<the column with the prompt>"
+    return f'GRPO needs a column `prompt`: {name} = {name}.rename_column("{column}", "prompt")'
+
+
+def _empty(name: str) -> Finding:
+    return _problem("D022", None, "no rows", f"look at how {name} is loaded and filtered")
+
+
+@dataclass
+class _Survey:
+    """What is counted while the rows go by."""
+
+    builder: PromptBuilder | None
+    findings: list[Finding] = field(default_factory=list)
+    num_rows: int = 0
+    chat_rows: list[int] = field(default_factory=list)
+    plain_rows: list[int] = field(default_factory=list)
+    continued_rows: list[int] = field(default_factory=list)
+    long_rows: dict[int, int] = field(default_factory=dict)
+    """Number of tokens by row, of prompts over the builder's limit."""
+
+    def add(self, index: int, prompt: Any, problem: Finding | None) -> None:
+        self.num_rows += 1
+        if problem is not None:
+            self.findings.append(problem)
+        if isinstance(prompt, str):
+            self.plain_rows.append(index)
+        elif isinstance(prompt, (list, tuple)):
+            self.chat_rows.append(index)
+        if problem is None:
+            self._measure(index, prompt)
+
+    def _measure(self, index: int, prompt: Any) -> None:
+        if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+            self.continued_rows.append(index)
+        if self.builder is None or self.num_rows > TOKENIZED_ROWS:
+            return
+        if self.builder.chat_template is None and not isinstance(prompt, str):
+            return
+        token_ids = self.builder.tokenize(prompt, index)
+        if isinstance(token_ids, Finding):
+            self.findings.append(token_ids)
+        elif self.builder.limit is not None and len(token_ids) > self.builder.limit:
+            self.long_rows[index] = len(token_ids)
+
+
+def _template(tokenizer: Any, builder: PromptBuilder | None) -> str | None:
+    if builder is not None:
+        return builder.chat_template
+    template = getattr(tokenizer, "chat_template", None)
+    return None if template is None else str(template)
+
+
+def _mixed(survey: _Survey) -> list[Finding]:
+    chat, plain = survey.chat_rows, survey.plain_rows
+    if not chat or not plain:
+        return []
+    few, kind = (plain, "plain") if len(plain) <= len(chat) else (chat, "chat")
+    rows = ", ".join(map(str, few[:5])) + (", ..." if len(few) > 5 else "")
+    return [
+        _problem(
+            "D013",
+            None,
+            f"conversations and plain strings are mixed: {len(chat)} rows are chat, {len(plain)} are plain "
+            f"({kind}: row{'s' * (len(few) > 1)} {rows})",
+            'write all prompts one way; a string becomes a conversation as [{"role": "user", "content": text}]',
+        )
+    ]
+
+
+def _continued(survey: _Survey) -> list[Finding]:
+    rows = survey.continued_rows
+    if not rows:
+        return []
+    what = f"{_count(rows)} with an assistant turn, which the completion will continue (first: row {rows[0]})"
+    fix = "if the last turn is the answer you want, take it out of `prompt` and keep it in a column of its own"
+    return [Finding(code="D011", severity="warning", what=what, fix=fix)]
+
+
+def _count(rows: Sequence[int]) -> str:
+    return "1 row ends" if len(rows) == 1 else f"{len(rows)} rows end"
+
+
+def _overlong(survey: _Survey) -> list[Finding]:
+    builder, long_rows = survey.builder, survey.long_rows
+    if builder is None or not long_rows:
+        return []
+    row = max(long_rows, key=lambda index: long_rows[index])
+    rows = "1 prompt is" if len(long_rows) == 1 else f"{len(long_rows)} prompts are"
+    what = f"{rows} too long: {builder.limit_text} (longest, row {row}: {long_rows[row]} tokens)"
+    if builder.overlong == "error":
+        return [_problem("D014", None, what, builder.cure(long_rows[row]))]
+    done = {"drop": "left out", "truncate": "cut to the last tokens"}[builder.overlong]
+    return [Finding(code="D014", severity="warning", what=f"{what}; {done}")]
+
+
+def _too_few(dataset: Any, survey: _Survey, num_needed: int | None, name: str) -> list[Finding]:
+    """Nothing to say about a stream: its length is not known."""
+    if survey.num_rows == 0:
+        return [_empty(name)]
+    if _is_stream(dataset):
+        return []
+    dropped = len(survey.long_rows) if survey.builder is not None and survey.builder.overlong == "drop" else 0
+    left = survey.num_rows - dropped
+    if left >= max(num_needed or 1, 1):
+        return []
+    without = f" once {dropped} too long ones are left out" if dropped else ""
+    return [
+        _problem(
+            "D023",
+            None,
+            f"{left} prompt{'s' * (left != 1)}{without}, but one generation round takes {num_needed or 1}",
+            "add rows, or lower `generation_batch_size` (or `per_device_train_batch_size`, "
+            "`gradient_accumulation_steps`, `steps_per_generation`), or raise `num_generations`: a round takes "
+            "generation_batch_size / num_generations prompts",
+        )
+    ]
+
+
+def _is_stream(dataset: Any) -> bool:
+    return not hasattr(dataset, "__len__")
+
+
+def _column_names(dataset: Any) -> list[str]:
+    """Columns of the rows as they are drawn: a transform may add or rename some. Empty where there is no row."""
+    names = getattr(dataset, "column_names", None)
+    if names and not _is_transformed(dataset) and (_is_stream(dataset) or len(dataset) > 0):
+        return list(names)
+    first = next(iter(_rows(dataset)), None)
+    return list(first) if isinstance(first, Mapping) else ["prompt"] * (first is not None)
+
+
+def _is_transformed(dataset: Any) -> bool:
+    settings = getattr(dataset, "format", None)
+    return isinstance(settings, Mapping) and settings.get("type") == "custom"
+
+
+def _rows(dataset: Any) -> Iterator[Any]:
+    """The rows; the first ones of a stream, and none of a stream that can be read only once."""
+    if not _is_stream(dataset):
+        return (dataset[index] for index in range(len(dataset)))
+    rows = iter(dataset)
+    return iter(()) if rows is dataset else islice(rows, STREAM_ROWS)
+
+
+def _prompts(dataset: Any) -> Iterable[tuple[int, Any]]:
+    """Row numbers and prompts. A `datasets.Dataset` is read in batches of that one column: 20 times as fast."""
+    select: Callable[[str], Any] | None = getattr(dataset, "select_columns", None)
+    if select is None or _is_stream(dataset) or _is_transformed(dataset):
+        rows = _rows(dataset)
+        return ((index, row.get("prompt") if isinstance(row, Mapping) else row) for index, row in enumerate(rows))
+    batches = select("prompt").iter(batch_size=1000)
+    return enumerate(chain.from_iterable(batch["prompt"] for batch in batches))
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"

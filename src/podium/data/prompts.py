@@ -1,0 +1,167 @@
+"""Dataset rows become prompts: chat template, token ids, length limits, the columns for the reward functions.
+
+    builder = PromptBuilder(tokenizer=tokenizer, context_length=8192, max_completion_length=512)
+    prompt = builder({"prompt": "2+2=", "answer": "4"}, id=0, row_index=0)
+
+What is rendered is what TRL's GRPO renders, but for one case: a conversation that ends with an assistant turn is
+continued, where TRL closes that turn and opens another. Knows tokenizers; knows no model, no rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from podium.data.check import check_row, describe, no_template
+from podium.errors import ConfigError, DataError
+from podium.records import Finding, Message, Prompt
+
+Overlong = Literal["error", "drop", "truncate"]
+"""What happens to a prompt that is too long: stop, leave the row out, or keep its last tokens."""
+
+NOT_PASSED_ON = frozenset({"prompt", "completion", "completion_ids"})
+"""Columns that reward functions do not get, as in TRL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBuilder:
+    """Makes a `Prompt` of a dataset row.
+
+    A list of messages goes through the tokenizer's chat template, a string is tokenized as it is (with the special
+    tokens the tokenizer adds by itself). Raises `DataError` for a row that cannot be used.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """To every `apply_chat_template`. A row's own `chat_template_kwargs` is an ordinary column, as in TRL's GRPO."""
+    max_prompt_length: int | None = None
+    """In tokens; None: only the context limits."""
+    overlong: Overlong = "error"
+    context_length: int | None = None
+    """Positions the model has; None: unknown."""
+    max_completion_length: int | None = None
+    """Tokens to be kept free for the completion."""
+    name: str = "train_dataset"
+    """How messages call the dataset."""
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_length is not None and self.max_prompt_length < 1:
+            raise ConfigError(f"max_prompt_length is {self.max_prompt_length}; it must be at least 1, or None.")
+        if self.context_room is not None and self.context_room < 1:
+            raise ConfigError(
+                f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "
+                f"{self.context_length} positions for prompt and completion together. "
+                f"Set max_completion_length under {self.context_length}."
+            )
+
+    def __call__(self, row: Mapping[str, Any], id: int, row_index: int) -> Prompt | None:
+        """The row as a prompt, or None where it is too long and `overlong` is "drop"."""
+        problem = check_row(row, row_index, chat_template=self.chat_template)
+        if problem is not None:
+            raise DataError(describe(self.name, [problem]))
+        content = row["prompt"]
+        token_ids = self.tokenize(content, row_index)
+        if isinstance(token_ids, Finding):
+            raise DataError(describe(self.name, [token_ids]))
+        text = None
+        if self.limit is not None and len(token_ids) > self.limit:
+            if self.overlong == "error":
+                raise DataError(describe(self.name, [self._too_long(len(token_ids), row_index)]))
+            if self.overlong == "drop":
+                return None
+            token_ids = token_ids[-self.limit :]
+            text = str(self.tokenizer.decode(token_ids))
+        return Prompt(
+            id=id,
+            row=row_index,
+            token_ids=tuple(token_ids),
+            text=self._text(content) if text is None else text,
+            content=content if isinstance(content, str) else list(content),
+            columns={key: value for key, value in row.items() if key not in NOT_PASSED_ON},
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template as text; None where there is none."""
+        template = self.chat_template_kwargs.get("chat_template") or getattr(self.tokenizer, "chat_template", None)
+        return template if template is None or isinstance(template, str) else str(template)
+
+    @property
+    def context_room(self) -> int | None:
+        """Prompt tokens that fit before the longest completion; None: unknown."""
+        if self.context_length is None:
+            return None
+        return self.context_length - (self.max_completion_length or 0)
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens a prompt may have; None: any number."""
+        limits = [limit for limit in (self.max_prompt_length, self.context_room) if limit is not None]
+        return min(limits, default=None)
+
+    @property
+    def limit_text(self) -> str:
+        """The limit with where it comes from."""
+        if self.limit == self.context_room:
+            return (
+                f"the context of {self.context_length} tokens less max_completion_length "
+                f"{self.max_completion_length or 0} leaves {self.limit} for the prompt"
+            )
+        return f"max_prompt_length is {self.limit}"
+
+    def tokenize(self, content: str | Sequence[Message], row_index: int) -> list[int] | Finding:
+        """Token ids of a prompt that has been checked, however long; or what the chat template said against it."""
+        if isinstance(content, str):
+            token_ids = self.tokenizer(content)["input_ids"]
+        elif self.chat_template is None:
+            return no_template(row_index)
+        else:
+            try:
+                token_ids = self._apply_template(content, tokenize=True, return_dict=True)["input_ids"]
+            except (TemplateError, ValueError, TypeError, KeyError) as error:
+                return _refused(error, row_index)
+        return list(token_ids) if len(token_ids) else _no_tokens(row_index)
+
+    def cure(self, num_tokens: int) -> str:
+        """What to type so that a prompt of `num_tokens` tokens is taken."""
+        options = ['overlong_prompts="drop" leaves such rows out, overlong_prompts="truncate" keeps their last tokens']
+        room = self.context_room
+        if self.max_prompt_length is not None and (room is None or num_tokens <= room):
+            options.insert(0, f"max_prompt_length={num_tokens} takes it")
+        elif self.context_length is not None and num_tokens < self.context_length:
+            options.insert(0, f"max_completion_length={self.context_length - num_tokens} makes room for it")
+        return "; ".join(options)
+
+    def _text(self, content: str | Sequence[Message]) -> str:
+        return content if isinstance(content, str) else self._apply_template(content, tokenize=False)
+
+    def _apply_template(self, messages: Sequence[Message], **how: Any) -> Any:
+        continued = messages[-1]["role"] == "assistant"
+        turn = {"add_generation_prompt": not continued, "continue_final_message": continued}
+        return self.tokenizer.apply_chat_template(list(messages), **{**turn, **self.chat_template_kwargs, **how})
+
+    def _too_long(self, num_tokens: int, row_index: int) -> Finding:
+        return Finding(
+            code="D014",
+            severity="error",
+            what=f"row {row_index}: the prompt has {num_tokens} tokens, but {self.limit_text}",
+            fix=self.cure(num_tokens),
+        )
+
+
+def _refused(error: Exception, row_index: int) -> Finding:
+    return Finding(
+        code="D012",
+        severity="error",
+        what=f"row {row_index}: the chat template refused the conversation: {error}",
+        fix="look at the roles: many templates want user and assistant to take turns, and a system message only first",
+    )
+
+
+def _no_tokens(row_index: int) -> Finding:
+    what = f"row {row_index}: the tokenizer made no token of the prompt"
+    return Finding(code="D002", severity="error", what=what, fix="leave the row out")
