@@ -45,7 +45,7 @@ class LiveEngine:
         """One group per prompt; see `engines.base.RolloutEngine`."""
         device = next(self.model.parameters()).device
         schedule = Schedule(prompts, settings, self.max_rows or MAX_ROWS.get(device.type, 128))
-        with _evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model):
+        with evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model):
             Round(self.model, schedule, device).run()
         sampled = [[completion for completion in group if completion is not None] for group in schedule.done]
         return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
@@ -135,7 +135,7 @@ class Round:
 
 
 @contextlib.contextmanager
-def _evaluation(model: nn.Module):
+def evaluation(model: nn.Module):
     """Dropout off while sampling; afterwards every module is as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()

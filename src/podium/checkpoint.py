@@ -1,0 +1,143 @@
+"""Checkpoints that are either whole and verified, or not there.
+
+A checkpoint is written into a staging folder beside its place; every file is flushed to the disk; a manifest with sizes
+and sha256 goes last; then the folder is renamed into place. So a crash at any moment leaves the checkpoints before it
+untouched. Resuming takes the newest that verifies and says which it skipped and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from podium.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+PREFIX = "checkpoint-"
+STAGING = ".tmp-checkpoint-"
+
+
+@contextmanager
+def staged(final: Path, *, is_main: bool, barrier: Callable[[], None]) -> Iterator[Path]:
+    """A folder to write a checkpoint into; on leaving it becomes `final` in one rename.
+
+    `barrier` waits for all ranks; only the main rank renames.
+    """
+    staging = final.parent / f"{STAGING}{final.name.removeprefix(PREFIX)}"
+    if is_main:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    barrier()
+    yield staging
+    barrier()
+    if is_main:
+        write_manifest(staging)
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one that resuming skipped
+        os.rename(staging, final)
+        _sync(final.parent)
+    barrier()
+
+
+def write_manifest(folder: Path) -> None:
+    """Flush every file of the folder to the disk, then write down what they are."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(2) as pool:
+        entries = dict(pool.map(lambda path: (path.relative_to(folder).as_posix(), _flushed(path)), files))
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"files": entries}, indent=1))
+    _sync(manifest)
+    _sync(folder)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every file is as it was written."""
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return f"it has no {MANIFEST}, so it was not finished"
+    try:
+        files = json.loads(manifest.read_text())["files"]
+    except (ValueError, KeyError, TypeError):
+        return f"its {MANIFEST} cannot be read"
+    for name, entry in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["size"]:
+            return f"{name} has {path.stat().st_size:,} bytes where {entry['size']:,} were written"
+        if _sha256(path) != entry["sha256"]:
+            return f"{name} has other contents than were written (sha256)"
+    return None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoint folders of a run, newest first."""
+    found = [p for p in folder.glob(f"{PREFIX}*") if p.is_dir() and p.name.removeprefix(PREFIX).isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)), reverse=True)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint that verifies, or None where there is none at all.
+
+    Raises:
+        CheckpointError: there are checkpoints, and every one is damaged.
+    """
+    skipped = []
+    for checkpoint in checkpoints(folder):
+        wrong = damage(checkpoint)
+        if wrong is None:
+            for line in skipped:
+                logger.warning("Skipped %s; resuming from %s.", line, checkpoint.name)
+            return checkpoint
+        skipped.append(f"{checkpoint.name}: {wrong}")
+    if skipped:
+        listed = "\n".join(f"  {line}" for line in skipped)
+        raise CheckpointError(
+            f"No checkpoint in {folder} can be resumed from:\n{listed}\nStart anew without resume_from_checkpoint."
+        )
+    return None
+
+
+def verified(checkpoint: Path) -> Path:
+    """The checkpoint, if it is one and verifies; else `CheckpointError`. One of another trainer has no manifest."""
+    if not (checkpoint / "trainer_state.json").is_file():
+        raise CheckpointError(f"{checkpoint} is not a checkpoint: it has no trainer_state.json.")
+    wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else None
+    if wrong is not None:
+        raise CheckpointError(
+            f"{checkpoint} is damaged: {wrong}. "
+            f"resume_from_checkpoint=True takes the newest checkpoint that is whole."
+        )
+    return checkpoint
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a crash left half written."""
+    for leftover in folder.glob(f"{STAGING}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _flushed(path: Path) -> dict[str, int | str]:
+    _sync(path)
+    return {"size": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,246 @@
+"""From what a user passes as `model` to a policy that can be trained, its tokenizer and its reference."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from podium.errors import ConfigError, ModelError
+from podium.models.builtin import resolve_model
+from podium.models.check import check_model_name
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """How weights are loaded when a model is given by name."""
+
+    init_kwargs: dict[str, Any]
+    """To `from_pretrained`. float32 unless it has a `dtype`."""
+    trust_remote_code: bool = False
+    quantization_config: Any = None
+    peft_config: PeftConfig | None = None
+    needs_reference: bool = False
+    gradient_checkpointing: bool = False
+    disable_dropout: bool = False
+    cast_head_to_fp32: bool = False
+
+
+def model_name(model: str | nn.Module) -> str:
+    """A short name for output folders and messages."""
+    name = model if isinstance(model, str) else str(getattr(getattr(model, "config", None), "_name_or_path", "") or "model")
+    return name.rstrip("/").split("/")[-1].removeprefix("builtin:")
+
+
+def load_config(model: str | PreTrainedModel, settings: LoadSettings) -> PretrainedConfig:
+    """The model's configuration, before any weight is loaded."""
+    if not isinstance(model, str):
+        return model.config
+    check_model_name(model, needs_tokenizer=False, trust_remote_code=settings.trust_remote_code)
+    revision = settings.init_kwargs.get("revision")
+    return AutoConfig.from_pretrained(resolve_model(model), revision=revision, trust_remote_code=settings.trust_remote_code)
+
+
+def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
+    """The tokenizer passed in, or the model's own; with a pad token (its end token, if it has none)."""
+    if given is None:
+        source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
+        if not source:
+            raise ModelError("The model has no name to load a tokenizer from. Pass processing_class=your_tokenizer.")
+        revision = settings.init_kwargs.get("revision")
+        given = AutoTokenizer.from_pretrained(
+            source, revision=revision, truncation_side="left", padding_side="left", trust_remote_code=settings.trust_remote_code
+        )
+    if hasattr(given, "tokenizer"):
+        raise ModelError(
+            f"processing_class is a {type(given).__name__}, which also takes images; Podium trains on text only. "
+            f"Pass its tokenizer: processing_class=processor.tokenizer."
+        )
+    if not isinstance(given, PreTrainedTokenizerBase):
+        raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
+    if given.pad_token is None:
+        if given.eos_token is None:
+            raise ModelError("The tokenizer has neither a pad token nor an end token. Set tokenizer.eos_token first.")
+        given.pad_token = given.eos_token
+    return given
+
+
+def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings) -> PreTrainedModel | PeftModel:
+    """The model to train, with its adapter if one was asked for."""
+    _check_adapter(model, settings)
+    policy = _from_name(model, settings) if isinstance(model, str) else _as_given(model, settings)
+    quantized = getattr(policy, "is_loaded_in_4bit", False) or getattr(policy, "is_loaded_in_8bit", False)
+    if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
+        raise ModelError(
+            "Quantized weights cannot be trained themselves. Pass peft_config=LoraConfig(...) to train an adapter on them."
+        )
+    if settings.peft_config is not None:
+        policy = get_peft_model(policy, settings.peft_config)
+    elif isinstance(policy, PeftModel) and settings.needs_reference:
+        _add_reference_adapter(policy)
+    if isinstance(policy, PeftModel) and settings.gradient_checkpointing:
+        policy.enable_input_require_grads()
+    if quantized:  # QLoRA (arXiv:2305.14314): adapters in bfloat16; DoRA's magnitudes move too little for it
+        for name, parameter in policy.named_parameters():
+            if parameter.requires_grad and "lora_magnitude_vector" not in name:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    if settings.disable_dropout:
+        disable_dropout(policy)
+    if settings.cast_head_to_fp32:
+        cast_head_to_fp32(policy)
+    return policy
+
+
+def _check_adapter(model: Any, settings: LoadSettings) -> None:
+    config = settings.peft_config
+    if config is None:
+        return
+    if not isinstance(config, PeftConfig):
+        raise TypeError(f"peft_config must be a PeftConfig such as peft.LoraConfig(...), not a {type(config).__name__}.")
+    if isinstance(model, PeftModel):
+        raise ConfigError(
+            "model is a PeftModel already and peft_config asks for another adapter. Pass one of the two: merge the "
+            "first with model.merge_and_unload(), or leave peft_config out to train on."
+        )
+    targets = getattr(config, "target_modules", None)
+    if isinstance(targets, (list, set, tuple)) and "lm_head" in targets:
+        raise ConfigError("An adapter on `lm_head` is not supported. Take it out of target_modules.")
+
+
+def _from_name(name: str, settings: LoadSettings) -> PreTrainedModel:
+    kwargs = dict(settings.init_kwargs)
+    if settings.quantization_config is not None:
+        if "quantization_config" in kwargs:
+            raise ConfigError("quantization_config is given twice: to the trainer and in model_init_kwargs. Keep one.")
+        kwargs["quantization_config"] = settings.quantization_config
+    if "torch_dtype" in kwargs:
+        kwargs.setdefault("dtype", kwargs.pop("torch_dtype"))
+    dtype = kwargs.pop("dtype", None) or torch.float32
+    if isinstance(dtype, str) and dtype != "auto":
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise ConfigError(f"dtype is {dtype!r}; it must be float32, bfloat16, float16 or auto.")
+        dtype = getattr(torch, dtype)
+    kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
+    return AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype=dtype, **kwargs)
+
+
+def _as_given(model: PreTrainedModel | PeftModel, settings: LoadSettings) -> PreTrainedModel | PeftModel:
+    for name, value in (("model_init_kwargs", settings.init_kwargs), ("quantization_config", settings.quantization_config)):
+        if value:
+            logger.warning("%s is ignored: the model is instantiated already.", name)
+    return model
+
+
+def _add_reference_adapter(model: PeftModel) -> None:
+    """A frozen copy of the adapter that was passed in: the reference is where training starts, not the base model."""
+    model.add_adapter("ref", model.peft_config["default"])
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if ".default." in name:
+                parameters[name.replace(".default.", ".ref.")].copy_(parameter)
+    for name, parameter in parameters.items():
+        if ".ref." in name:
+            parameter.requires_grad_(False)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Every dropout layer to probability 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def cast_head_to_fp32(model: nn.Module) -> None:
+    """Run the output projection in float32, for models kept in half precision; tied embeddings are untied."""
+    head = model.get_output_embeddings()
+    if head.weight.dtype == torch.float32:
+        return
+    if head.weight is model.get_input_embeddings().weight:
+        raise ConfigError(
+            "cast_lm_head_to_fp32 needs a head of its own, but this model ties it to the input embeddings. "
+            "Load the model in float32 instead (model_init_kwargs={'dtype': 'float32'})."
+        )
+    head.float()
+    head.register_forward_pre_hook(lambda _module, args: (args[0].float(), *args[1:]))
+
+
+def end_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every id that ends a completion: the model's own end ids and the tokenizer's."""
+    own = getattr(model, "generation_config", None)
+    ids = own.eos_token_id if own is not None else None
+    ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
+
+
+def align_pad_token(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The model's configs take the tokenizer's pad id. Nothing of Podium reads it: masks come from lengths."""
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+
+
+def context_length(config: PretrainedConfig) -> int | None:
+    """Positions the model has; None: not said."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def is_mixture_of_experts(model: nn.Module) -> bool:
+    """Whether the model can report a load-balancing loss."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    return "output_router_logits" in inspect.signature(base.forward).parameters
+
+
+# ---- the reference policy ----
+
+
+class Reference:
+    """The policy that training is kept close to: where it started, or a slowly following copy."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.copy: nn.Module | None = None
+        if not isinstance(policy, PeftModel):
+            self.copy = copy.deepcopy(policy).eval().requires_grad_(False)
+
+    @contextlib.contextmanager
+    def model(self, policy: nn.Module) -> Iterator[nn.Module]:
+        """Within this context the yielded model computes as the reference does."""
+        if self.copy is not None:
+            yield self.copy
+        elif "ref" in policy.peft_config:
+            policy.set_adapter("ref")
+            try:
+                yield policy
+            finally:
+                policy.set_adapter("default")
+                for name, parameter in policy.named_parameters():
+                    if ".ref." in name:
+                        parameter.requires_grad_(False)
+        else:
+            with policy.disable_adapter():
+                yield policy
+
+    @torch.no_grad()
+    def follow(self, policy: nn.Module, alpha: float) -> None:
+        """pi_ref <- alpha pi + (1 - alpha) pi_ref (TR-DPO, arXiv:2404.09656)."""
+        assert self.copy is not None, "only a full copy can follow the policy"
+        for mine, theirs in zip(self.copy.parameters(), policy.parameters(), strict=True):
+            mine.lerp_(theirs.detach().to(mine.dtype), alpha)
