@@ -1,0 +1,237 @@
+"""What users give as rewards becomes `Reward` records, and what cannot work is said before any weight is loaded.
+
+    rewards = resolve_rewards([format_reward, "org/reward-model"])
+    check_rewards(rewards, dataset.column_names)
+
+Knows signatures and names; calls nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from podium.errors import ConfigError, RewardError, did_you_mean
+from podium.rewards.model import RewardModel
+
+GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What every reward function may ask for besides the columns of the dataset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A reward function with what its signature says."""
+
+    name: str
+    """As in TRL's metrics; two rewards never share one."""
+    function: Callable[..., Any]
+    where: str
+    """`file.py:12`, for messages; empty where Python does not know."""
+    is_async: bool
+    wants: frozenset[str] | None
+    """Arguments it can take; None: all, it has `**kwargs`."""
+    needs: tuple[str, ...]
+    """Arguments without a default."""
+
+    def __str__(self) -> str:
+        return f"reward function `{self.name}`" + (f" ({self.where})" if self.where else "")
+
+
+def resolve_rewards(
+    reward_funcs: Any,
+    reward_processing_classes: Any = None,
+    model_init_kwargs: Mapping[str, Any] | None = None,
+    *,
+    trust_remote_code: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    device: Any = None,
+) -> tuple[Reward, ...]:
+    """TRL's `reward_funcs` as records: functions, callable objects, partials, reward models by name or as modules.
+
+    Loads nothing: a reward model given by name is loaded when it is first asked, or by `load_reward_models`. The
+    arguments are never changed. Raises `ConfigError`.
+    """
+    functions = as_list(reward_funcs)
+    if not functions:
+        raise ConfigError(
+            "No reward source provided. Pass `reward_funcs`: a function, a reward model, or a list of them."
+        )
+    tokenizers = as_list(reward_processing_classes) or [None] * len(functions)
+    if len(tokenizers) != len(functions):
+        raise ConfigError(
+            f"The number of reward processing classes ({len(tokenizers)}) must match the number of reward functions "
+            f"({len(functions)}). Write None for those that are not reward models."
+        )
+    model_settings: dict[str, Any] = {
+        "model_init_kwargs": {"trust_remote_code": trust_remote_code, **(model_init_kwargs or {})},
+        "chat_template_kwargs": chat_template_kwargs or {},
+        "device": device,
+    }
+    rewards = []
+    for index, (function, tokenizer) in enumerate(zip(functions, tokenizers, strict=True)):
+        if isinstance(function, str) or _is_module(function):
+            function = RewardModel(function, tokenizer, **model_settings)
+        rewards.append(_inspect(function, index))
+    return _with_distinct_names(rewards)
+
+
+def load_reward_models(rewards: Iterable[Reward]) -> None:
+    """Loads the reward models that were given by name, so that a wrong name fails before anything is sampled."""
+    for reward in rewards:
+        if isinstance(reward.function, RewardModel):
+            reward.function.load()
+
+
+def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -> tuple[float, ...]:
+    """One weight per reward function, 1 by default. Raises `ConfigError` where the counts differ."""
+    names = [each.name if isinstance(each, Reward) else callable_name(each) for each in as_list(reward_funcs)]
+    if reward_weights is None:
+        return (1.0,) * len(names)
+    weights = tuple(float(weight) for weight in reward_weights)
+    if len(weights) != len(names):
+        raise ConfigError(
+            f"Number of reward weights ({len(weights)}) must match number of reward functions ({len(names)}): "
+            f"the weights are {list(weights)}, the functions are {', '.join(names)}."
+        )
+    if not all(map(math.isfinite, weights)):
+        raise ConfigError(f"reward_weights must be finite numbers; they are {list(weights)}.")
+    return weights
+
+
+def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
+    """Raises one `RewardError` with every argument that a function needs and nobody gives. `columns`: the dataset's."""
+    passed_on = [column for column in columns if column not in (*GIVEN, "prompt", "completion")]
+    available = [*passed_on, *GIVEN]
+    problems = [
+        f"{reward} needs `{name}`, which is neither a column nor given to every reward.{did_you_mean(name, available)}"
+        for reward in rewards
+        for name in reward.needs
+        if name not in available
+    ]
+    if not problems:
+        return
+    listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(GIVEN)}."
+    cure = "Rename the column or the argument, or give the argument a default."
+    raise RewardError("\n".join([*problems, listed, cure]))
+
+
+def _nearest(name: str, columns: Sequence[str]) -> str:
+    """The column of the same meaning, else the argument of nearly the same name."""
+    alike = [column for column in columns if column in _GOLD and name in _GOLD]
+    return f" Did you mean `{alike[0]}`?" if alike else did_you_mean(name, [*columns, *GIVEN])
+
+
+_GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
+"""What datasets call the right answer."""
+
+
+def as_list(value: Any) -> list[Any]:
+    """A new list: of nothing for None, of one for a single thing.
+
+    >>> as_list(None), as_list(3), as_list((1, 2))
+    ([], [3], [1, 2])
+    """
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def callable_name(function: Any) -> str:
+    """The name TRL's metrics use: of the function inside partials, of an object its class, of a model its last part.
+
+    >>> callable_name(functools.partial(as_list, 3)), callable_name("org/reward-model")
+    ('as_list', 'reward-model')
+    """
+    if isinstance(function, str) or _is_module(function):
+        return RewardModel.name_of(function)
+    inner = _unwrapped(function)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _inspect(function: Any, index: int) -> Reward:
+    if inspect.isclass(function):
+        raise ConfigError(f"reward_funcs[{index}] is the class {function.__name__}; pass an instance of it.")
+    if not callable(function):
+        raise ConfigError(
+            f"reward_funcs[{index}] is {type(function).__name__} {function!r:.60}; expected a function, a callable "
+            "object, or a reward model (its name, or the module)."
+        )
+    inner = _unwrapped(function)
+    name, where = callable_name(function), _location(inner)
+    parameters = _parameters(function)
+    empty, by_position = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_ONLY
+    if any(each.kind is by_position and each.default is empty for each in parameters or ()):
+        raise ConfigError(
+            f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with keyword "
+            "arguments. Remove the `/` from its signature."
+        )
+    named = [each for each in parameters or () if each.kind in _NAMED]
+    takes_all = parameters is None or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    return Reward(
+        name=name,
+        function=function,
+        where=where,
+        is_async=inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__),
+        wants=None if takes_all else frozenset(each.name for each in named),
+        needs=tuple(each.name for each in named if each.default is empty),
+    )
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_CATCH_ALL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _parameters(function: Any) -> list[inspect.Parameter] | None:
+    """None where Python cannot tell (some functions written in C).
+
+    A decorator that takes `*args, **kwargs` alone passes them on, so what counts is what it wraps.
+    """
+    try:
+        own = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+        passes_on = all(each.kind in _CATCH_ALL for each in own)
+        return list(inspect.signature(function).parameters.values()) if passes_on else own
+    except (ValueError, TypeError):
+        return None
+
+
+def _location(function: Any) -> str:
+    """`file.py:12`, relative to the working directory where it is inside; empty for what is not the user's Python."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None or isinstance(function, RewardModel):
+        return ""
+    path = Path(code.co_filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{code.co_firstlineno}"
+
+
+def _with_distinct_names(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
+    """The second and later bearers of a name get `name_2`, `name_3`; whoever has a name first keeps it."""
+    given = {reward.name for reward in rewards}
+    used: set[str] = set()
+    distinct = []
+    for reward in rewards:
+        name, number = reward.name, 1
+        while name in used or (number > 1 and name in given):
+            number += 1
+            name = f"{reward.name}_{number}"
+        used.add(name)
+        distinct.append(replace(reward, name=name))
+    return tuple(distinct)
+
+
+def _is_module(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # a module cannot exist before torch was imported
+    return torch is not None and isinstance(value, torch.nn.Module)
