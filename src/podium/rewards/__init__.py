@@ -1,5 +1,35 @@
-"""Rewards: the boundary that calls them, and a library of them."""
+"""Rewards: the boundary that calls them, and a library of them.
 
+A library reward is a plain function with TRL's signature; settings come after the `*`, or make the function (those
+named `get_...`). `library_reward` takes both by name, as recipes do:
+
+    GRPOTrainer(..., reward_funcs=[answer_format, library_reward("numeric_match", tolerance=0.01)])
+
+To add one: write the function, with an example in its docstring, and name it in `LIBRARY`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from podium.errors import ConfigError, did_you_mean
+from podium.rewards.answers import (
+    accuracy_reward,
+    answer_correct,
+    exact_match,
+    numeric_match,
+    reasoning_accuracy_reward,
+)
+from podium.rewards.format import answer_format, regex_format, think_format, think_format_reward, xml_format
+from podium.rewards.length import (
+    get_cosine_scaled_reward,
+    get_repetition_penalty_reward,
+    get_soft_overlong_punishment,
+)
+from podium.rewards.model import RewardModel
 from podium.rewards.resolve import (
     Reward,
     check_rewards,
@@ -9,4 +39,89 @@ from podium.rewards.resolve import (
 )
 from podium.rewards.score import score
 
-__all__ = ["Reward", "check_rewards", "load_reward_models", "resolve_rewards", "resolve_weights", "score"]
+FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
+    "get_cosine_scaled_reward": get_cosine_scaled_reward,
+    "get_repetition_penalty_reward": get_repetition_penalty_reward,
+    "get_soft_overlong_punishment": get_soft_overlong_punishment,
+    "reward_model": RewardModel,
+}
+"""Called with their settings, they give a reward function."""
+
+LIBRARY: Mapping[str, Callable[..., Any]] = {
+    "accuracy_reward": accuracy_reward,
+    "answer_correct": answer_correct,
+    "answer_format": answer_format,
+    "exact_match": exact_match,
+    "numeric_match": numeric_match,
+    "reasoning_accuracy_reward": reasoning_accuracy_reward,
+    "regex_format": regex_format,
+    "think_format": think_format,
+    "think_format_reward": think_format_reward,
+    "xml_format": xml_format,
+    **FACTORIES,
+}
+"""Every reward by its name in recipes."""
+
+
+def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
+    """The reward function of that name with these settings. Raises `ConfigError` for a name or setting it lacks.
+
+    >>> library_reward("regex_format", pattern="[0-9]+")(completions=["7", "seven"])
+    [1.0, 0.0]
+    """
+    if name not in LIBRARY:
+        raise ConfigError(
+            f"no reward `{name}` in the library.{did_you_mean(name, LIBRARY)} It has {', '.join(LIBRARY)}."
+        )
+    function = LIBRARY[name]
+    settings = _settings(name)
+    for argument in arguments:
+        if argument not in settings:
+            known = f"It takes {', '.join(settings)}." if settings else "It takes no settings."
+            raise ConfigError(f"reward `{name}` has no setting `{argument}`.{did_you_mean(argument, settings)} {known}")
+    missing = [
+        setting
+        for setting, parameter in settings.items()
+        if parameter.default is inspect.Parameter.empty and setting not in arguments
+    ]
+    if missing:
+        raise ConfigError(f"reward `{name}` needs {', '.join(f'`{setting}`' for setting in missing)}.")
+    if name in FACTORIES:
+        return function(**arguments)
+    return functools.partial(function, **arguments) if arguments else function
+
+
+def _settings(name: str) -> dict[str, inspect.Parameter]:
+    """What a recipe may set: all that a factory takes; of a reward function, what is neither data nor given to it."""
+    parameters = inspect.signature(LIBRARY[name]).parameters
+    if name in FACTORIES:
+        return dict(parameters)
+    data = ("prompts", "completions", "completion_ids", "answer", "solution", "log_extra", "log_metric")
+    return {key: parameter for key, parameter in parameters.items() if key not in data}
+
+
+__all__ = [
+    "FACTORIES",
+    "LIBRARY",
+    "Reward",
+    "RewardModel",
+    "accuracy_reward",
+    "answer_correct",
+    "answer_format",
+    "check_rewards",
+    "exact_match",
+    "get_cosine_scaled_reward",
+    "get_repetition_penalty_reward",
+    "get_soft_overlong_punishment",
+    "library_reward",
+    "load_reward_models",
+    "numeric_match",
+    "reasoning_accuracy_reward",
+    "regex_format",
+    "resolve_rewards",
+    "resolve_weights",
+    "score",
+    "think_format",
+    "think_format_reward",
+    "xml_format",
+]

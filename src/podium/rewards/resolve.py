@@ -109,7 +109,7 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
     passed_on = [column for column in columns if column not in (*GIVEN, "prompt", "completion")]
     available = [*passed_on, *GIVEN]
     problems = [
-        f"{reward} needs `{name}`, which is neither a column nor given to every reward.{did_you_mean(name, available)}"
+        f"{reward} needs `{name}`, which is neither a column nor given to every reward.{_nearest(name, passed_on)}"
         for reward in rewards
         for name in reward.needs
         if name not in available

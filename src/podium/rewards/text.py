@@ -1,0 +1,35 @@
+"""The text of a completion, and what is inside its tags. Used by every reward of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
+    """The text of a plain completion, or of the last message of a chat completion.
+
+    >>> text_of("7"), text_of([{"role": "assistant", "content": "7"}])
+    ('7', '7')
+    """
+    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
+
+
+def as_chat(completion: str | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """A completion as messages, for rewards that know no plain text.
+
+    >>> as_chat("7")
+    [{'role': 'assistant', 'content': '7'}]
+    """
+    return [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+
+
+def tagged(text: str, tag: str) -> str | None:
+    """What the last `<tag>...</tag>` holds, without the white space around it; None where there is none.
+
+    >>> tagged("<answer>6</answer> no: <answer> 7 </answer>", "answer")
+    '7'
+    """
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(end, 0))
+    return None if start < 0 else text[start + len(tag) + 2 : end].strip()
