@@ -141,3 +141,12 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def rotate(folder: Path, limit: int | None, best: str | None) -> None:
+    """Keep the newest `limit` checkpoints and the best one."""
+    if limit is None or limit <= 0:
+        return
+    for old in checkpoints(folder)[limit:]:
+        if best is None or old.resolve() != Path(best).resolve():
+            shutil.rmtree(old, ignore_errors=True)

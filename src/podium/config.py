@@ -181,7 +181,9 @@ class GRPOConfig(trl.GRPOConfig):
 # ---- what each room gets ----
 
 
-def sampling_settings(args: GRPOConfig, end_ids: frozenset[int], *, num_completions: int, round_number: int) -> SamplingSettings:
+def sampling_settings(
+    args: GRPOConfig, end_ids: frozenset[int], *, num_completions: int, round_number: int, greedy: bool = False
+) -> SamplingSettings:
     """How one generation round is sampled. `generation_kwargs` overrides the named arguments, as in TRL."""
     named = {
         "temperature": args.temperature,
@@ -197,7 +199,7 @@ def sampling_settings(args: GRPOConfig, end_ids: frozenset[int], *, num_completi
     if "eos_token_id" in extra:
         ids = extra.pop("eos_token_id")
         end_ids = frozenset([ids] if isinstance(ids, int) else ids)
-    greedy = extra.pop("do_sample", True) is False
+    greedy = extra.pop("do_sample", True) is False or greedy
     named.update({name: extra.pop(name) for name in list(named) if extra.get(name) is not None})
     if args.cache_implementation is not None:
         extra["cache_implementation"] = args.cache_implementation

@@ -217,8 +217,15 @@ class Reference:
 
     def __init__(self, policy: nn.Module) -> None:
         self.copy: nn.Module | None = None
+        self.moved = False
+        """Whether it is no longer where training started, so that a checkpoint must hold it."""
         if not isinstance(policy, PeftModel):
             self.copy = copy.deepcopy(policy).eval().requires_grad_(False)
+
+    def to(self, device: torch.device) -> None:
+        """Move the copy, if there is one."""
+        if self.copy is not None:
+            self.copy.to(device)
 
     @contextlib.contextmanager
     def model(self, policy: nn.Module) -> Iterator[nn.Module]:
@@ -242,5 +249,6 @@ class Reference:
     def follow(self, policy: nn.Module, alpha: float) -> None:
         """pi_ref <- alpha pi + (1 - alpha) pi_ref (TR-DPO, arXiv:2404.09656)."""
         assert self.copy is not None, "only a full copy can follow the policy"
+        self.moved = True
         for mine, theirs in zip(self.copy.parameters(), policy.parameters(), strict=True):
             mine.lerp_(theirs.detach().to(mine.dtype), alpha)

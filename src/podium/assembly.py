@@ -1,0 +1,325 @@
+"""From TRL's constructor arguments to the parts of a trainer, in the order in which mistakes are cheapest to find.
+
+Arguments, rewards and data are checked before any weight is loaded; then come the model, its reference, the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import set_seed
+
+from podium.advantages import AdvantageSettings, combine
+from podium.completions import CompletionsLog
+from podium.config import GRPOConfig, advantage_settings, entropy_control, loss_settings
+from podium.data.check import check_dataset
+from podium.data.prompts import PromptBuilder
+from podium.engines.base import RolloutEngine
+from podium.engines.live.engine import LiveEngine
+from podium.engines.transformers import TransformersEngine
+from podium.errors import ConfigError, DataError
+from podium.forward import Path, choose_path
+from podium.losses import EntropyControl, LossSettings, skips_zero_advantage
+from podium.models import loading
+from podium.models.attention import tree_attention
+from podium.records import ScoredGroup
+from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
+from podium.rounds import Plan, PromptOrder
+
+logger = logging.getLogger(__name__)
+
+NOT_SUPPORTED = {
+    "tools": "Tools are not supported: a completion here is one uninterrupted answer of the policy.",
+    "environment_factory": "Environments are not supported. Score the completion with `reward_funcs` instead.",
+    "rollout_func": "`rollout_func` is not supported: the rollout engine samples. See `rollout_engine` in GRPOConfig.",
+}
+
+ACTIVATION_BYTES = {"cpu": 600 << 20, "cuda": 12 << 30}
+"""Memory that the activations of one pack may take, when `tokens_per_pack` is not set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """All that a trainer needs besides what `transformers.Trainer` brings."""
+
+    args: GRPOConfig
+    policy: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    reference: loading.Reference | None
+    engine: RolloutEngine
+    rewards: tuple[Reward, ...]
+    builder: PromptBuilder
+    order: PromptOrder
+    plan: Plan
+    loss: LossSettings
+    advantage: AdvantageSettings
+    entropy: EntropyControl
+    end_ids: frozenset[int]
+    path: Path
+    tokens_per_pack: int
+    router_coef: float
+    """0: no load-balancing loss."""
+    skips_zero_advantage: bool
+    completions: CompletionsLog
+    callbacks: tuple[TrainerCallback, ...]
+    num_parameters: int
+    train_dataset: Any
+    eval_dataset: Any
+    precision: Callable[[], contextlib.AbstractContextManager]
+
+    def attention(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager:
+        """The context around forward and backward of `model` (the policy): tree attention, where the model can."""
+        return tree_attention(self.policy if model is None else model) if self.path == "shared" else contextlib.nullcontext()
+
+    def has_spread(self, scored: ScoredGroup) -> bool:
+        """Whether the completions of a group differ in their weighted reward."""
+        reward_G = combine(scored.rewards_GK, self.advantage.weights_K)
+        known = reward_G[~np.isnan(reward_G)]
+        return bool(known.size) and float(np.ptp(known)) > 1e-9
+
+
+def assemble(
+    model: Any,
+    reward_funcs: Any,
+    args: GRPOConfig | None,
+    train_dataset: Any,
+    eval_dataset: Any,
+    *,
+    tokenizer: Any,
+    reward_tokenizers: Any,
+    quantization_config: Any,
+    peft_config: Any,
+    not_supported: Mapping[str, Any],
+) -> Parts:
+    """Check everything, then load. Raises what `GRPOTrainer` says it raises."""
+    args = args if args is not None else GRPOConfig(f"{loading.model_name(model)}-GRPO")
+    _refuse(args, not_supported)
+    settings = load_settings(args, quantization_config, peft_config)
+    rewards = resolve_rewards(
+        reward_funcs,
+        reward_tokenizers,
+        args.model_init_kwargs,
+        trust_remote_code=args.trust_remote_code,
+        chat_template_kwargs=args.chat_template_kwargs,
+        device=args.device,
+    )
+    advantage = advantage_settings(args, len(rewards))
+    plan = plan_of(args)
+    config = loading.load_config(model, settings)
+    tokenizer = loading.load_tokenizer(model, tokenizer, settings)
+    builder = prompt_builder(args, tokenizer, config)
+    train_dataset, eval_dataset = _checked_data(args, train_dataset, eval_dataset, builder, rewards, plan)
+    order = PromptOrder(
+        train_dataset,
+        plan,
+        shuffle=args.shuffle_dataset,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        max_steps=args.max_steps,
+    )
+    if args.dynamic_sampling and order.is_stream:
+        raise ConfigError("dynamic_sampling draws replacements from the whole dataset, which a stream does not offer. Load the dataset without streaming.")
+
+    set_seed(args.seed)  # a new adapter is random
+    policy = loading.load_policy(model, settings)
+    loading.align_pad_token(policy, tokenizer)
+    load_reward_models(rewards)
+    path, why_not = choose_path(policy)
+    if why_not:
+        logger.warning("Shared prefixes are off for this model: %s. Prompts are computed once per completion.", why_not)
+    precision = _precision(args)
+    tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args)
+    _decide_checkpointing(args, tokens_per_pack, path)
+    router_coef = _router_coef(args, policy)
+    loss = loss_settings(args)
+    return Parts(
+        args=args,
+        policy=policy,
+        tokenizer=tokenizer,
+        reference=loading.Reference(policy) if args.beta else None,
+        engine=_engine(args, policy, tokenizer, path, tokens_per_pack, precision),
+        rewards=rewards,
+        builder=builder,
+        order=order,
+        plan=plan,
+        loss=loss,
+        advantage=advantage,
+        entropy=entropy_control(args),
+        end_ids=loading.end_ids(policy, tokenizer),
+        path=path,
+        tokens_per_pack=tokens_per_pack,
+        router_coef=router_coef,
+        skips_zero_advantage=skips_zero_advantage(
+            loss,
+            entropy_coef_possible=bool(args.entropy_coef) or args.use_adaptive_entropy,
+            top_entropy_quantile=args.top_entropy_quantile,
+            moe=bool(router_coef),
+        ),
+        completions=CompletionsLog(args),
+        callbacks=(),
+        num_parameters=sum(parameter.numel() for parameter in policy.parameters()),
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        precision=precision,
+    )
+
+
+# ---- before weights ----
+
+
+def _refuse(args: GRPOConfig, not_supported: Mapping[str, Any]) -> None:
+    for name, value in not_supported.items():
+        if name not in NOT_SUPPORTED:
+            raise TypeError(f"GRPOTrainer has no argument {name!r}.")
+        if value:
+            raise ConfigError(NOT_SUPPORTED[name])
+    if args.n_gpu > 1:
+        raise ConfigError(
+            f"One process sees {args.n_gpu} GPUs. Start one process per GPU (`accelerate launch --num_processes "
+            f"{args.n_gpu} script.py`), or show it one: CUDA_VISIBLE_DEVICES=0."
+        )
+
+
+def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) -> loading.LoadSettings:
+    """The loader's record."""
+    return loading.LoadSettings(
+        init_kwargs=dict(args.model_init_kwargs or {}),
+        trust_remote_code=args.trust_remote_code,
+        quantization_config=quantization_config,
+        peft_config=peft_config,
+        needs_reference=bool(args.beta),
+        gradient_checkpointing=bool(args.gradient_checkpointing),
+        disable_dropout=args.disable_dropout,
+        cast_head_to_fp32=args.cast_lm_head_to_fp32,
+    )
+
+
+def plan_of(args: GRPOConfig) -> Plan:
+    """TRL's batch arithmetic."""
+    return Plan(
+        prompts_per_round=args.generation_batch_size // args.num_generations,
+        num_generations=args.num_generations,
+        shares=args.steps_per_generation,
+        iterations=args.num_iterations,
+        accumulation=args.gradient_accumulation_steps,
+        ranks=args.world_size,
+        rank=args.process_index,
+    )
+
+
+def prompt_builder(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> PromptBuilder:
+    """Rows -> prompts."""
+    return PromptBuilder(
+        tokenizer=tokenizer,
+        chat_template_kwargs=args.chat_template_kwargs or {},
+        max_prompt_length=args.max_prompt_length,
+        overlong=args.overlong_prompts,
+        context_length=loading.context_length(config),
+        max_completion_length=args.max_completion_length,
+    )
+
+
+def _checked_data(
+    args: GRPOConfig, train: Any, evaluation: Any, builder: PromptBuilder, rewards: tuple[Reward, ...], plan: Plan
+) -> tuple[Any, Any]:
+    """The datasets, checked; without overlong rows where those are to be dropped."""
+    if train is None:
+        raise DataError("`train_dataset` is required. Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts.")
+    sets = {"eval_dataset": evaluation} if not isinstance(evaluation, Mapping) else {f"eval_dataset[{k!r}]": v for k, v in evaluation.items()}
+    for name, dataset in {"train_dataset": train, **sets}.items():
+        if dataset is None:
+            continue
+        check_dataset(dataset, name, num_needed=plan.prompts_per_round if dataset is train else None, builder=builder)
+        columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__getitem__") else None)
+        if columns is not None:
+            check_rewards(rewards, ["prompt"] if args.remove_unused_columns else columns)
+    drop = _dropping(builder) if builder.overlong == "drop" else (lambda dataset: dataset)
+    if isinstance(evaluation, Mapping):
+        return drop(train), {key: drop(dataset) for key, dataset in evaluation.items()}
+    return drop(train), drop(evaluation)
+
+
+def _dropping(builder: PromptBuilder) -> Callable[[Any], Any]:
+    def drop(dataset: Any) -> Any:
+        if dataset is None:
+            return None
+        if not hasattr(dataset, "__getitem__"):
+            return dataset.filter(lambda row: builder(row, id=0, row_index=-1) is not None)
+        fits = [i for i in range(len(dataset)) if builder(dataset[i], id=0, row_index=i) is not None]
+        if len(fits) < len(dataset):
+            logger.warning("%d of %d rows are dropped: their prompts are too long (%s).", len(dataset) - len(fits), len(dataset), builder.limit_text)
+        return dataset.select(fits) if hasattr(dataset, "select") else [dataset[i] for i in fits]
+
+    return drop
+
+
+# ---- after weights ----
+
+
+def _precision(args: GRPOConfig) -> Callable[[], contextlib.AbstractContextManager]:
+    """A context in which sampling, scoring and training compute alike."""
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    if dtype is None:
+        return contextlib.nullcontext
+    return lambda: torch.autocast(args.device.type, dtype=dtype)
+
+
+def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig) -> int:
+    """From what a token's activations take: about 12 vectors of the width and 4 of the inner width a layer."""
+    text = config.get_text_config()
+    width = text.hidden_size
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    per_token = text.num_hidden_layers * (12 * width + 4 * inner) * (2 if args.bf16 or args.fp16 else 4)
+    return max(128, ACTIVATION_BYTES.get(args.device.type, ACTIVATION_BYTES["cuda"]) // per_token)
+
+
+def _decide_checkpointing(args: GRPOConfig, tokens_per_pack: int, path: Path) -> None:
+    """Unless the user decided: recompute activations only where a single rollout may not fit into a pack."""
+    if args.gradient_checkpointing is None:
+        longest = args.max_completion_length + (args.max_prompt_length or 0)
+        args.gradient_checkpointing = path == "padded" or longest > 4 * tokens_per_pack
+
+
+def _router_coef(args: GRPOConfig, policy: nn.Module) -> float:
+    if not loading.is_mixture_of_experts(policy):
+        if args.router_aux_loss_coef:
+            raise ConfigError(
+                f"router_aux_loss_coef is {args.router_aux_loss_coef}, but this model has no router. Leave it out."
+            )
+        return 0.0
+    if args.router_aux_loss_coef is not None:
+        return args.router_aux_loss_coef
+    return getattr(policy.config.get_text_config(), "router_aux_loss_coef", 0.0) or 0.0
+
+
+def _engine(
+    args: GRPOConfig,
+    policy: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path,
+    tokens_per_pack: int,
+    precision: Callable[[], contextlib.AbstractContextManager],
+) -> RolloutEngine:
+    reasons = []
+    if path != "shared":
+        reasons.append("this model cannot attend over shared prefixes")
+    known = {"max_new_tokens", "do_sample", "eos_token_id", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    unknown = sorted(set(args.generation_kwargs or {}) - known)
+    if unknown:
+        reasons.append(f"generation_kwargs {', '.join(unknown)} are `generate`'s alone")
+    if args.cache_implementation is not None:
+        reasons.append("cache_implementation is `generate`'s alone")
+    if args.rollout_engine == "live" and reasons:
+        raise ConfigError(f'rollout_engine="live" is not possible here: {"; ".join(reasons)}. Use rollout_engine="auto".')
+    if args.rollout_engine == "transformers" or reasons:
+        if args.rollout_engine == "auto":
+            logger.warning("Sampling with transformers' generate, which is slower: %s.", "; ".join(reasons))
+        return TransformersEngine(policy, tokenizer, path=path, tokens_per_pack=tokens_per_pack, precision=precision)
+    return LiveEngine(policy, tokenizer, precision=precision)
