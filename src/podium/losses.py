@@ -88,14 +88,14 @@ class LossSettings:
     """Upper bound on the unclipped side of the clipped losses."""
     beta: float = 0.0
     """Weight of the KL to the reference policy."""
-    use_bias_correction_kl: bool = False
+    use_bias_correction_kl: bool = True
     sapo_temperature_pos: float = 1.0
     sapo_temperature_neg: float = 1.05
     vespo_k_pos: float = 2.0
     vespo_lambda_pos: float = 3.0
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
-    max_completion_length: int = 256
+    max_completion_length: int = 512
     """The constant divisor of `dr_grpo`."""
     off_policy_mask_threshold: float | None = None
 
