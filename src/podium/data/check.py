@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import DataError, did_you_mean
@@ -75,6 +75,8 @@ def find_problems(
     builder: PromptBuilder | None = None,
 ) -> list[Finding]:
     """What `check_dataset` raises and warns of, as a list: the columns first, then the rows in order, then counts."""
+    if _is_read_once(dataset):
+        return []
     columns = _column_names(dataset)
     if not columns:
         return [_empty(name)]
@@ -83,8 +85,8 @@ def find_problems(
         return findings
     template = _template(tokenizer, builder)
     survey = _Survey(builder=builder)
-    for index, prompt in _prompts(dataset):
-        survey.add(index, prompt, check_row({"prompt": prompt}, index, chat_template=template))
+    for index, row in enumerate(_rows_with_prompts(dataset)):
+        survey.add(index, row, check_row(row, index, chat_template=template))
     findings += survey.findings
     if survey.chat_rows and template is None and (tokenizer or builder):
         findings.append(no_template(survey.chat_rows[0]))
@@ -270,8 +272,9 @@ class _Survey:
     long_rows: dict[int, int] = field(default_factory=dict)
     """Number of tokens by row, of prompts over the builder's limit."""
 
-    def add(self, index: int, prompt: Any, problem: Finding | None) -> None:
+    def add(self, index: int, row: Any, problem: Finding | None) -> None:
         self.num_rows += 1
+        prompt = row.get("prompt") if isinstance(row, Mapping) else None
         if problem is not None:
             self.findings.append(problem)
         if isinstance(prompt, str):
@@ -386,22 +389,25 @@ def _is_transformed(dataset: Any) -> bool:
     return isinstance(settings, Mapping) and settings.get("type") == "custom"
 
 
+def _is_read_once(dataset: Any) -> bool:
+    """A generator or the like: looking at its rows would use them up."""
+    return _is_stream(dataset) and iter(dataset) is dataset
+
+
 def _rows(dataset: Any) -> Iterator[Any]:
-    """The rows; the first ones of a stream, and none of a stream that can be read only once."""
-    if not _is_stream(dataset):
-        return (dataset[index] for index in range(len(dataset)))
-    rows = iter(dataset)
-    return iter(()) if rows is dataset else islice(rows, STREAM_ROWS)
+    """The rows; of a stream the first ones."""
+    if _is_stream(dataset):
+        return islice(dataset, STREAM_ROWS)
+    return (dataset[index] for index in range(len(dataset)))
 
 
-def _prompts(dataset: Any) -> Iterable[tuple[int, Any]]:
-    """Row numbers and prompts. A `datasets.Dataset` is read in batches of that one column: 20 times as fast."""
+def _rows_with_prompts(dataset: Any) -> Iterator[Any]:
+    """The rows with at least their prompts. Of a `datasets.Dataset` that column alone is read, in batches."""
     select: Callable[[str], Any] | None = getattr(dataset, "select_columns", None)
     if select is None or _is_stream(dataset) or _is_transformed(dataset):
-        rows = _rows(dataset)
-        return ((index, row.get("prompt") if isinstance(row, Mapping) else row) for index, row in enumerate(rows))
+        return _rows(dataset)
     batches = select("prompt").iter(batch_size=1000)
-    return enumerate(chain.from_iterable(batch["prompt"] for batch in batches))
+    return ({"prompt": prompt} for batch in batches for prompt in batch["prompt"])
 
 
 def _listed(names: Iterable[Any]) -> str:
