@@ -1,0 +1,113 @@
+"""Advantages by hand; against TRL's code they are compared in tests/parity."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from podium.advantages import AGGREGATIONS, Advantages, AdvantageSettings, advantages, combine
+
+NAN = math.nan
+SCALES = ("group", "batch", "none")
+
+
+def of(rewards, *, weights=(1.0,), scale="group", aggregation="sum_then_normalize") -> Advantages:
+    """Advantages of rewards given as [P, G] (one function) or [P, G, K]."""
+    array = np.array(rewards, dtype=float)
+    settings = AdvantageSettings(weights_K=np.array(weights), scale_rewards=scale, aggregation=aggregation)
+    return advantages(array if array.ndim == 3 else array[:, :, None], settings)
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ("none", [[-1, 1], [0.5, -0.5]]),
+        ("group", [[-1 / (2**0.5 + 1e-4), 1 / (2**0.5 + 1e-4)], [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)]]),
+        # of 0, 2, 4, 3: mean 2.25, squares 5.0625 + 0.0625 + 3.0625 + 0.5625, over 3
+        ("batch", [[x / ((8.75 / 3) ** 0.5 + 1e-4) for x in row] for row in ([-1, 1], [0.5, -0.5])]),
+    ],
+)
+def test_scalings_by_hand(scale: str, expected: list) -> None:
+    np.testing.assert_allclose(of([[0, 2], [4, 3]], scale=scale).advantages_PG, expected, rtol=1e-12)
+
+
+def test_weights_and_missing_rewards() -> None:
+    """The second function has nothing to say of the second completion, neither of the third."""
+    got = of([[[1, 4], [2, NAN], [NAN, NAN], [3, 0]]], weights=(2.0, 0.5), scale="none")
+    np.testing.assert_array_equal(got.reward_PG, [[4, 4, NAN, 6]])
+    np.testing.assert_allclose(got.advantages_PG, [[-2 / 3, -2 / 3, 0, 4 / 3]])
+    np.testing.assert_allclose(got.std_PG, [[(4 / 3) ** 0.5] * 4])
+
+
+def test_normalize_then_sum_lets_no_function_drown_another() -> None:
+    """A function a hundred times as large weighs no more: here both say the opposite, and cancel exactly."""
+    got = of([[[0, 100], [1, 0]], [[0, 0], [1, 100]]], weights=(1.0, 1.0), aggregation="normalize_then_sum")
+    np.testing.assert_allclose(got.advantages_PG[0], 0, atol=1e-4)
+    assert got.advantages_PG[1, 1] == pytest.approx(-got.advantages_PG[1, 0])
+    assert got.advantages_PG[1, 1] > 1
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_equal_rewards_give_exactly_nothing(scale: str, aggregation: str) -> None:
+    """Not 1e-13: what is exactly 0 can be left out. (The mean of three times 0.1 is not 0.1 in floating point.)"""
+    learnable = [[0, 1], [1, 0], [0.3, 0.3]]
+    got = of(
+        [[[0.1, 0.7]] * 3, learnable, [[NAN, 0.1], [NAN, NAN], [NAN, 0.1]]],
+        weights=(1.0, 0.7),
+        scale=scale,
+        aggregation=aggregation,
+    )
+    assert (got.advantages_PG[[0, 2]] == 0).all()
+    assert got.has_signal_P.tolist() == [False, True, False]
+
+
+def test_equal_sums_of_unequal_rewards_are_equal() -> None:
+    """0.1 + 0.2 and 0.3 + 0.0 are the same reward, whatever their last bit says."""
+    got = of([[[0.1, 0.2], [0.3, 0.0]]], weights=(1.0, 1.0))
+    assert 0.1 + 0.2 != 0.3
+    assert (got.advantages_PG == 0).all()
+    assert got.std_PG.tolist() == [[0.0, 0.0]]
+
+
+def test_small_differences_are_not_dust() -> None:
+    got = of([[1e-6, 2e-6]], scale="none")
+    np.testing.assert_allclose(got.advantages_PG, [[-5e-7, 5e-7]])
+    got = of([[1000.0, 1000.0 + 1e-6]], scale="none")
+    np.testing.assert_allclose(got.advantages_PG, [[-5e-7, 5e-7]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_one_scored_completion_teaches_nothing(scale: str, aggregation: str) -> None:
+    """Alone in its group; or the only one that a function spoke of."""
+    assert of([[3.0], [5.0]], scale=scale, aggregation=aggregation).advantages_PG.tolist() == [[0.0], [0.0]]
+    assert of([[3.0, NAN, NAN]], scale=scale, aggregation=aggregation).advantages_PG.tolist() == [[0.0, 0.0, 0.0]]
+    nothing = of([[NAN, NAN]], scale=scale, aggregation=aggregation)
+    assert nothing.advantages_PG.tolist() == [[0.0, 0.0]]
+    assert np.isnan(nothing.reward_PG).all()
+
+
+def test_groups_are_independent_but_for_the_batch() -> None:
+    """Adding a group changes no other group's advantages unless the batch scales them."""
+    alone, together = [[0, 1, 5]], [[0, 1, 5], [9, 0, 0]]
+    for scale, same in (("group", True), ("none", True), ("batch", False)):
+        a, b = of(alone, scale=scale).advantages_PG[0], of(together, scale=scale).advantages_PG[0]
+        assert np.array_equal(a, b) == same
+
+
+def test_share_without_spread_is_of_completions() -> None:
+    got = of([[1, 1], [0, 1], [NAN, 1]])
+    assert got.zero_std_PG.tolist() == [[True, True], [False, False], [False, False]]
+
+
+def test_combine_keeps_leading_axes() -> None:
+    rewards = np.array([[[1.0, 2.0], [NAN, 2.0]], [[1.0, NAN], [NAN, NAN]]])
+    np.testing.assert_array_equal(combine(rewards, np.array([1.0, 10.0])), [[21.0, 20.0], [1.0, NAN]])
+
+
+def test_infinite_rewards_are_a_contradiction() -> None:
+    with pytest.raises(AssertionError, match="finite"):
+        of([[math.inf, 0]])

@@ -1,0 +1,200 @@
+"""Metric names, their meanings and the window between two logs; their values against TRL's are in tests/parity."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import trl
+from trl.trainer.utils import nanstd as trl_nanstd
+
+from podium.advantages import AdvantageSettings, advantages
+from podium.losses import OBJECTIVES, LossInputs, LossSettings, policy_loss
+from podium.metrics import (
+    LOSS_METRICS,
+    METRICS,
+    MetricsBuffer,
+    describe,
+    loss_metrics,
+    nanmean,
+    nanstd,
+    rollout_metrics,
+    rollout_table,
+    unstack,
+)
+from podium.records import Completion, Group, Prompt, ScoredGroup
+
+NAMES = ("a", "b")
+
+
+def scored(prompt_length: int, rows: list[tuple[int, str, float, float]]) -> ScoredGroup:
+    """A group of completions given as (length, finish, reward a, reward b)."""
+    prompt = Prompt(id=0, row=0, token_ids=(1,) * prompt_length, text="", content="")
+    completions = tuple(
+        Completion(token_ids=(2,) * length, logps=(0.0,) * length, finish=finish, text="", policy_step=0)
+        for length, finish, *_ in rows
+    )
+    rewards = np.array([row[2:] for row in rows], dtype=float)
+    return ScoredGroup(group=Group(prompt=prompt, completions=completions), names_K=NAMES, rewards_GK=rewards)
+
+
+GROUPS = [
+    scored(3, [(2, "stop", 1.0, math.nan), (8, "length", 0.0, 0.5)]),
+    scored(5, [(4, "stop", 0.0, math.nan), (6, "stop", 0.0, math.nan)]),
+]
+
+
+def test_rollout_metrics_by_hand() -> None:
+    table = rollout_table(GROUPS, NAMES)
+    got = rollout_metrics(table, advantages(table.rewards_RK.reshape(2, 2, 2), AdvantageSettings(weights_K=np.ones(2))))
+    assert got == pytest.approx(
+        {
+            "completions/mean_length": 5.0,
+            "completions/min_length": 2.0,
+            "completions/max_length": 8.0,
+            "completions/clipped_ratio": 0.25,
+            "completions/mean_terminated_length": 4.0,
+            "completions/min_terminated_length": 2.0,
+            "completions/max_terminated_length": 6.0,
+            "rewards/a/mean": 0.25,
+            "rewards/a/std": 0.5,
+            "rewards/b/mean": 0.5,
+            "rewards/b/std": math.nan,
+            "reward": 0.375,
+            "reward_std": 0.47871355,
+            "frac_reward_zero_std": 0.5,
+        },
+        nan_ok=True,
+    )
+    assert table.num_tokens == 2 * 3 + 2 * 5 + 20
+
+
+def test_terminated_lengths_are_zero_where_nothing_ended() -> None:
+    table = rollout_table([scored(1, [(4, "length", 0, 0), (4, "length", 1, 0)])], NAMES)
+    got = rollout_metrics(table, advantages(table.rewards_RK[None], AdvantageSettings(weights_K=np.ones(2))))
+    assert {got[f"completions/{which}_terminated_length"] for which in ("mean", "min", "max")} == {0.0}
+    assert got["completions/clipped_ratio"] == 1.0
+
+
+def test_ranks_are_put_together_from_their_rows() -> None:
+    """Two ranks with a group each gather the table that one rank with both would have; one may have none."""
+    rows = [rollout_table([group], NAMES).stack() for group in GROUPS]
+    nothing = rollout_table([], NAMES).stack()
+    together, whole = unstack(np.concatenate([*rows, nothing]), NAMES), rollout_table(GROUPS, NAMES)
+    np.testing.assert_array_equal(together.stack(), whole.stack())
+    assert together.num_tokens == whole.num_tokens
+    assert together.truncated_R.dtype == bool
+
+
+def output_of(loss_type: str):
+    x = LossInputs(
+        logps_N=torch.tensor([-1.0, -1.0, -1.0]),
+        entropy_N=torch.tensor([1.0, 2.0, 6.0]),
+        advantages_R=torch.tensor([1.0, -1.0]),
+        rollout_N=torch.tensor([0, 0, 1]),
+        num_rollouts=2,
+        num_tokens=3,
+        old_logps_N=torch.tensor([-2.0, -1.0, -0.5]),
+        ref_logps_N=torch.tensor([-1.0, -1.0, 0.0]),
+    )
+    return policy_loss(x, LossSettings(loss_type=loss_type, beta=0.1, use_bias_correction_kl=False))
+
+
+def test_loss_metrics_by_hand() -> None:
+    """The first token is clipped from above, half of its rollout; the third from below, all of its rollout."""
+    output = output_of("grpo")
+    got = loss_metrics(output.sums, LossSettings(loss_type="grpo", beta=0.1), has_entropy_bonus=True, entropy_coef=0.3)
+    assert got == pytest.approx(
+        {
+            "entropy": 3.0,
+            "kl": (math.e - 2) / 3,
+            "policy_loss": output.loss.item(),
+            "clip_ratio/low_mean": 1 / 3,
+            "clip_ratio/low_min": 0.0,
+            "clip_ratio/high_mean": 1 / 3,
+            "clip_ratio/high_max": 0.5,
+            "clip_ratio/region_mean": 2 / 3,
+            "entropy_coef": 0.3,
+        }
+    )
+
+
+def test_names_that_do_not_apply_are_left_out() -> None:
+    got = loss_metrics(output_of("sapo").sums, LossSettings(loss_type="sapo"))
+    assert set(got) == {"entropy"}
+
+
+def test_every_metric_is_declared_with_unit_and_meaning() -> None:
+    """Whatever the reductions can produce has a row, and nothing but the trainer's own rows is unused."""
+    produced = set(LOSS_METRICS) | {"entropy_coef"}
+    table = rollout_table(GROUPS, NAMES)
+    settings = AdvantageSettings(weights_K=np.ones(2))
+    produced |= set(rollout_metrics(table, advantages(table.rewards_RK.reshape(2, 2, 2), settings)))
+    for name in produced:
+        row = describe(name)
+        assert row is not None, name
+        assert row.unit
+        assert row.meaning.endswith(".")
+        assert describe(f"eval_{name}") == row
+    for objective in OBJECTIVES.values():
+        assert set(objective.metrics) <= set(LOSS_METRICS)
+    unused = set(METRICS) - produced - {"rewards/<name>/mean", "rewards/<name>/std"}
+    assert unused == {"num_tokens", "step_time", "aux_loss"}
+    assert describe("my_own_metric") is None
+
+
+def test_reward_names_may_hold_slashes() -> None:
+    assert describe("rewards/models/judge/mean") == METRICS["rewards/<name>/mean"]
+
+
+def test_nan_aware_statistics_are_torchs() -> None:
+    for values in ([1.0, 2.0, 4.0], [1.0, math.nan, 4.0], [1.0, math.nan], [math.nan], []):
+        x = torch.tensor(values, dtype=torch.float64)
+        assert nanmean(x.numpy()) == pytest.approx(x.nanmean().item(), nan_ok=True)
+        assert nanstd(x.numpy()) == pytest.approx(trl_nanstd(x).item(), nan_ok=True)
+
+
+def trl_log(mode: str, window: dict[str, list[float]], patch: pytest.MonkeyPatch) -> dict[str, float | None]:
+    """What TRL's own `log` hands to transformers for a window of values."""
+    logged: dict[str, float | None] = {}
+    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
+    trainer._metrics = {mode: window}
+    trainer.model = torch.nn.Linear(1, 1).train(mode == "train")
+    trainer.log_completions = False
+    trainer.accelerator = SimpleNamespace(is_main_process=True)
+    patch.setattr(transformers.Trainer, "log", lambda _self, logs, _start: logged.update(logs))
+    trainer.log({})
+    return logged
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_buffer_is_trls_window(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"reward": [1.0, math.nan, 4.0], "rewards/a/mean": [math.nan, math.nan], "kl": [0.25]}
+    buffer = MetricsBuffer()
+    for name, several in values.items():
+        for value in several:
+            buffer.add(mode, {name: value})
+    assert buffer.flush(mode) == trl_log(mode, values, monkeypatch)
+    assert buffer.flush(mode) == {}
+
+
+def test_buffer_keeps_modes_apart_and_what_counts_up() -> None:
+    buffer = MetricsBuffer()
+    buffer.add("train", {"reward": 1.0})
+    buffer.add("eval", {"reward": 3.0})
+    buffer.replace("train", {"num_tokens": 10})
+    buffer.replace("train", {"num_tokens": 30})
+    assert buffer.flush("eval") == {"eval_reward": 3.0}
+    assert buffer.flush("train") == {"reward": 1.0, "num_tokens": 30.0}
+    buffer.add("train", {"reward": 2.0})
+    assert buffer.flush("train") == {"reward": 2.0}
+
+
+def test_two_buffers_share_nothing() -> None:
+    first, second = MetricsBuffer(), MetricsBuffer()
+    first.add("train", {"reward": 1.0})
+    assert second.flush("train") == {}
