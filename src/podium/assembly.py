@@ -30,11 +30,14 @@ from podium.forward import Path, choose_path
 from podium.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.models import loading
 from podium.models.attention import tree_attention
+from podium.precision import ProductPrecision, measure_products
 from podium.records import ScoredGroup
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
 from podium.rounds import Plan, PromptOrder
 
 logger = logging.getLogger(__name__)
+
+Precision = Callable[[], contextlib.AbstractContextManager]
 
 NOT_SUPPORTED = {
     "tools": "Tools are not supported: a completion here is one uninterrupted answer of the policy.",
@@ -73,7 +76,7 @@ class Parts:
     num_parameters: int
     train_dataset: Any
     eval_dataset: Any
-    precision: Callable[[], contextlib.AbstractContextManager]
+    precision: Precision
 
     def attention(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager:
         """The context around forward and backward of `model` (the policy): tree attention, where the model can."""
@@ -134,7 +137,7 @@ def assemble(
     path, why_not = choose_path(policy)
     if why_not:
         logger.warning("Shared prefixes are off for this model: %s. Prompts are computed once per completion.", why_not)
-    precision = _precision(args)
+    precision = _precision(args, policy)
     tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args)
     _decide_checkpointing(args, tokens_per_pack, path)
     router_coef = _router_coef(args, policy)
@@ -263,12 +266,21 @@ def _dropping(builder: PromptBuilder) -> Callable[[Any], Any]:
 # ---- after weights ----
 
 
-def _precision(args: GRPOConfig) -> Callable[[], contextlib.AbstractContextManager]:
+def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
     """A context in which sampling, scoring and training compute alike."""
+    if args.device.type == "cpu":
+        enabled = args.product_precision == "bfloat16"
+        if args.product_precision == "auto":
+            measured = measure_products()
+            enabled = measured.bfloat16_pays
+            logger.info(
+                "Matrix products in %s: measured %.0f GFLOP/s in float32, %.0f in bfloat16.",
+                "bfloat16" if enabled else "float32",
+                *measured,
+            )
+        return ProductPrecision(policy, enabled=enabled)
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-    if dtype is None:
-        return contextlib.nullcontext
-    return lambda: torch.autocast(args.device.type, dtype=dtype)
+    return contextlib.nullcontext if dtype is None else lambda: torch.autocast(args.device.type, dtype=dtype)
 
 
 def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig) -> int:
@@ -305,7 +317,7 @@ def _engine(
     tokenizer: PreTrainedTokenizerBase,
     path: Path,
     tokens_per_pack: int,
-    precision: Callable[[], contextlib.AbstractContextManager],
+    precision: Precision,
 ) -> RolloutEngine:
     reasons = []
     if path != "shared":

@@ -24,6 +24,7 @@ from podium.records import SamplingSettings
 logger = logging.getLogger(__name__)
 
 ENGINES = ("auto", "live", "transformers", "vllm")
+PRECISIONS = ("auto", "float32", "bfloat16")
 OVERLONG = ("error", "drop", "truncate")
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -33,6 +34,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "multi_objective_aggregation": tuple(AGGREGATIONS),
     "rollout_engine": ENGINES,
     "overlong_prompts": OVERLONG,
+    "product_precision": PRECISIONS,
 }
 """Fields with a closed set of values; TRL finds a wrong one only after the first generation."""
 
@@ -103,6 +105,13 @@ class GRPOConfig(trl.GRPOConfig):
         metadata={"help": "Replace groups without spread in their rewards by groups of fresh prompts (DAPO, arXiv:2503.14476)."},
     )
     max_resamples: int = field(default=3, metadata={"help": "Most rounds of replacement a generation round may take."})
+    product_precision: str = field(
+        default="auto",
+        metadata={
+            "help": "Precision of matrix products on a CPU: `float32`, `bfloat16` (weights, gradients and optimizer stay "
+            "float32), or `auto`: bfloat16 where it measures faster. On a GPU `bf16` decides."
+        },
+    )
     tokens_per_pack: int | None = field(
         default=None,
         metadata={"help": "Most tokens in one forward and backward: it bounds activation memory. None: from the model's size."},
@@ -160,9 +169,13 @@ class GRPOConfig(trl.GRPOConfig):
         """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless the user said otherwise."""
         if not torch.accelerator.is_available() and not self.use_cpu:
             self.use_cpu = True
+        on_cpu = self.use_cpu or not torch.cuda.is_available()
+        if on_cpu and self.bf16 is not None and self.product_precision == "auto":
+            self.product_precision = "bfloat16" if self.bf16 else "float32"
+        if on_cpu:  # our own products in place of autocast, which rounds more and casts every weight in every forward
+            self.bf16 = False
         if self.bf16 is None:
-            cuda = torch.cuda.is_available() and not self.use_cpu
-            self.bf16 = not self.fp16 and cuda and torch.cuda.is_bf16_supported()
+            self.bf16 = not self.fp16 and torch.cuda.is_bf16_supported()
 
     def _nearest_batch(self) -> str:
         """The batch sizes next to one that cannot be cut into groups."""

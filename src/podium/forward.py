@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from podium.models.attention import TreeAttention, attention_implementation, tree_attention
 from podium.packing import Pack, pack
+from podium.precision import product_weight
 from podium.records import TrainingGroup
 
 Path = Literal["shared", "padded"]
@@ -137,14 +138,8 @@ def head_logps(
     adjust = LogitAdjustment.of(config, temperature)
     weight_VD = head.weight
     chunk = max(16, HEAD_CHUNK_BYTES // (4 * weight_VD.shape[0]))
-    dtype = product_dtype(hidden_ND, weight_VD)
-    return ChunkedLogps.apply(hidden_ND, weight_VD, getattr(head, "bias", None), target_N, adjust, chunk, dtype)
-
-
-def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """The precision of the head's matrix products: autocast's where it is on, else the weight's."""
-    device = hidden.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    factor_VD = product_weight(head, hidden_ND).detach()
+    return ChunkedLogps.apply(hidden_ND, weight_VD, factor_VD, getattr(head, "bias", None), target_N, adjust, chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,35 +180,34 @@ class ChunkedLogps(torch.autograd.Function):
         ctx: Any,
         hidden_ND: Tensor,
         weight_VD: Tensor,
+        factor_VD: Tensor,
         bias_V: Tensor | None,
         target_N: Tensor,
         adjust: LogitAdjustment,
         chunk: int,
-        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         n = len(hidden_ND)
         logps_N, entropy_N, lse_N = (hidden_ND.new_empty(n, dtype=torch.float32) for _ in range(3))
-        weight = weight_VD.to(dtype)
         for rows in _row_chunks(n, chunk):
-            z = _logits(hidden_ND[rows], weight, bias_V, adjust)
+            z = _logits(hidden_ND[rows], factor_VD, bias_V, adjust)
             lse = lse_N[rows] = z.logsumexp(-1)
             logps_N[rows] = z.gather(1, target_N[rows, None])[:, 0] - lse
             entropy_N[rows] = lse - _expectation(z, lse)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
-        ctx.adjust, ctx.chunk, ctx.dtype = adjust, chunk, dtype
+        ctx.adjust, ctx.chunk, ctx.factor_VD = adjust, chunk, factor_VD
         ctx.set_materialize_grads(False)
         return logps_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
-        weight = weight_VD.to(ctx.dtype)
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        factor_VD = ctx.factor_VD
+        needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         grad_hidden = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_weight = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
         for rows in _row_chunks(len(hidden_ND), ctx.chunk):
-            z = _logits(hidden_ND[rows], weight, bias_V, ctx.adjust)
+            z = _logits(hidden_ND[rows], factor_VD, bias_V, ctx.adjust)
             grad = _grad_logits(z, lse_N[rows, None], target_N[rows, None], ctx.adjust, (
                 None if grad_logps_N is None else grad_logps_N[rows, None],
                 None if grad_entropy_N is None else grad_entropy_N[rows, None],
@@ -221,14 +215,14 @@ class ChunkedLogps(torch.autograd.Function):
             ))
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-            grad = grad.to(ctx.dtype)
+            grad = grad.to(factor_VD.dtype)
             if grad_hidden is not None:
-                grad_hidden[rows] = (grad @ weight).to(hidden_ND.dtype)
+                grad_hidden[rows] = (grad @ factor_VD).to(hidden_ND.dtype)
             if grad_weight is not None:
-                _add_product(grad_weight, grad.T, hidden_ND[rows].to(ctx.dtype))
+                _add_product(grad_weight, grad.T, hidden_ND[rows].to(factor_VD.dtype))
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight_VD.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+        return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 
 def _row_chunks(n: int, chunk: int) -> Iterator[slice]:
