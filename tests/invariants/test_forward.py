@@ -1,0 +1,233 @@
+"""The packed forward with shared prefixes says what one plain forward per completion says.
+
+The plain one is transformers' own: eager attention, the whole logits, a log-softmax, nothing of Podium.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+from podium import forward
+from podium.forward import choose_path, token_logps
+from podium.models.attention import attention_implementation, tree_attention
+from podium.packing import pack
+from podium.records import TrainingGroup
+from podium.testing import tiny_model
+
+SHARED_KINDS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
+TEMPERATURE = 0.7
+TOLERANCE = 1e-5
+
+
+def group(rng: np.random.Generator, prompt: int, completions: list[int]) -> TrainingGroup:
+    """Random tokens of the given lengths."""
+    return TrainingGroup(
+        prompt_ids=tuple(rng.integers(4, 260, prompt).tolist()),
+        completion_ids=tuple(tuple(rng.integers(4, 260, n).tolist()) for n in completions),
+        advantages_G=np.zeros(len(completions), np.float32),
+        sampled_logps=tuple(np.zeros(n, np.float32) for n in completions),
+    )
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[TrainingGroup]:
+    """Small groups that attend as one row; one of a single token; one too large for that (packing.FOLDED_ROW)."""
+    rng = np.random.default_rng(7)
+    return [
+        group(rng, 13, [9, 1, 12, 5]),
+        group(rng, 1, [1]),
+        group(rng, 90, [70, 3, 64, 80]),
+        group(rng, 30, [1, 1]),
+    ]
+
+
+def weights(groups: list[TrainingGroup]) -> tuple[list[Tensor], list[Tensor]]:
+    """What each token's log-probability and entropy count in the scalar that is differentiated."""
+    rng = np.random.default_rng(8)
+    lengths = [len(ids) for g in groups for ids in g.completion_ids]
+    draw = [[torch.from_numpy(rng.normal(size=n).astype(np.float32)) for n in lengths] for _ in range(2)]
+    return draw[0], draw[1]
+
+
+def plain(model: nn.Module, groups: list[TrainingGroup]) -> tuple[Tensor, Tensor]:
+    """One eager forward per completion: log-probabilities and entropies, flat; gradients are left on the model."""
+    of_logp, of_entropy = weights(groups)
+    logps, entropies = [], []
+    rows = [(g.prompt_ids, ids) for g in groups for ids in g.completion_ids]
+    with attention_implementation(model, "eager"):
+        for i, (prompt, completion) in enumerate(rows):
+            logits = model(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[
+                0, len(prompt) - 1 : -1
+            ]
+            logp_NV = (logits.float() / TEMPERATURE).log_softmax(-1)
+            logps.append(logp_NV.gather(1, torch.tensor(completion)[:, None])[:, 0])
+            entropies.append(-(logp_NV.exp() * logp_NV).sum(-1))
+            ((logps[-1] * of_logp[i]).sum() + (entropies[-1] * of_entropy[i]).sum()).backward()
+    return torch.cat(logps).detach(), torch.cat(entropies).detach()
+
+
+def packed(
+    model: nn.Module, groups: list[TrainingGroup], *, tokens_per_pack: int = 4096, path: forward.Path = "shared"
+) -> tuple[Tensor, Tensor]:
+    """The same through packs."""
+    of_logp, of_entropy = (torch.cat(x) for x in weights(groups))
+    logps, entropies, at = [], [], 0
+    for part in pack(groups, tokens_per_pack=tokens_per_pack):
+        with tree_attention(model) if path == "shared" else contextlib.nullcontext():
+            out = token_logps(model, part, temperature=TEMPERATURE, path=path)
+            here = slice(at, at + part.num_tokens)
+            ((out.logps_N * of_logp[here]).sum() + (out.entropy_N * of_entropy[here]).sum()).backward()
+        logps.append(out.logps_N.detach())
+        entropies.append(out.entropy_N.detach())
+        at += part.num_tokens
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Of every trainable parameter; all of them must have one. Leaves none behind."""
+    found = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert all(grad is not None for grad in found.values()), [name for name, grad in found.items() if grad is None]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def compare(model: nn.Module, run: Callable[[], tuple[Tensor, Tensor]], groups: list[TrainingGroup]) -> None:
+    expected_logps, expected_entropy = plain(model, groups)
+    expected_grads = gradients(model)
+    logps, entropy = run()
+    grads = gradients(model)
+    assert (logps - expected_logps).abs().max() < TOLERANCE
+    assert (entropy - expected_entropy).abs().max() < TOLERANCE
+    assert grads.keys() == expected_grads.keys()
+    whole = math.sqrt(sum(float(grad.square().sum()) for grad in expected_grads.values()))
+    for name, expected in expected_grads.items():
+        assert float((grads[name] - expected).norm()) < TOLERANCE * max(float(expected.norm()), 1e-3 * whole), name
+
+
+def with_lora(model: nn.Module) -> nn.Module:
+    """An adapter that changes the model: both of its factors random."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = get_peft_model(
+            model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+        )
+    return model.eval()
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", SHARED_KINDS)
+def test_shared_prefix_equals_one_plain_forward_per_row(kind: str, lora: bool, groups: list[TrainingGroup]) -> None:
+    model = tiny_model(kind)
+    model = with_lora(model) if lora else model
+    assert choose_path(model) == ("shared", "")
+    compare(model, lambda: packed(model, groups), groups)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_gradient_checkpointing_changes_nothing(
+    kind: str, lora: bool, reentrant: bool, groups: list[TrainingGroup]
+) -> None:
+    model = tiny_model(kind)
+    model = with_lora(model) if lora else model
+    model.train()  # checkpointing is on in training mode only; these models have no dropout
+    counted = _count_layer_calls(model)
+
+    def run() -> tuple[Tensor, Tensor]:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        counted.clear()
+        return packed(model, groups)
+
+    compare(model, run, groups)
+    assert len(counted) == 2 * model.config.num_hidden_layers, "each layer runs once forward and once again backward"
+
+
+def _count_layer_calls(model: nn.Module) -> list[str]:
+    calls: list[str] = []
+    for name, module in model.named_modules():
+        if name.endswith("self_attn"):
+            module.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+def test_the_padded_path_equals_one_plain_forward_per_row(kind: str, groups: list[TrainingGroup]) -> None:
+    """GPT-2 has absolute positions: padding must not shift them."""
+    model = tiny_model(kind)
+    compare(model, lambda: packed(model, groups, path="padded"), groups)
+
+
+@pytest.mark.parametrize("tokens_per_pack", [1, 40, 150, 300, 100_000])
+def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[TrainingGroup]) -> None:
+    model = tiny_model("qwen3")
+    parts = pack(groups, tokens_per_pack=tokens_per_pack)
+    assert [len(ids) for g in groups for ids in g.completion_ids] == [
+        int((part.rollout_N == r).sum()) for part in parts for r in range(part.num_rollouts)
+    ]
+    assert all(part.num_inputs <= tokens_per_pack or part.num_rollouts == 1 for part in parts)
+    compare(model, lambda: packed(model, groups, tokens_per_pack=tokens_per_pack), groups)
+
+
+def test_the_head_in_chunks_is_the_head_at_once(groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "HEAD_CHUNK_BYTES", 4 * 260 * 16)  # 16 tokens at a time
+    model = tiny_model("gemma2")  # soft-capped, tied to the embeddings
+    compare(model, lambda: packed(model, groups), groups)
+
+
+def test_a_row_of_padding_queries_changes_nothing() -> None:
+    """Rows of a bucket are padded to its longest; a completion of one token has no row of its own at all."""
+    rng = np.random.default_rng(1)
+    groups = [group(rng, 200, [1, 90, 65, 1]), group(rng, 250, [100, 127])]
+    model = tiny_model("llama")
+    compare(model, lambda: packed(model, groups), groups)
+
+
+# ---- models that cannot share prefixes ----
+
+
+def test_a_model_without_the_attention_interface_takes_the_padded_path(groups: list[TrainingGroup]) -> None:
+    model = tiny_model("llama")
+    model._supports_attention_backend = False
+    path, why = choose_path(model)
+    assert path == "padded"
+    assert "attention interface" in why
+    compare(model, lambda: packed(model, groups, path=path), groups)
+
+
+def test_a_model_that_gives_other_numbers_takes_the_padded_path() -> None:
+    """Absolute positions that ignore `position_ids` cannot be packed; the trial finds out."""
+    model = tiny_model("llama")
+    rotary = model.model.rotary_emb
+    original = rotary.forward
+    rotary.forward = lambda x, position_ids: original(
+        x, torch.arange(position_ids.shape[1])[None].expand_as(position_ids)
+    )
+    path, why = choose_path(model)
+    assert path == "padded"
+    assert "differed by" in why
+
+
+def test_a_model_that_fails_in_the_trial_takes_the_padded_path() -> None:
+    model = tiny_model("llama")
+    attention = model.model.layers[0].self_attn
+    original = attention.forward
+
+    def strict(*args: object, **kwargs: object) -> object:
+        if "podium" in kwargs:
+            raise TypeError("unexpected keyword argument 'podium'")
+        return original(*args, **kwargs)
+
+    attention.forward = strict
+    path, why = choose_path(model)
+    assert path == "padded"
+    assert "unexpected keyword" in why
