@@ -47,7 +47,8 @@ class LossInputs:
     keep_N: Tensor | None = None
     """bool: tokens whose policy gradient counts (`keep_high_entropy`); None: all."""
     num_entropy_tokens: float | None = None
-    """Divisor of the entropy bonus, counted like `num_tokens` over the kept tokens; None, without `keep_N`: those."""
+    """Divisor of the entropy bonus: kept tokens of the step over all ranks (TRL: of the micro-batch over all ranks x
+    accumulation). None, which only works without `keep_N`: `num_tokens`."""
 
     @property
     def advantages_N(self) -> Tensor:
@@ -409,14 +410,24 @@ def reduce_sums(rows_XF: Tensor) -> LossSums:
     return LossSums(**{name: combined.get(name, torch.sum)(rows_XF[:, i], dim=0) for i, name in enumerate(names)})
 
 
-def skipped_sums(num_tokens: float, num_rollouts: float, s: LossSettings) -> LossSums:
-    """What rollouts left out for their zero advantage would have added to the clip ratios: ratios that clip nothing."""
-    sums = no_sums()
-    clips = OBJECTIVES[s.loss_type].measure in (measure_clip, measure_cap)
-    if not clips or not num_rollouts:
+def with_skipped(sums: LossSums, s: LossSettings, *, num_tokens: float, num_rollouts: float) -> LossSums:
+    """The sums of a step as if rollouts left out for their zero advantage had been there: their ratios clip nothing.
+
+    Args:
+        sums: of all packs of all ranks.
+        s: the settings.
+        num_tokens: loss tokens of the step over all ranks, also of those left out.
+        num_rollouts: rollouts of the step, likewise.
+    """
+    total = num_rollouts if s.one_ratio_per_rollout else num_tokens
+    if OBJECTIVES[s.loss_type].measure not in (measure_clip, measure_cap) or float(sums.ratios) >= total:
         return sums
-    ratios = torch.tensor(float(num_rollouts if s.one_ratio_per_rollout else num_tokens))
-    return replace(sums, ratios=ratios, low_min=torch.zeros(()), high_max=torch.zeros(()))
+    return replace(
+        sums,
+        ratios=torch.full_like(sums.ratios, total),
+        low_min=sums.low_min.clamp(max=0.0),
+        high_max=sums.high_max.clamp(min=0.0),
+    )
 
 
 def no_sums(device: torch.device | str = "cpu") -> LossSums:

@@ -22,8 +22,8 @@ from podium.losses import (
     no_sums,
     policy_loss,
     reduce_sums,
-    skipped_sums,
     skips_zero_advantage,
+    with_skipped,
 )
 from podium.metrics import loss_metrics
 
@@ -199,16 +199,19 @@ def test_a_pack_without_tokens_is_nothing(loss_type: str, level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", [name for name in OBJECTIVES if name != "vespo"])
 def test_skipped_rollouts_count_in_the_clip_ratios(loss_type: str, level: str) -> None:
-    """Leaving rollouts of zero advantage out and adding `skipped_sums` gives the clip ratios of keeping them."""
+    """Leaving rollouts of zero advantage out and counting them gives the clip ratios of keeping them."""
     settings = LossSettings(loss_type=loss_type, level=level, epsilon_high=1.1 if loss_type == "cispo" else 0.2)
-    rollouts = [*ROLLOUTS, (0.0, [2.0, 0.1])]
-    all_of_them = policy_loss(pack(rollouts), settings).sums
-    some = policy_loss(pack(ROLLOUTS), settings).sums
-    both = reduce_sums(torch.stack([some.stack(), skipped_sums(2, 1, settings).stack()]))
     names = OBJECTIVES[loss_type].metrics
-    expected, got = loss_metrics(all_of_them, settings), loss_metrics(both, settings)
-    assert [got[name] for name in names] == pytest.approx([expected[name] for name in names])
-    assert got["entropy"] == 2.0
+    for signal in ([], [(2.0, [1.5, 1.5, 0.5])], [(2.0, [1.5, 1.5, 0.5]), (-1.0, [0.5, 0.5])]):
+        rollouts = [*signal, (0.0, [2.0, 0.1])]
+        tokens = sum(len(ratios) for _, ratios in rollouts)
+        whole = policy_loss(pack(rollouts), settings).sums
+        trained = policy_loss(pack(signal), settings).sums
+        counted = with_skipped(trained, settings, num_tokens=tokens, num_rollouts=len(rollouts))
+        expected, got = loss_metrics(whole, settings), loss_metrics(counted, settings)
+        assert [got[name] for name in names] == pytest.approx([expected[name] for name in names])
+        unchanged = with_skipped(whole, settings, num_tokens=tokens, num_rollouts=len(rollouts))
+        assert torch.equal(unchanged.stack(), whole.stack())
 
 
 def test_zero_advantages_are_only_skipped_where_nothing_else_needs_them() -> None:
