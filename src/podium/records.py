@@ -10,7 +10,7 @@ pack, K reward functions, V vocabulary, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -121,6 +121,9 @@ class SamplingSettings:
     seed: int = 0
     round: int = 0
     """Number of the generation round: with `seed`, the prompt's id, g and t it decides every random number."""
+    lengths: Callable[[int, int], int] | None = None
+    """Exact lengths, from a prompt's id and the number of its completion: no end token is drawn before, and one is put
+    there. For benchmarks and memory probes; None: completions end when they end."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """`generation_kwargs` that only `model.generate` knows."""
 

@@ -122,9 +122,23 @@ class Round:
         positions = np.array([len(row.token_ids) for row in rows])
         uniform_R = torch.from_numpy(uniforms(keys, positions)).to(self.device)
         seen_RV = self._seen(rows, logits_RV) if self.penalise else None
+        if self.schedule.settings.lengths is not None:
+            self._force_lengths(rows, logits_RV)
         drawn = draw(logits_RV, uniform_R, self.schedule.settings, seen_RV)
         moves = self.schedule.append(rows, drawn.token_R.tolist(), drawn.logp_R.tolist())
         self.cache.move(moves.rows, moves.slots)
+
+    def _force_lengths(self, rows: list[Row], logits_RV: Tensor) -> None:
+        """Leave only an end token where a row must end, and none before."""
+        settings = self.schedule.settings
+        ends = sorted(settings.end_ids)
+        assert settings.lengths is not None and ends, "exact lengths need an end token"
+        kept = logits_RV[:, ends[0]].clone()
+        logits_RV[:, ends] = float("-inf")
+        for r, row in enumerate(rows):
+            if len(row.token_ids) + 1 >= settings.lengths(self.schedule.prompts[row.prompt].id, row.completion):
+                logits_RV[r] = float("-inf")
+                logits_RV[r, ends[0]] = kept[r]
 
     def _seen(self, rows: list[Row], logits_RV: Tensor) -> Tensor:
         """Which tokens each row's prompt and completion hold already, for the repetition penalty."""
