@@ -291,7 +291,7 @@ def capped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
 
 
 def soft_gate(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
-    """A sigmoid gate in place of the hard clip, steeper for negative advantages (SAPO, arXiv:2511.20347, eq. 5)."""
+    """A sigmoid gate in place of the hard clip, steeper for negative advantages (SAPO, arXiv:2511.20347)."""
     tau_N = torch.where(x.advantages_N > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
     return -torch.sigmoid(tau_N * (ratio_N - 1)) * 4 / tau_N * x.advantages_N
 

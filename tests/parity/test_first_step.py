@@ -259,6 +259,17 @@ def test_what_depends_on_the_micro_batch_moves_weights_as_trl(
     assert_alike(model, None, settings)
 
 
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
+def test_a_round_over_several_steps_moves_weights_as_trl(
+    model: str, tmp_path, monkeypatch: pytest.MonkeyPatch, loss_type: str
+) -> None:
+    """Two optimizer steps share a round, twice over; the cut goes through the second group."""
+    monkeypatch.setattr(trl_module, "shuffle_sequence_dict", lambda batch: batch)
+    changes = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "num_iterations": 2, "beta": 0.1}
+    settings = settings_of(str(tmp_path), accumulation=1, steps=4, loss_type=loss_type, **changes)
+    assert_alike(model, None, settings)
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("beta", [0.0, 0.2])
 def test_lora_moves_weights_as_trl(model: str, tmp_path, beta: float, accumulation: int) -> None:
