@@ -1,0 +1,60 @@
+"""The command line: one file per verb. Nothing heavy is imported before a verb runs, so `--help` is quick."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from podium.cli.chat import chat
+from podium.cli.recipes import recipes
+from podium.cli.sample import sample
+from podium.cli.train import train
+from podium.errors import PodiumError
+
+MISTAKE = 2
+"""Exit code of whatever the user can repair."""
+INTERRUPTED = 130
+
+ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Any key of a recipe is a flag; `podium.recipe.flags` reads them."""
+RECIPE = "RECIPE [OPTIONS] [--ANY_KEY VALUE]..."
+
+
+def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
+    """Mistakes end as one message and code 2, Ctrl-C as code 130; bugs keep their traceback."""
+
+    @functools.wraps(verb)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            verb(*args, **kwargs)
+        except PodiumError as error:
+            sys.stderr.write(f"error: {error}\n")
+            raise typer.Exit(MISTAKE) from None
+        except KeyboardInterrupt:
+            sys.stderr.write("\ninterrupted\n")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return guarded
+
+
+app = typer.Typer(
+    name="podium",
+    help="Fine-tune language models with GRPO.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(train))
+app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))
+app.command()(_guarded(chat))
+app.command()(_guarded(recipes))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

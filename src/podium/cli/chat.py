@@ -1,0 +1,129 @@
+"""`podium chat MODEL_OR_RUN`: talk to a model, or to what a run made of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+HELP = "An empty line or Ctrl-D ends, /new starts over."
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="A run's folder, a model folder, a hub id or `builtin:...`.")],
+    system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token, always.")] = 0.7,
+) -> None:
+    """Talk to a model or to the result of a run."""
+    from podium.cli.terminal import prepare_output
+
+    folder, adapter = find_model(model)
+    prepare_output()
+    policy, tokenizer = load(folder, adapter)
+    opening = [{"role": "system", "content": system}] if system else []
+    talk(policy, tokenizer, opening, max_tokens=max_tokens, temperature=temperature)
+
+
+def find_model(name: str) -> tuple[str, Path | None]:
+    """What to load: a model's name or folder, and the adapter to put on it.
+
+    A run's folder stands for its final model, else for its newest checkpoint.
+
+    Raises:
+        ModelError: nothing there.
+    """
+    import json
+
+    from podium.models.builtin import resolve_model
+    from podium.models.check import check_model_name
+
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not _is_model(folder):
+        checkpoints = [path for path in folder.glob("checkpoint-*") if _is_model(path)]
+        folder = max(checkpoints, key=lambda path: int(path.name.split("-")[-1]), default=folder)
+        name = str(folder)
+    if (folder / "adapter_config.json").is_file():
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+        check_model_name(base)
+        return resolve_model(base), folder
+    check_model_name(name)
+    return resolve_model(name), None
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))
+
+
+def load(name: str, adapter: Path | None) -> tuple[Any, Any]:
+    """Model and tokenizer, ready to answer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+    if adapter is not None:
+        from peft import PeftModel
+
+        policy = PeftModel.from_pretrained(policy, adapter)
+    own_tokenizer = adapter is not None and (adapter / "tokenizer_config.json").is_file()
+    tokenizer = AutoTokenizer.from_pretrained(str(adapter) if own_tokenizer else name)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    return policy.to(device).eval(), tokenizer
+
+
+def talk(policy: Any, tokenizer: Any, opening: list[dict[str, str]], *, max_tokens: int, temperature: float) -> None:
+    """Read a line, answer it, until there is none. Piped input works the same, without a prompt sign."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        typer.echo(HELP)
+    turns = list(opening)
+    while text := _read_line(interactive):
+        if text == "/new":
+            turns = list(opening)
+            continue
+        turns.append({"role": "user", "content": text})
+        answer = _answer(policy, tokenizer, turns, max_tokens=max_tokens, temperature=temperature)
+        turns.append({"role": "assistant", "content": answer})
+
+
+def _read_line(interactive: bool) -> str:
+    try:
+        return input("> " if interactive else "").strip()
+    except EOFError:
+        return ""
+
+
+def _answer(policy: Any, tokenizer: Any, turns: list[dict[str, str]], *, max_tokens: int, temperature: float) -> str:
+    """Print the answer while it is written; gives it whole."""
+    import torch
+
+    if tokenizer.chat_template is None:
+        inputs = tokenizer(turns[-1]["content"], return_tensors="pt")
+    else:
+        inputs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    inputs = inputs.to(policy.device)
+    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    with torch.inference_mode():
+        output = policy.generate(
+            **inputs,
+            **sampling,
+            max_new_tokens=max_tokens,
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+            streamer=_streamer(tokenizer),
+        )
+    return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def _streamer(tokenizer: Any) -> Any:
+    """transformers' streamer, which prints what the model wrote as it is: here without control sequences."""
+    from transformers import TextStreamer
+
+    from podium.cli.terminal import clean
+
+    class CleanStreamer(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            super().on_finalized_text(clean(text), stream_end=stream_end)
+
+    return CleanStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)

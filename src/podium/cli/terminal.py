@@ -1,0 +1,69 @@
+"""What verbs print with. Text that a model wrote is data: no markup, no control sequences."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor moves
+    r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and its kin: titles, links, the clipboard
+    r"|\x1b[ -/]*[0-~]?",
+    re.DOTALL,
+)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    r"""Text without control sequences and characters, and without marks that turn its direction; lines stay.
+
+    >>> clean("a\x1b[31mb\x1b]52;c;aGk=\x07c\rd\u202ee\nf")
+    'abcde\nf'
+    """
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def shown(text: str) -> Text:
+    """Model text for a rich table or line."""
+    return Text(clean(text))
+
+
+def last_user_turn(content: Any) -> str:
+    """What a prompt asks: its last user message, or all of a plain one."""
+    if isinstance(content, str):
+        return clean(content)
+    turns = [message for message in content if message.get("role") == "user"] or list(content)
+    return clean(str(turns[-1].get("content", "")))
+
+
+class _Notes(logging.Handler):
+    """Podium's notes and warnings, on stderr, above a progress line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        word = {"INFO": "note", "WARNING": "warning"}.get(record.levelname, record.levelname.lower())
+        errors.print(Text(f"{word}: {clean(record.getMessage())}"))
+
+
+def prepare_output() -> None:
+    """Show Podium's own notes; keep transformers' progress bars off the terminal."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    logger = logging.getLogger("podium")
+    if not any(isinstance(handler, _Notes) for handler in logger.handlers):
+        logger.addHandler(_Notes())
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's values without tokens and keys of services, for the copy in the run's folder."""
+    return {key: value for key, value in values.items() if key != "env" and not key.endswith(("_token", "_key"))}

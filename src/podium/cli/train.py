@@ -1,0 +1,127 @@
+"""`podium train RECIPE`: check, look at held-out prompts, train, look again."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from podium.evaluation import HeldOut
+    from podium.recipe import Recipe
+    from podium.trainer import GRPOTrainer
+
+EXAMPLES = 3
+"""Held-out prompts whose completions are printed before and after."""
+
+
+def train(
+    context: typer.Context,
+    no_eval: Annotated[
+        bool, typer.Option("--no-eval", help="Do not look at held-out prompts before and after.")
+    ] = False,
+) -> None:
+    """Train as a recipe says.
+
+    RECIPE is a YAML file, or the name of a recipe that comes with Podium (see `podium recipes`). Every key of a recipe
+    is also a flag, with dashes or underscores: --learning_rate 2e-6, --num-generations=4, --bf16, --no-bf16.
+    """
+    from podium.cli.words import recipe_and_flags
+
+    path, overrides = recipe_and_flags(context.args, "train")
+    run(path, overrides, evaluate=not no_eval)
+
+
+def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
+    """Everything `podium train` does."""
+    from podium.cli.progress import ProgressLine
+    from podium.cli.terminal import console, prepare_output
+    from podium.data.load import load_data
+    from podium.recipe import load
+
+    started = time.perf_counter()
+    recipe = load(path, overrides)
+    arguments = recipe.arguments()
+    train_rows, held_out = load_data(recipe.data)
+    prepare_output()
+    progress = ProgressLine(console)
+    trainer = recipe.trainer(train_rows, held_out, callbacks=[progress])
+    _silence(trainer)
+    say = functools.partial(console.print, soft_wrap=True) if trainer.is_world_process_zero() else _nothing
+    say(f"{recipe.model}: {_count(train_rows)} prompts, rewards {', '.join(r.name for r in trainer.parts.rewards)}")
+    _keep_recipe(recipe, trainer)
+
+    before = _look(recipe, trainer, held_out, say, "before training") if evaluate and held_out is not None else None
+    begun = time.perf_counter()
+    try:
+        trainer.train(resume_from_checkpoint=recipe.resume)
+    finally:
+        progress.close()
+    trained = time.perf_counter() - begun
+    trainer.save_model(arguments.output_dir)
+    after = _look(recipe, trainer, held_out, say, "after training") if before is not None else None
+    if before is not None and after is not None and trainer.is_world_process_zero():
+        from podium.cli.comparison import show_comparison
+
+        show_comparison(console, before, after, EXAMPLES)
+    say(_closing(trainer, trained, time.perf_counter() - started, arguments.output_dir))
+    if arguments.push_to_hub:
+        trainer.push_to_hub(dataset_name=recipe.data.dataset)
+    if hasattr(trainer, "end"):  # transformers 5.18 and later: trackers and process groups
+        trainer.end()
+
+
+def _silence(trainer: GRPOTrainer) -> None:
+    """Our line replaces the Trainer's bar and its printed dicts."""
+    from transformers import PrinterCallback, ProgressCallback
+
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+
+
+def _keep_recipe(recipe: Recipe, trainer: GRPOTrainer) -> None:
+    """The recipe as it was run, flags included, in the run's folder."""
+    import yaml
+
+    from podium.cli.terminal import without_secrets
+
+    if trainer.is_world_process_zero():
+        folder = Path(trainer.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(without_secrets(recipe.given), sort_keys=False, allow_unicode=True)
+        (folder / "config.yaml").write_text(text, encoding="utf-8")
+
+
+def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> HeldOut:
+    """Sample every held-out prompt several times with the training's settings, and score."""
+    from podium.evaluation import accuracy_name, summarize
+
+    rows = list(itertools.islice(held_out, recipe.eval_rows))
+    say(f"{when}: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
+    scored = trainer.generate_completions(rows, num_generations=recipe.eval_samples)
+    names = scored[0].names_K
+    return summarize(scored, trainer.parts.advantage.weights_K, recipe.accuracy or accuracy_name(names))
+
+
+def _closing(trainer: GRPOTrainer, trained: float, total: float, folder: str | None) -> str:
+    import resource
+
+    from podium.cli.progress import clock
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kilobytes on Linux
+    steps = trainer.state.global_step
+    return (
+        f"{steps} steps in {clock(trained)}, all in {clock(total)}; peak memory {peak:.1f} GB. Model saved in {folder}"
+    )
+
+
+def _count(rows: Any) -> str:
+    return f"{len(rows):,}" if hasattr(rows, "__len__") else "a stream of"
+
+
+def _nothing(*_: Any) -> None:
+    pass

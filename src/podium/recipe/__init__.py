@@ -1,0 +1,164 @@
+"""A recipe: one flat YAML file, with flags that override it, becomes everything a run needs.
+
+    recipe = load("run.yaml", {"learning_rate": 2e-6})
+    trainer = recipe.trainer()
+
+The keys are `GRPOConfig`'s own, `model`, `dataset`, `rewards`, `lora`, and whatever a `trl grpo` file may have. What
+is wrong is all said at once, with file and line, before any weight is loaded. Importing this module is cheap; `load`
+imports transformers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podium.data.load import DataSpec
+from podium.errors import ConfigError, did_you_mean
+from podium.recipe.document import Document, Place, read_document
+
+if TYPE_CHECKING:
+    from podium.config import GRPOConfig
+    from podium.recipe.rewards import RewardSpec
+    from podium.trainer import GRPOTrainer
+
+SHIPPED = Path(__file__).parent.parent / "recipes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a run needs, checked; nothing heavy is loaded yet."""
+
+    name: str
+    """As the user wrote it, for messages."""
+    model: str
+    model_settings: Mapping[str, Any]
+    """Arguments of `from_pretrained`: revision, dtype, attn_implementation."""
+    data: DataSpec
+    rewards: tuple[RewardSpec, ...]
+    lora: Mapping[str, Any] | None
+    """Arguments of peft's `LoraConfig`."""
+    quantization: Mapping[str, Any] | None
+    """Arguments of `BitsAndBytesConfig`."""
+    config: Mapping[str, Any]
+    """Arguments of `GRPOConfig`."""
+    resume: str | bool | None = None
+    accuracy: str | None = None
+    """Name of the reward that says right (at least 1) or wrong; None: the one that sounds like it."""
+    eval_samples: int = 4
+    """Completions per held-out prompt, before and after."""
+    eval_rows: int = 200
+    """Most held-out prompts that are looked at, before and after."""
+    lines: Mapping[Place, int] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The keys and values as written, flags included: what `config.yaml` in the run's folder holds."""
+
+    def arguments(self) -> GRPOConfig:
+        """The run's `GRPOConfig`.
+
+        Raises:
+            ConfigError: two settings that do not go together, with the line of the one that is named first.
+        """
+        from podium.config import GRPOConfig
+
+        try:
+            return GRPOConfig(**self.config)
+        except ValueError as error:
+            raise ConfigError(f"{self._place_of(str(error))}: {error}") from error
+
+    def _place_of(self, message: str) -> str:
+        """`run.yaml:7` for the first key of the file that a message mentions."""
+        found = [(message.find(str(place[0])), line) for place, line in self.lines.items() if len(place) == 1]
+        mentioned = sorted((position, line) for position, line in found if position >= 0)
+        return f"{self.name}:{mentioned[0][1]}" if mentioned else self.name
+
+    def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
+        """The trainer, with its model loaded; datasets are those of the recipe unless given.
+
+        `more` goes to `GRPOTrainer` (callbacks, optimizers, ...).
+
+        Raises:
+            PodiumError: settings, rows, rewards or a model that cannot work, before any weight is loaded.
+        """
+        from podium.data.load import load_data
+        from podium.trainer import GRPOTrainer
+
+        arguments = self.arguments()
+        if train_dataset is None:
+            train_dataset, eval_dataset = load_data(self.data)
+        return GRPOTrainer(
+            model=self.model,
+            reward_funcs=[spec.function for spec in self.rewards],
+            args=arguments,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            peft_config=self._peft_config(),
+            quantization_config=self._quantization_config(),
+            **more,
+        )
+
+    def _peft_config(self) -> Any:
+        if self.lora is None:
+            return None
+        from peft import LoraConfig
+
+        try:
+            return LoraConfig(**{"task_type": "CAUSAL_LM", **self.lora})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.name}: `lora`: {error}") from error
+
+    def _quantization_config(self) -> Any:
+        if self.quantization is None:
+            return None
+        from transformers import BitsAndBytesConfig
+
+        return BitsAndBytesConfig(**self.quantization)
+
+
+def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read and check a recipe: a YAML file, or the name of one that comes with Podium.
+
+    `overrides` are values by key, as from the command line; they win over the file. `env:` is set in this process.
+
+    Raises:
+        ConfigError: with everything that is wrong, each with file and line (or flag).
+    """
+    document = open_document(path)
+    overrides = dict(overrides or {})
+    for variables in (document.values.get("env"), overrides.get("env")):
+        if isinstance(variables, Mapping):  # before transformers is imported, which reads some of them once
+            os.environ.update({str(key): str(value) for key, value in variables.items()})
+    from podium.recipe.reading import read
+
+    return read(document, overrides)
+
+
+def open_document(path: str | Path) -> Document:
+    """The YAML file at `path`, or the shipped recipe of that name.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    file = Path(path).expanduser()
+    if file.is_file():
+        return read_document(file, str(path))
+    shipped = shipped_recipes()
+    if str(path) in shipped:
+        return read_document(shipped[str(path)], f"{path}.yaml")
+    if file.is_dir():
+        raise ConfigError(f"{path} is a folder; a recipe is a YAML file.{_run_hint(file)}")
+    beside = sorted(entry.name for entry in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
+    near = did_you_mean(file.name, [*beside, *shipped]) or did_you_mean(f"{file.name}.yaml", beside)
+    raise ConfigError(f"There is no recipe {path}.{near} Recipes that come with Podium: {', '.join(shipped)}.")
+
+
+def _run_hint(folder: Path) -> str:
+    return f" Did you mean `{folder / 'config.yaml'}`?" if (folder / "config.yaml").is_file() else ""
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name and file of every recipe that comes with the package."""
+    return {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}

@@ -1,0 +1,54 @@
+"""Any key of a recipe as a flag: `--learning_rate 2e-6`, `--num-generations=4`, `--bf16`, `--no-bf16`.
+
+Dashes or underscores; names in full, never abbreviated. Several words after a flag make a list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from podium.errors import ConfigError
+from podium.recipe.document import scalar
+
+_NUMBER = re.compile(r"-(\d|\.\d)")
+Overrides = dict[str, Any]
+
+
+def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
+    """Words of a command line, parted into those before any flag and the flags' values.
+
+    >>> parse_flags("run.yaml --learning-rate 2e-6 --reward_weights 1 2 --no-bf16 --report_to=none".split())
+    (['run.yaml'], {'learning_rate': 2e-06, 'reward_weights': [1, 2], 'bf16': False, 'report_to': 'none'})
+    """
+    first = next((index for index, word in enumerate(words) if _is_flag(word)), len(words))
+    given: dict[str, list[str]] = {}
+    name = ""
+    for word in words[first:]:
+        if _is_flag(word):
+            name, value = _split(word)
+            if name in given:
+                raise ConfigError(f"--{name} is given twice")
+            given[name] = [] if value is None else [value]
+        else:
+            given[name].append(word)
+    return list(words[:first]), dict(_value(name, values) for name, values in given.items())
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and not _NUMBER.match(word)
+
+
+def _split(word: str) -> tuple[str, str | None]:
+    if not word.startswith("--"):
+        raise ConfigError(f"`{word}`: flags that set a key have two dashes, as in `--{word.lstrip('-')}`")
+    name, equals, value = word[2:].partition("=")
+    return name.replace("-", "_"), value if equals else None
+
+
+def _value(name: str, words: list[str]) -> tuple[str, Any]:
+    if not words:
+        return (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
+    values = [scalar(word) for word in words]
+    return name, values[0] if len(values) == 1 else values

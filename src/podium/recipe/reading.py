@@ -1,0 +1,264 @@
+"""A YAML document and flags, checked key by key, become a `Recipe`. Everything that is wrong is collected first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from peft import LoraConfig
+from trl.scripts.utils import DatasetConfig
+
+from podium.data.load import DataSpec, check_exists
+from podium.errors import DataError, did_you_mean
+from podium.recipe import Recipe
+from podium.recipe.document import Document, Place, Problem, fail
+from podium.recipe.rewards import RewardReader, RewardSpec
+from podium.recipe.schema import check_key, check_value, config_keys, field_types, key_types, members, unknown_key
+
+_DATA_KEYS = (
+    "eval_dataset",
+    "dataset_config",
+    "dataset_train_split",
+    "dataset_test_split",
+    "dataset_streaming",
+    "streaming",
+    "test_split_size",
+)
+_LORA_KEYS: Mapping[str, tuple[str, Any]] = {
+    "lora_r": ("r", 16),
+    "lora_alpha": ("lora_alpha", 32),
+    "lora_dropout": ("lora_dropout", 0.05),
+    "lora_target_modules": ("target_modules", None),
+    "lora_target_parameters": ("target_parameters", None),
+    "lora_modules_to_save": ("modules_to_save", None),
+    "lora_task_type": ("task_type", "CAUSAL_LM"),
+    "use_rslora": ("use_rslora", False),
+    "use_dora": ("use_dora", False),
+}
+"""TRL's flat keys: the argument of `LoraConfig`, and TRL's default."""
+
+_OLD_NAMES: Mapping[str, str] = {
+    "model_name_or_path": "model",
+    "dataset_name": "dataset",
+    "reward_funcs": "rewards",
+    "torch_dtype": "dtype",
+}
+"""TRL's spellings of keys that have a shorter one here."""
+
+
+def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
+    """The recipe that a document and overriding values describe.
+
+    Raises:
+        ConfigError: with all the problems.
+    """
+    reading = _Reading(document=document, overrides=overrides)
+    reading.check_keys()
+    rewards = reading.rewards()
+    lora = reading.lora()
+    quantization = reading.quantization()
+    data = reading.data()
+    config = reading.config(rewards)
+    reading.check_needed(rewards)
+    fail(document.name, reading.problems)
+    values = reading.values
+    return Recipe(
+        name=document.name,
+        model=values["model"],
+        model_settings=reading.model_settings(),
+        data=data,
+        rewards=rewards,
+        lora=lora,
+        quantization=quantization,
+        config=config,
+        resume=_resume(values.get("resume_from_checkpoint")),
+        accuracy=values.get("accuracy"),
+        eval_samples=values.get("eval_samples", 4),
+        eval_rows=values.get("eval_rows", 200),
+        lines={place: line for place, line in document.lines.items() if place[0] not in overrides},
+        given={**document.values, **overrides},
+    )
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One recipe on its way: values that passed, and problems."""
+
+    document: Document
+    overrides: Mapping[str, Any]
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    spelled: dict[str, str] = field(default_factory=dict)
+    """The name a key was written with."""
+
+    def where(self, place: Place) -> str:
+        """`run.yaml:4` or `--learning_rate`."""
+        key = str(place[0])
+        written = self.spelled.get(key, key)
+        return f"--{written}" if written in self.overrides else self.document.where((written, *place[1:]))
+
+    def say(self, what: str, *place: str | int) -> None:
+        self.problems.append(Problem(where=self.where(place), what=what))
+
+    def check_keys(self) -> None:
+        """Names and types of all keys; what passes is in `values` under the short name."""
+        self.problems += self.document.problems
+        for key, value in {**self.document.values, **self.overrides}.items():
+            if key not in key_types():
+                self.say(unknown_key(key), key)
+                continue
+            if value is None and type(None) not in _options(key):
+                continue  # `key:` with nothing behind it: as if it were not there
+            checked, problem = check_key(key, value)
+            if problem is not None:
+                self.say(problem if problem.startswith("`") else f"`{key}`: {problem}", key)
+                continue
+            short = _OLD_NAMES.get(key, key)
+            if short in self.spelled and self.spelled[short] != key:
+                self.say(f"`{key}` and `{self.spelled[short]}` mean the same; keep one of them", key)
+            self.spelled[short] = key
+            self.values[short] = checked
+
+    def rewards(self) -> tuple[RewardSpec, ...]:
+        """TRL's order: the reward model first, then the functions."""
+        reader = RewardReader(folder=self.document.folder, where=self.where)
+        specs: tuple[RewardSpec, ...] = ()
+        if name := self.values.get("reward_model_name_or_path"):
+            specs = (RewardSpec(name=name, function=name),)
+        if entries := self.values.get("rewards"):
+            specs += reader.read(entries, "rewards")
+        self.problems += reader.problems
+        return specs
+
+    def lora(self) -> dict[str, Any] | None:
+        """`lora:` as it is, or TRL's flat keys."""
+        flat = {key: self.values[key] for key in _LORA_KEYS if key in self.values}
+        own = self.values.get("lora")
+        if own is not None:
+            if flat or self.values.get("use_peft"):
+                self.say("`lora` and TRL's `use_peft`, `lora_*` keys say the same twice; keep one way", "lora")
+            return self._checked_lora(own)
+        if not self.values.get("use_peft"):
+            if flat and "use_peft" not in self.values:
+                key = next(iter(flat))
+                self.say(f"`{key}` does nothing without `use_peft: true`; add it, or take `{key}` out", key)
+            return None
+        filled = {arg: flat.get(key, default) for key, (arg, default) in _LORA_KEYS.items()}
+        if isinstance(filled["target_modules"], list) and len(filled["target_modules"]) == 1:
+            filled["target_modules"] = filled["target_modules"][0]  # "all-linear" is a word, not a list
+        return {arg: value for arg, value in filled.items() if value is not None}
+
+    def _checked_lora(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        return self._checked_mapping(own, field_types(LoraConfig), ("lora",))
+
+    def _checked_mapping(self, values: Mapping[str, Any], types: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        """Keys and values of a mapping inside a recipe."""
+        passed: dict[str, Any] = {}
+        for key, value in values.items():
+            if key not in types:
+                self.say(unknown_key(key, types), *place, key)
+                continue
+            passed[key], problem = check_value(value, types[key])
+            if problem is not None:
+                self.say(f"`{key}`: {problem}", *place, key)
+        return passed
+
+    def quantization(self) -> dict[str, Any] | None:
+        """As TRL makes it from its flat keys."""
+        four, eight = self.values.get("load_in_4bit"), self.values.get("load_in_8bit")
+        if four and eight:
+            self.say("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit")
+        if four:
+            return {
+                "load_in_4bit": True,
+                "bnb_4bit_compute_dtype": self.values.get("dtype", "float32"),
+                "bnb_4bit_quant_type": self.values.get("bnb_4bit_quant_type", "nf4"),
+                "bnb_4bit_use_double_quant": self.values.get("use_bnb_nested_quant", False),
+                "bnb_4bit_quant_storage": self.values.get("bnb_4bit_quant_storage"),
+            }
+        return {"load_in_8bit": True} if eight else None
+
+    def data(self) -> DataSpec:
+        """Where rows come from; files that are named must be there. Paths are relative to the working directory."""
+        mixture = [
+            self._checked_mapping(part, field_types(DatasetConfig), ("datasets", index))
+            for index, part in enumerate(self.values.get("datasets") or [])
+        ]
+        for index, part in enumerate(mixture):
+            if "path" not in part:
+                self.say("a part of `datasets` needs `path`", "datasets", index)
+        for key in ("dataset", "eval_dataset"):
+            if name := self.values.get(key):
+                self._check_file(name, key)
+        given = {key: self.values[key] for key in _DATA_KEYS if self.values.get(key) is not None}
+        held_out = self._held_out()
+        return DataSpec(dataset=self.values.get("dataset"), datasets=tuple(mixture), held_out=held_out, **given)
+
+    def _held_out(self) -> Literal["if there", "needed", "no"]:
+        """A file written for `trl grpo` has its test split used when it asks for evaluation, and only then."""
+        if self.spelled.get("dataset") == "dataset":
+            return "if there"
+        return "no" if self.values.get("eval_strategy", "no") == "no" else "needed"
+
+    def _check_file(self, name: str, key: str) -> None:
+        try:
+            check_exists(name)
+        except DataError as error:
+            self.say(str(error), key)
+
+    def model_settings(self) -> dict[str, Any]:
+        """Arguments of `from_pretrained` that have a key of their own."""
+        names = {"model_revision": "revision", "dtype": "dtype", "attn_implementation": "attn_implementation"}
+        return {arg: self.values[key] for key, arg in names.items() if self.values.get(key) is not None}
+
+    def config(self, rewards: tuple[RewardSpec, ...]) -> dict[str, Any]:
+        """Arguments of `GRPOConfig`: what was given, weights out of `rewards`, and a folder named after the recipe."""
+        config = {key: value for key, value in self.values.items() if key in config_keys()}
+        config.pop("resume_from_checkpoint", None)
+        config.setdefault("output_dir", f"runs/{Path(self.document.name).stem}")
+        if settings := self.model_settings():
+            own = config.get("model_init_kwargs") or {}
+            config["model_init_kwargs"] = {**settings, **own} if isinstance(own, Mapping) else own
+        if any(spec.weight is not None for spec in rewards):
+            if "reward_weights" in config:
+                self.say("`reward_weights` and `weight` in `rewards` say the same twice; keep one", "reward_weights")
+            config["reward_weights"] = [1.0 if spec.weight is None else float(spec.weight) for spec in rewards]
+        return config
+
+    def check_needed(self, rewards: tuple[RewardSpec, ...]) -> None:
+        """What a recipe cannot do without. Silent where the key is there and wrong: that was said already."""
+        written = {_OLD_NAMES.get(key, key) for key in (*self.document.values, *self.overrides)}
+        name = self.document.name
+        if "model" not in written:
+            self.problems.append(Problem(where=name, what="no `model`; for example `builtin:smollm2-135m-instruct`"))
+        if not {"dataset", "datasets"} & written:
+            self.problems.append(Problem(where=name, what="no `dataset`; for example `builtin:additions`, or a file"))
+        if not {"rewards", "reward_model_name_or_path"} & written or (not rewards and not self.problems):
+            self.problems.append(Problem(where=name, what="no `rewards`; for example `- my_rewards.py:my_function`"))
+        self._check_accuracy(rewards)
+
+    def _check_accuracy(self, rewards: tuple[RewardSpec, ...]) -> None:
+        wanted = self.values.get("accuracy")
+        names = [_short(spec) for spec in rewards]
+        if wanted and names and wanted not in names:
+            listed = ", ".join(names)
+            self.say(
+                f"`accuracy` names no reward here ({listed}): `{wanted}`.{did_you_mean(wanted, names)}", "accuracy"
+            )
+
+
+def _short(spec: RewardSpec) -> str:
+    """The name a reward's metrics have."""
+    from podium.rewards.resolve import callable_name
+
+    return callable_name(spec.function)
+
+
+def _options(key: str) -> set[Any]:
+    return members(key_types()[key])
+
+
+def _resume(value: Any) -> str | bool | None:
+    return {"true": True, "false": None, False: None}.get(value, value)

@@ -1,0 +1,220 @@
+"""What a recipe may say: every key, what its value must be, and where it goes.
+
+The keys are those of `GRPOConfig`, those of a `trl grpo` file, and Podium's own few. Values are checked against the
+annotations of the classes they end up in, so nothing is listed twice. Importing this costs seconds (transformers).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import trl
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from trl.scripts.grpo import GRPOScriptArguments
+from trl.scripts.utils import DatasetConfig
+
+from podium.config import CHOICES, RANGES, GRPOConfig
+from podium.errors import did_you_mean
+
+OWN_KEYS: Mapping[str, Any] = {
+    "model": str,
+    "dataset": str,
+    "eval_dataset": str | None,
+    "rewards": list[Any],
+    "lora": dict[str, Any] | None,
+    "accuracy": str | None,
+    "eval_samples": int,
+    "eval_rows": int,
+    "env": dict[str, Any],
+    "datasets": list[dict[str, Any]],
+    "torch_dtype": str | None,
+}
+"""Keys that are in none of TRL's classes. `torch_dtype` is what older TRL files call `dtype`."""
+
+WIDER: Mapping[str, Any] = {
+    "max_steps": int | None,
+    "scale_rewards": str | bool,
+    "resume_from_checkpoint": str | bool | None,
+    "rewards": list[Any] | str,
+    "reward_funcs": list[str] | str | None,
+    "lora_target_modules": list[str] | str | None,
+    "lora_target_parameters": list[str] | str | None,
+    "lora_modules_to_save": list[str] | str | None,
+    "lr_scheduler_kwargs": dict[str, Any] | str | None,
+}
+"""Keys whose annotation says less than what is accepted."""
+
+GONE: Mapping[str, str] = {
+    "evaluation_strategy": "it is `eval_strategy` now",
+    "lr_scheduler": "the name is `lr_scheduler_type`",
+    "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
+    "overwrite_output_dir": "leave it out",
+    "logging_dir": "leave it out",
+    "tokenizer": "the model's own tokenizer is used; in Python: `processing_class`",
+    "stages": "not supported yet; write one recipe per stage",
+}
+"""Keys of older transformers and TRL, and likely slips, with what to do."""
+
+_LISTED_CHOICES: Mapping[str, tuple[str, ...]] = {
+    **CHOICES,
+    "dtype": ("auto", "bfloat16", "float16", "float32"),
+    "torch_dtype": ("auto", "bfloat16", "float16", "float32"),
+    "bnb_4bit_quant_type": ("fp4", "nf4"),
+}
+
+_CLASSES = (GRPOConfig, GRPOScriptArguments, trl.ModelConfig, trl.DatasetMixtureConfig)
+
+
+@cache
+def key_types() -> Mapping[str, Any]:
+    """Every key of a recipe and what its value must be."""
+    types: dict[str, Any] = {}
+    for cls in reversed(_CLASSES):
+        types |= field_types(cls)
+    return {**types, **OWN_KEYS, **WIDER}
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Annotations of a dataclass's constructor arguments."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
+@cache
+def config_keys() -> frozenset[str]:
+    """Keys that go to `GRPOConfig`."""
+    return frozenset(field_types(GRPOConfig))
+
+
+def unknown_key(key: str, known: Mapping[str, Any] | None = None) -> str:
+    """What to say about a key that is none; `known` are the keys of the mapping it is in (default: a recipe's)."""
+    if known is None and key in GONE:
+        return f"unknown key `{key}`: {GONE[key]}"
+    return f"unknown key `{key}`.{did_you_mean(key.replace('-', '_'), known or key_types())}"
+
+
+def check_mixture_part(key: str, value: Any) -> tuple[Any, str | None]:
+    """A key of one part of `datasets:`, checked."""
+    return check_value(value, field_types(DatasetConfig)[key])
+
+
+def check_key(key: str, value: Any) -> tuple[Any, str | None]:
+    """The value of a top-level key in its own type, or what is wrong with it."""
+    checked, problem = check_value(value, key_types()[key])
+    if problem is None:
+        problem = _choice_problem(key, checked) or _range_problem(key, checked)
+    return checked, problem
+
+
+def check_value(value: Any, annotation: Any) -> tuple[Any, str | None]:
+    """`value` converted to `annotation`, or what is wrong: 4.5 is no whole number, a list no number, true no number."""
+    if isinstance(value, bool) and bool not in members(annotation) and members(annotation) & {int, float, str}:
+        return value, f"expected {_in_words(annotation)}, got {str(value).lower()}"
+    adapter = _adapter(annotation)
+    if adapter is None:
+        return value, None
+    try:
+        return adapter.validate_python(value), None
+    except ValidationError:
+        return value, f"expected {_in_words(annotation)}, got {_shown(value)}"
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    """None for annotations that pydantic cannot check (classes of other libraries): their owners will."""
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(coerce_numbers_to_str=True, arbitrary_types_allowed=True))
+    except PydanticUserError:  # the annotation is a dataclass, which brings its own configuration
+        return None
+
+
+def _choice_problem(key: str, value: Any) -> str | None:
+    choices = _LISTED_CHOICES.get(key) or _choices_of(key)
+    if not choices or value is None or isinstance(value, bool) or not isinstance(value, str):
+        return None
+    value = value.value if isinstance(value, Enum) else value
+    if value in choices:
+        return None
+    return f"`{key}` must be one of {', '.join(choices)}; got `{value}`.{did_you_mean(value, choices)}"
+
+
+@cache
+def _choices_of(key: str) -> tuple[str, ...]:
+    """Closed sets that transformers declares: an enumeration in the annotation, or `choices` of the field."""
+    enums = [member for member in members(key_types()[key]) if isinstance(member, type) and issubclass(member, Enum)]
+    if enums and list not in members(key_types()[key]):
+        return tuple(str(member.value) for enum in enums for member in enum)
+    for cls in _CLASSES:
+        for field in dataclasses.fields(cls):
+            if field.name == key and field.metadata.get("choices"):
+                return tuple(field.metadata["choices"])
+    return ()
+
+
+def _range_problem(key: str, value: Any) -> str | None:
+    if key not in RANGES or not isinstance(value, (int, float)):
+        return None
+    low, high, why = RANGES[key]
+    if low <= value <= high:
+        return None
+    bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+    return f"`{key}` must be {bounds}, got {value:g}: {why}"
+
+
+# ---- annotations in words ----
+
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping",
+    list: "a list",
+    type(None): "null",
+}
+_PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", dict: "mappings"}
+
+
+def _in_words(annotation: Any) -> str:
+    """`list[float] | None` as `a list of numbers or null`."""
+    if annotation is Any:
+        return "anything"
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        words = dict.fromkeys(_in_words(arg) for arg in args)
+        return " or ".join(words)
+    if origin is Literal:
+        return " or ".join(str(arg) for arg in args)
+    if origin is list and args[0] in _PLURALS:
+        return f"a list of {_PLURALS[args[0]]}"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return "text"
+    return _WORDS.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def members(annotation: Any) -> set[Any]:
+    """The plain types in a union; of `list[float]` it is `list`."""
+    return set(_walk(annotation))
+
+
+def _walk(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        for arg in get_args(annotation):
+            yield from _walk(arg)
+    else:
+        yield origin or annotation
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, (list, dict)):
+        return f"a {'list' if isinstance(value, list) else 'mapping'}, {str(value)[:60]}"
+    return f"`{value}`" if isinstance(value, str) else str(value)

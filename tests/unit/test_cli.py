@@ -1,0 +1,282 @@
+"""The command line: quick help, one message for every mistake, and whole runs of a tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from podium.cli import app
+from podium.cli.terminal import clean
+from podium.errors import ConfigError
+from podium.recipe.flags import parse_flags
+from podium.testing import save_tiny_model
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch):
+    """`cli("train run.yaml")` in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def run(line: str, stdin: str = "") -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, line.split(), input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+# ---- start ----
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    program = "import sys; sys.argv = ['podium', '--help']; from podium.cli import main\ntry:\n    main()\nfinally:\n"
+    program += "    print([m for m in ('torch', 'transformers', 'trl', 'datasets', 'numpy') if m in sys.modules])"
+    seconds = []
+    for _ in range(3):  # the best of three: other tests run beside this one
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+        seconds.append(time.perf_counter() - started)
+    assert done.stdout.endswith("[]\n")
+    assert "train" in done.stdout
+    assert min(seconds) < 0.5
+
+
+def test_importing_podium_is_light_and_names_are_there():
+    program = (
+        "import sys, podium; print('torch' in sys.modules, podium.Prompt.__module__, 'GRPOTrainer' in dir(podium))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False podium.records True\n"
+
+
+def test_every_public_name_exists():
+    import podium
+
+    assert all(getattr(podium, name) is not None for name in podium.__all__)
+    with pytest.raises(AttributeError, match="GRPOTrianer"):
+        podium.GRPOTrianer  # noqa: B018
+
+
+# ---- flags ----
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        ("r --learning_rate 2e-6", {"learning_rate": 2e-6}),
+        ("r --num-generations=4", {"num_generations": 4}),
+        ("r --bf16 --seed 3", {"bf16": True, "seed": 3}),
+        ("r --no-bf16", {"bf16": False}),
+        ("r --bf16 false", {"bf16": False}),
+        ("r --reward_funcs a b", {"reward_funcs": ["a", "b"]}),
+        ("r --reward-weights [1,2]", {"reward_weights": [1, 2]}),
+        ("r --top_k -1 --run_name=-x", {"top_k": -1, "run_name": "-x"}),
+        ("r --run_name 12:30", {"run_name": "12:30"}),
+    ],
+)
+def test_any_key_is_a_flag(line, flags):
+    assert parse_flags(line.split()) == (["r"], flags)
+
+
+@pytest.mark.parametrize("line", ["r --seed 1 --seed 2", "r -seed 1"])
+def test_flags_that_cannot_be_meant_are_refused(line):
+    with pytest.raises(ConfigError):
+        parse_flags(line.split())
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train", "takes one recipe"),
+        ("train a.yaml b.yaml", "got 2: a.yaml, b.yaml"),
+        ("train nowhere.yaml", "There is no recipe nowhere.yaml"),
+        (
+            "train quickstart --learning_rat 1e-6",
+            "--learning_rat: unknown key `learning_rat`. Did you mean `learning_rate`?",
+        ),
+        ("train quickstart --num_gen 4", "--num_gen: unknown key `num_gen`"),
+        ("train quickstart --loss-type drgrpo", "--loss_type: `loss_type` must be one of"),
+        ("train quickstart --num_generations 7", "quickstart.yaml:"),
+        ("train quickstart --use_vllm", "use_vllm"),
+        ("train quickstart --model builtin:smollm", "no built-in model `builtin:smollm`"),
+        ("train quickstart --model ./nope", "There is no folder ./nope"),
+        ("train quickstart --dataset builtin:addition", "no built-in dataset `builtin:addition`"),
+        ("sample quickstart --rewards nope", "no reward `nope`"),
+        ("chat ./nope", "There is no folder ./nope"),
+    ],
+)
+def test_mistakes_are_one_message_and_code_2(cli, line, message):
+    code, out, err = cli(line)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"question": "1+1"}], "no `prompt`"),
+        ([{"prompt": "1+1"}, {"prompt": None}], "row 1: prompt is null"),
+        ([{"prompt": "1+1"}, {"prompt": ""}], "row 1: prompt is empty"),
+        ([{"prompt": "1+1 " * 200}], "too long"),
+    ],
+)
+def test_bad_rows_are_named_before_weights_are_loaded(cli, tmp_path, rows, message):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = Path(save_tiny_model(tmp_path / "model"))
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")  # loading would fail
+    code, _, err = cli(f"train quickstart --model {folder} --dataset rows.jsonl")
+    assert code == 2
+    assert message in err
+
+
+def test_a_bug_keeps_its_traceback(cli, monkeypatch):
+    monkeypatch.setattr("podium.recipe.shipped_recipes", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli("recipes")
+
+
+def test_ctrl_c_is_code_130(cli, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("podium.recipe.shipped_recipes", interrupt)
+    assert cli("recipes")[0] == 130
+
+
+# ---- verbs ----
+
+
+def test_recipes_are_listed(cli):
+    code, out, _ = cli("recipes")
+    assert code == 0
+    assert re.search(r"^quickstart +\S", out, re.MULTILINE)
+
+
+RECIPE = """\
+model: {model}
+dataset: builtin:additions
+rewards:
+  - mine.py:length
+  - {{name: answer_format, weight: 2}}
+accuracy: length
+per_device_train_batch_size: 4
+num_generations: 2
+max_completion_length: 4
+learning_rate: 1e-3
+max_steps: 2
+logging_steps: 1
+save_strategy: "no"
+eval_rows: 3
+eval_samples: 2
+output_dir: out
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A folder with a tiny model, a reward file and a recipe."""
+    model = save_tiny_model(tmp_path / "model")
+    (tmp_path / "mine.py").write_text(
+        "def length(completions, **columns):\n    return [float(len(c)) for c in completions]\n"
+    )
+    (tmp_path / "run.yaml").write_text(RECIPE.format(model=model))
+    return tmp_path
+
+
+def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tiny):
+    code, out, err = cli("train run.yaml --seed 5")
+    assert code == 0, err
+    for piece in (
+        "before training: 3 held-out prompts, 2 completions each",
+        "step 2/2",
+        "reward",
+        "groups with signal",
+    ):
+        assert piece in out
+    assert re.search(r"accuracy +\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] +\d\.\d{3} \[", out)
+    assert "no sign of progress" in out
+    assert (tiny / "out" / "model.safetensors").is_file()
+    assert yaml.safe_load((tiny / "out" / "config.yaml").read_text())["seed"] == 5
+    code, _, err = cli("train out/config.yaml --no-eval --output_dir again")
+    assert code == 0, err
+    ours, again = ((tiny / folder / "model.safetensors").read_bytes() for folder in ("out", "again"))
+    assert ours == again
+
+
+def test_sample_shows_rewards_and_advantages_and_trains_nothing(cli, tiny):
+    code, out, err = cli("sample run.yaml -n 2")
+    assert code == 0, err
+    assert len(re.findall(r"^Row \d+: What is", out, re.MULTILINE)) == 2
+    for column in ("length", "answer_format", "reward", "advantage", "completion"):
+        assert column in out
+    assert not (tiny / "out").exists()
+
+
+def test_chat_answers_piped_lines_with_a_run_s_model(cli, tiny):
+    cli('train run.yaml --no-eval --lora {"r":4}')
+    assert (tiny / "out" / "adapter_config.json").is_file()
+    code, out, err = cli("chat out --max-tokens 3 --temperature 0", stdin="hello\n/new\nhello\n")
+    assert code == 0, err
+    first, second, *rest = out.split("\n")
+    assert first == second
+    assert not any(rest)
+
+
+def test_a_file_written_for_trl_runs_unchanged(cli, tiny):
+    (tiny / "rows.jsonl").write_text('{"prompt": "1+1"}\n{"prompt": "2+2"}\n')
+    (tiny / "trl.yaml").write_text(
+        f"model_name_or_path: {tiny / 'model'}\n"
+        "dataset_name: rows.jsonl\n"
+        "reward_funcs: [think_format_reward, mine.length]\n"
+        "output_dir: out\n"
+        "learning_rate: 1.0e-5\n"
+        "per_device_train_batch_size: 4\n"
+        "num_generations: 2\n"
+        "max_completion_length: 4\n"
+        "max_steps: 1\n"
+        "logging_steps: 1\n"
+        "use_peft: true\n"
+        "lora_r: 4\n"
+        "bf16: false\n"
+        "report_to: none\n"
+    )
+    code, out, err = cli("train --config trl.yaml --beta 0.01")
+    assert code == 0, err
+    assert "held-out" not in out
+    assert (tiny / "out" / "adapter_model.safetensors").is_file()
+
+
+# ---- model text on the terminal ----
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("\x1b[2J\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b]52;c;aGVsbG8=\x07paste", "paste"),
+        ("\x9b31mcsi", "csi"),
+        ("a\rb\x08\x00\x7fc", "abc"),
+        ("\u202edesrever", "desrever"),
+        ("line\n\ttab caf\u00e9", "line\n\ttab caf\u00e9"),
+        ("[bold]markup[/bold]", "[bold]markup[/bold]"),
+        ("cut \x1b[", "cut "),
+    ],
+)
+def test_control_sequences_of_models_never_reach_the_terminal(text, left):
+    assert clean(text) == left

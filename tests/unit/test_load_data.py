@@ -1,0 +1,110 @@
+"""Datasets by name: what is read, and what is said about files that cannot be."""
+
+from __future__ import annotations
+
+import codecs
+import json
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from podium.data.load import DataSpec, load_data, load_splits
+from podium.errors import DataError
+
+ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
+
+
+def write(path, content: str | bytes):
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", JSONL),
+        ("rows.jsonl", codecs.BOM_UTF8 + JSONL.encode()),
+        ("rows.json", JSONL),
+        ("rows.json", json.dumps(ROWS, indent=2)),
+        ("rows.csv", "prompt,answer\n1+1,2\n2+2,4\n"),
+    ],
+)
+def test_files_are_read(tmp_path, name, content):
+    train, held_out = load_data(DataSpec(dataset=write(tmp_path / name, content)))
+    assert [row["prompt"] for row in train] == ["1+1", "2+2"]
+    assert held_out is None
+
+
+def test_a_text_file_has_one_prompt_a_line(tmp_path):
+    train, _ = load_data(DataSpec(dataset=write(tmp_path / "rows.txt", "one\ntwo\n")))
+    assert train["prompt"][:] == ["one", "two"]
+
+
+def test_parquet_and_saved_folders_are_read(tmp_path):
+    rows = Dataset.from_list(ROWS)
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    DatasetDict({"train": rows, "test": rows.select([0])}).save_to_disk(str(tmp_path / "saved"))
+    assert len(load_splits(str(tmp_path / "rows.parquet"))["train"]) == 2
+    train, held_out = load_data(DataSpec(dataset=str(tmp_path / "saved")))
+    assert (len(train), len(held_out)) == (2, 1)
+
+
+def test_an_eval_file_and_a_task_are_held_out(tmp_path):
+    path = write(tmp_path / "rows.jsonl", JSONL)
+    train, held_out = load_data(DataSpec(dataset="builtin:additions", eval_dataset=path))
+    assert (len(train), len(held_out)) == (320, 2)
+    assert load_data(DataSpec(dataset="builtin:additions", held_out="no"))[1] is None
+
+
+def test_a_mixture_is_cut_to_shares_and_split(tmp_path):
+    one = write(tmp_path / "one.jsonl", JSONL * 5)
+    two = write(tmp_path / "two.jsonl", JSONL * 20)
+    parts = (
+        {"path": one, "fraction": 1.0, "columns": ["prompt"]},
+        {"path": two, "fraction": 3.0, "columns": ["prompt"]},
+    )
+    train, held_out = load_data(DataSpec(datasets=parts, test_split_size=0.25, held_out="needed"))
+    assert (len(train), len(held_out)) == (30, 10)
+    assert train.column_names == ["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("d.jsonl", JSONL + '{"prompt": "c",}\n', r"d.jsonl line 3, column 1[56]: not valid JSON .*\n.*\n +\^"),
+        ("d.jsonl", '{"prompt": "c", "answer": NaN}', "line 1: NaN is not JSON"),
+        ("d.jsonl", "[1]\n", r"line 1: expected an object.*got list"),
+        ("d.jsonl", " \n", "no rows"),
+        ("d.jsonl", "", r"empty \(0 bytes\)"),
+        ("d.json", '[{"prompt": "a"},\n {"prompt" "b"}]', r"line 2, column 12: not valid JSON"),
+        ("d.json", '{"version": 1, "data": [{"prompt": "a"}]}', "one object with the keys version, data"),
+        ("d.json", "[1, 2]", "row 0 is int"),
+        ("d.csv", "prompt,answer\na,b\nc,d,e\n", "line 3 has 3 fields, the header has 2"),
+        ("d.csv", b"prompt,answer\ncaf\xe9,b\n", "line 2: byte 0xE9 is not UTF-8"),
+        ("d.parquet", "hello world", 'starts with "hell", not with "PAR1"'),
+        ("d.xlsx", "x", "not a kind of file that is read"),
+    ],
+)
+def test_broken_files_are_named_with_the_place(tmp_path, name, content, message):
+    with pytest.raises(DataError, match=message):
+        load_splits(write(tmp_path / name, content))
+
+
+def test_all_broken_lines_are_listed(tmp_path):
+    with pytest.raises(DataError) as caught:
+        load_splits(write(tmp_path / "d.jsonl", "x\n" * 3))
+    assert [f"line {n}" in str(caught.value) for n in (1, 2, 3, 4)] == [True, True, True, False]
+
+
+def test_missing_files_get_near_names(tmp_path):
+    write(tmp_path / "train.jsonl", JSONL)
+    with pytest.raises(DataError, match=r"no file or folder .*trian.jsonl\. Similar: .*train.jsonl"):
+        load_splits(str(tmp_path / "trian.jsonl"))
+
+
+def test_a_missing_split_names_those_there_are(tmp_path):
+    with pytest.raises(DataError, match=r"no split `validation`, but train, test\. Set `dataset_train_split`"):
+        load_data(DataSpec(dataset="builtin:additions", dataset_train_split="validation"))
