@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaForSequenceClassification
+from transformers import GPT2ForSequenceClassification, LlamaForSequenceClassification
 
 from podium.errors import ConfigError, ModelError, RewardError
 from podium.records import Completion, Group, Prompt
@@ -46,11 +46,19 @@ def one_by_one(model, texts):
         ]
 
 
-def test_plain_texts_padded_in_batches_score_as_one_by_one(classifier):
+def test_plain_texts_padded_in_batches_score_as_one_by_one():
+    config = tiny_model("gpt2").config  # absolute positions: padding on the left would move them
+    config.num_labels = 1
+    torch.manual_seed(0)
+    classifier = GPT2ForSequenceClassification(config).eval()
     expected = one_by_one(classifier, ["2+2=" + text for text in TEXTS])
     assert len({round(each, 3) for each in expected}) == 3
+    tokenizer = tiny_tokenizer()  # with habits that the score must not depend on
+    tokenizer.padding_side = "left"
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.add_bos_token = True
     for batch_size in (1, 2, 16):
-        judge = RewardModel(classifier, tiny_tokenizer(), batch_size=batch_size)
+        judge = RewardModel(classifier, tokenizer, batch_size=batch_size)
         assert judge(["2+2="] * 3, TEXTS) == pytest.approx(expected, abs=1e-5)
 
 

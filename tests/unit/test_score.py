@@ -434,6 +434,12 @@ def test_the_completion_is_found_in_chat_data_too():
             run(function, groups=CHAT)
 
 
+def test_of_equal_completions_the_first_is_named():
+    groups = [make_group(10, ["ok", "twice", "twice"])]
+    with pytest.raises(RewardError, match="at row 10, completion 2 of 3: 'twice'"):
+        run(lambda completions: [0 if text == "ok" else int(text) for text in completions], groups=groups)
+
+
 def test_an_exception_that_belongs_to_no_completion_names_the_first():
     def reward(completions):
         raise ConnectionError("judge is down")
@@ -502,6 +508,15 @@ def test_log_extra_of_two_functions_never_mixes():
         return [0] * 4
 
     assert run(one, two)[0].extras == {"note": ("x", "x"), "same": (1, 1), "note (two)": ("y", "y")}
+
+
+def test_log_extra_twice_keeps_the_last():
+    def reward(log_extra):
+        log_extra("note", ["x"] * 4)
+        log_extra("note", ["y"] * 4)
+        return [0] * 4
+
+    assert run(reward)[0].extras == {"note": ("y", "y")}
 
 
 def test_log_extra_of_the_wrong_length():
