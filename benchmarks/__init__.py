@@ -1,0 +1,1 @@
+"""Podium against TRL, generation engines against each other, and how cost grows."""
