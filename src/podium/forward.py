@@ -190,9 +190,9 @@ class ChunkedLogps(torch.autograd.Function):
         logps_N, entropy_N, lse_N = (hidden_ND.new_empty(n, dtype=torch.float32) for _ in range(3))
         for rows in _row_chunks(n, chunk):
             z = _logits(hidden_ND[rows], factor_VD, bias_V, adjust)
-            lse = lse_N[rows] = z.logsumexp(-1)
-            logps_N[rows] = z.gather(1, target_N[rows, None])[:, 0] - lse
-            entropy_N[rows] = lse - _expectation(z, lse)
+            lse_N[rows], expected = _lse_and_mean(z)
+            logps_N[rows] = z.gather(1, target_N[rows, None])[:, 0] - lse_N[rows]
+            entropy_N[rows] = lse_N[rows] - expected
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
         ctx.adjust, ctx.chunk, ctx.factor_VD = adjust, chunk, factor_VD
         ctx.set_materialize_grads(False)
@@ -204,7 +204,7 @@ class ChunkedLogps(torch.autograd.Function):
         factor_VD = ctx.factor_VD
         needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         grad_hidden = torch.empty_like(hidden_ND) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
+        grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
         for rows in _row_chunks(len(hidden_ND), ctx.chunk):
             z = _logits(hidden_ND[rows], factor_VD, bias_V, ctx.adjust)
@@ -218,8 +218,8 @@ class ChunkedLogps(torch.autograd.Function):
             grad = grad.to(factor_VD.dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = (grad @ factor_VD).to(hidden_ND.dtype)
-            if grad_weight is not None:
-                _add_product(grad_weight, grad.T, hidden_ND[rows].to(factor_VD.dtype))
+            if needs_weight:
+                grad_weight = _add_product(grad_weight, grad.T, hidden_ND[rows].to(factor_VD.dtype))
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight_VD.dtype)
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
@@ -236,9 +236,15 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, adjust: LogitAd
         return adjust.forward(logits if bias is None else logits.add_(bias))
 
 
-def _expectation(z: Tensor, lse: Tensor) -> Tensor:
-    """sum_j p_j z_j, one row at a time; a logit of minus infinity counts nothing."""
-    return torch.nan_to_num((z - lse[:, None]).exp_() * z).sum(-1)
+def _lse_and_mean(z: Tensor) -> tuple[Tensor, Tensor]:
+    """log sum_j exp z_j and sum_j p_j z_j of every row, with one more block of memory; a logit of -inf counts nothing."""
+    top = z.amax(-1, keepdim=True)
+    mass = (z - top).exp_()
+    total = mass.sum(-1)
+    mean = torch.bmm(mass[:, None], z[:, :, None])[:, 0, 0] / total
+    if not bool(mean.isfinite().all()):
+        mean = torch.where(mass > 0, mass * z, 0.0).sum(-1) / total
+    return top[:, 0] + total.log(), mean
 
 
 def _grad_logits(
@@ -248,24 +254,29 @@ def _grad_logits(
     adjust: LogitAdjustment,
     upstream: tuple[Tensor | None, Tensor | None, Tensor],
 ) -> Tensor:
+    """d loss / d logits, in the memory of z where nothing else needs z."""
     grad_logps, grad_entropy, entropy = upstream
-    logp = z - lse
-    grad = logp.exp()
-    p = grad.clone() if grad_entropy is not None else grad
+    adjusted = z.clone() if adjust.cap is not None else z
+    logp = z.sub_(lse)
+    of_entropy = None
+    if grad_entropy is not None:
+        p = logp.exp()
+        of_entropy = torch.where(p > 0, p * (logp + entropy), 0.0).mul_(grad_entropy)
+    grad = logp.exp_()
     if grad_logps is not None:
         grad.mul_(-grad_logps).scatter_add_(1, target, grad_logps)
     else:
         grad.zero_()
-    if grad_entropy is not None:
-        grad.sub_(torch.nan_to_num(p * (logp + entropy)) * grad_entropy)
-    return adjust.backward(grad, z)
+    if of_entropy is not None:
+        grad.sub_(of_entropy)
+    return adjust.backward(grad, adjusted)
 
 
-def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    if a.dtype == out.dtype:
-        out.addmm_(a, b)
-    else:
-        out.add_(a @ b)
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b in float32."""
+    if total is None:
+        return (a @ b).float()
+    return total.addmm_(a, b) if a.dtype == total.dtype else total.add_(a @ b)
 
 
 # ---- which path a model can take ----
