@@ -1,8 +1,8 @@
 """Podium against TRL on the same machine, one after the other, in processes of their own: `make bench`.
 
-    python -m benchmarks.bench                     W1 to W5 on the built-in model
-    python -m benchmarks.bench W1 W4 --rounds 3
-    python -m benchmarks.bench W6 --model Qwen2.5-1.5B        on a GPU
+python -m benchmarks.bench                     W1 to W5 on the built-in model
+python -m benchmarks.bench W1 W4 --rounds 3
+python -m benchmarks.bench W6 --model Qwen2.5-1.5B        on a GPU
 """
 
 from __future__ import annotations
@@ -76,8 +76,24 @@ def compare(workload: str, by_setting: dict[tuple[str, str], dict[str, Any]]) ->
 
 def table(comparisons: Iterable[dict[str, Any]]) -> Table:
     """One row per trainer and precision."""
-    out = Table(title="Seconds a step (median)", caption="floor: matrix FLOPs and bytes over the rates measured just before")
-    for column in ("", "step", "generate", "reward", "compare", "train", "optimizer", "compl./s", "useful/s", "tokens/s", "GiB", "floor", "ratio"):
+    out = Table(
+        title="Seconds a step (median)", caption="floor: matrix FLOPs and bytes over the rates measured just before"
+    )
+    for column in (
+        "",
+        "step",
+        "generate",
+        "reward",
+        "compare",
+        "train",
+        "optimizer",
+        "compl./s",
+        "useful/s",
+        "tokens/s",
+        "GiB",
+        "floor",
+        "ratio",
+    ):
         out.add_column(column, justify="left" if not column else "right")
     for c in comparisons:
         out.add_section()
@@ -130,7 +146,9 @@ def save(name: str, content: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}-{slug}.json"
     RESULTS.mkdir(exist_ok=True)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    path.write_text(json.dumps({"hardware": hardware(), "measured": stamp, "versions": versions(), **content}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"hardware": hardware(), "measured": stamp, "versions": versions(), **content}, indent=1) + "\n"
+    )
     return path
 
 
@@ -150,10 +168,16 @@ def main() -> None:
         for _ in range(options.rounds):
             for setting in SETTINGS:
                 found[setting].append(run(*setting, workload, options.steps, options.model))
-                console.print(f"{workload} {' '.join(setting)}: {found[setting][-1]['seconds']['step']:.2f} s a step", highlight=False)
+                console.print(
+                    f"{workload} {' '.join(setting)}: {found[setting][-1]['seconds']['step']:.2f} s a step",
+                    highlight=False,
+                )
         comparisons.append(compare(workload, {setting: combined(results) for setting, results in found.items()}))
         console.print(table(comparisons[-1:]))
-        path = save(f"{options.name}-{options.model}" if options.model != "builtin" else options.name, {"comparisons": comparisons})
+        path = save(
+            f"{options.name}-{options.model}" if options.model != "builtin" else options.name,
+            {"comparisons": comparisons},
+        )
     console.print(table(comparisons))
     console.print(f"{hardware()}; written to {path.relative_to(Path.cwd())}", highlight=False)
 

@@ -78,7 +78,9 @@ def floor(workload: Workload, model: torch.nn.Module, rates: Rates) -> Floor:
     4 (forward) + 8 (backward) FLOPs per query, key and unit of width. The head's chunks are computed twice.
     """
     config = model.config
-    body = sum(p.numel() for n, p in model.named_parameters() if "embed" not in n and "lm_head" not in n and "lora" not in n)
+    body = sum(
+        p.numel() for n, p in model.named_parameters() if "embed" not in n and "lm_head" not in n and "lora" not in n
+    )
     head = config.vocab_size * config.hidden_size
     width = config.num_hidden_layers * config.hidden_size
     lengths = [[workload.length(p, g) for g in range(workload.generations)] for p in range(workload.prompts)]

@@ -41,7 +41,10 @@ def live(model: Any, tokenizer: Any, rows: list[dict[str, str]], length: int, *,
     ids = [tuple(tokenizer(row["prompt"])["input_ids"]) for row in rows]
     batch = [Prompt(id=i, row=i, token_ids=x, text="", content="") for i, x in enumerate(ids)]
     settings = SamplingSettings(
-        num_completions=GENERATIONS, max_tokens=length, end_ids=frozenset([tokenizer.eos_token_id]), lengths=lambda p, g: length
+        num_completions=GENERATIONS,
+        max_tokens=length,
+        end_ids=frozenset([tokenizer.eos_token_id]),
+        lengths=lambda p, g: length,
     )
     engine = LiveEngine(model, tokenizer, precision=ProductPrecision(model, enabled=bfloat16))
     start = time.perf_counter()
@@ -53,7 +56,13 @@ def generate(model: Any, tokenizer: Any, rows: list[dict[str, str]], length: int
     """Seconds of transformers' `generate`, one row per completion."""
     inputs = tokenizer([row["prompt"] for row in rows for _ in range(GENERATIONS)], return_tensors="pt", padding=True)
     config = GenerationConfig(
-        do_sample=True, top_k=0, max_new_tokens=length, min_new_tokens=length, eos_token_id=2, pad_token_id=2, disable_compile=True
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=length,
+        min_new_tokens=length,
+        eos_token_id=2,
+        pad_token_id=2,
+        disable_compile=True,
     )
     context = torch.autocast("cpu", dtype=torch.bfloat16) if bfloat16 else contextlib.nullcontext()
     start = time.perf_counter()
@@ -66,8 +75,18 @@ def with_vllm(python: str, length: int, prompt_tokens: int) -> list[float]:
     """Seconds of vLLM in another environment: bfloat16, prefix caching on, `n` completions a request, warmed up."""
     script = Path(__file__).with_name("vllm_worker.py")
     done = subprocess.run(
-        [python, str(script), str(length), str(prompt_tokens), str(SEQUENCES // GENERATIONS), str(GENERATIONS), str(ROUNDS), resolve_model("builtin:smollm2-135m-instruct")],
-        capture_output=True, text=True,
+        [
+            python,
+            str(script),
+            str(length),
+            str(prompt_tokens),
+            str(SEQUENCES // GENERATIONS),
+            str(GENERATIONS),
+            str(ROUNDS),
+            resolve_model("builtin:smollm2-135m-instruct"),
+        ],
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         raise SystemExit(f"vLLM failed:\n{done.stderr[-3000:]}")
@@ -108,7 +127,9 @@ def main() -> None:
         out.add_row(name, *(f"{statistics.median(times[str(length)]):.2f}" for length in LENGTHS))
     console = Console(width=110)
     console.print(out)
-    console.print(f"{hardware()}; written to {save('generation', {'seconds': found}).relative_to(Path.cwd())}", highlight=False)
+    console.print(
+        f"{hardware()}; written to {save('generation', {'seconds': found}).relative_to(Path.cwd())}", highlight=False
+    )
 
 
 if __name__ == "__main__":

@@ -48,10 +48,18 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     length, g = point["completion_tokens"], point["generations"]
     prompts = [
-        Prompt(id=i, row=i, token_ids=tuple(rng.integers(100, 40_000, point["prompt_tokens"]).tolist()), text="", content="")
+        Prompt(
+            id=i,
+            row=i,
+            token_ids=tuple(rng.integers(100, 40_000, point["prompt_tokens"]).tolist()),
+            text="",
+            content="",
+        )
         for i in range(2)
     ]
-    settings = SamplingSettings(num_completions=g, max_tokens=length, end_ids=frozenset([2]), lengths=lambda p, c: length)
+    settings = SamplingSettings(
+        num_completions=g, max_tokens=length, end_ids=frozenset([2]), lengths=lambda p, c: length
+    )
     engine = LiveEngine(model, tokenizer, precision=precision)
     budget = ACTIVATION_BYTES["cpu"] // 1_500_000
 
@@ -93,7 +101,9 @@ def plot(points: dict[str, list[dict[str, Any]]], path: Path) -> None:
     for column, (axis, found) in enumerate(points.items(), 1):
         x = [point[axis] for point in found]
         for row, key in ((1, "seconds_per_completion"), (2, "peak_memory_gib")):
-            figure.add_trace(go.Scatter(x=x, y=[p[key] for p in found], mode="lines+markers", showlegend=False), row, column)
+            figure.add_trace(
+                go.Scatter(x=x, y=[p[key] for p in found], mode="lines+markers", showlegend=False), row, column
+            )
             figure.update_xaxes(type="log", tickvals=x, row=row, col=column)
             figure.update_yaxes(rangemode="tozero", row=row, col=column)
         figure.update_xaxes(title_text=TITLES[axis], row=2, col=column)
@@ -116,12 +126,16 @@ def main() -> None:
     for axis, values in AXES.items():
         for value in values:
             command = [sys.executable, "-m", "benchmarks.scale", "--threads", str(options.threads)]
-            done = subprocess.run([*command, "--point", json.dumps({**BASE, axis: value})], capture_output=True, text=True)
+            done = subprocess.run(
+                [*command, "--point", json.dumps({**BASE, axis: value})], capture_output=True, text=True
+            )
             if done.returncode:
                 raise SystemExit(done.stderr[-3000:])
             point = json.loads(done.stdout.splitlines()[-1])
             points[axis].append(point)
-            print(f"{TITLES[axis]} {value}: {point['seconds_per_completion']:.3f} s a completion, {point['peak_memory_gib']:.2f} GiB")
+            print(
+                f"{TITLES[axis]} {value}: {point['seconds_per_completion']:.3f} s a completion, {point['peak_memory_gib']:.2f} GiB"
+            )
     print("written to", save("scale", {"points": points}).relative_to(Path.cwd()))
     plot(points, RESULTS / "scale.html")
 

@@ -1,6 +1,6 @@
 """vLLM's part of `benchmarks.generation`, run by the interpreter of its own environment; prints seconds as JSON.
 
-    python vllm_worker.py LENGTH PROMPT_TOKENS PROMPTS GENERATIONS ROUNDS MODEL_FOLDER
+python vllm_worker.py LENGTH PROMPT_TOKENS PROMPTS GENERATIONS ROUNDS MODEL_FOLDER
 """
 
 import json

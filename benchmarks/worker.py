@@ -1,7 +1,7 @@
 """One trainer on one workload in a process of its own; prints one JSON line.
 
-    python -m benchmarks.worker podium W1 --steps 3
-    python -m benchmarks.worker trl W1 --precision bfloat16 --steps 2
+python -m benchmarks.worker podium W1 --steps 3
+python -m benchmarks.worker trl W1 --precision bfloat16 --steps 2
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def prompts(tokenizer: Any, workload: Workload, count: int) -> list[dict[str, st
     """Different prompts of exactly `prompt_tokens` tokens."""
     rows = []
     for i in range(count):
-        ids = tokenizer(f"Question {i}: " + "what is the sum of these numbers and why, step by step? " * 60)["input_ids"]
+        ids = tokenizer(f"Question {i}: " + "what is the sum of these numbers and why, step by step? " * 60)[
+            "input_ids"
+        ]
         rows.append({"prompt": tokenizer.decode(ids[: workload.prompt_tokens])})
     return rows
 
@@ -125,7 +127,9 @@ def load(shape: str, device: str) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     if shape == "builtin":
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer
-    config = AutoConfig.for_model("qwen2", **SHAPES[shape], vocab_size=151_936, eos_token_id=2, tie_word_embeddings=True)
+    config = AutoConfig.for_model(
+        "qwen2", **SHAPES[shape], vocab_size=151_936, eos_token_id=2, tie_word_embeddings=True
+    )
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -133,9 +137,27 @@ def load(shape: str, device: str) -> tuple[Any, Any]:
 
 
 SHAPES = {
-    "Qwen2.5-0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
-    "Qwen2.5-1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2},
-    "Qwen2.5-7B": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4},
+    "Qwen2.5-0.5B": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "Qwen2.5-1.5B": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
+    "Qwen2.5-7B": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
 }
 
 
@@ -163,14 +185,26 @@ def run_trl(workload: Workload, steps: int, precision: str, shape: str, device: 
     clock = Clock()
     # Recomputing activations costs time; TRL needs it for memory, so it keeps its default.
     args = trl.GRPOConfig(
-        tempfile.mkdtemp(), **workload.config(), max_steps=WARM_UP + steps, bf16=precision == "bfloat16",
-        use_cpu=device == "cpu", report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
+        tempfile.mkdtemp(),
+        **workload.config(),
+        max_steps=WARM_UP + steps,
+        bf16=precision == "bfloat16",
+        use_cpu=device == "cpu",
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
     )
     if precision == "float32":
         args.bf16 = False
     trainer = trl.GRPOTrainer(
-        model, reward_function(workload), args, prompts(tokenizer, workload, 64), processing_class=tokenizer,
-        peft_config=lora() if workload.lora else None, callbacks=[StepEnds(clock)],
+        model,
+        reward_function(workload),
+        args,
+        prompts(tokenizer, workload, 64),
+        processing_class=tokenizer,
+        peft_config=lora() if workload.lora else None,
+        callbacks=[StepEnds(clock)],
     )
     generate = trainer.model.generate
     trainer.model.generate = lambda *a, **k: generate(
@@ -202,12 +236,23 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
     model, tokenizer = load(shape, device)
     clock = Clock()
     args = GRPOConfig(
-        tempfile.mkdtemp(), **workload.config(), max_steps=WARM_UP + steps, product_precision=precision,
-        report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
+        tempfile.mkdtemp(),
+        **workload.config(),
+        max_steps=WARM_UP + steps,
+        product_precision=precision,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
     )
     trainer = GRPOTrainer(
-        model, reward_function(workload), args, prompts(tokenizer, workload, 64), processing_class=tokenizer,
-        peft_config=lora() if workload.lora else None, callbacks=[StepEnds(clock)],
+        model,
+        reward_function(workload),
+        args,
+        prompts(tokenizer, workload, 64),
+        processing_class=tokenizer,
+        peft_config=lora() if workload.lora else None,
+        callbacks=[StepEnds(clock)],
     )
     engine = trainer.parts.engine
 
@@ -219,7 +264,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
                 return engine.generate(prompts, dataclasses.replace(settings, lengths=workload.length), **kwargs)
 
     trainer.parts = dataclasses.replace(trainer.parts, engine=Forced())
-    clock.wrap(trainer, "_with_other_policies", "compare")
+    clock.wrap(trainer.rollouts, "with_other_policies", "compare")
     clock.wrap(trainer, "training_step", "train")
     time_optimizer(trainer, clock)
     trainer.train()
@@ -271,7 +316,10 @@ def main() -> None:
         "useful": workload.useful(),
         "peak_memory_gib": peak,
         "rates": {name: getattr(rates, name) for name in rates.__slots__},
-        "floor": {phase: getattr(floor(workload, trainer.model, rates), phase) for phase in ("generate", "compare", "train", "optimizer", "total")},
+        "floor": {
+            phase: getattr(floor(workload, trainer.model, rates), phase)
+            for phase in ("generate", "compare", "train", "optimizer", "total")
+        },
     }
     print(json.dumps(result), file=sys.stdout, flush=True)
 

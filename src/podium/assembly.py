@@ -26,10 +26,11 @@ from podium.engines.base import RolloutEngine
 from podium.engines.live.engine import LiveEngine
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, DataError
-from podium.forward import Path, choose_path
+from podium.forward import Path, TokenLogps, choose_path, token_logps
 from podium.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.models import loading
 from podium.models.attention import tree_attention
+from podium.packing import Pack
 from podium.precision import ProductPrecision, measure_products
 from podium.records import ScoredGroup
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
@@ -80,7 +81,15 @@ class Parts:
 
     def attention(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager:
         """The context around forward and backward of `model` (the policy): tree attention, where the model can."""
-        return tree_attention(self.policy if model is None else model) if self.path == "shared" else contextlib.nullcontext()
+        return (
+            tree_attention(self.policy if model is None else model)
+            if self.path == "shared"
+            else contextlib.nullcontext()
+        )
+
+    def token_logps(self, model: nn.Module, packed: Pack, *, router: bool = False) -> TokenLogps:
+        """Log-probabilities of a pack as this run computes them; inside `attention` and `precision`."""
+        return token_logps(model, packed, temperature=self.args.temperature, path=self.path, router=router)
 
     def has_spread(self, scored: ScoredGroup) -> bool:
         """Whether the completions of a group differ in their weighted reward."""
@@ -128,7 +137,9 @@ def assemble(
         max_steps=args.max_steps,
     )
     if args.dynamic_sampling and order.is_stream:
-        raise ConfigError("dynamic_sampling draws replacements from the whole dataset, which a stream does not offer. Load the dataset without streaming.")
+        raise ConfigError(
+            "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer. Load the dataset without streaming."
+        )
 
     set_seed(args.seed)  # a new adapter is random
     policy = loading.load_policy(model, settings)
@@ -234,13 +245,21 @@ def _checked_data(
 ) -> tuple[Any, Any]:
     """The datasets, checked; without overlong rows where those are to be dropped."""
     if train is None:
-        raise DataError("`train_dataset` is required. Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts.")
-    sets = {"eval_dataset": evaluation} if not isinstance(evaluation, Mapping) else {f"eval_dataset[{k!r}]": v for k, v in evaluation.items()}
+        raise DataError(
+            "`train_dataset` is required. Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts."
+        )
+    sets = (
+        {"eval_dataset": evaluation}
+        if not isinstance(evaluation, Mapping)
+        else {f"eval_dataset[{k!r}]": v for k, v in evaluation.items()}
+    )
     for name, dataset in {"train_dataset": train, **sets}.items():
         if dataset is None:
             continue
         check_dataset(dataset, name, num_needed=plan.prompts_per_round if dataset is train else None, builder=builder)
-        columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__getitem__") else None)
+        columns = getattr(dataset, "column_names", None) or (
+            list(dataset[0]) if hasattr(dataset, "__getitem__") else None
+        )
         if columns is not None:
             check_rewards(rewards, ["prompt"] if args.remove_unused_columns else columns)
     drop = _dropping(builder) if builder.overlong == "drop" else (lambda dataset: dataset)
@@ -257,7 +276,12 @@ def _dropping(builder: PromptBuilder) -> Callable[[Any], Any]:
             return dataset.filter(lambda row: builder(row, id=0, row_index=-1) is not None)
         fits = [i for i in range(len(dataset)) if builder(dataset[i], id=0, row_index=i) is not None]
         if len(fits) < len(dataset):
-            logger.warning("%d of %d rows are dropped: their prompts are too long (%s).", len(dataset) - len(fits), len(dataset), builder.limit_text)
+            logger.warning(
+                "%d of %d rows are dropped: their prompts are too long (%s).",
+                len(dataset) - len(fits),
+                len(dataset),
+                builder.limit_text,
+            )
         return dataset.select(fits) if hasattr(dataset, "select") else [dataset[i] for i in fits]
 
     return drop
@@ -322,14 +346,25 @@ def _engine(
     reasons = []
     if path != "shared":
         reasons.append("this model cannot attend over shared prefixes")
-    known = {"max_new_tokens", "do_sample", "eos_token_id", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    known = {
+        "max_new_tokens",
+        "do_sample",
+        "eos_token_id",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+    }
     unknown = sorted(set(args.generation_kwargs or {}) - known)
     if unknown:
         reasons.append(f"generation_kwargs {', '.join(unknown)} are `generate`'s alone")
     if args.cache_implementation is not None:
         reasons.append("cache_implementation is `generate`'s alone")
     if args.rollout_engine == "live" and reasons:
-        raise ConfigError(f'rollout_engine="live" is not possible here: {"; ".join(reasons)}. Use rollout_engine="auto".')
+        raise ConfigError(
+            f'rollout_engine="live" is not possible here: {"; ".join(reasons)}. Use rollout_engine="auto".'
+        )
     if args.rollout_engine == "transformers" or reasons:
         if args.rollout_engine == "auto":
             logger.warning("Sampling with transformers' generate, which is slower: %s.", "; ".join(reasons))

@@ -106,6 +106,18 @@ def newest(folder: Path) -> Path | None:
     return None
 
 
+def to_resume_from(folder: Path, asked: str | bool | None) -> str | None:
+    """What `resume_from_checkpoint` asks for: True is the newest in `folder` that verifies, a path is itself."""
+    if not asked:
+        return None
+    if asked is not True:
+        return str(verified(Path(asked)))
+    found = newest(folder)
+    if found is None:
+        raise CheckpointError(f"There is no checkpoint in {folder}. Start without resume_from_checkpoint.")
+    return str(found)
+
+
 def verified(checkpoint: Path) -> Path:
     """The checkpoint, if it is one and verifies; else `CheckpointError`. One of another trainer has no manifest."""
     if not (checkpoint / "trainer_state.json").is_file():
@@ -113,8 +125,7 @@ def verified(checkpoint: Path) -> Path:
     wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else None
     if wrong is not None:
         raise CheckpointError(
-            f"{checkpoint} is damaged: {wrong}. "
-            f"resume_from_checkpoint=True takes the newest checkpoint that is whole."
+            f"{checkpoint} is damaged: {wrong}. resume_from_checkpoint=True takes the newest checkpoint that is whole."
         )
     return checkpoint
 

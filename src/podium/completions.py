@@ -25,7 +25,9 @@ class CompletionsLog:
 
     def add(self, scored: Sequence[ScoredGroup], advantages_G: Sequence[np.ndarray]) -> None:
         """The completions of a round; those of the round before are forgotten."""
-        self.rows = [row for group, advantage_G in zip(scored, advantages_G, strict=True) for row in rows(group, advantage_G)]
+        self.rows = [
+            row for group, advantage_G in zip(scored, advantages_G, strict=True) for row in rows(group, advantage_G)
+        ]
 
     def write(self, step: int) -> None:
         """Table, file and trackers; does nothing when nothing is new."""

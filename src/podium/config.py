@@ -60,7 +60,10 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
 """Fields with limits: (lowest, highest, why)."""
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
-    "use_vllm": (False, "vLLM is not supported yet. Leave it out: the live engine samples from the trainer's own weights"),
+    "use_vllm": (
+        False,
+        "vLLM is not supported yet. Leave it out: the live engine samples from the trainer's own weights",
+    ),
     "vllm_structured_outputs_regex": (None, "constrained completions need vLLM, which is not supported yet"),
     "max_tool_calling_iterations": (None, "tools are not supported"),
     "log_multimodal": (True, "images are not supported, so there are none to leave out"),
@@ -98,11 +101,14 @@ class GRPOConfig(trl.GRPOConfig):
         default=None, metadata={"help": "Most tokens a prompt may have. None: what the model's context leaves."}
     )
     overlong_prompts: str = field(
-        default="error", metadata={"help": "What happens to a longer prompt: `error`, `drop` or `truncate` (on the left)."}
+        default="error",
+        metadata={"help": "What happens to a longer prompt: `error`, `drop` or `truncate` (on the left)."},
     )
     dynamic_sampling: bool = field(
         default=False,
-        metadata={"help": "Replace groups without spread in their rewards by groups of fresh prompts (DAPO, arXiv:2503.14476)."},
+        metadata={
+            "help": "Replace groups without spread in their rewards by groups of fresh prompts (DAPO, arXiv:2503.14476)."
+        },
     )
     max_resamples: int = field(default=3, metadata={"help": "Most rounds of replacement a generation round may take."})
     product_precision: str = field(
@@ -114,7 +120,9 @@ class GRPOConfig(trl.GRPOConfig):
     )
     tokens_per_pack: int | None = field(
         default=None,
-        metadata={"help": "Most tokens in one forward and backward: it bounds activation memory. None: from the model's size."},
+        metadata={
+            "help": "Most tokens in one forward and backward: it bounds activation memory. None: from the model's size."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -134,14 +142,22 @@ class GRPOConfig(trl.GRPOConfig):
         if self.loss_type == "gspo":  # one spelling from here on
             self.loss_type, self.importance_sampling_level = "grpo", "sequence"
         if self.sync_ref_model and not self.beta:
-            raise ConfigError("sync_ref_model=True has no reference model to move, because beta is 0. Set beta, or leave sync_ref_model out.")
+            raise ConfigError(
+                "sync_ref_model=True has no reference model to move, because beta is 0. Set beta, or leave sync_ref_model out."
+            )
         if self.rollout_engine == "vllm":
-            raise ConfigError('rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer\'s own weights.')
+            raise ConfigError(
+                'rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer\'s own weights.'
+            )
         if self.use_transformers_continuous_batching:
-            logger.info("use_transformers_continuous_batching: the live engine lets rows enter and leave as they end, too.")
+            logger.info(
+                "use_transformers_continuous_batching: the live engine lets rows enter and leave as they end, too."
+            )
 
     def _check_choices(self) -> None:
-        self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(self.scale_rewards, self.scale_rewards)
+        self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(
+            self.scale_rewards, self.scale_rewards
+        )
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -160,10 +176,16 @@ class GRPOConfig(trl.GRPOConfig):
 
     def _check_refused(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
-        vllm = {name: (default, "it belongs to vLLM, which is not supported yet") for name, default in defaults.items() if name.startswith("vllm_")}
+        vllm = {
+            name: (default, "it belongs to vLLM, which is not supported yet")
+            for name, default in defaults.items()
+            if name.startswith("vllm_")
+        }
         for name, (idle, reason) in {**vllm, **REFUSED}.items():
             if getattr(self, name) != idle:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is an option of TRL that Podium does not honour: {reason}.")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is an option of TRL that Podium does not honour: {reason}."
+                )
 
     def _follow_device(self) -> None:
         """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless the user said otherwise."""

@@ -208,11 +208,17 @@ class ChunkedLogps(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
         for rows in _row_chunks(len(hidden_ND), ctx.chunk):
             z = _logits(hidden_ND[rows], factor_VD, bias_V, ctx.adjust)
-            grad = _grad_logits(z, lse_N[rows, None], target_N[rows, None], ctx.adjust, (
-                None if grad_logps_N is None else grad_logps_N[rows, None],
-                None if grad_entropy_N is None else grad_entropy_N[rows, None],
-                entropy_N[rows, None],
-            ))
+            grad = _grad_logits(
+                z,
+                lse_N[rows, None],
+                target_N[rows, None],
+                ctx.adjust,
+                (
+                    None if grad_logps_N is None else grad_logps_N[rows, None],
+                    None if grad_entropy_N is None else grad_entropy_N[rows, None],
+                    entropy_N[rows, None],
+                ),
+            )
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
             grad = grad.to(factor_VD.dtype)

@@ -159,7 +159,9 @@ def _chunks(groups: Iterable[TrainingGroup], budget: int) -> Iterable[list[Train
     """Consecutive groups, together at most `budget` tokens, of even size: five groups for a pack of four make 3 + 2."""
     groups = list(groups)
     total = sum(map(num_input_tokens, groups))
-    even = min(budget, max(1, -(-total // max(1, -(-total // budget))) + max(map(num_input_tokens, groups), default=0) // 2))
+    even = min(
+        budget, max(1, -(-total // max(1, -(-total // budget))) + max(map(num_input_tokens, groups), default=0) // 2)
+    )
     chunk: list[TrainingGroup] = []
     size = 0
     for group in groups:
@@ -184,9 +186,7 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device | str) -> Pack:
         positions += range(prompt_length)
         for completion in group.completion_ids:
             start, length = len(ids), len(completion) - 1
-            spans.append(
-                Span(prompt_start=prompt_start, prompt_length=prompt_length, start=start, length=length)
-            )
+            spans.append(Span(prompt_start=prompt_start, prompt_length=prompt_length, start=start, length=length))
             ids += completion[:-1]
             positions += range(prompt_length, prompt_length + length)
             predict += [prompt_start + prompt_length - 1, *range(start, start + length)]

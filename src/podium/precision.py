@@ -125,7 +125,9 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, rounded_OI: Tensor) -> Tensor:  # type: ignore[override]
         x16 = x.to(torch.bfloat16)
         ctx.save_for_backward(x16 if weight_OI.requires_grad else None)
-        ctx.rounded_OI = rounded_OI  # not a saved tensor: it is renewed in place, but never between forward and backward
+        ctx.rounded_OI = (
+            rounded_OI  # not a saved tensor: it is renewed in place, but never between forward and backward
+        )
         return F.linear(x16, rounded_OI).float()
 
     @staticmethod

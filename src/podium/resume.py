@@ -1,50 +1,69 @@
 """What a checkpoint of Podium holds beyond the Trainer's: the round that is being trained on, the reference that has
-moved, the entropy controller. Plain numpy arrays, safetensors and JSON: nothing here is unpickled.
+moved, the entropy controller, the precision that was chosen. Plain numpy arrays, safetensors and JSON: nothing here is
+unpickled.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.torch import load_model, save_model
 
 from podium.losses import EntropyControl
 from podium.models.loading import Reference
+from podium.precision import ProductPrecision
 from podium.rounds import Round, from_arrays, to_arrays
 
+STATE = "podium_state.json"
+REFERENCE = "reference.safetensors"
 
-def save_state(
-    folder: Path, rank: int, round_: Round | None, reference: Reference | None, entropy: EntropyControl
-) -> None:
+
+class State(NamedTuple):
+    """What is saved and restored."""
+
+    round: Round | None
+    entropy: EntropyControl
+    reference: Reference | None
+    precision: Any
+
+
+def save(folder: Path, rank: int, state: State) -> None:
     """Write this rank's part; the first rank also what all share."""
-    if round_ is not None:
-        np.savez(folder / f"round-{rank}.npz", **to_arrays(round_))
-    if rank == 0:
-        (folder / "podium_state.json").write_text(json.dumps({"entropy": _finite(asdict(entropy))}))
-        if reference is not None and reference.moved:
-            save_model(reference.copy, str(folder / "reference.safetensors"))
+    if state.round is not None:
+        np.savez(folder / f"round-{rank}.npz", **to_arrays(state.round))
+    if rank:
+        return
+    entropy = {name: value if math.isfinite(value) else None for name, value in asdict(state.entropy).items()}
+    precision = state.precision.enabled if isinstance(state.precision, ProductPrecision) else None
+    (folder / STATE).write_text(json.dumps({"entropy": entropy, "bfloat16_products": precision}))
+    if state.reference is not None and state.reference.moved:
+        assert state.reference.copy is not None
+        save_model(state.reference.copy, str(folder / REFERENCE))
 
 
-def load_state(
-    folder: Path, rank: int, reference: Reference | None, entropy: EntropyControl
-) -> tuple[Round | None, EntropyControl]:
-    """What `save_state` wrote; a checkpoint of another trainer has none of it and changes nothing."""
-    if reference is not None and (folder / "reference.safetensors").is_file():
-        load_model(reference.copy, str(folder / "reference.safetensors"))
-        reference.moved = True
-    if (folder / "podium_state.json").is_file():
-        saved = json.loads((folder / "podium_state.json").read_text())["entropy"]
-        entropy = EntropyControl(**{k: float("inf") if v is None else v for k, v in saved.items()})
+def load(folder: Path, rank: int, state: State) -> tuple[Round | None, EntropyControl]:
+    """What `save` wrote; a checkpoint of another trainer has none of it and changes nothing.
+
+    The reference and the precision are restored in place: a resumed run must compute as it did, whatever the machine
+    would measure now.
+    """
+    if not (folder / STATE).is_file():
+        return None, state.entropy
+    saved = json.loads((folder / STATE).read_text())
+    if saved["bfloat16_products"] is not None and isinstance(state.precision, ProductPrecision):
+        state.precision.enabled = saved["bfloat16_products"]
+    if state.reference is not None and (folder / REFERENCE).is_file():
+        assert state.reference.copy is not None
+        load_model(state.reference.copy, str(folder / REFERENCE))
+        state.reference.moved = True
+    entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
     path = folder / f"round-{rank}.npz"
     if not path.is_file():
         return None, entropy
     with np.load(path, allow_pickle=False) as arrays:
         return from_arrays(dict(arrays)), entropy
-
-
-def _finite(values: dict[str, float]) -> dict[str, float | None]:
-    """JSON has no infinity."""
-    return {k: None if v == float("inf") else v for k, v in values.items()}

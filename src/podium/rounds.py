@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from podium.errors import ConfigError, DataError
-from podium.packing import keep
+from podium.forward import TokenLogps
+from podium.losses import LossInputs
+from podium.packing import Pack, keep
 from podium.records import TrainingGroup
 
 
@@ -171,8 +174,8 @@ class MicroBatch:
     groups: tuple[TrainingGroup, ...]
     num_rollouts: float
     num_tokens: float
-    share_tokens: int
-    """Loss tokens of this micro-step over all ranks."""
+    step_tokens: int
+    """Loss tokens of the optimizer step over all ranks; `num_tokens` is the same but for `bnpo`."""
     is_last: bool
     """Of its optimizer step."""
 
@@ -190,11 +193,29 @@ def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int)
             groups=share.groups,
             num_rollouts=rollouts,
             num_tokens=max(share.local_tokens, 1) * len(shares) * ranks if per_micro_batch else tokens,
-            share_tokens=share.num_tokens,
+            step_tokens=tokens,
             is_last=i == len(shares) - 1,
         )
         for i, share in enumerate(shares)
     ]
+
+
+def loss_inputs(
+    packed: Pack, out: TokenLogps, batch: MicroBatch, keep_N: Tensor | None, num_entropy_tokens: float | None
+) -> LossInputs:
+    """What the loss sees of a pack."""
+    return LossInputs(
+        logps_N=out.logps_N,
+        entropy_N=out.entropy_N,
+        advantages_R=packed.advantages_R,
+        rollout_N=packed.rollout_N,
+        num_rollouts=batch.num_rollouts,
+        num_tokens=batch.num_tokens,
+        old_logps_N=packed.old_logps_N,
+        ref_logps_N=packed.ref_logps_N,
+        keep_N=keep_N,
+        num_entropy_tokens=batch.step_tokens if num_entropy_tokens is None else num_entropy_tokens,
+    )
 
 
 def shares(
@@ -299,4 +320,3 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _split(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
-

@@ -72,7 +72,8 @@ def invert(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
     up_to = blocks.sum(-1).cumsum(-1)
     target = uniform_R[:, None] * up_to[:, -1:]
     block = (up_to <= target).sum(-1, keepdim=True).clamp_(max=up_to.shape[1] - 1)
-    rest = target - up_to.gather(1, block) + blocks.sum(-1).gather(1, block)
+    # Rounding may leave less than nothing of a number that just reached this block: its first token is not meant then.
+    rest = (target - up_to.gather(1, block) + blocks.sum(-1).gather(1, block)).clamp_(min=0)
     within = blocks[torch.arange(rows, device=block.device), block[:, 0]]
     last = (within > 0).int().mul_(torch.arange(_BLOCK, device=block.device, dtype=torch.int32)).amax(-1, keepdim=True)
     token = torch.minimum((within.cumsum(-1) <= rest).sum(-1, keepdim=True), last)

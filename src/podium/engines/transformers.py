@@ -60,7 +60,9 @@ class TransformersEngine:
         device = next(self.model.parameters()).device
         width = max(len(prompt.token_ids) for prompt in prompts)
         rows = [prompt.token_ids for prompt in prompts for _ in range(settings.num_completions)]
-        ids = torch.tensor([[self.tokenizer.pad_token_id] * (width - len(row)) + list(row) for row in rows], device=device)
+        ids = torch.tensor(
+            [[self.tokenizer.pad_token_id] * (width - len(row)) + list(row) for row in rows], device=device
+        )
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             key = row_key(settings.seed, settings.round, prompts[0].id, -1)

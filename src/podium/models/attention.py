@@ -80,7 +80,9 @@ def tree_attention(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def attention_implementation(model: nn.Module, name: str) -> Iterator[None]:
     """Within this context the model's attention layers use the registered function `name`."""
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(getattr(m, "config", None), PretrainedConfig)}
+    configs = {
+        id(m.config): m.config for m in model.modules() if isinstance(getattr(m, "config", None), PretrainedConfig)
+    }
     before = {key: config._attn_implementation_internal for key, config in configs.items()}
     for config in configs.values():
         config._attn_implementation_internal = name

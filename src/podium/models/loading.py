@@ -46,7 +46,11 @@ class LoadSettings:
 
 def model_name(model: str | nn.Module) -> str:
     """A short name for output folders and messages."""
-    name = model if isinstance(model, str) else str(getattr(getattr(model, "config", None), "_name_or_path", "") or "model")
+    name = (
+        model
+        if isinstance(model, str)
+        else str(getattr(getattr(model, "config", None), "_name_or_path", "") or "model")
+    )
     return name.rstrip("/").split("/")[-1].removeprefix("builtin:")
 
 
@@ -56,7 +60,9 @@ def load_config(model: str | PreTrainedModel, settings: LoadSettings) -> Pretrai
         return model.config
     check_model_name(model, needs_tokenizer=False, trust_remote_code=settings.trust_remote_code)
     revision = settings.init_kwargs.get("revision")
-    return AutoConfig.from_pretrained(resolve_model(model), revision=revision, trust_remote_code=settings.trust_remote_code)
+    return AutoConfig.from_pretrained(
+        resolve_model(model), revision=revision, trust_remote_code=settings.trust_remote_code
+    )
 
 
 def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
@@ -67,7 +73,11 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
             raise ModelError("The model has no name to load a tokenizer from. Pass processing_class=your_tokenizer.")
         revision = settings.init_kwargs.get("revision")
         given = AutoTokenizer.from_pretrained(
-            source, revision=revision, truncation_side="left", padding_side="left", trust_remote_code=settings.trust_remote_code
+            source,
+            revision=revision,
+            truncation_side="left",
+            padding_side="left",
+            trust_remote_code=settings.trust_remote_code,
         )
     if hasattr(given, "tokenizer"):
         raise ModelError(
@@ -114,7 +124,9 @@ def _check_adapter(model: Any, settings: LoadSettings) -> None:
     if config is None:
         return
     if not isinstance(config, PeftConfig):
-        raise TypeError(f"peft_config must be a PeftConfig such as peft.LoraConfig(...), not a {type(config).__name__}.")
+        raise TypeError(
+            f"peft_config must be a PeftConfig such as peft.LoraConfig(...), not a {type(config).__name__}."
+        )
     if isinstance(model, PeftModel):
         raise ConfigError(
             "model is a PeftModel already and peft_config asks for another adapter. Pass one of the two: merge the "
@@ -143,7 +155,10 @@ def _from_name(name: str, settings: LoadSettings) -> PreTrainedModel:
 
 
 def _as_given(model: PreTrainedModel | PeftModel, settings: LoadSettings) -> PreTrainedModel | PeftModel:
-    for name, value in (("model_init_kwargs", settings.init_kwargs), ("quantization_config", settings.quantization_config)):
+    for name, value in (
+        ("model_init_kwargs", settings.init_kwargs),
+        ("quantization_config", settings.quantization_config),
+    ):
         if value:
             logger.warning("%s is ignored: the model is instantiated already.", name)
     return model

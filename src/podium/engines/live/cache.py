@@ -95,7 +95,12 @@ class Decode:
     """Attention of one new token a row over its prompt and its own earlier tokens."""
 
     def __init__(
-        self, cache: Cache, slots_R: np.ndarray, own_R: np.ndarray, prompt_lengths_S: Sequence[int], device: torch.device
+        self,
+        cache: Cache,
+        slots_R: np.ndarray,
+        own_R: np.ndarray,
+        prompt_lengths_S: Sequence[int],
+        device: torch.device,
     ) -> None:
         """`own_R`: tokens of its own that row r has in the cache already, before this one."""
         self.cache = cache
@@ -118,9 +123,7 @@ class Decode:
         """Attention output [R, H, D]: scores against the prompt, slot by slot, and against the own lane, one softmax."""
         with torch.autocast(query_HTD.device.type, enabled=False):
             dtype = attention_dtype(query_HTD)
-            query_RHD, key_RJD, value_RJD = (
-                x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD)
-            )
+            query_RHD, key_RJD, value_RJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
             own_keys, own_values = self._store(shape.layer, key_RJD, value_RJD)
             rows, heads, width = query_RHD.shape
             query_RJQD = (query_RHD * shape.scaling).view(rows, key_RJD.shape[1], -1, width)
