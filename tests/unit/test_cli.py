@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -150,14 +151,6 @@ def test_a_bug_keeps_its_traceback(cli, monkeypatch):
         cli("recipes")
 
 
-def test_ctrl_c_is_code_130(cli, monkeypatch):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("podium.recipe.shipped_recipes", interrupt)
-    assert cli("recipes")[0] == 130
-
-
 # ---- verbs ----
 
 
@@ -192,7 +185,9 @@ def tiny(tmp_path):
     """A folder with a tiny model, a reward file and a recipe."""
     model = save_tiny_model(tmp_path / "model")
     (tmp_path / "mine.py").write_text(
-        "def length(completions, **columns):\n    return [float(len(c)) for c in completions]\n"
+        "def length(completions, **columns):\n"
+        "    texts = [c if isinstance(c, str) else c[0]['content'] for c in completions]\n"
+        "    return [len(text) / 4 for text in texts]\n"
     )
     (tmp_path / "run.yaml").write_text(RECIPE.format(model=model))
     return tmp_path
@@ -214,8 +209,23 @@ def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tin
     assert yaml.safe_load((tiny / "out" / "config.yaml").read_text())["seed"] == 5
     code, _, err = cli("train out/config.yaml --no-eval --output_dir again")
     assert code == 0, err
-    ours, again = ((tiny / folder / "model.safetensors").read_bytes() for folder in ("out", "again"))
+    base, ours, again = ((tiny / folder / "model.safetensors").read_bytes() for folder in ("model", "out", "again"))
     assert ours == again
+    assert ours != base
+
+
+def test_ctrl_c_ends_training_with_code_130_and_no_traceback(tiny):
+    command = [sys.executable, "-m", "podium", "train", "run.yaml", "--no-eval", "--max_steps", "100000"]
+    process = subprocess.Popen(command, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert any("step 1/" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err.rstrip().endswith("interrupted")
+    assert "Traceback" not in err
 
 
 def test_sample_shows_rewards_and_advantages_and_trains_nothing(cli, tiny):

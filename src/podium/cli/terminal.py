@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+
+def _console(*, stderr: bool = False) -> Console:
+    """In a file or pipe lines may be longer than the 80 columns that are assumed there."""
+    made = Console(stderr=stderr, highlight=False)
+    wide = not made.is_terminal and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, highlight=False, width=120) if wide else made
+
+
+console = _console()
+errors = _console(stderr=True)
 
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor moves

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -108,15 +109,17 @@ def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: s
 
 
 def _closing(trainer: GRPOTrainer, trained: float, total: float, folder: str | None) -> str:
-    import resource
-
     from podium.cli.progress import clock
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kilobytes on Linux
-    steps = trainer.state.global_step
-    return (
-        f"{steps} steps in {clock(trained)}, all in {clock(total)}; peak memory {peak:.1f} GB. Model saved in {folder}"
-    )
+    times = f"{trainer.state.global_step} steps in {clock(trained)}, all in {clock(total)}"
+    return f"{times}; peak memory {_peak_bytes() / 1e9:.1f} GB. Model saved in {folder}"
+
+
+def _peak_bytes() -> int:
+    """Most memory this process has had (resident); macOS counts in bytes, Linux in kibibytes."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _count(rows: Any) -> str:
