@@ -1,4 +1,4 @@
-"""How cost grows: time and memory against completions per prompt, prompt length and completion length: `make bench-scale`.
+"""How time and memory grow with completions per prompt, prompt length and completion length: `make bench-scale`.
 
 Each point is one training step (sampling, forward, backward) in a process of its own. Writes a JSON and a plot.
 """
@@ -134,7 +134,8 @@ def main() -> None:
             point = json.loads(done.stdout.splitlines()[-1])
             points[axis].append(point)
             print(
-                f"{TITLES[axis]} {value}: {point['seconds_per_completion']:.3f} s a completion, {point['peak_memory_gib']:.2f} GiB"
+                f"{TITLES[axis]} {value}: {point['seconds_per_completion']:.3f} s a completion,"
+                f" {point['peak_memory_gib']:.2f} GiB"
             )
     print("written to", save("scale", {"points": points}).relative_to(Path.cwd()))
     plot(points, RESULTS / "scale.html")

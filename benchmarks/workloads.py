@@ -1,4 +1,4 @@
-"""What is measured: shapes of a GRPO step, with completion lengths and rewards forced, so that both trainers do the same."""
+"""What is measured: shapes of a GRPO step, with lengths and rewards forced, so that both trainers do the same."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from podium.rounds import Plan, PromptOrder
 
 logger = logging.getLogger(__name__)
 
-Precision = Callable[[], contextlib.AbstractContextManager]
+Precision = Callable[[], contextlib.AbstractContextManager[None]]
 
 NOT_SUPPORTED = {
     "tools": "Tools are not supported: a completion here is one uninterrupted answer of the policy.",
@@ -79,7 +79,7 @@ class Parts:
     eval_dataset: Any
     precision: Precision
 
-    def attention(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager:
+    def attention(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager[None]:
         """The context around forward and backward of `model` (the policy): tree attention, where the model can."""
         return (
             tree_attention(self.policy if model is None else model)

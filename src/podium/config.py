@@ -106,16 +106,14 @@ class GRPOConfig(trl.GRPOConfig):
     )
     dynamic_sampling: bool = field(
         default=False,
-        metadata={
-            "help": "Replace groups without spread in their rewards by groups of fresh prompts (DAPO, arXiv:2503.14476)."
-        },
+        metadata={"help": "Replace groups without spread in their rewards by fresh prompts (DAPO, arXiv:2503.14476)."},
     )
     max_resamples: int = field(default=3, metadata={"help": "Most rounds of replacement a generation round may take."})
     product_precision: str = field(
         default="auto",
         metadata={
-            "help": "Precision of matrix products on a CPU: `float32`, `bfloat16` (weights, gradients and optimizer stay "
-            "float32), or `auto`: bfloat16 where it measures faster. On a GPU `bf16` decides."
+            "help": "Precision of matrix products on a CPU: `float32`, `bfloat16` (weights, gradients and optimizer "
+            "stay float32), or `auto`: bfloat16 where it measures faster. On a GPU `bf16` decides."
         },
     )
     tokens_per_pack: int | None = field(
@@ -143,7 +141,8 @@ class GRPOConfig(trl.GRPOConfig):
             self.loss_type, self.importance_sampling_level = "grpo", "sequence"
         if self.sync_ref_model and not self.beta:
             raise ConfigError(
-                "sync_ref_model=True has no reference model to move, because beta is 0. Set beta, or leave sync_ref_model out."
+                "sync_ref_model=True has no reference model to move, because beta is 0. "
+                "Set beta, or leave sync_ref_model out."
             )
         if self.rollout_engine == "vllm":
             raise ConfigError(

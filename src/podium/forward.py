@@ -68,8 +68,8 @@ def token_logps(
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The transformers or PEFT model inside data-parallel wrappers."""
-    while hasattr(model, "module"):
-        model = model.module
+    while isinstance(inner := getattr(model, "module", None), nn.Module):
+        model = inner
     return model
 
 
@@ -176,7 +176,7 @@ class ChunkedLogps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden_ND: Tensor,
         weight_VD: Tensor,
@@ -199,7 +199,7 @@ class ChunkedLogps(torch.autograd.Function):
         return logps_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, ...]:
         hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
         factor_VD = ctx.factor_VD
         needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]

@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -213,21 +213,23 @@ class GRPOTrainer(Trainer):
         count = num_generations or self.args.num_generations
         return self.rollouts.sample_and_score(prompts, count, EVALUATION, greedy=greedy)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """All rows of the set at once; the engine makes its own batches."""
         chosen = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
-        return DataLoader(list(self.eval_dataset if chosen is None else chosen), batch_size=1, collate_fn=list)
+        return DataLoader(
+            cast(Any, list(self.eval_dataset if chosen is None else chosen)), batch_size=1, collate_fn=list
+        )
 
     def evaluation_loop(
         self,
-        dataloader: DataLoader,
+        dataloader: DataLoader[Any],
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
-        rows = list(dataloader.dataset)
+        rows = list(cast(Any, dataloader.dataset))
         mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
         prompts = [self.rollouts.prompt(rows[i], i, i) for i in mine]
         count = self.args.num_generations_eval or self.args.num_generations
@@ -267,9 +269,11 @@ class GRPOTrainer(Trainer):
         if self.args.log_completions and self.is_world_process_zero():
             self.parts.completions.write(self.state.global_step)
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Numbers of micro-steps: rows are looked up when a round is drawn, so nothing is fetched too early or twice."""
-        return DataLoader(range(self.parts.order.num_micro_steps), batch_size=1, collate_fn=lambda batch: batch[0])
+        return DataLoader(
+            cast(Any, range(self.parts.order.num_micro_steps)), batch_size=1, collate_fn=lambda batch: batch[0]
+        )
 
     def floating_point_ops(self, batch: MicroBatch) -> int:
         """6 FLOPs a parameter and token (Kaplan et al., arXiv:2001.08361)."""

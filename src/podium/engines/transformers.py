@@ -33,7 +33,7 @@ class TransformersEngine:
         *,
         path: Path,
         tokens_per_pack: int,
-        precision: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        precision: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer

@@ -143,8 +143,9 @@ def _bucket(bucket: Bucket, query_THD: Tensor, key_TJD: Tensor, value_TJD: Tenso
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: LayerShape) -> Tensor:
     """Attention whose scores are squashed to +-softcap, as Gemma 2 does: no fused kernel on every device knows it."""
+    cap = shape.softcap or 1.0
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
-    scores = torch.tanh(query @ key.transpose(-1, -2) * (shape.scaling / shape.softcap)) * shape.softcap
+    scores = torch.tanh(query @ key.transpose(-1, -2) * (shape.scaling / cap)) * cap
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(value.dtype)
     return F.dropout(weights, shape.dropout) @ value

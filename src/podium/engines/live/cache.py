@@ -112,11 +112,9 @@ class Decode:
         self.rows = torch.arange(len(slots_R), device=device)
         self.prompt_R = torch.tensor(prompt_lengths_S, device=device)[torch.from_numpy(slots_R).to(device)]
         self.prompt_length = max(prompt_lengths_S)
-        self.members, self.grid_R = _grid(slots_R, self.num_slots)
-        self.dense = len(slots_R) == self.num_slots * self.members and bool(
-            (self.grid_R == np.arange(len(slots_R))).all()
-        )
-        self.grid_R = torch.from_numpy(self.grid_R).to(device)
+        self.members, grid_R = _grid(slots_R, self.num_slots)
+        self.dense = len(slots_R) == self.num_slots * self.members and bool((grid_R == np.arange(len(slots_R))).all())
+        self.grid_R = torch.from_numpy(grid_R).to(device)
         self.masks: dict[int | None, Tensor | None] = {}
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:

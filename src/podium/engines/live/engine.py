@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class LiveEngine:
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        precision: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        precision: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         max_rows: int | None = None,
     ) -> None:
         """`precision` is a context in which the model computes as it does in training."""
@@ -149,7 +149,7 @@ class Round:
 
 
 @contextlib.contextmanager
-def evaluation(model: nn.Module):
+def evaluation(model: nn.Module) -> Iterator[None]:
     """Dropout off while sampling; afterwards every module is as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()
