@@ -33,6 +33,9 @@ SYSTEM_PROMPT = """Answer in this form:
 """
 
 
+XML_FORM = "<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>\n"
+
+
 # ---- data ----
 
 
@@ -66,6 +69,8 @@ def to_prompt(row):
     return {
         "prompt": [
             {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": "Sam has 5 cups and finds 2. How many cups does Sam have now?"},
+            {"role": "assistant", "content": XML_FORM.format(reasoning="Sam has 5 + 2 = 7 cups.", answer="7")},
             {"role": "user", "content": row["question"]},
         ],
         "answer": extract_hash_answer(row["solution"]),
@@ -132,7 +137,7 @@ def main():
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         num_generations=8,
-        max_prompt_length=256,
+        max_prompt_length=512,
         max_completion_length=96,
         max_steps=MAX_STEPS,
         save_steps=100,

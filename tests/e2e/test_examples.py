@@ -54,6 +54,11 @@ def test_loop_uses_no_trainer() -> None:
     assert not re.search(r"^(from|import) .*(trainer|trl)", text, re.MULTILINE)
 
 
+def described_as(name: str) -> str:
+    """A logged name as the glossary has it."""
+    return re.sub(r"^rewards/.*/", "rewards/<name>/", name)
+
+
 def test_a_script_for_trl_runs_with_its_import_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model", max_position_embeddings=1024)
     out = tmp_path / "run"
@@ -67,6 +72,8 @@ def test_a_script_for_trl_runs_with_its_import_changed(monkeypatch: pytest.Monke
     rewards = ("xmlcount", "soft_format", "strict_format", "int", "correctness")
     assert {f"rewards/{name}_reward_func/mean" for name in rewards} <= logged
     assert {"reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "num_tokens"} <= logged
+    glossary = (EXAMPLES.parent / "docs" / "algorithm.md").read_text().split("## Metrics")[1]
+    assert not [name for name in logged if f"`{described_as(name)}`" not in glossary and name != "step"]
     adapter = load_file(out / "adapter_model.safetensors")
     assert any("gate_proj.lora_A" in name for name in adapter)
     assert "q_proj" in json.loads((out / "adapter_config.json").read_text())["target_modules"]

@@ -1,0 +1,254 @@
+"""The documentation says what is in the code: tables are equal to it, links resolve, examples run.
+
+Where a table is out of date, the test that fails shows the text to put between its marks.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import doctest
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trl
+import yaml
+
+import podium
+from podium.assembly import NOT_SUPPORTED
+from podium.cli import app
+from podium.config import REFUSED, GRPOConfig
+from podium.errors import ConfigError
+from podium.losses import OBJECTIVES
+from podium.metrics import METRICS
+from podium.recipe import load
+from podium.rewards import FACTORIES, LIBRARY
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(podium.__file__).parent
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BY_NAME = {page.name: page.read_text(encoding="utf-8") for page in DOCS}
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" if line[0] != "---" else f"|{'|'.join(line)}|" for line in lines)
+
+
+def marked(page: str, mark: str) -> str:
+    """What stands between `<!-- mark -->` and `<!-- /mark -->`."""
+    found = re.search(rf"<!-- {mark} -->\n(.*?)\n?<!-- /{mark} -->", BY_NAME[page], re.DOTALL)
+    assert found, f"{page} has no marks `{mark}`"
+    return found[1]
+
+
+def code_blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", BY_NAME[page], re.DOTALL | re.MULTILINE)
+
+
+# ---- tables that repeat the code ----
+
+
+def glossary() -> str:
+    return table(
+        ("name", "unit", "meaning"), [(f"`{name}`", each.unit, each.meaning) for name, each in METRICS.items()]
+    )
+
+
+def refused_fields() -> str:
+    rows = [(f"`{name}`", f"`{idle!r}`", reason) for name, (idle, reason) in REFUSED.items()]
+    return table(("field", "default", "why"), rows)
+
+
+def vllm_fields() -> set[str]:
+    names = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    return {name for name in names if name.startswith("vllm_")} - set(REFUSED)
+
+
+def refused_arguments() -> str:
+    return table(("argument", "why"), [(f"`{name}`", reason) for name, reason in NOT_SUPPORTED.items()])
+
+
+def library() -> str:
+    rows = []
+    for name, function in LIBRARY.items():
+        first = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+        settings = [each for each in inspect.signature(function).parameters if name in FACTORIES or _is_setting(each)]
+        rows.append((f"`{name}`", ", ".join(f"`{each}`" for each in settings), first))
+    return table(("name", "settings", "what it gives"), rows)
+
+
+def _is_setting(parameter: str) -> bool:
+    return parameter not in ("completions", "answer", "solution", "log_extra")
+
+
+@pytest.mark.parametrize(
+    ("page", "mark", "expected"),
+    [
+        ("algorithm.md", "metrics", glossary()),
+        ("compat.md", "refused", refused_fields()),
+        ("compat.md", "refused arguments", refused_arguments()),
+        ("rewards.md", "library", library()),
+    ],
+)
+def test_table_repeats_the_code(page: str, mark: str, expected: str) -> None:
+    assert marked(page, mark) == expected
+
+
+def test_fields_of_vllm_are_listed() -> None:
+    listed = set(re.findall(r"`(vllm_\w+)`", BY_NAME["compat.md"])) - set(REFUSED)
+    if trl.__version__.startswith("1.16."):
+        assert listed == vllm_fields()
+    else:  # newer ones may have more
+        assert listed
+
+
+OTHER = {
+    bool: lambda idle: not idle,
+    str: lambda idle: f"{idle}x",
+    int: lambda idle: idle + 1,
+    float: lambda idle: idle + 1,
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *sorted(vllm_fields())])
+def test_what_is_listed_as_refused_is_refused(name: str, tmp_path: Path) -> None:
+    idle = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}[name]
+    other = OTHER[type(idle)](idle) if idle is not None else 3
+    with pytest.raises(ConfigError, match=name):
+        GRPOConfig(output_dir=str(tmp_path), **{name: other})
+
+
+def test_every_loss_has_a_row() -> None:
+    losses = BY_NAME["algorithm.md"].split("## Losses")[1].split("## KL")[0]
+    head, *rows = re.findall(r"^\| `(\w+)`", losses, re.MULTILINE)
+    assert head == "loss_type"
+    assert rows == list(OBJECTIVES)
+
+
+def test_every_field_of_ours_and_every_other_default_is_listed() -> None:
+    theirs = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
+    arguments = BY_NAME["compat.md"].split("## Arguments")[1].split("## Refused")[0]
+    for field in dataclasses.fields(GRPOConfig):
+        if field.name not in theirs:
+            shown = field.default if isinstance(field.default, str) else str(field.default)
+            assert re.search(rf"^\| `{field.name}` \| `?{shown}`? \|", arguments, re.MULTILINE), field.name
+        elif field.default != theirs[field.name]:
+            assert f"| `{field.name}` | {theirs[field.name]} | {field.default}" in arguments, field.name
+
+
+# ---- links, code, commands ----
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_links_resolve(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", BY_NAME[page.name])
+    assert links
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", BY_NAME)
+def test_examples_with_a_prompt_run(page: str) -> None:
+    runner, parser = doctest.DocTestRunner(), doctest.DocTestParser()
+    said: list[str] = []
+    for number, block in enumerate(code_blocks(page, "pycon")):
+        runner.run(parser.get_doctest(block, {}, f"{page}[{number}]", page, 0), out=said.append)
+    assert not runner.failures, "".join(said)
+    assert runner.tries or page in ("README.md", "compat.md")
+
+
+@pytest.mark.parametrize("page", BY_NAME)
+def test_python_compiles(page: str) -> None:
+    for block in code_blocks(page, "python"):
+        compile(block, page, "exec")
+
+
+def test_the_drop_in_example_builds_everything_but_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the README's script runs, up to the name of a model that is not here."""
+    [block] = code_blocks("README.md", "python")
+    monkeypatch.chdir(tmp_path)
+    missing = tmp_path / "not-here"
+    with pytest.raises(podium.errors.ModelError, match="not-here"):
+        exec(block.replace("Qwen/Qwen2.5-0.5B-Instruct", str(missing)), {})
+
+
+def test_the_recipe_in_the_readme_is_one(tmp_path: Path) -> None:
+    [block] = code_blocks("README.md", "yaml")
+    (tmp_path / "rewards.py").write_text("def correct(completions, answer):\n    return [0.0] * len(completions)\n")
+    (tmp_path / "run.yaml").write_text(block)
+    recipe = load(tmp_path / "run.yaml")
+    assert [spec.name for spec in recipe.rewards] == ["answer_format", "rewards.py:correct"]
+    assert recipe.arguments().num_generations == yaml.safe_load(block)["num_generations"]
+
+
+def verbs() -> set[str]:
+    return {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+
+
+@pytest.mark.parametrize("page", BY_NAME)
+def test_commands_exist(page: str) -> None:
+    code = "\n".join(
+        [*re.findall(r"`([^`\n]+)`", BY_NAME[page]), *re.findall(r"^ {4}\S.*$|^podium .*$", BY_NAME[page], re.M)]
+    )
+    named = set(re.findall(r"(?:^|\s)podium (\w+)", code))
+    assert named <= verbs()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|\s)make ([a-z-]+)", code)) <= targets
+
+
+def test_the_readme_names_every_verb() -> None:
+    assert verbs() == set(re.findall(r"^podium (\w+)", BY_NAME["README.md"], re.MULTILINE))
+
+
+# ---- rooms ----
+
+
+def rooms() -> list[str]:
+    block = BY_NAME["architecture.md"].split("## Rooms")[1].split("```")[1]
+    return [re.split(r"[ /]", line)[0] for line in block.strip().splitlines()]
+
+
+def test_every_room_is_listed() -> None:
+    there = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert {room.partition(".")[0] for room in rooms()} == {
+        name.partition(".")[0] for name in there if not name.startswith("__")
+    }
+
+
+def test_rooms_import_from_rooms_above() -> None:
+    order = [room.removesuffix(".py") for room in rooms()]
+    for file in PACKAGE.rglob("*.py"):
+        room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if not room.startswith("__"):
+            for other in imported_rooms(ast.parse(file.read_text())):
+                assert other == room or order.index(other) < order.index(room), f"{file.name} imports podium.{other}"
+
+
+def imported_rooms(tree: ast.Module) -> Iterator[str]:
+    """Also by imports inside functions; not by those for type checkers alone."""
+    for_types = {
+        id(x)
+        for n in ast.walk(tree)
+        if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)
+        for x in ast.walk(n)
+    }
+    for node in ast.walk(tree):
+        if id(node) not in for_types and isinstance(node, ast.ImportFrom) and (node.module or "").startswith("podium"):
+            parts = str(node.module).split(".")
+            yield from parts[1:2] if len(parts) > 1 else [alias.name for alias in node.names]
