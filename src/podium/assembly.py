@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import set_seed
@@ -115,6 +116,11 @@ def assemble(
     args = args if args is not None else GRPOConfig(f"{loading.model_name(model)}-GRPO")
     _refuse(args, not_supported)
     settings = load_settings(args, quantization_config, peft_config)
+    if args.sync_ref_model and (peft_config is not None or isinstance(model, PeftModel)):
+        raise ConfigError(
+            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it. "
+            "Leave sync_ref_model out, or train all weights (no peft_config)."
+        )
     rewards = resolve_rewards(
         reward_funcs,
         reward_tokenizers,
@@ -153,11 +159,12 @@ def assemble(
     _decide_checkpointing(args, tokens_per_pack, path)
     router_coef = _router_coef(args, policy)
     loss = loss_settings(args)
+    reference = loading.Reference(policy) if args.beta else None
     return Parts(
         args=args,
         policy=policy,
         tokenizer=tokenizer,
-        reference=loading.Reference(policy) if args.beta else None,
+        reference=reference,
         engine=_engine(args, policy, tokenizer, path, tokens_per_pack, precision),
         rewards=rewards,
         builder=builder,
@@ -177,7 +184,7 @@ def assemble(
             moe=bool(router_coef),
         ),
         completions=CompletionsLog(args),
-        callbacks=(),
+        callbacks=_callbacks(args, reference),
         num_parameters=sum(parameter.numel() for parameter in policy.parameters()),
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
@@ -288,6 +295,12 @@ def _dropping(builder: PromptBuilder) -> Callable[[Any], Any]:
 
 
 # ---- after weights ----
+
+
+def _callbacks(args: GRPOConfig, reference: loading.Reference | None) -> tuple[TrainerCallback, ...]:
+    if reference is None or not args.sync_ref_model:
+        return ()
+    return (loading.FollowPolicy(reference, alpha=args.ref_model_mixup_alpha, every=args.ref_model_sync_steps),)
 
 
 def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:

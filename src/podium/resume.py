@@ -6,6 +6,7 @@ unpickled.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,9 @@ from safetensors.torch import load_model, save_model
 from podium.losses import EntropyControl
 from podium.models.loading import Reference
 from podium.precision import ProductPrecision
-from podium.rounds import Round, from_arrays, to_arrays
+from podium.rounds import Plan, Round, from_arrays, to_arrays
+
+logger = logging.getLogger(__name__)
 
 STATE = "podium_state.json"
 REFERENCE = "reference.safetensors"
@@ -30,6 +33,7 @@ class State(NamedTuple):
     entropy: EntropyControl
     reference: Reference | None
     precision: Any
+    plan: Plan
 
 
 def save(folder: Path, rank: int, state: State) -> None:
@@ -40,7 +44,8 @@ def save(folder: Path, rank: int, state: State) -> None:
         return
     entropy = {name: value if math.isfinite(value) else None for name, value in asdict(state.entropy).items()}
     precision = state.precision.enabled if isinstance(state.precision, ProductPrecision) else None
-    (folder / STATE).write_text(json.dumps({"entropy": entropy, "bfloat16_products": precision}))
+    contents = {"entropy": entropy, "bfloat16_products": precision, "plan": _arithmetic(state.plan)}
+    (folder / STATE).write_text(json.dumps(contents))
     if state.reference is not None and state.reference.moved:
         assert state.reference.copy is not None
         save_model(state.reference.copy, str(folder / REFERENCE))
@@ -63,7 +68,25 @@ def load(folder: Path, rank: int, state: State) -> tuple[Round | None, EntropyCo
         state.reference.moved = True
     entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
     path = folder / f"round-{rank}.npz"
-    if not path.is_file():
+    if not path.is_file() or _replanned(saved["plan"], _arithmetic(state.plan), folder):
         return None, entropy
     with np.load(path, allow_pickle=False) as arrays:
         return from_arrays(dict(arrays)), entropy
+
+
+def _arithmetic(plan: Plan) -> dict[str, int]:
+    """What all ranks share of the plan."""
+    return {name: value for name, value in asdict(plan).items() if name != "rank"}
+
+
+def _replanned(saved: dict[str, int], now: dict[str, int], folder: Path) -> bool:
+    """Whether rounds are cut differently than when the checkpoint was written, so that its round cannot be used."""
+    changed = [f"{name} {saved.get(name)} -> {value}" for name, value in now.items() if saved.get(name) != value]
+    if changed:
+        logger.warning(
+            "%s was written with other batch settings (%s): its generation round is drawn anew, so the run will not "
+            "be bit-equal to one that was never stopped.",
+            folder.name,
+            ", ".join(changed),
+        )
+    return bool(changed)

@@ -31,6 +31,7 @@ from podium.assembly import Parts, assemble
 from podium.config import GRPOConfig
 from podium.losses import LossSums, keep_high_entropy, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, RolloutTable, loss_metrics, mean_kept_entropy
+from podium.models import loading
 from podium.packing import Pack, pack
 from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
@@ -92,6 +93,7 @@ class GRPOTrainer(Trainer):
         )
         self.parts: Parts = parts
         self.round: Round | None = None
+        self._random_numbers_in: str | None = None  # a checkpoint whose random state is still to be loaded
         self.entropy = parts.entropy
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
@@ -117,6 +119,7 @@ class GRPOTrainer(Trainer):
         self, epoch_iterator: Iterator[int], num_batches: int, device: Any
     ) -> tuple[list[MicroBatch], None]:
         """All the rollout work of one optimizer step, cut into its `num_batches` micro-steps."""
+        self._load_rng_state(self._random_numbers_in)
         epoch = 0 if self.parts.order.is_stream else int(self.state.epoch or 0)
         steps = [self.parts.plan.micro_step(epoch, index) for index in itertools.islice(epoch_iterator, num_batches)]
         taken = [self._share(step) for step in steps]
@@ -290,8 +293,26 @@ class GRPOTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(folder)
         if folder is not None:
-            state = resume.State(self.round, self.entropy, self.parts.reference, self.parts.precision)
+            state = self._podium_state()
             self.round, self.entropy = resume.load(Path(folder), self.args.process_index, state)
+            self._random_numbers_in = folder
+
+    def _podium_state(self) -> resume.State:
+        return resume.State(self.round, self.entropy, self.parts.reference, self.parts.precision, self.parts.plan)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Once and before the first rollouts, as reward functions may draw, too; the Trainer would load them after."""
+        if checkpoint is not None and checkpoint == self._random_numbers_in:
+            self._random_numbers_in = None
+            super()._load_rng_state(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """As the Trainer, which forgets the trained adapter where a second one lies in a folder of its own."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        policy = self.model if model is None else model
+        if loading.has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
+            cast(Any, policy).load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+            loading.freeze_reference_adapter(policy)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Everything the Trainer saves and what a round needs: staged, flushed and renamed into place."""
@@ -306,8 +327,7 @@ class GRPOTrainer(Trainer):
                 self._save_optimizer_and_scheduler(str(staging))
                 self._save_scaler(str(staging))
                 self._save_rng_state(str(staging))
-                state = resume.State(self.round, self.entropy, self.parts.reference, self.parts.precision)
-                resume.save(staging, self.args.process_index, state)
+                resume.save(staging, self.args.process_index, self._podium_state())
             if self.args.should_save:
                 self._export_callback_states()
                 self.state.save_to_json(str(staging / "trainer_state.json"))

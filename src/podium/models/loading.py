@@ -20,6 +20,9 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
 )
 
 from podium.errors import ConfigError, ModelError
@@ -106,6 +109,7 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
         policy = get_peft_model(policy, settings.peft_config)
     elif isinstance(policy, PeftModel) and settings.needs_reference:
         _add_reference_adapter(policy)
+    _check_trainable(policy)
     if isinstance(policy, PeftModel) and settings.gradient_checkpointing:
         policy.enable_input_require_grads()
     if quantized:  # QLoRA (arXiv:2305.14314): adapters in bfloat16; DoRA's magnitudes move too little for it
@@ -117,6 +121,14 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     if settings.cast_head_to_fp32:
         cast_head_to_fp32(policy)
     return policy
+
+
+def _check_trainable(policy: nn.Module) -> None:
+    if not any(parameter.requires_grad for parameter in policy.parameters()):
+        raise ModelError(
+            "The model has no parameter to train: all of them are frozen. Load an adapter with "
+            "PeftModel.from_pretrained(..., is_trainable=True), or pass peft_config=LoraConfig(...) for a new one."
+        )
 
 
 def _check_adapter(model: Any, settings: LoadSettings) -> None:
@@ -166,13 +178,24 @@ def _as_given(model: PreTrainedModel | PeftModel, settings: LoadSettings) -> Pre
 
 def _add_reference_adapter(model: PeftModel) -> None:
     """A frozen copy of the adapter that was passed in: the reference is where training starts, not the base model."""
-    model.add_adapter("ref", model.peft_config["default"])
+    trained = model.active_adapter
+    model.add_adapter("ref", model.peft_config[trained])
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in parameters.items():
-            if ".default." in name:
-                parameters[name.replace(".default.", ".ref.")].copy_(parameter)
-    for name, parameter in parameters.items():
+            if f".{trained}." in name:
+                parameters[name.replace(f".{trained}.", ".ref.")].copy_(parameter)
+    freeze_reference_adapter(model)
+
+
+def has_reference_adapter(model: nn.Module) -> bool:
+    """Whether `_add_reference_adapter` was here."""
+    return isinstance(model, PeftModel) and "ref" in model.peft_config
+
+
+def freeze_reference_adapter(model: nn.Module) -> None:
+    """peft unfreezes an adapter whenever it is made the active one, and may freeze the others."""
+    for name, parameter in model.named_parameters():
         if ".ref." in name:
             parameter.requires_grad_(False)
 
@@ -247,15 +270,14 @@ class Reference:
         """Within this context the yielded model computes as the reference does."""
         if self.copy is not None:
             yield self.copy
-        elif "ref" in policy.peft_config:
+        elif has_reference_adapter(policy):
+            trained = policy.active_adapter
             policy.set_adapter("ref")
             try:
                 yield policy
             finally:
-                policy.set_adapter("default")
-                for name, parameter in policy.named_parameters():
-                    if ".ref." in name:
-                        parameter.requires_grad_(False)
+                policy.set_adapter(trained)
+                freeze_reference_adapter(policy)
         else:
             with policy.disable_adapter():
                 yield policy
@@ -267,3 +289,17 @@ class Reference:
         self.moved = True
         for mine, theirs in zip(self.copy.parameters(), policy.parameters(), strict=True):
             mine.lerp_(theirs.detach().to(mine.dtype), alpha)
+
+
+class FollowPolicy(TrainerCallback):
+    """Moves the reference towards the policy after every `every` optimizer steps: TRL's `sync_ref_model`."""
+
+    def __init__(self, reference: Reference, *, alpha: float, every: int) -> None:
+        self.reference = reference
+        self.alpha = alpha
+        self.every = every
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Before the checkpoint of this step is written, so that it holds the reference as it is from now on."""
+        if state.global_step % self.every == 0:
+            self.reference.follow(kwargs["model"], self.alpha)
