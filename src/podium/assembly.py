@@ -265,7 +265,7 @@ def _checked_data(
             continue
         check_dataset(dataset, name, num_needed=plan.prompts_per_round if dataset is train else None, builder=builder)
         columns = getattr(dataset, "column_names", None) or (
-            list(dataset[0]) if hasattr(dataset, "__getitem__") else None
+            list(dataset[0]) if hasattr(dataset, "__len__") else None
         )
         if columns is not None:
             check_rewards(rewards, ["prompt"] if args.remove_unused_columns else columns)
@@ -279,7 +279,7 @@ def _dropping(builder: PromptBuilder) -> Callable[[Any], Any]:
     def drop(dataset: Any) -> Any:
         if dataset is None:
             return None
-        if not hasattr(dataset, "__getitem__"):
+        if not hasattr(dataset, "__len__"):
             return dataset.filter(lambda row: builder(row, id=0, row_index=-1) is not None)
         fits = [i for i in range(len(dataset)) if builder(dataset[i], id=0, row_index=i) is not None]
         if len(fits) < len(dataset):

@@ -85,7 +85,7 @@ class PromptOrder:
         self.plan = plan
         self.shuffle = shuffle
         self.seed = seed
-        self.is_stream = not hasattr(dataset, "__getitem__")
+        self.is_stream = not hasattr(dataset, "__len__")
         if self.is_stream and max_steps <= 0:
             raise ConfigError("max_steps must be set: a streamed dataset has no length, so epochs cannot be counted.")
         self.num_micro_steps = max_steps * plan.accumulation if self.is_stream else self._micro_steps_per_epoch()
