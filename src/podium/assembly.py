@@ -47,7 +47,7 @@ NOT_SUPPORTED = {
     "rollout_func": "`rollout_func` is not supported: the rollout engine samples. See `rollout_engine` in GRPOConfig.",
 }
 
-ACTIVATION_BYTES = {"cpu": 600 << 20, "cuda": 12 << 30}
+ACTIVATION_BYTES = {"cpu": 400 << 20, "cuda": 12 << 30}
 """Memory that the activations of one pack may take, when `tokens_per_pack` is not set."""
 
 
@@ -264,15 +264,27 @@ def _checked_data(
         if dataset is None:
             continue
         check_dataset(dataset, name, num_needed=plan.prompts_per_round if dataset is train else None, builder=builder)
-        columns = getattr(dataset, "column_names", None) or (
-            list(dataset[0]) if hasattr(dataset, "__len__") else None
-        )
+        columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
         if columns is not None:
             check_rewards(rewards, ["prompt"] if args.remove_unused_columns else columns)
+    if args.remove_unused_columns:
+        train = _prompts_only(train)
+        evaluation = (
+            {k: _prompts_only(v) for k, v in evaluation.items()}
+            if isinstance(evaluation, Mapping)
+            else _prompts_only(evaluation)
+        )
     drop = _dropping(builder) if builder.overlong == "drop" else (lambda dataset: dataset)
     if isinstance(evaluation, Mapping):
         return drop(train), {key: drop(dataset) for key, dataset in evaluation.items()}
     return drop(train), drop(evaluation)
+
+
+def _prompts_only(dataset: Any) -> Any:
+    """What `remove_unused_columns` leaves."""
+    if dataset is None or hasattr(dataset, "select_columns"):
+        return dataset if dataset is None else dataset.select_columns(["prompt"])
+    return [{"prompt": row["prompt"]} for row in dataset]
 
 
 def _dropping(builder: PromptBuilder) -> Callable[[Any], Any]:

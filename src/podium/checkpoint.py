@@ -55,7 +55,8 @@ def write_manifest(folder: Path) -> None:
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": entries}, indent=1))
     _sync(manifest)
-    _sync(folder)
+    for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        _sync(path)
 
 
 def damage(folder: Path) -> str | None:
@@ -65,15 +66,16 @@ def damage(folder: Path) -> str | None:
         return f"it has no {MANIFEST}, so it was not finished"
     try:
         files = json.loads(manifest.read_text())["files"]
-    except (ValueError, KeyError, TypeError):
+        expected = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {MANIFEST} cannot be read"
-    for name, entry in files.items():
+    for name, (size, digest) in expected.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != entry["size"]:
-            return f"{name} has {path.stat().st_size:,} bytes where {entry['size']:,} were written"
-        if _sha256(path) != entry["sha256"]:
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} bytes where {size:,} were written"
+        if _sha256(path) != digest:
             return f"{name} has other contents than were written (sha256)"
     return None
 

@@ -39,10 +39,24 @@ class CompletionsLog:
         print_table(frame, step, self.args.num_completions_to_print)
         folder = Path(self.args.output_dir) / "completions"
         folder.mkdir(parents=True, exist_ok=True)
-        frame.to_parquet(folder / f"completions_{step:05d}.parquet")
+        path = folder / f"completions_{step:05d}.parquet"
+        frame.to_parquet(path)
         shown = frame.drop_duplicates("prompt") if self.args.log_unique_prompts else frame
         for tracker in _trackers(self.args):
             tracker.log({"completions": tracker.Table(dataframe=shown)})
+        if self.args.log_completions_hub_repo is not None:
+            self._upload(path)
+
+    def _upload(self, path: Path) -> None:
+        """To a dataset repository on the hub, in the background."""
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=self.args.hub_token)
+        repo = self.args.log_completions_hub_repo
+        api.create_repo(repo, repo_type="dataset", private=self.args.hub_private_repo, exist_ok=True)
+        api.upload_file(
+            path_or_fileobj=path, path_in_repo=path.name, repo_id=repo, repo_type="dataset", run_as_future=True
+        )
 
 
 def rows(scored: ScoredGroup, advantage_G: np.ndarray) -> list[dict[str, Any]]:

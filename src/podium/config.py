@@ -65,6 +65,10 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         "vLLM is not supported yet. Leave it out: the live engine samples from the trainer's own weights",
     ),
     "vllm_structured_outputs_regex": (None, "constrained completions need vLLM, which is not supported yet"),
+    "use_liger_kernel": (
+        False,
+        "its kernels replace the forward that Podium drives; the head is computed in chunks anyway",
+    ),
     "max_tool_calling_iterations": (None, "tools are not supported"),
     "log_multimodal": (True, "images are not supported, so there are none to leave out"),
     "transformers_continuous_batching_config": (None, "the live engine schedules by itself and takes no such settings"),
@@ -165,6 +169,10 @@ class GRPOConfig(trl.GRPOConfig):
                 )
 
     def _check_ranges(self) -> None:
+        if self.max_completion_length is None:
+            raise ConfigError(
+                "max_completion_length is None; it must be a number: completions that never end would not."
+            )
         for name, (low, high, why) in RANGES.items():
             value = getattr(self, name)
             if value is None or isinstance(value, str):  # the command line passes numbers as text; TRL parses them
@@ -180,6 +188,8 @@ class GRPOConfig(trl.GRPOConfig):
             for name, default in defaults.items()
             if name.startswith("vllm_")
         }
+        if self.pad_to_multiple_of not in ("auto", None):
+            raise ConfigError("pad_to_multiple_of is an option of TRL that Podium does not honour: nothing is padded.")
         for name, (idle, reason) in {**vllm, **REFUSED}.items():
             if getattr(self, name) != idle:
                 raise ConfigError(

@@ -33,6 +33,11 @@ class Metric(NamedTuple):
 METRICS: Mapping[str, Metric] = {
     "num_tokens": Metric("tokens", "Prompt and completion tokens of the run so far; a prompt counts per completion."),
     "step_time": Metric("seconds", "Time of one optimizer step, with its share of sampling and scoring."),
+    "time/generate_seconds": Metric("seconds", "Sampling one generation round."),
+    "time/reward_seconds": Metric("seconds", "The reward functions of one generation round."),
+    "time/compare_seconds": Metric("seconds", "Log-probabilities under the sampling policy and the reference."),
+    "time/train_seconds": Metric("seconds", "Forward and backward of one micro-step."),
+    "resampled_prompts": Metric("prompts", "Prompts replaced for want of spread; only with `dynamic_sampling`."),
     "completions/mean_length": Metric("tokens", "Mean length of the completions, with their end token."),
     "completions/min_length": Metric("tokens", "Shortest completion."),
     "completions/max_length": Metric("tokens", "Longest completion."),

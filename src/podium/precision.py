@@ -75,6 +75,7 @@ class ProductPrecision:
             for m in model.modules()
             if type(m) is nn.Linear and m.weight.dtype == torch.float32 and min(m.weight.shape) >= NARROW
         ]
+        self._last: tuple[Tensor, Tensor] | None = None
         self._copies: weakref.WeakKeyDictionary[nn.Module, _Copy] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
@@ -83,13 +84,14 @@ class ProductPrecision:
         entered = [m for m in self._linears if self.enabled and ROUNDED not in m.__dict__]
         for module in entered:
             setattr(module, ROUNDED, functools.partial(self.rounded, module))
-            module.forward = functools.partial(_linear, module)
+            module.forward = functools.partial(self._linear, module)
         try:
             yield
         finally:
             for module in entered:
                 delattr(module, ROUNDED)
                 del module.forward
+            self._last = None
 
     def rounded(self, module: nn.Linear) -> Tensor:
         """The bfloat16 copy of a layer's weight, as new as the weight."""
@@ -99,14 +101,20 @@ class ProductPrecision:
             copy = self._copies[module] = _Copy(weight._version, weight.data_ptr(), rounded)
         return copy.rounded
 
+    def _linear(self, module: nn.Linear, x: Tensor) -> Tensor:
+        rounded_OI = self.rounded(module)
+        x16 = self._rounded_input(x)
+        if torch.is_grad_enabled():
+            y = _Product.apply(x, x16, module.weight, rounded_OI)
+        else:
+            y = F.linear(x16, rounded_OI).float()
+        return y if module.bias is None else y + module.bias
 
-def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    rounded_OI = product_weight(module, x)
-    if torch.is_grad_enabled():
-        y = _Product.apply(x, module.weight, rounded_OI)
-    else:
-        y = F.linear(x.to(torch.bfloat16), rounded_OI).float()
-    return y if module.bias is None else y + module.bias
+    def _rounded_input(self, x: Tensor) -> Tensor:
+        """Queries, keys and values (gate and up) are products of one input: it is rounded, and kept, once."""
+        if self._last is None or self._last[0] is not x:
+            self._last = (x, x.detach().to(torch.bfloat16))
+        return self._last[1]
 
 
 def product_weight(module: nn.Module, x: Tensor) -> Tensor:
@@ -122,8 +130,7 @@ class _Product(torch.autograd.Function):
     """y = x W^T with both factors rounded, forward and backward; what is kept for the backward is half as large."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, rounded_OI: Tensor) -> Tensor:  # type: ignore[override]
-        x16 = x.to(torch.bfloat16)
+    def forward(ctx: Any, x: Tensor, x16: Tensor, weight_OI: Tensor, rounded_OI: Tensor) -> Tensor:
         ctx.save_for_backward(x16 if weight_OI.requires_grad else None)
         ctx.rounded_OI = (
             rounded_OI  # not a saved tensor: it is renewed in place, but never between forward and backward
@@ -131,10 +138,10 @@ class _Product(torch.autograd.Function):
         return F.linear(x16, rounded_OI).float()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         (x16,) = ctx.saved_tensors
         grad16 = grad.to(torch.bfloat16)
-        needs_x, needs_weight, _ = ctx.needs_input_grad
+        needs_x, _, needs_weight, _ = ctx.needs_input_grad
         grad_x = (grad16 @ ctx.rounded_OI).float() if needs_x else None
         grad_weight = (grad16.flatten(0, -2).T @ x16.flatten(0, -2)).float() if needs_weight else None
-        return grad_x, grad_weight, None
+        return grad_x, None, grad_weight, None

@@ -60,7 +60,7 @@ class Rollouts:
             scored = self._refill(scored, places, key)
         table, result = self.advantages(scored, places)
         self.measure("train", table, result)
-        kept_PG, counted_PG = self._trained(table, result)
+        kept_PG, counted_PG = self.trained(table, result)
         kept = [kept_PG[place] for place in places]
         groups = [training_group(s, result.advantages_PG[place]) for s, place in zip(scored, places, strict=True)]
         groups = self.with_other_policies(groups, kept)
@@ -127,7 +127,7 @@ class Rollouts:
         table = unstack(np.concatenate([rows for _, rows in blocks]), names)
         return table, advantages(table.rewards_RK.reshape(len(blocks), -1, len(names)), self.parts.advantage)
 
-    def _trained(self, table: RolloutTable, result: Advantages) -> tuple[np.ndarray, np.ndarray]:
+    def trained(self, table: RolloutTable, result: Advantages) -> tuple[np.ndarray, np.ndarray]:
         """Which completions are trained on, bool [P, G], and the loss tokens of all of them [P, G]."""
         shape = result.advantages_PG.shape
         masked = self.args.mask_truncated_completions & table.truncated_R.reshape(shape)

@@ -176,6 +176,8 @@ class MicroBatch:
     num_tokens: float
     step_tokens: int
     """Loss tokens of the optimizer step over all ranks; `num_tokens` is the same but for `bnpo`."""
+    micro_steps: int
+    """Of the optimizer step."""
     is_last: bool
     """Of its optimizer step."""
 
@@ -194,6 +196,7 @@ def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int)
             num_rollouts=rollouts,
             num_tokens=max(share.local_tokens, 1) * len(shares) * ranks if per_micro_batch else tokens,
             step_tokens=tokens,
+            micro_steps=len(shares),
             is_last=i == len(shares) - 1,
         )
         for i, share in enumerate(shares)

@@ -30,9 +30,9 @@ from podium import checkpoint, resume
 from podium.assembly import Parts, assemble
 from podium.config import GRPOConfig
 from podium.losses import LossSums, keep_high_entropy, policy_loss, reduce_sums, with_skipped
-from podium.metrics import MetricsBuffer, RolloutTable, loss_metrics, mean_kept_entropy
+from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
-from podium.packing import Pack, pack
+from podium.packing import Pack, keep, pack
 from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
 from podium.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
@@ -136,7 +136,7 @@ class GRPOTrainer(Trainer):
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
             packs = self._packs(batch)
-            keeps, num_kept = self._high_entropy(model, packs)
+            keeps, num_kept = self._high_entropy(model, packs, batch)
             for packed, keep_N in zip(packs, keeps, strict=True):
                 with contextlib.nullcontext() if packed is packs[-1] else self.accelerator.no_sync(model):
                     total += self._backward(model, packed, batch, keep_N, num_kept)
@@ -166,8 +166,10 @@ class GRPOTrainer(Trainer):
             return packs
         return pack([NOTHING], tokens_per_pack=1, device=self.args.device)
 
-    def _high_entropy(self, model: nn.Module, packs: Sequence[Pack]) -> tuple[list[Tensor | None], float | None]:
-        """Per pack the tokens of high entropy that the policy term keeps; their number over all ranks."""
+    def _high_entropy(
+        self, model: nn.Module, packs: Sequence[Pack], batch: MicroBatch
+    ) -> tuple[list[Tensor | None], float | None]:
+        """Per pack the tokens of high entropy that the policy term keeps; what the entropy bonus is divided by."""
         if self.args.top_entropy_quantile >= 1:
             return [None] * len(packs), None
         with torch.no_grad():
@@ -175,7 +177,8 @@ class GRPOTrainer(Trainer):
         mine = [x for entropy_N in entropies for x in entropy_N.tolist()]
         over = torch.tensor(gather_object(mine), device=self.args.device)
         keeps: list[Tensor | None] = [keep_high_entropy(x, self.args.top_entropy_quantile, over) for x in entropies]
-        return keeps, float(keep_high_entropy(over, self.args.top_entropy_quantile).sum())
+        num_kept = int(keep_high_entropy(over, self.args.top_entropy_quantile).sum())
+        return keeps, float(num_kept * batch.micro_steps)
 
     @property
     def _entropy_coef(self) -> float:
@@ -239,17 +242,24 @@ class GRPOTrainer(Trainer):
         scored = self.rollouts.sample_and_score(prompts, count, EVALUATION)
         table, result = self.rollouts.advantages(scored, mine)
         self.rollouts.measure("eval", table, result)
+        _, counted_PG = self.rollouts.trained(table, result)
         groups = [training_group(group, result.advantages_PG[i]) for group, i in zip(scored, mine, strict=True)]
-        measured = {f"{metric_key_prefix}_loss": self._evaluation_loss(groups, table)}
+        counted = [keep(group, np.flatnonzero(counted_PG[i]).tolist()) for group, i in zip(groups, mine, strict=True)]
+        measured = {f"{metric_key_prefix}_loss": self._evaluation_loss(counted, counted_PG)}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=measured, num_samples=len(rows))
 
     @torch.no_grad()
-    def _evaluation_loss(self, groups: Sequence[TrainingGroup], table: RolloutTable) -> float:
+    def _evaluation_loss(self, groups: Sequence[TrainingGroup], counted_PG: np.ndarray) -> float:
         self.model.eval()
         groups = self.rollouts.with_other_policies(groups, [np.ones(len(g.completion_ids), bool) for g in groups])
-        tokens = int(table.tokens_R.sum())
+        tokens = int(counted_PG.sum())
         batch = MicroBatch(
-            groups=tuple(groups), num_rollouts=len(table.tokens_R), num_tokens=tokens, step_tokens=tokens, is_last=True
+            groups=tuple(groups),
+            num_rollouts=counted_PG.size,
+            num_tokens=tokens,
+            step_tokens=tokens,
+            micro_steps=1,
+            is_last=True,
         )
         loss, sums = 0.0, []
         with self.parts.attention(), self.parts.precision():
