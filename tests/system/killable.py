@@ -1,0 +1,187 @@
+"""Training runs in processes of their own that may be killed at any moment.
+
+As a script it is a server: it imports everything once and forks for every run, so that a kill costs no import. One JSON
+line in starts a run:
+
+    {"run": "base", "folder": "/tmp/x", "resume": true, "die_at": null}
+
+and lines come out: `pid N`, `step N` after each optimizer step, `saves N` (file operations in checkpoints), `ended
+STATUS`. A finished run leaves `final.safetensors` and `history.json` in its folder. `die_at` kills the run from within,
+at that file operation inside a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from transformers import TrainerCallback
+
+from podium import GRPOConfig, GRPOTrainer
+from podium.checkpoint import PREFIX, STAGING
+from podium.testing import tiny_model, tiny_tokenizer
+
+LINES = os.dup(1)
+"""Where the lines go; what the Trainer prints goes to stderr."""
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(2, 5) for b in range(4)]
+
+SETTINGS: Mapping[str, Any] = {
+    "num_generations": 4,
+    "per_device_train_batch_size": 16,
+    "max_completion_length": 8,
+    "num_train_epochs": 3,
+    "learning_rate": 3e-3,
+    "weight_decay": 0.01,
+    "logging_steps": 1,
+    "save_steps": 1,
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+    "seed": 11,
+}
+
+ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", lora_dropout=0.2)
+
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "base": {},
+    "reuse": {
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 4,
+        "num_iterations": 2,
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 2,
+    },
+    "lora": {"beta": 0.05, "eval_strategy": "steps", "eval_steps": 4, "num_generations_eval": 2},
+    "adapter": {"beta": 0.05},
+    "sync": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5},
+    "entropy": {
+        "use_adaptive_entropy": True,
+        "entropy_target": 4.93,
+        "entropy_coef": 0.1,
+        "dynamic_sampling": True,
+        "top_entropy_quantile": 0.5,
+    },
+    "stream": {"max_steps": 8, "steps_per_generation": 2, "per_device_train_batch_size": 8},
+    "generate": {"rollout_engine": "transformers", "num_train_epochs": 2},
+}
+"""Settings that differ from the base run, by name. `lora` has dropout and a reward with a random part."""
+
+
+def digits(completions: list[str], **_: Any) -> list[float]:
+    """Small numbers, equal within some groups."""
+    return [sum(c.isdigit() for c in text) + 0.1 * (len(text) % 3) for text in completions]
+
+
+def noisy(completions: list[str], **_: Any) -> list[float]:
+    """Draws from Python's and torch's global generators, as some rewards do."""
+    return [len(text) + random.random() + float(torch.rand(())) for text in completions]
+
+
+class Report(TrainerCallback):
+    """Says when a step is done, before its checkpoint is written."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        say(f"step {state.global_step}")
+
+
+def say(line: str) -> None:
+    os.write(LINES, f"{line}\n".encode())
+
+
+def trainer(name: str, folder: str) -> GRPOTrainer:
+    """A run of the table, with everything made anew."""
+    model: Any = tiny_model("llama")
+    if name == "adapter":
+        torch.manual_seed(1)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    rows = IterableDataset.from_generator(lambda: iter(ROWS)) if name == "stream" else Dataset.from_list(ROWS)
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=[digits, noisy] if name == "lora" else digits,
+        args=GRPOConfig(folder, **{**SETTINGS, **RUNS[name]}),
+        train_dataset=rows,
+        eval_dataset=Dataset.from_list(ROWS[:3]) if name == "lora" else None,
+        processing_class=tiny_tokenizer(),
+        peft_config=ADAPTER if name == "lora" else None,
+        callbacks=[Report()],
+    )
+
+
+def run(name: str, folder: str, resume: bool | str) -> None:
+    """Train to the end and write down what came out."""
+    trained = trainer(name, folder)
+    trained.train(resume_from_checkpoint=resume or None)
+    weights = {k: v.contiguous().clone() for k, v in trained.model.state_dict().items()}
+    if trained.parts.reference is not None and trained.parts.reference.copy is not None:
+        weights |= {f"reference.{k}": v.clone() for k, v in trained.parts.reference.copy.state_dict().items()}
+    save_file(weights, Path(folder) / "final.safetensors")
+    history = [{k: v for k, v in entry.items() if not is_time(k)} for entry in trained.state.log_history]
+    (Path(folder) / "history.json").write_text(json.dumps(history))
+
+
+def is_time(name: str) -> bool:
+    """Names of logged numbers that differ from run to run."""
+    return any(part in name for part in ("time", "runtime", "per_second", "flos", "train_loss"))
+
+
+class Watch:
+    """Counts what happens to files inside checkpoints; kills the process at a given count."""
+
+    EVENTS = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.scandir"})
+
+    def __init__(self, die_at: int | None) -> None:
+        self.die_at = die_at
+        self.count = 0
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if event not in self.EVENTS or not isinstance(args[0], (str, os.PathLike)):
+            return
+        path = os.fspath(args[0])
+        if STAGING not in path and PREFIX not in path:
+            return
+        self.count += 1
+        if self.count == self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def child(order: Mapping[str, Any]) -> None:
+    watch = Watch(order["die_at"])
+    sys.addaudithook(watch)
+    status = 1
+    try:
+        run(order["run"], order["folder"], order["resume"])
+        say(f"saves {watch.count}")
+        status = 0
+    except BaseException:  # noqa: BLE001  the process ends here, whatever it was
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            child(order)
+        say(f"pid {pid}")
+        say(f"ended {os.waitpid(pid, 0)[1]}")
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    serve()

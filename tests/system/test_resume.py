@@ -1,0 +1,332 @@
+"""A run that is killed at any moment and resumed ends with the weights of a run that nobody killed, bit for bit.
+
+Nothing is pretended here: processes get a SIGKILL, files are truncated. Runs are those of `killable.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from podium import checkpoint
+from podium.errors import CheckpointError
+
+RUNS = ("base", "reuse", "lora", "adapter", "sync", "entropy", "stream", "generate")
+
+
+@dataclass
+class Server:
+    """The other end of `killable.py`."""
+
+    process: subprocess.Popen[str]
+    errors: Path
+    pid: int = 0
+
+    def start(self, run: str, folder: Path, *, resume: bool | str = False, die_at: int | None = None) -> None:
+        order = {"run": run, "folder": str(folder), "resume": resume, "die_at": die_at}
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        self.pid = int(self.until("pid"))
+
+    def until(self, word: str, *, least: int = 0) -> str:
+        """Reads to a line of `word` and a number of at least that; gives the number. An end before it is a failure."""
+        while True:
+            line = self.process.stdout.readline()
+            assert line, f"the server died:\n{self.said()[-4000:]}"
+            found, _, rest = line.strip().partition(" ")
+            if found == word and int(rest) >= least:
+                return rest
+            assert found != "ended", f"ended with {rest} before {word}:\n{self.said()[-4000:]}"
+
+    def finish(self) -> None:
+        """To the end of a run that must succeed."""
+        status = int(self.until("ended"))
+        assert status == 0, self.said()[-4000:]
+
+    def killed(self) -> bool:
+        """To the end of a run that may have been killed; whether it was."""
+        status = int(self.until("ended"))
+        assert status == 0 or os.WIFSIGNALED(status), self.said()[-4000:]
+        return status != 0
+
+    def said(self) -> str:
+        return self.errors.read_text()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    errors = tmp_path_factory.mktemp("server") / "stderr.txt"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("killable.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
+        yield Server(process, errors)
+        process.stdin.close()
+        process.wait(timeout=60)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run to compare with."""
+
+    folder: Path
+    steps: int
+    operations: int
+    """File operations inside checkpoints."""
+    seconds: float
+    history: list[dict[str, Any]] = field(repr=False)
+    weights: dict[str, torch.Tensor] = field(repr=False)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    known: dict[str, Undisturbed] = {}
+
+    def of(name: str) -> Undisturbed:
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            server.start(name, folder)
+            server.until("step")
+            start = time.perf_counter()
+            operations = int(server.until("saves"))
+            seconds = time.perf_counter() - start
+            server.finish()
+            history = json.loads((folder / "history.json").read_text())
+            known[name] = Undisturbed(
+                folder=folder,
+                steps=max(entry["step"] for entry in history),
+                operations=operations,
+                seconds=seconds,
+                history=history,
+                weights=load_file(folder / "final.safetensors"),
+            )
+        return known[name]
+
+    return of
+
+
+def assert_same(folder: Path, expected: Undisturbed) -> None:
+    """Weights bit for bit; every logged number too, but for times."""
+    weights = load_file(folder / "final.safetensors")
+    assert weights.keys() == expected.weights.keys()
+    for name, value in expected.weights.items():
+        assert torch.equal(weights[name], value), name
+    assert json.loads((folder / "history.json").read_text()) == expected.history
+    assert not list(folder.glob(".tmp-*")), "nothing half written is left"
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return bool(checkpoint.checkpoints(folder))
+
+
+def test_the_runs_move_and_differ(undisturbed: Any) -> None:
+    """The comparison below would say nothing of runs in which nothing happens."""
+    base = undisturbed("base")
+    assert base.steps == 9
+    first = load_file(base.folder / "checkpoint-1" / "model.safetensors")
+    assert all(not torch.equal(first[k], base.weights[k]) for k in first if k in base.weights)
+    order = [entry["reward"] for entry in base.history if "reward" in entry]
+    assert len(set(order)) > 6, "epochs draw other prompts or other completions"
+    assert undisturbed("reuse").steps == 24
+    assert any(name.startswith("reference.") for name in undisturbed("sync").weights)
+
+
+KILLS = [
+    *(("base", seed) for seed in range(10)),
+    *(("reuse", seed) for seed in range(3)),
+    *((name, 1) for name in RUNS[2:]),
+    *(pytest.param("reuse", seed, marks=pytest.mark.slow) for seed in range(3, 10)),
+    *(pytest.param(name, seed, marks=pytest.mark.slow) for name in RUNS[2:] for seed in (0, *range(2, 10))),
+]
+
+
+@pytest.mark.parametrize(("name", "seed"), KILLS)
+def test_killed_at_a_random_moment(name: str, seed: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
+    """One kill, or with odd seeds a second one after the first resume. A checkpoint is written after every step."""
+    expected = undisturbed(name)
+    moment = random.Random(f"{name} {seed}")
+    done = 0
+    for _ in range(1 + seed % 2):
+        step = moment.randrange(done, expected.steps - 1) + 1
+        server.start(name, tmp_path, resume=has_checkpoint(tmp_path))
+        server.until("step", least=step)
+        time.sleep(moment.random() * expected.seconds / expected.steps)
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.killed()
+        done = min(step, expected.steps - 2)
+    server.start(name, tmp_path, resume=has_checkpoint(tmp_path))
+    server.finish()
+    assert_same(tmp_path, expected)
+
+
+@pytest.mark.parametrize("twelfth", [pytest.param(i, marks=[pytest.mark.slow] if i % 2 else []) for i in range(12)])
+def test_killed_inside_a_save(twelfth: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
+    """At a file operation of the fifth checkpoint: opening, flushing, hashing, renaming."""
+    expected = undisturbed("base")
+    each = expected.operations / expected.steps
+    server.start("base", tmp_path, die_at=round(each * (4 + twelfth / 12)) + 1)
+    assert server.killed()
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None
+    assert newest.name in ("checkpoint-4", "checkpoint-5")
+    server.start("base", tmp_path, resume=True)
+    server.finish()
+    assert_same(tmp_path, expected)
+
+
+def test_kills_inside_saves_hit_half_written_ones(server: Server, undisturbed: Any, tmp_path: Path) -> None:
+    expected = undisturbed("base")
+    server.start("base", tmp_path, die_at=round(expected.operations / expected.steps * 4.5))
+    assert server.killed()
+    assert (tmp_path / ".tmp-checkpoint-5").is_dir()
+    assert checkpoint.checkpoints(tmp_path)[0].name == "checkpoint-4"
+
+
+STEPS = [
+    *(("base", step) for step in (3, 9)),
+    *((name, 2) for name in RUNS[2:]),
+    *(("reuse", step) for step in (3, 12, 14)),
+    *(pytest.param("reuse", step, marks=pytest.mark.slow) for step in range(1, 25)),
+    *(pytest.param("lora", step, marks=pytest.mark.slow) for step in range(1, 10)),
+]
+
+
+@pytest.mark.parametrize(("name", "step"), STEPS)
+def test_resumed_from_a_given_step(name: str, step: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
+    """Inside a round, at its end, at the end of an epoch, at the end of the run; into another folder."""
+    expected = undisturbed(name)
+    server.start(name, tmp_path, resume=str(expected.folder / f"checkpoint-{step}"))
+    server.finish()
+    assert_same(tmp_path, expected)
+
+
+# ---- damage ----
+
+
+@pytest.fixture
+def damaged(undisturbed: Any, tmp_path: Path) -> Path:
+    """A copy of a run, to be damaged."""
+    folder = tmp_path / "run"
+    for number in (7, 8, 9):
+        name = f"checkpoint-{number}"
+        shutil.copytree(undisturbed("base").folder / name, folder / name)
+    return folder
+
+
+FILES = (
+    "model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+    "podium_state.json",
+    "round-0.npz",
+    "config.json",
+    "manifest.json",
+)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """One bit, in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [truncate, flip, empty, Path.unlink], ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_skipped(name: str, harm: Any, damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    harm(damaged / "checkpoint-9" / name)
+    found = checkpoint.newest(damaged)
+    assert found == damaged / "checkpoint-8"
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "Skipped checkpoint-9" in message
+    assert name in message or name == checkpoint.MANIFEST  # a bit of it may have made another file look wrong
+    assert "checkpoint-8" in message
+
+
+def test_no_flipped_bit_of_a_manifest_raises(damaged: Path) -> None:
+    """Every tenth byte: found, or of no consequence, but never an error of ours."""
+    manifest = damaged / "checkpoint-9" / checkpoint.MANIFEST
+    original = manifest.read_bytes()
+    for at in range(0, len(original), 10):
+        data = bytearray(original)
+        data[at] ^= 1 << (at // 10 % 8)
+        manifest.write_bytes(data)
+        checkpoint.damage(manifest.parent)
+    manifest.write_text('{"files": ["model.safetensors"]}')
+    assert checkpoint.damage(manifest.parent) == "its manifest.json cannot be read"
+
+
+def test_an_empty_folder_is_skipped(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (damaged / "checkpoint-10").mkdir()
+    (damaged / "checkpoint-final").mkdir()
+    assert checkpoint.newest(damaged) == damaged / "checkpoint-9"
+    assert "checkpoint-10: it has no manifest.json" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "manifest.json"])
+def test_a_run_resumes_from_the_checkpoint_before(name: str, server: Server, undisturbed: Any, damaged: Path) -> None:
+    """End to end: the log says which was skipped and why, and the run ends as if nothing had happened."""
+    for path in (damaged / "checkpoint-9", damaged / "checkpoint-8"):
+        truncate(path / name)
+    server.start("base", damaged, resume=True)
+    server.finish()
+    assert_same(damaged, undisturbed("base"))
+    for number in (9, 8):
+        assert f"Skipped checkpoint-{number}: " in server.said()
+    assert "resuming from checkpoint-7" in server.said()
+
+
+def test_all_damaged_is_one_error(damaged: Path) -> None:
+    for path in checkpoint.checkpoints(damaged):
+        truncate(path / "optimizer.pt")
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.newest(damaged)
+    for number in (7, 8, 9):
+        assert f"checkpoint-{number}: optimizer.pt has" in str(error.value)
+    assert "resume_from_checkpoint" in str(error.value)
+
+
+def test_a_damaged_checkpoint_asked_for_by_name_is_an_error(damaged: Path) -> None:
+    flip(damaged / "checkpoint-9" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"checkpoint-9 is damaged: model.safetensors has other contents"):
+        checkpoint.to_resume_from(damaged, str(damaged / "checkpoint-9"))
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        checkpoint.to_resume_from(damaged, str(damaged))
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        checkpoint.to_resume_from(damaged / "nowhere", asked=True)
+
+
+def test_the_round_is_drawn_anew_under_other_batch_settings(server: Server, undisturbed: Any, tmp_path: Path) -> None:
+    """A round of 4 x 4 completions in two shares does not fit a plan with one; it is not trained on by mistake."""
+    server.start("base", tmp_path, resume=str(undisturbed("reuse").folder / "checkpoint-5"))
+    server.finish()
+    assert "shares 4 -> 1" in server.said()
