@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -42,14 +42,14 @@ def cli(tmp_path, monkeypatch):
 def test_help_is_quick_and_imports_nothing_heavy():
     program = "import sys; sys.argv = ['podium', '--help']; from podium.cli import main\ntry:\n    main()\nfinally:\n"
     program += "    print([m for m in ('torch', 'transformers', 'trl', 'datasets', 'numpy') if m in sys.modules])"
-    seconds = []
-    for _ in range(3):  # the best of three: other tests run beside this one
-        started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-        seconds.append(time.perf_counter() - started)
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    after = os.times()
+    # Time on the processor, not on the clock: other tests run beside this one. Starting does not wait for anything.
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
     assert done.stdout.endswith("[]\n")
     assert "train" in done.stdout
-    assert min(seconds) < 0.5
+    assert seconds < 0.5
 
 
 def test_importing_podium_is_light_and_names_are_there():
