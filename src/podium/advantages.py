@@ -61,7 +61,7 @@ def advantages(rewards_PGK: np.ndarray, settings: AdvantageSettings) -> Advantag
     assert not np.isinf(rewards_PGK).any(), "rewards must be finite or NaN; rewards.score refuses infinities"
     reward_PG = combine(rewards_PGK, settings.weights_K)
     raw_PG, std_PG = AGGREGATIONS[settings.aggregation](rewards_PGK, reward_PG, settings)
-    return Advantages(advantages_PG=np.nan_to_num(raw_PG, nan=0.0) + 0.0, reward_PG=reward_PG, std_PG=std_PG)
+    return Advantages(advantages_PG=np.nan_to_num(raw_PG, nan=0.0), reward_PG=reward_PG, std_PG=std_PG)
 
 
 def combine(rewards_K: np.ndarray, weights_K: np.ndarray) -> np.ndarray:

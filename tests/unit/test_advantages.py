@@ -53,9 +53,9 @@ def test_normalize_then_sum_lets_no_function_drown_another() -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_equal_rewards_give_exactly_nothing(scale: str, aggregation: str) -> None:
     """Not 1e-13: what is exactly 0 can be left out. (The mean of three times 0.1 is not 0.1 in floating point.)"""
-    learnable = [[0, 1], [1, 0], [0.3, 0.3]]
+    learnable = [[0, 1], [1, 0], [0.3, 0.3], [0.3, 0.3]]
     got = of(
-        [[[0.1, 0.7]] * 3, learnable, [[NAN, 0.1], [NAN, NAN], [NAN, 0.1]]],
+        [[[0.1, 0.7]] * 4, learnable, [[NAN, 0.1], [NAN, NAN], [NAN, 0.1], [NAN, 0.1]]],
         weights=(1.0, 0.7),
         scale=scale,
         aggregation=aggregation,
@@ -64,9 +64,10 @@ def test_equal_rewards_give_exactly_nothing(scale: str, aggregation: str) -> Non
     assert got.has_signal_P.tolist() == [False, True, False]
 
 
-def test_equal_sums_of_unequal_rewards_are_equal() -> None:
+@pytest.mark.parametrize("weight", [1.0, 1000.0, 0.001])
+def test_equal_sums_of_unequal_rewards_are_equal(weight: float) -> None:
     """0.1 + 0.2 and 0.3 + 0.0 are the same reward, whatever their last bit says."""
-    got = of([[[0.1, 0.2], [0.3, 0.0]]], weights=(1.0, 1.0))
+    got = of([[[0.1, 0.2], [0.3, 0.0]]], weights=(weight, weight))
     assert 0.1 + 0.2 != 0.3
     assert (got.advantages_PG == 0).all()
     assert got.std_PG.tolist() == [[0.0, 0.0]]
@@ -77,6 +78,8 @@ def test_small_differences_are_not_dust() -> None:
     np.testing.assert_allclose(got.advantages_PG, [[-5e-7, 5e-7]])
     got = of([[1000.0, 1000.0 + 1e-6]], scale="none")
     np.testing.assert_allclose(got.advantages_PG, [[-5e-7, 5e-7]], rtol=1e-6)
+    next_to_a_large_one = of([[[9.0, 1e-13], [9.0, 3e-13]]], weights=(1.0, 1.0), aggregation="normalize_then_sum")
+    assert next_to_a_large_one.has_signal_P.all(), "each function has its own scale"
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
