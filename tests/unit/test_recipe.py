@@ -94,7 +94,7 @@ def test_everything_wrong_is_said_at_once_in_the_order_of_the_file(recipe):
 
 def test_settings_that_do_not_go_together_name_a_line(recipe):
     made = recipe(BASE + "per_device_train_batch_size: 10\nnum_generations: 4\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml:\d: .*num_generations"):
+    with pytest.raises(ConfigError, match=r"run\.yaml:6: .*num_generations"):
         made.arguments()
 
 

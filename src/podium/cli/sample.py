@@ -30,8 +30,8 @@ def sample(
     path, overrides = recipe_and_flags(context.args, "sample")
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
         recipe = load(path, {**overrides, "output_dir": folder})
-        train_rows, _ = load_data(recipe.data)
         prepare_output()
+        train_rows, _ = load_data(recipe.data)
         trainer = recipe.trainer(train_rows, None)
         scored = trainer.generate_completions(list(itertools.islice(train_rows, num_prompts)))
         for table in tables(scored, trainer.parts.advantage):

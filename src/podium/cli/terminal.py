@@ -62,10 +62,12 @@ class _Notes(logging.Handler):
 
 
 def prepare_output() -> None:
-    """Show Podium's own notes; keep transformers' progress bars off the terminal."""
+    """Show Podium's own notes; keep the progress bars of transformers and datasets off the terminal."""
+    import datasets
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     logger = logging.getLogger("podium")
     if not any(isinstance(handler, _Notes) for handler in logger.handlers):
         logger.addHandler(_Notes())

@@ -11,6 +11,7 @@ imports transformers.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from podium.data.load import DataSpec
 from podium.errors import ConfigError, did_you_mean
-from podium.recipe.document import Document, Place, read_document
+from podium.recipe.document import Document, read_document
 
 if TYPE_CHECKING:
     from podium.config import GRPOConfig
@@ -52,7 +53,8 @@ class Recipe:
     """Completions per held-out prompt, before and after."""
     eval_rows: int = 200
     """Most held-out prompts that are looked at, before and after."""
-    lines: Mapping[Place, int] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where each argument of `GRPOConfig` was set: `run.yaml:7`, or `--flag`."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """The keys and values as written, flags included: what `config.yaml` in the run's folder holds."""
 
@@ -70,10 +72,9 @@ class Recipe:
             raise ConfigError(f"{self._place_of(str(error))}: {error}") from error
 
     def _place_of(self, message: str) -> str:
-        """`run.yaml:7` for the first key of the file that a message mentions."""
-        found = [(message.find(str(place[0])), line) for place, line in self.lines.items() if len(place) == 1]
-        mentioned = sorted((position, line) for position, line in found if position >= 0)
-        return f"{self.name}:{mentioned[0][1]}" if mentioned else self.name
+        """Where the first setting that a message mentions was made."""
+        words = re.findall(r"\w+", message)
+        return next((self.places[word] for word in words if word in self.places), self.name)
 
     def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
         """The trainer, with its model loaded; datasets are those of the recipe unless given.

@@ -77,7 +77,7 @@ def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
         accuracy=values.get("accuracy"),
         eval_samples=values.get("eval_samples", 4),
         eval_rows=values.get("eval_rows", 200),
-        lines={place: line for place, line in document.lines.items() if place[0] not in overrides},
+        places={key: reading.where((key,)) for key in config if key in values},
         given={**document.values, **overrides},
     )
 
