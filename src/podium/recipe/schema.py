@@ -67,6 +67,12 @@ _LISTED_CHOICES: Mapping[str, tuple[str, ...]] = {
     "bnb_4bit_quant_type": ("fp4", "nf4"),
 }
 
+_LIMITS: Mapping[str, tuple[float, float, str]] = {
+    **RANGES,
+    "eval_samples": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
+    "eval_rows": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
+}
+
 _CLASSES = (GRPOConfig, GRPOScriptArguments, trl.ModelConfig, trl.DatasetMixtureConfig)
 
 
@@ -158,9 +164,9 @@ def _choices_of(key: str) -> tuple[str, ...]:
 
 
 def _range_problem(key: str, value: Any) -> str | None:
-    if key not in RANGES or not isinstance(value, (int, float)):
+    if key not in _LIMITS or not isinstance(value, (int, float)):
         return None
-    low, high, why = RANGES[key]
+    low, high, why = _LIMITS[key]
     if low <= value <= high:
         return None
     bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
