@@ -78,6 +78,7 @@ def test_small_differences_are_not_dust() -> None:
     np.testing.assert_allclose(got.advantages_PG, [[-5e-7, 5e-7]])
     got = of([[1000.0, 1000.0 + 1e-6]], scale="none")
     np.testing.assert_allclose(got.advantages_PG, [[-5e-7, 5e-7]], rtol=1e-6)
+    assert of([[1e-13, 3e-13]], scale="none").has_signal_P.all()
     next_to_a_large_one = of([[[9.0, 1e-13], [9.0, 3e-13]]], weights=(1.0, 1.0), aggregation="normalize_then_sum")
     assert next_to_a_large_one.has_signal_P.all(), "each function has its own scale"
 
