@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from podium.models.attention import TreeAttention, attention_implementation, tree_attention
 from podium.packing import Pack, pack
-from podium.precision import product_weight
+from podium.precision import accumulated, product_weight
 from podium.records import TrainingGroup
 
 Path = Literal["shared", "padded"]
@@ -227,7 +227,7 @@ class ChunkedLogps(torch.autograd.Function):
             if needs_weight:
                 grad_weight = _add_product(grad_weight, grad.T, hidden_ND[rows].to(factor_VD.dtype))
         if grad_weight is not None:
-            grad_weight = grad_weight.to(weight_VD.dtype)
+            grad_weight = accumulated(weight_VD, grad_weight)
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 

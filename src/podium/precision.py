@@ -126,15 +126,27 @@ def product_weight(module: nn.Module, x: Tensor) -> Tensor:
     return module.weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else module.weight
 
 
+def accumulated(weight: Tensor, grad: Tensor) -> Tensor | None:
+    """A weight's half-precision gradient for autograd; or None, when it has been added to `weight.grad` here.
+
+    Adding in place saves two passes over a float32 copy. Where somebody listens to the gradient (data-parallel
+    reduction, optimizers that step in the backward) it goes the ordinary way.
+    """
+    listened = weight._backward_hooks or weight._post_accumulate_grad_hooks or torch.distributed.is_initialized()
+    if weight.grad is None or listened:
+        return grad.to(weight.dtype)
+    weight.grad.add_(grad)
+    return None
+
+
 class _Product(torch.autograd.Function):
     """y = x W^T with both factors rounded, forward and backward; what is kept for the backward is half as large."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, x16: Tensor, weight_OI: Tensor, rounded_OI: Tensor) -> Tensor:
         ctx.save_for_backward(x16 if weight_OI.requires_grad else None)
-        ctx.rounded_OI = (
-            rounded_OI  # not a saved tensor: it is renewed in place, but never between forward and backward
-        )
+        # Not saved tensors: the copy is renewed in place, but never between forward and backward.
+        ctx.weight_OI, ctx.rounded_OI = weight_OI, rounded_OI
         return F.linear(x16, rounded_OI).float()
 
     @staticmethod
@@ -143,5 +155,7 @@ class _Product(torch.autograd.Function):
         grad16 = grad.to(torch.bfloat16)
         needs_x, _, needs_weight, _ = ctx.needs_input_grad
         grad_x = (grad16 @ ctx.rounded_OI).float() if needs_x else None
-        grad_weight = (grad16.flatten(0, -2).T @ x16.flatten(0, -2)).float() if needs_weight else None
+        grad_weight = None
+        if needs_weight:
+            grad_weight = accumulated(ctx.weight_OI, grad16.flatten(0, -2).T @ x16.flatten(0, -2))
         return grad_x, None, grad_weight, None

@@ -143,7 +143,8 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     for objective in OBJECTIVES.values():
         assert set(objective.metrics) <= set(LOSS_METRICS)
     unused = set(METRICS) - produced - {"rewards/<name>/mean", "rewards/<name>/std"}
-    assert unused == {"num_tokens", "step_time", "aux_loss"}
+    times = {f"time/{part}_seconds" for part in ("generate", "reward", "compare", "train")}
+    assert unused == {"num_tokens", "step_time", "aux_loss", "resampled_prompts", *times}
     assert describe("my_own_metric") is None
 
 
