@@ -56,3 +56,13 @@ lint: .venv/.ok ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: .venv/.ok ## Podium against TRL and the floor, W1 to W5; half an hour on two quiet cores
+	$(BIN)/python -m benchmarks.bench
+
+bench-generation: .venv/.ok ## generation alone: live against generate (and vLLM: see benchmarks/generation.py)
+	$(BIN)/python -m benchmarks.generation
+
+bench-scale: .venv/.ok ## how cost grows with completions, prompt length and completion length
+	$(BIN)/pip install -q plotly
+	$(BIN)/python -m benchmarks.scale

@@ -1,0 +1,62 @@
+"""On a CUDA device: the engine samples what `generate` would, and what is sampled, packed and trained agrees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from podium.engines.live.engine import LiveEngine
+from podium.forward import token_logps
+from podium.models.attention import tree_attention
+from podium.packing import pack
+from podium.records import Prompt, SamplingSettings, TrainingGroup
+from podium.testing import tiny_model, tiny_tokenizer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+TEXTS = ("hello world", "a", "What is 2+2? Tell me now please, it is a long prompt")
+
+
+def prompts() -> list[Prompt]:
+    tokenizer = tiny_tokenizer()
+    ids = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS]
+    return [Prompt(id=i, row=i, token_ids=x, text=t, content=t) for i, (x, t) in enumerate(zip(ids, TEXTS, strict=True))]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_greedy_tokens_equal_generate(kind: str) -> None:
+    model = tiny_model(kind).cuda()
+    settings = SamplingSettings(num_completions=2, max_tokens=24, end_ids=frozenset([2]), greedy=True)
+    for group in LiveEngine(model, tiny_tokenizer()).generate(prompts(), settings):
+        ids = torch.tensor([group.prompt.token_ids], device="cuda")
+        expected = model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=2, pad_token_id=0)
+        for completion in group.completions:
+            assert list(completion.token_ids) == expected[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-3), (True, 0.1)])
+def test_sampled_log_probabilities_equal_the_training_forward(autocast: bool, tolerance: float) -> None:
+    model = tiny_model("llama").cuda()
+
+    def precision() -> torch.autocast:
+        return torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast)
+
+    settings = SamplingSettings(num_completions=4, max_tokens=24, end_ids=frozenset([2]), seed=1)
+    groups = LiveEngine(model, tiny_tokenizer(), precision=precision).generate(prompts(), settings)
+    training = [
+        TrainingGroup(
+            prompt_ids=group.prompt.token_ids,
+            completion_ids=tuple(c.token_ids for c in group.completions),
+            advantages_G=np.ones(4, np.float32),
+            sampled_logps=tuple(np.array(c.logps, np.float32) for c in group.completions),
+        )
+        for group in groups
+    ]
+    [packed] = pack(training, tokens_per_pack=10_000, device="cuda")
+    with torch.no_grad(), precision():
+        with tree_attention(model):
+            shared = token_logps(model, packed, temperature=1.0).logps_N
+        padded = token_logps(model, packed, temperature=1.0, path="padded").logps_N
+    assert (shared - packed.sampled_logps_N).abs().max() < tolerance
+    assert (shared - padded).abs().max() < tolerance
