@@ -56,7 +56,9 @@ def token_logps(
 
     def head(module: nn.Module, hidden_1ND: Tensor) -> Tensor:
         head_outputs.extend(head_logps(module, predict(hidden_1ND), pack.target_N, unwrapped.config, temperature))
-        return hidden_1ND[..., :1]  # what the model does to its logits after this does not matter
+        # What the model does to these "logits" does not matter. That they lead to the head's weight does: data-parallel
+        # wrappers look from a forward's outputs for the parameters that will get no gradient.
+        return head_outputs[0][None, :, None]
 
     if router:
         inputs["output_router_logits"] = True
