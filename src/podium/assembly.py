@@ -144,7 +144,8 @@ def assemble(
     )
     if args.dynamic_sampling and order.is_stream:
         raise ConfigError(
-            "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer. Load the dataset without streaming."
+            "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer. "
+            "Load the dataset without streaming."
         )
 
     set_seed(args.seed)  # a new adapter is random

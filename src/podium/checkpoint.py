@@ -92,7 +92,7 @@ def newest(folder: Path) -> Path | None:
     Raises:
         CheckpointError: there are checkpoints, and every one is damaged.
     """
-    skipped = []
+    skipped: list[str] = []
     for checkpoint in checkpoints(folder):
         wrong = damage(checkpoint)
         if wrong is None:
@@ -108,7 +108,7 @@ def newest(folder: Path) -> Path | None:
     return None
 
 
-def to_resume_from(folder: Path, asked: str | bool | None) -> str | None:
+def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
     """What `resume_from_checkpoint` asks for: True is the newest in `folder` that verifies, a path is itself."""
     if not asked:
         return None

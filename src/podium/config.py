@@ -150,12 +150,18 @@ class GRPOConfig(trl.GRPOConfig):
             )
         if self.rollout_engine == "vllm":
             raise ConfigError(
-                'rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer\'s own weights.'
+                'rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer itself.'
             )
         if self.use_transformers_continuous_batching:
             logger.info(
                 "use_transformers_continuous_batching: the live engine lets rows enter and leave as they end, too."
             )
+
+    @property
+    def device(self) -> torch.device:
+        """As the Trainer's; several processes on the CPU share `cpu`, as torch cannot load an optimizer to `cpu:1`."""
+        device: torch.device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
 
     def _check_choices(self) -> None:
         self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(

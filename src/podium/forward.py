@@ -245,7 +245,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, adjust: LogitAd
 
 
 def _lse_and_mean(z: Tensor) -> tuple[Tensor, Tensor]:
-    """log sum_j exp z_j and sum_j p_j z_j of every row, with one more block of memory; a logit of -inf counts nothing."""
+    """log sum_j exp z_j and sum_j p_j z_j of every row, with one more block of memory; -inf counts nothing."""
     top = z.amax(-1, keepdim=True)
     mass = (z - top).exp_()
     total = mass.sum(-1)

@@ -129,7 +129,7 @@ def num_input_tokens(group: TrainingGroup) -> int:
 def keep(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
     """The group with only the completions in `index`."""
 
-    def chosen(values: tuple | None) -> tuple | None:
+    def chosen(values: tuple[np.ndarray, ...] | None) -> tuple[np.ndarray, ...] | None:
         return None if values is None else tuple(values[i] for i in index)
 
     return TrainingGroup(

@@ -118,7 +118,7 @@ class ProductPrecision:
 
 
 def product_weight(module: nn.Module, x: Tensor) -> Tensor:
-    """The weight [O, I] of a linear layer in the precision its products have here and now: ours, autocast's, its own."""
+    """The weight [O, I] of a linear layer as its products take it here and now: ours, autocast's, or as it is."""
     rounded = module.__dict__.get(ROUNDED)
     if rounded is not None:
         return rounded()

@@ -1,6 +1,6 @@
 """Every record that crosses a border between rooms: the map of the house.
 
-    dataset row -> Prompt -> Group -> ScoredGroup -> TrainingGroup -> Pack (in packing.py) -> TokenLogps -> loss -> StepMetrics
+    dataset row -> Prompt -> Group -> ScoredGroup -> TrainingGroup -> Pack (packing.py) -> TokenLogps -> loss
 
 Ragged data are tuples of Python numbers or numpy arrays up to `packing`, flat tensors after it.
 

@@ -104,6 +104,7 @@ class Rollouts:
     def _refill(self, scored: Sequence[ScoredGroup], places: Sequence[int], key: RoundKey) -> list[ScoredGroup]:
         """DAPO's dynamic sampling (arXiv:2503.14476, eq. 11): groups of equal rewards make room for fresh prompts."""
         scored = list(scored)
+        num_fresh = 0
         for attempt in range(self.args.max_resamples):
             flat = [i for i, group in enumerate(scored) if not self.parts.has_spread(group)]
             if not flat:
@@ -114,7 +115,8 @@ class Rollouts:
             for i, group in zip(flat, self._sample(fresh, key), strict=True):
                 if self.parts.has_spread(group):
                     scored[i] = group
-            self.measured.add("train", {"resampled_prompts": len(flat)})
+            num_fresh += len(flat)
+        self.measured.add("train", {"resampled_prompts": sum(gather_object([num_fresh]))})
         return scored
 
     # ---- advantages ----
@@ -137,7 +139,7 @@ class Rollouts:
     # ---- the policies to compare with ----
 
     def with_other_policies(self, groups: Sequence[TrainingGroup], kept: Sequence[np.ndarray]) -> list[TrainingGroup]:
-        """The groups with log-probabilities under the policy that sampled them and under the reference, where needed."""
+        """The groups with log-probabilities under the sampling policy and the reference, where those are needed."""
         groups = list(groups)
         used = [i for i, keeps in enumerate(kept) if keeps.any()]
         with self.timed("compare_seconds", "train"):

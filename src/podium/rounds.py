@@ -1,4 +1,4 @@
-"""Generation rounds: which prompts are drawn when, what is kept of them, and how they are shared out to optimizer steps.
+"""Generation rounds: which prompts are drawn when, what is kept of them, and which optimizer step gets what.
 
 TRL's arithmetic (compat: B = per-device batch, S = steps per generation, mu = iterations, W ranks): a round draws
 B W S / G prompts and is trained on for S mu micro-steps, each with the share of B W completions. The order of prompts
@@ -105,7 +105,7 @@ class PromptOrder:
         return [self._row(int(order[first + prompt])) for prompt in prompts]
 
     def fresh(self, key: RoundKey, attempt: int, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
-        """Rows to replace the given prompts of a round with: from the dataset as a whole, a pure function of the place."""
+        """Rows to replace the given prompts of a round with, from the whole dataset: a pure function of the place."""
         order = np.random.default_rng([self.seed, key.epoch, key.number, 1]).permutation(len(self.dataset))
         first = attempt * self.plan.prompts_per_round
         return [self._row(int(order[(first + prompt) % len(order)])) for prompt in prompts]

@@ -61,7 +61,7 @@ class GRPOTrainer(Trainer):
         quantization_config: used when `model` is a name.
         peft_config: trains a new adapter.
 
-    Raises `ConfigError`, `DataError`, `ModelError` or `RewardError`, each before weights are loaded where it can be known.
+    Raises `ConfigError`, `DataError`, `ModelError` or `RewardError`: before weights are loaded where it can be known.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class GRPOTrainer(Trainer):
         return self.round.shares[step.share]
 
     def training_step(self, model: nn.Module, batch: MicroBatch, num_items_in_batch: Any = None) -> Tensor:
-        """Forward and backward of one micro-step; gives its share of the step's loss."""
+        """Forward and backward of one micro-step; gives its share of the step's loss, as the Trainer averages it."""
         model.train()
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
@@ -144,7 +144,7 @@ class GRPOTrainer(Trainer):
             self._zero_gradients()
         if batch.is_last:
             self._finish_step(batch)
-        return total
+        return total * self.accelerator.num_processes  # the log takes the mean over ranks; our shares add up
 
     def _backward(
         self, model: nn.Module, packed: Pack, batch: MicroBatch, keep_N: Tensor | None, num_kept: float | None
@@ -283,7 +283,7 @@ class GRPOTrainer(Trainer):
             self.parts.completions.write(self.state.global_step)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Numbers of micro-steps: rows are looked up when a round is drawn, so nothing is fetched too early or twice."""
+        """Numbers of micro-steps: rows are looked up when a round is drawn, so nothing is fetched early or twice."""
         return DataLoader(
             cast(Any, range(self.parts.order.num_micro_steps)), batch_size=1, collate_fn=lambda batch: batch[0]
         )
@@ -297,7 +297,7 @@ class GRPOTrainer(Trainer):
         self._step_started = time.perf_counter()
         if self.is_world_process_zero():
             checkpoint.sweep(Path(self.args.output_dir))
-        found = checkpoint.to_resume_from(Path(self.args.output_dir), resume_from_checkpoint)
+        found = checkpoint.to_resume_from(Path(self.args.output_dir), asked=resume_from_checkpoint)
         return super().train(resume_from_checkpoint=found, **kwargs)
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:

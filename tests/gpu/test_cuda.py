@@ -21,7 +21,9 @@ TEXTS = ("hello world", "a", "What is 2+2? Tell me now please, it is a long prom
 def prompts() -> list[Prompt]:
     tokenizer = tiny_tokenizer()
     ids = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS]
-    return [Prompt(id=i, row=i, token_ids=x, text=t, content=t) for i, (x, t) in enumerate(zip(ids, TEXTS, strict=True))]
+    return [
+        Prompt(id=i, row=i, token_ids=x, text=t, content=t) for i, (x, t) in enumerate(zip(ids, TEXTS, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])

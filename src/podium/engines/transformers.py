@@ -1,7 +1,7 @@
 """The reference engine and the fallback: transformers' own `generate`, one row per completion.
 
-Slower than `live` by the prompt that every row computes again and the rows that wait for the longest; it takes any model
-and any of `generation_kwargs`. Its random numbers come from torch's global generator, seeded for every round.
+Slower than `live` by the prompt that every row computes again and the rows that wait for the longest; it takes any
+model and any of `generation_kwargs`. Its random numbers come from torch's global generator, seeded for every round.
 """
 
 from __future__ import annotations

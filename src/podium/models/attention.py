@@ -47,7 +47,7 @@ def podium_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001  the layout is the mask
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
@@ -111,7 +111,7 @@ class TreeAttention:
 
 
 def attention_dtype(query: Tensor) -> torch.dtype:
-    """float32 on a CPU, where half-precision attention kernels are several times slower; else what the model computes in."""
+    """float32 on a CPU, whose half-precision attention kernels are several times slower; else what the model uses."""
     if query.device.type == "cpu":
         return torch.float32
     if torch.is_autocast_enabled(query.device.type):

@@ -103,7 +103,7 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     quantized = getattr(policy, "is_loaded_in_4bit", False) or getattr(policy, "is_loaded_in_8bit", False)
     if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
         raise ModelError(
-            "Quantized weights cannot be trained themselves. Pass peft_config=LoraConfig(...) to train an adapter on them."
+            "Quantized weights cannot be trained themselves. Pass peft_config=LoraConfig(...) to train an adapter."
         )
     if settings.peft_config is not None:
         policy = get_peft_model(policy, settings.peft_config)

@@ -118,7 +118,7 @@ class Decode:
         self.masks: dict[int | None, Tensor | None] = {}
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
-        """Attention output [R, H, D]: scores against the prompt, slot by slot, and against the own lane, one softmax."""
+        """Attention output [R, H, D]: scores against the prompt, slot by slot, and the own lane; one softmax."""
         with torch.autocast(query_HTD.device.type, enabled=False):
             dtype = attention_dtype(query_HTD)
             query_RHD, key_RJD, value_RJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))

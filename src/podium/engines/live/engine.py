@@ -21,11 +21,11 @@ PREFILL_TOKENS = 4096
 """Prompt tokens in one forward."""
 
 MAX_ROWS = {"cpu": 128, "cuda": 512}
-"""Completions decoding at once; more wait. Beyond this a CPU's products stop getting faster and the cache only grows."""
+"""Completions decoding at once; more wait. Beyond this a CPU's products get no faster and the cache only grows."""
 
 
 class LiveEngine:
-    """Samples from the modules of the model it is given, in evaluation mode, whatever their weights are at that moment."""
+    """Samples from the modules of the model it is given, in evaluation mode, with the weights of that moment."""
 
     def __init__(
         self,
@@ -132,7 +132,8 @@ class Round:
         """Leave only an end token where a row must end, and none before."""
         settings = self.schedule.settings
         ends = sorted(settings.end_ids)
-        assert settings.lengths is not None and ends, "exact lengths need an end token"
+        assert settings.lengths is not None
+        assert ends, "exact lengths need an end token"
         kept = logits_RV[:, ends[0]].clone()
         logits_RV[:, ends] = float("-inf")
         for r, row in enumerate(rows):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What the cache must copy after rows have left: contents of `source` to `target`, for rows and for prompt slots."""
+    """What the cache must copy after rows have left, (source, target) each, for rows and for prompt slots."""
 
     rows: list[tuple[int, int]]
     slots: list[tuple[int, int]]
@@ -104,7 +105,7 @@ class Schedule:
         return Moves(row_moves, slot_moves)
 
 
-def _fill_holes(items: list, kept: Sequence[bool]) -> list[tuple[int, int]]:
+def _fill_holes(items: list[Any], kept: Sequence[bool]) -> list[tuple[int, int]]:
     """Drop the items that are not kept, moving later ones into the holes; gives the moves (from, to).
 
     >>> items = list("abcde")
