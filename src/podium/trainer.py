@@ -29,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from podium import checkpoint, resume
 from podium.assembly import Parts, assemble
 from podium.config import GRPOConfig
-from podium.losses import LossSums, keep_high_entropy, policy_loss, reduce_sums, with_skipped
+from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
 from podium.packing import Pack, keep, pack
@@ -43,7 +43,7 @@ NOTHING = TrainingGroup(
     advantages_G=np.zeros(1, np.float32),
     sampled_logps=(np.zeros(1, np.float32),),
 )
-"""A rollout of advantage 0: what a rank without work sends through the model, so that no other rank waits for it."""
+"""A rollout of one token: what a rank without work sends through the model."""
 
 
 class GRPOTrainer(Trainer):
@@ -135,13 +135,13 @@ class GRPOTrainer(Trainer):
         model.train()
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
-            packs = self._packs(batch)
+            packs = pack(batch.groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
             keeps, num_kept = self._high_entropy(model, packs, batch)
             for packed, keep_N in zip(packs, keeps, strict=True):
                 with contextlib.nullcontext() if packed is packs[-1] else self.accelerator.no_sync(model):
                     total += self._backward(model, packed, batch, keep_N, num_kept)
-        if not packs:
-            self._zero_gradients()
+            if not packs:
+                self._without_work(model)
         if batch.is_last:
             self._finish_step(batch)
         return total * self.accelerator.num_processes  # the log takes the mean over ranks; our shares add up
@@ -159,12 +159,6 @@ class GRPOTrainer(Trainer):
         self.accelerator.backward(loss * self.accelerator.num_processes)  # ranks are averaged; our counts span them
         self._sums.append(result.sums)
         return loss.detach()
-
-    def _packs(self, batch: MicroBatch) -> list[Pack]:
-        packs = pack(batch.groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
-        if packs or self.accelerator.num_processes == 1:
-            return packs
-        return pack([NOTHING], tokens_per_pack=1, device=self.args.device)
 
     def _high_entropy(
         self, model: nn.Module, packs: Sequence[Pack], batch: MicroBatch
@@ -184,8 +178,16 @@ class GRPOTrainer(Trainer):
     def _entropy_coef(self) -> float:
         return self.entropy.applied if self.args.use_adaptive_entropy else self.args.entropy_coef
 
-    def _zero_gradients(self) -> None:
-        """A step without signal still is one for the optimizer: momentum and decay go on, as with gradients of zero."""
+    def _without_work(self, model: nn.Module) -> None:
+        """Gradients of zero: a step without signal still is one for the optimizer, momentum and decay go on.
+
+        With several ranks they come from a backward, so that no other rank waits for this one.
+        """
+        if self.accelerator.num_processes > 1:
+            [packed] = pack([NOTHING], tokens_per_pack=1, device=self.args.device)
+            out = self.parts.token_logps(model, packed, router=bool(self.parts.router_coef))
+            self.accelerator.backward(0 * (out.logps_N.sum() + (0 if out.router_loss is None else out.router_loss)))
+            return
         for parameter in self.model.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -193,18 +195,15 @@ class GRPOTrainer(Trainer):
     def _finish_step(self, batch: MicroBatch) -> None:
         """One reduction over packs and ranks, one copy to the host, one set of numbers."""
         sums, self._sums = self._sums, []
-        rows = torch.tensor(gather_object([x.stack().tolist() for x in sums]))
-        if len(rows):
-            trained = reduce_sums(rows)
-            counted = with_skipped(
-                trained, self.parts.loss, num_tokens=batch.step_tokens, num_rollouts=batch.num_rollouts
-            )
-            bonus = bool(self.args.entropy_coef) or self.args.use_adaptive_entropy
-            coef = self._entropy_coef if bonus else None
-            values = loss_metrics(counted, self.parts.loss, has_entropy_bonus=bonus, entropy_coef=coef)
-            self._measured.add("train", values)
-            if self.args.use_adaptive_entropy:
-                self.entropy = self.entropy.after(mean_kept_entropy(trained))
+        rows = gather_object([x.stack().tolist() for x in sums])
+        trained = reduce_sums(torch.tensor([no_sums().stack().tolist(), *rows]))
+        counted = with_skipped(trained, self.parts.loss, num_tokens=batch.step_tokens, num_rollouts=batch.num_rollouts)
+        bonus = bool(self.args.entropy_coef) or self.args.use_adaptive_entropy
+        coef = self._entropy_coef if bonus else None
+        values = loss_metrics(counted, self.parts.loss, has_entropy_bonus=bonus, entropy_coef=coef)
+        self._measured.add("train", values)
+        if self.args.use_adaptive_entropy and float(trained.kept_tokens):
+            self.entropy = self.entropy.after(mean_kept_entropy(trained))
         now = time.perf_counter()
         self._measured.add("train", {"step_time": now - self._step_started})
         self._step_started = now
