@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 import weakref
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 WORTH_IT = 1.3
 """Least advantage of bfloat16 products that is worth their rounding."""
@@ -56,9 +58,25 @@ ROUNDED = "_podium_rounded_weight"
 
 
 class _Copy(NamedTuple):
-    version: int
-    address: int
+    made_of: tuple[int, int, int]
     rounded: Tensor
+
+
+_steps_taken = itertools.count()
+_latest_step = [0]
+
+
+def _count_step(*_: Any) -> None:
+    _latest_step[0] = 1 + next(_steps_taken)
+
+
+# Fused optimizers write to weights without raising their version, so every step of any optimizer counts.
+register_optimizer_step_post_hook(_count_step)
+
+
+def _state(weight: Tensor) -> tuple[int, int, int]:
+    """Changes whenever the weight may have."""
+    return weight._version, weight.data_ptr(), _latest_step[0] if weight.requires_grad else 0
 
 
 NARROW = 64
@@ -96,9 +114,9 @@ class ProductPrecision:
     def rounded(self, module: nn.Linear) -> Tensor:
         """The bfloat16 copy of a layer's weight, as new as the weight."""
         weight, copy = module.weight, self._copies.get(module)
-        if copy is None or copy.version != weight._version or copy.address != weight.data_ptr():
+        if copy is None or copy.made_of != _state(weight):
             rounded = weight.detach().to(torch.bfloat16) if copy is None else copy.rounded.copy_(weight.detach())
-            copy = self._copies[module] = _Copy(weight._version, weight.data_ptr(), rounded)
+            copy = self._copies[module] = _Copy(_state(weight), rounded)
         return copy.rounded
 
     def _linear(self, module: nn.Linear, x: Tensor) -> Tensor:

@@ -1,0 +1,111 @@
+"""bfloat16 products: rounded copies that keep up with the weights, gradients close to float32's, nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from podium.precision import Measured, ProductPrecision, measure_products
+from podium.testing import tiny_model
+
+
+def wide() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(96, 128), nn.Tanh(), nn.Linear(128, 96, bias=False), nn.Linear(96, 8))
+
+
+@pytest.mark.parametrize("optimizer", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+def test_the_copy_follows_every_optimizer(optimizer: dict[str, bool]) -> None:
+    """A fused optimizer does not raise the version of what it writes: a copy that trusts it stays at the first step."""
+    model, x = wide(), torch.randn(5, 96)
+    precision = ProductPrecision(model, enabled=True)
+    steps = torch.optim.AdamW(model.parameters(), lr=0.1, **optimizer)
+    with precision():
+        before = model(x).detach()
+        model(x).sum().backward()
+        steps.step()
+        after = model(x).detach()
+    expected = model(x).detach()
+    assert (after - before).abs().max() > 0.1
+    torch.testing.assert_close(after, expected, atol=0.15, rtol=0.05)
+
+
+def test_the_copy_follows_loading_and_new_storage() -> None:
+    model, other, x = wide(), wide(), torch.randn(5, 96)
+    precision = ProductPrecision(model, enabled=True)
+    with torch.no_grad(), precision():
+        model(x)
+        for parameter in other.parameters():
+            parameter.add_(0.05)
+        model.load_state_dict(other.state_dict())
+        torch.testing.assert_close(model(x), other(x), atol=0.1, rtol=0.05)
+        model[0].weight.data = torch.zeros(128, 96)
+        other[0].weight.data = torch.zeros(128, 96)
+        torch.testing.assert_close(model(x), other(x), atol=0.1, rtol=0.05)
+
+
+def test_gradients_are_those_of_float32_up_to_rounding_and_add_up() -> None:
+    model, x = wide(), torch.randn(40, 96, requires_grad=True)
+    precision = ProductPrecision(model, enabled=True)
+    model(x).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()], x.grad.clone()
+    model.zero_grad()
+    x.grad = None
+    with precision():
+        for half in (slice(0, 25), slice(25, 40)):  # the second pack adds to what the first left
+            model(x[half]).square().sum().backward()
+    for got, want in zip([*(p.grad for p in model.parameters()), x.grad], [*expected[0], expected[1]], strict=True):
+        assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.999
+        assert abs(float(got.norm() / want.norm()) - 1) < 0.02
+
+
+def test_a_gradient_that_somebody_listens_to_goes_the_ordinary_way() -> None:
+    model, x, heard = wide(), torch.randn(5, 96), []
+    precision = ProductPrecision(model, enabled=True)
+    model[0].weight.register_post_accumulate_grad_hook(lambda parameter: heard.append(parameter.grad.norm()))
+    with precision():
+        model(x).sum().backward()
+        model(x).sum().backward()
+    assert len(heard) == 2
+    assert heard[1] > heard[0]
+
+
+def test_leaving_the_context_leaves_nothing_behind() -> None:
+    model, x = wide(), torch.randn(5, 96)
+    plain = model(x)
+    precision = ProductPrecision(model, enabled=True)
+    with precision(), precision():
+        assert not torch.equal(model(x), plain)
+    assert torch.equal(model(x), plain)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    with ProductPrecision(model, enabled=False)():
+        assert torch.equal(model(x), plain)
+
+
+def test_narrow_layers_and_half_precision_weights_are_left_alone() -> None:
+    model = nn.ModuleList([nn.Linear(96, 8), nn.Linear(96, 96), nn.Linear(96, 96).to(torch.bfloat16)])
+    with ProductPrecision(model, enabled=True)():
+        assert ["forward" in module.__dict__ for module in model] == [False, True, False]
+
+
+def test_a_run_trains_with_rounded_products() -> None:
+    """What is sampled and what is trained follow the optimizer: the same as in float32 up to rounding."""
+    model = tiny_model("llama", hidden_size=64, intermediate_size=128, head_dim=16)
+    ids = torch.arange(12)[None] + 5
+    steps = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    losses = []
+    with ProductPrecision(model, enabled=True)():
+        for _ in range(20):
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            steps.step()
+            steps.zero_grad()
+            losses.append(float(loss.detach()))
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_what_is_measured_decides() -> None:
+    assert Measured(float32=100, bfloat16=200).bfloat16_pays
+    assert not Measured(float32=100, bfloat16=110).bfloat16_pays
+    assert all(rate > 0 for rate in measure_products(rows=16, width=64, inner=64, repeats=1))
