@@ -21,7 +21,15 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from podium.config import GRPOConfig, entropy_control, loss_settings
-from podium.losses import LossInputs, keep_high_entropy, policy_loss, reduce_sums, skips_zero_advantage
+from podium.losses import (
+    LossInputs,
+    LossSettings,
+    keep_high_entropy,
+    phi,
+    policy_loss,
+    reduce_sums,
+    skips_zero_advantage,
+)
 from podium.metrics import loss_metrics, mean_kept_entropy
 
 LENGTHS = (4, 7, 1, 5, 3, 6)
@@ -255,6 +263,32 @@ def test_the_masks_of_these_cases_bite(tmp_path) -> None:
     ]:
         assert loss(**settings) != pytest.approx(plain), settings
     assert loss(**KL[1]) != pytest.approx(loss(**KL[2]))
+
+
+def test_vespo_weights_are_trls_at_the_extremes() -> None:
+    """Ratios beyond the bounds: of a token (20), of a rollout (20 and log 1e-8), and their weights either side of 0."""
+    log_ratio = torch.tensor(
+        [[30.0, -19.5], [-30.0, 19.5], [21.0, -21.0], [0.5, 0.2], [-15, -15], [2.0, 18.5], [-9, -8]]
+    )
+    advantages = torch.tensor([1.0, -1.0, 0.0, 2.0, -0.5, 1.0, 1.0])
+    settings = LossSettings(
+        loss_type="vespo", vespo_k_pos=0.3, vespo_lambda_pos=1e-9, vespo_k_neg=0.2, vespo_lambda_neg=0.7
+    )
+    knobs = {name: getattr(settings, f"vespo_{name}") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+    theirs = trl.GRPOTrainer.get_gamma_weights(
+        advantages[:, None], log_ratio, torch.ones(7, 2), importance_sampling_ratio=None, **knobs
+    )
+    x = LossInputs(
+        logps_N=log_ratio.flatten(),
+        old_logps_N=torch.zeros(14),
+        entropy_N=torch.zeros(14),
+        advantages_R=advantages,
+        rollout_N=torch.arange(7).repeat_interleave(2),
+        num_rollouts=7,
+        num_tokens=14,
+    )
+    torch.testing.assert_close(phi(x, settings), theirs[:, 0])
+    assert len(set(theirs.flatten().tolist())) == 7
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
