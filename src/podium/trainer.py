@@ -136,7 +136,7 @@ class GRPOTrainer(Trainer):
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
             packs = pack(batch.groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
-            keeps, num_kept = self._high_entropy(model, packs, batch)
+            keeps, num_kept = self._high_entropy(packs, batch)
             for packed, keep_N in zip(packs, keeps, strict=True):
                 with contextlib.nullcontext() if packed is packs[-1] else self.accelerator.no_sync(model):
                     total += self._backward(model, packed, batch, keep_N, num_kept)
@@ -160,14 +160,15 @@ class GRPOTrainer(Trainer):
         self._sums.append(result.sums)
         return loss.detach()
 
-    def _high_entropy(
-        self, model: nn.Module, packs: Sequence[Pack], batch: MicroBatch
-    ) -> tuple[list[Tensor | None], float | None]:
-        """Per pack the tokens of high entropy that the policy term keeps; what the entropy bonus is divided by."""
+    def _high_entropy(self, packs: Sequence[Pack], batch: MicroBatch) -> tuple[list[Tensor | None], float | None]:
+        """Per pack the tokens of high entropy that the policy term keeps; what the entropy bonus is divided by.
+
+        The forwards are of the bare model: a data-parallel wrapper waits for all ranks in each of them.
+        """
         if self.args.top_entropy_quantile >= 1:
             return [None] * len(packs), None
         with torch.no_grad():
-            entropies = [self.parts.token_logps(model, packed).entropy_N for packed in packs]
+            entropies = [self.parts.token_logps(self.model, packed).entropy_N for packed in packs]
         mine = [x for entropy_N in entropies for x in entropy_N.tolist()]
         over = torch.tensor(gather_object(mine), device=self.args.device)
         keeps: list[Tensor | None] = [keep_high_entropy(x, self.args.top_entropy_quantile, over) for x in entropies]

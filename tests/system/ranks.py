@@ -1,0 +1,147 @@
+"""The same runs on any number of processes.
+
+    python ranks.py FOLDER
+    accelerate launch --multi_gpu --num_processes 2 ranks.py FOLDER
+
+Each run leaves `NAME.safetensors` and `NAME.json` (the log) in the folder, written by the first process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+
+from podium import GRPOConfig, GRPOTrainer
+from podium.testing import tiny_model, tiny_tokenizer
+
+ROWS = [{"prompt": "x" * (1 + 3 * i) + "=", "flat": i % 2 == 1} for i in range(12)]
+
+BASE: Mapping[str, Any] = {
+    "num_generations": 4,
+    "max_completion_length": 12,
+    "shuffle_dataset": False,
+    # Adam would blow differences of 1e-9 in small gradients up to its whole step.
+    "optim": "sgd",
+    "learning_rate": 0.3,
+    "max_steps": 4,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+}
+
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "full": {"generation": 16},
+    "lora": {"generation": 16, "beta": 0.05},
+    "adapter": {"generation": 16, "beta": 0.05},
+    "uneven": {"generation": 12, "loss_type": "grpo"},
+    "adam": {"generation": 16, "optim": "adamw_torch", "learning_rate": 1e-3},
+    "one_prompt": {"generation": 4, "beta": 0.02, "entropy_coef": 0.02, "top_entropy_quantile": 0.5},
+    "no_signal_on_one": {"generation": 16},
+    "no_signal_at_all": {"generation": 16},
+    "batch_scale": {"generation": 16, "scale_rewards": "batch", "loss_type": "dr_grpo"},
+    "reuse": {
+        "generation": 16,
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "gradient_accumulation_steps": 2,
+        "beta": 0.02,
+        "max_steps": 6,
+    },
+    "packs": {"generation": 16, "tokens_per_pack": 60, "loss_type": "cispo"},
+    "checkpointed": {"generation": 16, "tokens_per_pack": 100, "gradient_checkpointing": True},
+    "entropy": {
+        "generation": 16,
+        "top_entropy_quantile": 0.4,
+        "use_adaptive_entropy": True,
+        "entropy_target": 4.93,
+        "entropy_coef": 0.05,
+    },
+    "masked": {"generation": 8, "mask_truncated_completions": True, "max_completion_length": 80},
+    "resampled": {"generation": 16, "dynamic_sampling": True},
+    "stream": {"generation": 16},
+    "evaluated": {"generation": 16, "eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2},
+}
+"""`generation` is the number of completions of a round over all processes."""
+
+
+def letters(completions: list[str], flat: list[bool], **_: Any) -> list[float]:
+    """Rows marked flat give equal rewards to their whole group."""
+    return [0.0 if same else sum(c.isalpha() for c in text) / 4 for text, same in zip(completions, flat, strict=True)]
+
+
+def lengths(completions: list[str], **_: Any) -> list[float]:
+    return [len(text) / 10 for text in completions]
+
+
+def nothing(completions: list[str], **_: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+REWARDS = {"no_signal_on_one": letters, "resampled": letters, "no_signal_at_all": nothing}
+
+
+def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:
+    settings = {**BASE, **RUNS[name], **overrides}
+    slots = int(os.environ.get("WORLD_SIZE", "1")) * settings.get("steps_per_generation", 1)
+    settings["per_device_train_batch_size"] = settings.pop("generation") // slots
+    model: Any = tiny_model("llama")
+    if name == "adapter":
+        torch.manual_seed(1)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=REWARDS.get(name, lengths),
+        args=GRPOConfig(folder, **settings),
+        train_dataset=IterableDataset.from_generator(lambda: iter(ROWS))
+        if name == "stream"
+        else Dataset.from_list(ROWS),
+        eval_dataset=Dataset.from_list(ROWS[:3]) if name == "evaluated" else None,
+        processing_class=tiny_tokenizer(),
+        peft_config=LoraConfig(r=4, target_modules="all-linear") if name == "lora" else None,
+    )
+
+
+def leave(folder: Path, name: str, trained: GRPOTrainer) -> None:
+    """Weights and log of the first process; all processes must have the same weights."""
+    weights = {k: v.detach().contiguous().clone() for k, v in trained.model.state_dict().items()}
+    total = torch.stack([value.double().sum() for value in weights.values()])
+    everyone = trained.accelerator.gather(total[None])
+    assert torch.equal(everyone, total.expand_as(everyone)), f"{name}: processes ended with different weights"
+    if trained.accelerator.is_main_process:
+        save_file(weights, folder / f"{name}.safetensors")
+        (folder / f"{name}.json").write_text(json.dumps(trained.state.log_history))
+
+
+def main(folder: Path) -> None:
+    for name in RUNS:
+        trained = trainer(name, str(folder / name))
+        trained.train()
+        leave(folder, name, trained)
+    saved = trainer("reuse", str(folder / "saved"), save_strategy="steps", save_steps=1)
+    saved.train()
+    leave(folder, "saved", saved)
+    resumed = trainer("reuse", str(folder / "resumed"), save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(folder / "saved" / "checkpoint-3"))
+    leave(folder, "resumed", resumed)
+    answer = trainer("full", str(folder / "sampled")).generate_completions(ROWS[:3], num_generations=2)
+    if resumed.accelerator.is_main_process:
+        ids = [[list(c.token_ids) for c in scored.group.completions] for scored in answer]
+        (folder / "sampled.json").write_text(json.dumps(ids))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
