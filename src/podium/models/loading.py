@@ -106,7 +106,7 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
             "Quantized weights cannot be trained themselves. Pass peft_config=LoraConfig(...) to train an adapter."
         )
     if settings.peft_config is not None:
-        policy = get_peft_model(policy, settings.peft_config)
+        policy = _with_adapter(policy, settings.peft_config)
     elif isinstance(policy, PeftModel) and settings.needs_reference:
         _add_reference_adapter(policy)
     _check_trainable(policy)
@@ -129,6 +129,17 @@ def _check_trainable(policy: nn.Module) -> None:
             "The model has no parameter to train: all of them are frozen. Load an adapter with "
             "PeftModel.from_pretrained(..., is_trainable=True), or pass peft_config=LoraConfig(...) for a new one."
         )
+
+
+def _with_adapter(policy: PreTrainedModel, config: PeftConfig) -> PeftModel:
+    try:
+        return get_peft_model(policy, config)
+    except ValueError as error:  # target_modules that name no layer: only the loaded model can tell
+        layers = sorted({name.rsplit(".", 1)[-1] for name, m in policy.named_modules() if isinstance(m, nn.Linear)})
+        raise ConfigError(
+            f"The adapter does not fit this model: {error} Its linear layers are {', '.join(layers)}; "
+            f'target_modules="all-linear" takes them all but the head.'
+        ) from None
 
 
 def _check_adapter(model: Any, settings: LoadSettings) -> None:
