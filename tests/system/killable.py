@@ -68,7 +68,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "sync": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5},
     "entropy": {
         "use_adaptive_entropy": True,
-        "entropy_target": 4.93,
+        "entropy_target": 6.0,
         "entropy_coef": 0.1,
         "dynamic_sampling": True,
         "top_entropy_quantile": 0.5,

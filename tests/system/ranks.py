@@ -64,7 +64,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
         "generation": 16,
         "top_entropy_quantile": 0.4,
         "use_adaptive_entropy": True,
-        "entropy_target": 4.93,
+        "entropy_target": 6.0,
         "entropy_coef": 0.05,
     },
     "masked": {"generation": 8, "mask_truncated_completions": True, "max_completion_length": 80},

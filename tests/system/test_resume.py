@@ -148,6 +148,9 @@ def test_the_runs_move_and_differ(undisturbed: Any) -> None:
     assert len(set(order)) > 6, "epochs draw other prompts or other completions"
     assert undisturbed("reuse").steps == 24
     assert any(name.startswith("reference.") for name in undisturbed("sync").weights)
+    coefficients = [entry["entropy_coef"] for entry in undisturbed("entropy").history if "entropy_coef" in entry]
+    assert coefficients == sorted(coefficients)
+    assert coefficients[-1] > 0.1
 
 
 KILLS = [
