@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from podium.testing import tiny_model, tiny_tokenizer
+from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,64 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def tiny_llama() -> Callable[..., PreTrainedModel]:
     """`tiny_llama(**overrides)`: a fresh two-layer Llama."""
     return lambda **overrides: tiny_model("llama", **overrides)
+
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]
+"""Twelve prompts of four tokens."""
+
+
+def digits(completions: list[str], **_: Any) -> list[float]:
+    """Rewards that differ within most groups of random bytes."""
+    return [sum(c.isdigit() for c in text) + len(text) / 10 for text in completions]
+
+
+MakeTrainer = Callable[..., Any]
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> MakeTrainer:
+    """`make_trainer(rewards, **settings)`: a trainer of a tiny Llama on twelve sums, four prompts of four a step.
+
+    Besides the fields of `GRPOConfig`: `model`, `rows`, `eval_rows` (rows, a dict of them or datasets) and the other
+    arguments of `GRPOTrainer` by their names.
+    """
+    from podium import GRPOConfig, GRPOTrainer  # seconds, which most unit tests do not need
+
+    def make(
+        rewards: Any = digits, *, model: Any = "llama", rows: Any = ROWS, eval_rows: Any = None, **given: Any
+    ) -> Any:
+        known = inspect.signature(GRPOTrainer.__init__).parameters
+        arguments = {name: given.pop(name) for name in list(given) if name in known}
+        arguments.setdefault("processing_class", tiny_tokenizer())
+        settings = {
+            "num_generations": 4,
+            "per_device_train_batch_size": 16,
+            "max_completion_length": 8,
+            "max_steps": 2,
+            "learning_rate": 0.1,
+            "optim": "sgd",
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+            **given,
+        }
+        return GRPOTrainer(
+            model=tiny_model(model) if model in KINDS else model,
+            reward_funcs=rewards,
+            args=GRPOConfig(str(tmp_path / "run"), **settings),
+            train_dataset=_dataset(rows),
+            eval_dataset={k: _dataset(v) for k, v in eval_rows.items()}
+            if isinstance(eval_rows, dict)
+            else _dataset(eval_rows),
+            **arguments,
+        )
+
+    return make
+
+
+def _dataset(rows: Any) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(rows) if isinstance(rows, list) else rows
