@@ -33,6 +33,7 @@ from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, red
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
 from podium.packing import Pack, keep, pack
+from podium.precision import release_free_memory
 from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
 from podium.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
@@ -123,6 +124,8 @@ class GRPOTrainer(Trainer):
         epoch = 0 if self.parts.order.is_stream else int(self.state.epoch or 0)
         steps = [self.parts.plan.micro_step(epoch, index) for index in itertools.islice(epoch_iterator, num_batches)]
         taken = [self._share(step) for step in steps]
+        if self.args.device.type == "cpu":
+            release_free_memory()
         return micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=self.parts.plan.ranks), None
 
     def _share(self, step: MicroStep) -> Share:

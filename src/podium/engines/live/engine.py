@@ -44,7 +44,8 @@ class LiveEngine:
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
         """One group per prompt; see `engines.base.RolloutEngine`."""
         device = next(self.model.parameters()).device
-        schedule = Schedule(prompts, settings, self.max_rows or MAX_ROWS.get(device.type, 128))
+        max_rows = min(self.max_rows or MAX_ROWS.get(device.type, 128), len(prompts) * settings.num_completions)
+        schedule = Schedule(prompts, settings, max_rows)
         with evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model):
             Round(self.model, schedule, device).run()
         sampled = [[completion for completion in group if completion is not None] for group in schedule.done]
