@@ -1,0 +1,110 @@
+"""A user's mistake ends in one clear message, and before any weight is read wherever it can be known.
+
+The model is a folder whose weights have wrong shapes: had anything tried to load them, the error would be another one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from podium import GRPOConfig, GRPOTrainer
+from podium.errors import PodiumError, RewardError
+from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
+
+ROWS = [{"prompt": f"hello {i}", "answer": str(i)} for i in range(16)]
+
+
+def length(completions: list[str], **kwargs: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+def needs_solution(completions: list[str], solution: list[str]) -> list[float]:
+    return [0.0] * len(completions)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = Path(save_tiny_model(tmp_path_factory.mktemp("broken")))
+    save_file({"model.embed_tokens.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
+    return str(folder)
+
+
+def trainer(model: Any, tmp_path: Path, *, reward: Any = length, rows: Any = ROWS, **config: Any) -> GRPOTrainer:
+    arguments = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "max_steps": 1}
+    arguments |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    extra = {name: config.pop(name) for name in ("tools", "rollout_func", "environment_factory") if name in config}
+    args = GRPOConfig(str(tmp_path), **(arguments | config))
+    return GRPOTrainer(model, reward, args, rows, **extra)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ({"per_device_train_batch_size": 6}, ["6", "divisible", "num_generations"]),
+        ({"loss_type": "drgrpo"}, ["drgrpo", "Did you mean `dr_grpo`?"]),
+        ({"temperature": 0.0}, ["temperature", "nothing can be learnt"]),
+        ({"use_vllm": True}, ["use_vllm", "does not honour"]),
+        ({"vllm_mode": "server"}, ["vllm_mode", "does not honour"]),
+        ({"sync_ref_model": True}, ["sync_ref_model", "beta"]),
+        ({"max_completion_length": None}, ["max_completion_length"]),
+        ({"tools": [print]}, ["Tools are not supported"]),
+        ({"environment_factory": print}, ["Environments are not supported"]),
+        ({"rollout_func": print}, ["rollout_func", "not supported"]),
+        ({"rows": [{"question": "2+2"}] * 8}, ["prompt", "question"]),
+        ({"rows": [*ROWS, {"prompt": None, "answer": "x"}]}, ["row 16", "null"]),
+        ({"rows": [*ROWS, {"prompt": "", "answer": "x"}]}, ["row 16", "empty"]),
+        ({"rows": [*ROWS, {"prompt": "long " * 400, "answer": "x"}]}, ["row 16", "512"]),
+        ({"rows": [{**row, "image": 1} for row in ROWS]}, ["image"]),
+        ({"rows": []}, ["no rows"]),
+        ({"rows": ROWS[:1]}, ["1", "2"]),
+        ({"reward": needs_solution}, ["needs_solution", "solution", "answer"]),
+        ({"reward": None}, ["No reward source"]),
+        ({"reward_weights": [1.0, 2.0]}, ["must match"]),
+        ({"dynamic_sampling": True, "overlong_prompts": "cut"}, ["overlong_prompts", "truncate"]),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else next(iter(value)),
+)
+def test_said_before_weights_are_read(mistake: dict[str, Any], says: list[str], broken: str, tmp_path: Path) -> None:
+    with pytest.raises(PodiumError) as raised:
+        trainer(broken, tmp_path, **mistake)
+    message = str(raised.value)
+    assert all(word in message for word in says), message
+    assert "safetensors" not in message
+
+
+def test_without_a_mistake_the_weights_are_read(broken: str, tmp_path: Path) -> None:
+    """The proof that the tests above would notice: this folder's weights cannot be read."""
+    with pytest.raises(RuntimeError, match=r"(?i)mismatch|shape"):
+        trainer(broken, tmp_path)
+
+
+def raises(completions: list[str], **kwargs: Any) -> list[float]:
+    return [1 / (len(completion) - len(completion)) for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (raises, ["raises", "ZeroDivisionError", "row"]),
+        (lambda completions, **kwargs: [1.0], ["1", "8"]),
+        (lambda completions, **kwargs: ["1.0"] * len(completions), ["str"]),
+        (lambda completions, **kwargs: [float("inf")] * len(completions), ["inf"]),
+        (lambda completions, **kwargs: [float("nan")] * len(completions), ["None"]),
+        (lambda completions, **kwargs: 1.0, ["float"]),
+    ],
+    ids=["raises", "count", "string", "inf", "nan", "scalar"],
+)
+def test_a_broken_reward_stops_the_run_by_name(returned: Any, says: list[str], tmp_path: Path) -> None:
+    args = GRPOConfig(
+        str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=8, max_steps=1,
+        report_to="none", save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    run = GRPOTrainer(tiny_model(), returned, args, ROWS, processing_class=tiny_tokenizer())
+    with pytest.raises(RewardError) as raised:
+        run.train()
+    assert all(word in str(raised.value) for word in says), str(raised.value)
