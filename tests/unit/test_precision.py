@@ -1,4 +1,4 @@
-"""bfloat16 products: rounded copies that keep up with the weights, gradients close to float32's, nothing left behind."""
+"""bfloat16 products: rounded copies that keep up with the weights, gradients near float32's, nothing left behind."""
 
 from __future__ import annotations
 
