@@ -51,6 +51,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "delta": (1.0, float("inf"), "it bounds ratios above 1"),
     "max_completion_length": (1, float("inf"), "a completion has at least one token"),
     "max_prompt_length": (1, float("inf"), "a prompt has at least one token"),
+    "num_generations": (2, float("inf"), "an advantage compares the completions of one prompt"),
     "num_iterations": (1, float("inf"), "every rollout is trained on at least once"),
     "top_entropy_quantile": (0.0, 1.0, "it is a share of tokens"),
     "ref_model_mixup_alpha": (0.0, 1.0, "it is a share"),

@@ -1,0 +1,211 @@
+"""Every kind of reward through the trainer, and what a reward does wrong in one clear message."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from podium.errors import ConfigError, RewardError
+from podium.testing import tiny_model, tiny_tokenizer
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]
+
+
+def logs(trainer: Any, name: str) -> list[Any]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    return [len(text) for text in completions]
+
+
+async def slow(completions: list[str], **_: Any) -> list[float]:
+    await asyncio.sleep(0.01)
+    return [len(text) / 2 for text in completions]
+
+
+class Graded:
+    def __call__(self, completions: list[str], answer: list[str]) -> list[float]:
+        return [float(right in text) for text, right in zip(completions, answer, strict=True)]
+
+
+def scaled(completions: list[str], factor: float, **_: Any) -> list[float]:
+    return [factor * len(text) for text in completions]
+
+
+def test_all_kinds_together(make_trainer: Callable) -> None:
+    rewards = [
+        length,
+        slow,
+        Graded(),
+        functools.partial(scaled, factor=3.0),
+        lambda completions: [1] * len(completions),
+    ]
+    trainer = make_trainer(rewards, reward_weights=[1.0, 2.0, 0.0, 0.5, 10.0])
+    trainer.train()
+    last = trainer.state.log_history[-2]
+    mean = last["rewards/length/mean"]
+    assert last["rewards/slow/mean"] == pytest.approx(mean / 2)
+    assert last["rewards/scaled/mean"] == pytest.approx(mean * 3)
+    assert last["rewards/Graded/mean"] >= 0
+    assert last["rewards/<lambda>/mean"] == 1
+    assert last["reward"] == pytest.approx(mean * (1 + 1 + 1.5) + 10)
+
+
+def test_two_of_one_name_have_columns_of_their_own(make_trainer: Callable) -> None:
+    trainer = make_trainer([lambda completions: [1.0] * len(completions), lambda completions: [0.0] * len(completions)])
+    trainer.train()
+    last = trainer.state.log_history[-2]
+    assert (last["rewards/<lambda>/mean"], last["rewards/<lambda>_2/mean"]) == (1, 0)
+
+
+def test_none_does_not_apply(make_trainer: Callable) -> None:
+    """Left out of the sum and of the metric; a row that nobody scores is not trained on."""
+
+    def odd(completions: list[str], prompts: list[str]) -> list[float | None]:
+        return [float(len(text)) if int(p[0]) % 2 else None for p, text in zip(prompts, completions, strict=True)]
+
+    both = make_trainer([odd, length])
+    both.train()
+    entry = both.state.log_history[0]
+    assert math.isfinite(entry["reward"])
+    alone = make_trainer(odd, shuffle_dataset=False, max_steps=2)
+    alone.train()
+    first, second = alone.state.log_history[:2]
+    assert first["frac_reward_zero_std"] < 1
+    assert second["rewards/odd/mean"] is None
+    assert second["loss"] == 0
+    assert second["grad_norm"] == 0
+
+
+def reward_model(folder: Path) -> str:
+    """A tiny classifier and its tokenizer."""
+    config = tiny_model("llama").config
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_reward_model_by_folder_and_as_a_module(make_trainer: Callable, tmp_path: Path) -> None:
+    folder = reward_model(tmp_path / "judge")
+    module = AutoModelForSequenceClassification.from_pretrained(folder)
+    by_name = make_trainer(folder)
+    by_module = make_trainer(
+        [module, length], reward_processing_classes=[tiny_tokenizer(), None], reward_weights=[1, 0]
+    )
+    for trainer in (by_name, by_module):
+        trainer.train()
+    assert logs(by_name, "rewards/judge/mean") == pytest.approx(logs(by_module, "rewards/judge/mean"))
+    assert logs(by_name, "rewards/judge/std")[0] > 0
+    assert logs(by_name, "loss")[0] == pytest.approx(logs(by_module, "loss")[0], abs=1e-6)
+
+
+def test_what_a_reward_may_ask_for(make_trainer: Callable) -> None:
+    seen: list[tuple[int, list[str], int]] = []
+
+    def curious(
+        prompts: Any, completions: Any, completion_ids: Any, answer: Any, trainer_state: Any, log_metric: Any
+    ) -> list[float]:
+        assert len(prompts) == len(completions) == len(completion_ids) == len(answer) == 16
+        seen.append((trainer_state.global_step, answer, len(completion_ids[0])))
+        log_metric("step_seen", trainer_state.global_step)
+        return [len(ids) for ids in completion_ids]
+
+    trainer = make_trainer(curious, max_steps=3)
+    trainer.train()
+    assert [step for step, *_ in seen] == [0, 1, 2]
+    assert logs(trainer, "step_seen") == [0, 1, 2]
+
+
+def test_metrics_of_an_evaluation_stay_apart(make_trainer: Callable) -> None:
+    def measured(completions: list[str], log_metric: Any) -> list[float]:
+        log_metric("mood", len(completions))
+        return [len(text) for text in completions]
+
+    trainer = make_trainer(measured, eval_rows=ROWS[:3], eval_strategy="steps", eval_steps=1, max_steps=1)
+    trainer.train()
+    assert logs(trainer, "mood") == [16]
+    assert logs(trainer, "eval_mood") == [12]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none", True, False])
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_scalings_and_aggregations_train(make_trainer: Callable, scale: Any, aggregation: str) -> None:
+    trainer = make_trainer([length, slow], scale_rewards=scale, multi_objective_aggregation=aggregation, max_steps=1)
+    trainer.train()
+    assert logs(trainer, "grad_norm")[0] > 0
+
+
+# ---- what goes wrong ----
+
+
+def raises(completions: list[str], **_: Any) -> list[float]:
+    return [1 / (len(text) - len(text)) for text in completions]
+
+
+async def raises_later(completions: list[str], **_: Any) -> list[float]:
+    await asyncio.sleep(0)
+    raise KeyError("verdict")
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        (raises, ["`raises`", "ZeroDivisionError", "row ", "completion 1 of 4", "test_rewards_in_training.py"]),
+        (raises_later, ["`raises_later`", "KeyError", "verdict"]),
+        (lambda completions: [1.0], ["<lambda>", "1 value", "16"]),
+        (lambda completions: ["1.0"] * len(completions), ["<lambda>", "'1.0'", "row "]),
+        (lambda completions: [float("inf")] * len(completions), ["<lambda>", "inf", "row "]),
+        (lambda completions: [float("nan")] * len(completions), ["<lambda>", "NaN", "return None"]),
+        (lambda completions: 1.0, ["<lambda>", "float"]),
+        (lambda completions: None, ["<lambda>", "None"]),
+    ],
+    ids=["raises", "async", "count", "string", "inf", "nan", "scalar", "none"],
+)
+def test_a_broken_reward_stops_the_run_and_is_named(make_trainer: Callable, reward: Any, says: list[str]) -> None:
+    trainer = make_trainer(reward)
+    with pytest.raises(RewardError) as error:
+        trainer.train()
+    for word in says:
+        assert word in str(error.value), str(error.value)
+    assert trainer.state.global_step == 0
+
+
+def test_a_broken_reward_says_what_the_completion_was(make_trainer: Callable) -> None:
+    written: list[str] = []
+
+    def picky(completions: list[str]) -> list[float]:
+        written.extend(completions)
+        return [float("inf") if i == 5 else 1.0 for i in range(len(completions))]
+
+    with pytest.raises(RewardError, match=r"row 1, completion 2 of 4") as error:
+        make_trainer(picky, shuffle_dataset=False).train()
+    assert repr(written[5]) in str(error.value)
+
+
+def test_weights_must_match(make_trainer: Callable) -> None:
+    with pytest.raises(ConfigError, match="must match"):
+        make_trainer([length, slow], reward_weights=[1.0])
+    with pytest.raises(ConfigError, match="must match"):
+        make_trainer([length], reward_processing_classes=[None, None])
+    with pytest.raises(ConfigError, match="No reward source provided"):
+        make_trainer([])
+
+
+def test_a_column_that_is_not_there_is_named_early(make_trainer: Callable) -> None:
+    def needs(completions: list[str], answr: list[str]) -> list[float]:
+        return [0.0] * len(completions)
+
+    with pytest.raises(RewardError, match=r"(?s)`needs`.*`answr`.*Did you mean `answer`"):
+        make_trainer(needs)
