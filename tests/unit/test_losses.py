@@ -206,6 +206,15 @@ def test_a_pack_without_tokens_is_nothing(loss_type: str, level: str) -> None:
     assert all(math.isnan(value) for value in loss_metrics(output.sums, settings).values())
 
 
+@pytest.mark.parametrize("loss_type", ["grpo", "gspo", "cispo"])
+def test_a_ratio_at_the_bound_is_not_clipped(loss_type: str) -> None:
+    """Bounds that leave no room, and a ratio of exactly 1."""
+    epsilon_high = 1.0 if loss_type == "cispo" else 0.0
+    settings = LossSettings(loss_type=loss_type, epsilon_low=0.0, epsilon_high=epsilon_high)
+    sums = policy_loss(pack([(1.0, [1.0]), (-1.0, [1.0])], old_logps_N=None), settings).sums
+    assert {loss_metrics(sums, settings)[name] for name in OBJECTIVES[loss_type].metrics} == {0.0}
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", [name for name in OBJECTIVES if name != "vespo"])
 def test_skipped_rollouts_count_in_the_clip_ratios(loss_type: str, level: str) -> None:
