@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from podium import GRPOConfig
+from podium import GRPOConfig, GRPOTrainer
 from podium.errors import ConfigError, DataError, ModelError, PodiumError
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
