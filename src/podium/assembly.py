@@ -47,7 +47,7 @@ NOT_SUPPORTED = {
     "rollout_func": "`rollout_func` is not supported: the rollout engine samples. See `rollout_engine` in GRPOConfig.",
 }
 
-ACTIVATION_BYTES = {"cpu": 300 << 20, "cuda": 12 << 30}
+ACTIVATION_BYTES = {"cpu": 200 << 20, "cuda": 12 << 30}
 """Memory that the activations of one pack may take, when `tokens_per_pack` is not set."""
 
 

@@ -139,6 +139,8 @@ class GRPOTrainer(Trainer):
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
             packs = pack(batch.groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
+            if self.args.device.type == "cpu":  # gradients that are there first leave no holes between activations
+                self._zero_gradients()
             keeps, num_kept = self._high_entropy(packs, batch)
             for packed, keep_N in zip(packs, keeps, strict=True):
                 with contextlib.nullcontext() if packed is packs[-1] else self.accelerator.no_sync(model):
@@ -191,7 +193,11 @@ class GRPOTrainer(Trainer):
             [packed] = pack([NOTHING], tokens_per_pack=1, device=self.args.device)
             out = self.parts.token_logps(model, packed, router=bool(self.parts.router_coef))
             self.accelerator.backward(0 * (out.logps_N.sum() + (0 if out.router_loss is None else out.router_loss)))
-            return
+        else:
+            self._zero_gradients()
+
+    def _zero_gradients(self) -> None:
+        """Zeros where there is no gradient yet."""
         for parameter in self.model.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
