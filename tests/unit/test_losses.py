@@ -215,6 +215,14 @@ def test_a_ratio_at_the_bound_is_not_clipped(loss_type: str) -> None:
     assert {loss_metrics(sums, settings)[name] for name in OBJECTIVES[loss_type].metrics} == {0.0}
 
 
+def test_a_rollout_without_tokens_has_no_share_of_clipped_tokens() -> None:
+    """It may have a ratio as a rollout, though, as in TRL: 1."""
+    for level, low_min in (("token", 1.0), ("sequence", 0.0)):
+        settings = LossSettings(level=level)
+        sums = policy_loss(pack([(-1.0, [0.5]), (-1.0, [])]), settings).sums
+        assert loss_metrics(sums, settings)["clip_ratio/low_min"] == low_min
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", [name for name in OBJECTIVES if name != "vespo"])
 def test_skipped_rollouts_count_in_the_clip_ratios(loss_type: str, level: str) -> None:
