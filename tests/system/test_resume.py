@@ -321,9 +321,9 @@ def test_all_damaged_is_one_error(damaged: Path) -> None:
 def test_a_damaged_checkpoint_asked_for_by_name_is_an_error(damaged: Path) -> None:
     flip(damaged / "checkpoint-9" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"checkpoint-9 is damaged: model.safetensors has other contents"):
-        checkpoint.to_resume_from(damaged, str(damaged / "checkpoint-9"))
+        checkpoint.to_resume_from(damaged, asked=str(damaged / "checkpoint-9"))
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        checkpoint.to_resume_from(damaged, str(damaged))
+        checkpoint.to_resume_from(damaged, asked=str(damaged))
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         checkpoint.to_resume_from(damaged / "nowhere", asked=True)
 
