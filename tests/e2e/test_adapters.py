@@ -123,13 +123,15 @@ def _at_step_zero(group: Any) -> Any:
     return replace(group, completions=tuple(replace(c, policy_step=0) for c in group.completions))
 
 
-def test_gradient_checkpointing_trains_an_adapter_alike(make_trainer: Callable) -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_trains_an_adapter_alike(make_trainer: Callable, reentrant: bool) -> None:
     """The inputs of the first layer need gradients then, though the embeddings are frozen."""
     ends = []
+    kwargs = {"gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
     for checkpointing in (False, True):
         config = LoraConfig(**LORA, init_lora_weights=True)
         trainer = make_trainer(
-            model=tiny_model("llama"), peft_config=config, gradient_checkpointing=checkpointing, beta=0.1
+            model=tiny_model("llama"), peft_config=config, gradient_checkpointing=checkpointing, beta=0.1, **kwargs
         )
         before = parameters(trainer)
         trainer.train()
