@@ -24,13 +24,14 @@ from podium.config import GRPOConfig, advantage_settings, entropy_control, loss_
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import RolloutEngine
-from podium.engines.live.engine import LiveEngine
+from podium.engines.live.engine import LiveEngine, evaluation
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, DataError
 from podium.forward import Path, TokenLogps, choose_path, token_logps
 from podium.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.models import loading
 from podium.models.attention import tree_attention
+from podium.models.lean import LeanLayers
 from podium.packing import Pack
 from podium.precision import ProductPrecision, measure_products
 from podium.records import ScoredGroup
@@ -47,7 +48,7 @@ NOT_SUPPORTED = {
     "rollout_func": "`rollout_func` is not supported: the rollout engine samples. See `rollout_engine` in GRPOConfig.",
 }
 
-ACTIVATION_BYTES = {"cpu": 200 << 20, "cuda": 12 << 30}
+ACTIVATION_BYTES = {"cpu": 272 << 20, "cuda": 12 << 30}
 """Memory that the activations of one pack may take, when `tokens_per_pack` is not set."""
 
 
@@ -156,7 +157,7 @@ def assemble(
     if why_not:
         logger.warning("Shared prefixes are off for this model: %s. Prompts are computed once per completion.", why_not)
     precision = _precision(args, policy)
-    tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args)
+    tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args, precision)
     _decide_checkpointing(args, tokens_per_pack, path)
     router_coef = _router_coef(args, policy)
     loss = loss_settings(args)
@@ -328,18 +329,24 @@ def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
                 "bfloat16" if enabled else "float32",
                 *measured,
             )
-        return ProductPrecision(policy, enabled=enabled)
+        with evaluation(policy):
+            lean = LeanLayers(policy)
+        return ProductPrecision(policy, enabled=enabled, lean=lean)
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     return contextlib.nullcontext if dtype is None else lambda: torch.autocast(args.device.type, dtype=dtype)
 
 
-def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig) -> int:
-    """From what a token's activations take: about 12 vectors of the width and 4 of the inner width a layer."""
+def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, precision: Precision) -> int:
+    """From what a token's activations take in one layer: vectors of the width and of the inner width, in bytes."""
     text = config.get_text_config()
     width = text.hidden_size
     inner = getattr(text, "intermediate_size", None) or 4 * width
-    per_token = text.num_hidden_layers * (12 * width + 4 * inner) * (2 if args.bf16 or args.fp16 else 4)
-    return max(128, ACTIVATION_BYTES.get(args.device.type, ACTIVATION_BYTES["cuda"]) // per_token)
+    if not isinstance(precision, ProductPrecision):
+        per_layer = (12 * width + 4 * inner) * (2 if args.bf16 or args.fp16 else 4)
+    else:  # counted on Llama's layers; see models.lean for what they keep
+        per_layer = 25 * width + 4 * inner if precision.enabled else 31 * width + 12 * inner
+    budget = ACTIVATION_BYTES.get(args.device.type, ACTIVATION_BYTES["cuda"])
+    return max(128, budget // (text.num_hidden_layers * per_layer))
 
 
 def _decide_checkpointing(args: GRPOConfig, tokens_per_pack: int, path: Path) -> None:

@@ -26,8 +26,11 @@ from podium.records import TrainingGroup
 Path = Literal["shared", "padded"]
 """`shared`: each prompt once, attention over the tree. `padded`: one padded row per rollout, any model."""
 
-HEAD_CHUNK_BYTES = 64 << 20
+HEAD_CHUNK_BYTES = 32 << 20
 """Memory of one float32 block of logits."""
+
+PRODUCT_ROWS = 8192
+"""Rows of the head's weight whose gradient is computed, and added, at once: what stays in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,30 +209,31 @@ class ChunkedLogps(torch.autograd.Function):
         factor_VD = ctx.factor_VD
         needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         grad_hidden = torch.empty_like(hidden_ND) if needs_hidden else None
-        grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
-        for rows in _row_chunks(len(hidden_ND), ctx.chunk):
-            z = _logits(hidden_ND[rows], factor_VD, bias_V, ctx.adjust)
-            grad = _grad_logits(
-                z,
-                lse_N[rows, None],
-                target_N[rows, None],
-                ctx.adjust,
-                (
-                    None if grad_logps_N is None else grad_logps_N[rows, None],
-                    None if grad_entropy_N is None else grad_entropy_N[rows, None],
-                    entropy_N[rows, None],
-                ),
-            )
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            grad = grad.to(factor_VD.dtype)
-            if grad_hidden is not None:
-                grad_hidden[rows] = (grad @ factor_VD).to(hidden_ND.dtype)
-            if needs_weight:
-                grad_weight = _add_product(grad_weight, grad.T, hidden_ND[rows].to(factor_VD.dtype))
-        if grad_weight is not None:
-            grad_weight = accumulated(weight_VD, grad_weight)
+
+        def add_chunks(total_VD: Tensor | None) -> Tensor | None:
+            for rows in _row_chunks(len(hidden_ND), ctx.chunk):
+                grad = _grad_logits(
+                    _logits(hidden_ND[rows], factor_VD, bias_V, ctx.adjust),
+                    lse_N[rows, None],
+                    target_N[rows, None],
+                    ctx.adjust,
+                    (
+                        None if grad_logps_N is None else grad_logps_N[rows, None],
+                        None if grad_entropy_N is None else grad_entropy_N[rows, None],
+                        entropy_N[rows, None],
+                    ),
+                )
+                if grad_bias is not None:
+                    grad_bias.add_(grad.sum(0))
+                grad = grad.to(factor_VD.dtype)
+                if grad_hidden is not None:
+                    grad_hidden[rows] = (grad @ factor_VD).to(hidden_ND.dtype)
+                if total_VD is not None:
+                    _add_product(total_VD, grad, hidden_ND[rows].to(factor_VD.dtype))
+            return total_VD
+
+        grad_weight = accumulated(weight_VD, add_chunks) if needs_weight else add_chunks(None)
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 
@@ -280,11 +284,13 @@ def _grad_logits(
     return adjust.backward(grad, adjusted)
 
 
-def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b in float32."""
-    if total is None:
-        return (a @ b).float()
-    return total.addmm_(a, b) if a.dtype == total.dtype else total.add_(a @ b)
+def _add_product(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
+    """total += grad^T hidden, some rows of it at a time: a whole product would be as large as the weight."""
+    if grad_NV.dtype == total_VD.dtype:
+        total_VD.addmm_(grad_NV.T, hidden_ND)
+        return
+    for rows in _row_chunks(len(total_VD), PRODUCT_ROWS):
+        total_VD[rows].add_(grad_NV[:, rows].T @ hidden_ND)
 
 
 # ---- which path a model can take ----

@@ -38,6 +38,8 @@ class Bucket:
     """int32 position of the query minus position of the key: what a sliding window looks at."""
     causal: bool
     """The mask is plain causal attention of sequences padded on the right: a kernel may do without it."""
+    reach: int
+    """The largest distance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Layout:
                 mask_BLK=b.mask_BLK.to(device),
                 distance_BLK=b.distance_BLK.to(device),
                 causal=b.causal,
+                reach=b.reach,
             )
             for b in self.buckets
         )
@@ -288,6 +291,7 @@ def layout_of(rows: Sequence[_Row], positions_T: np.ndarray) -> Layout:
                 mask_BLK=torch.from_numpy(mask_BLK),
                 distance_BLK=torch.from_numpy(distance_BLK.astype(np.int32)),
                 causal=causal,
+                reach=int(distance_BLK.max()),
             )
         )
         offset += query_BL.size

@@ -16,7 +16,7 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -98,8 +98,16 @@ NARROW = 64
 class ProductPrecision:
     """Inside `with precision():` every wide `nn.Linear` of the model multiplies in bfloat16."""
 
-    def __init__(self, model: nn.Module, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        enabled: bool,
+        lean: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """`lean` is entered with it: see `models.lean`."""
         self.enabled = enabled
+        self._lean = lean
         self._linears = [
             m
             for m in model.modules()
@@ -116,7 +124,8 @@ class ProductPrecision:
             setattr(module, ROUNDED, functools.partial(self.rounded, module))
             module.forward = functools.partial(self._linear, module)
         try:
-            yield
+            with self._lean():
+                yield
         finally:
             for module in entered:
                 delattr(module, ROUNDED)
@@ -131,17 +140,21 @@ class ProductPrecision:
             copy = self._copies[module] = _Copy(_state(weight), rounded)
         return copy.rounded
 
-    def _linear(self, module: nn.Linear, x: Tensor) -> Tensor:
+    def _linear(self, module: nn.Linear, x: Tensor, *, narrow: bool = False) -> Tensor:
         rounded_OI = self.rounded(module)
         x16 = self._rounded_input(x)
         if torch.is_grad_enabled():
             y = _Product.apply(x, x16, module.weight, rounded_OI)
         else:
-            y = F.linear(x16, rounded_OI).float()
-        return y if module.bias is None else y + module.bias
+            y = F.linear(x16, rounded_OI)
+        if module.bias is None:
+            return y if narrow else y.float()
+        return y + module.bias
 
     def _rounded_input(self, x: Tensor) -> Tensor:
         """Queries, keys and values (gate and up) are products of one input: it is rounded, and kept, once."""
+        if x.dtype == torch.bfloat16:
+            return x
         if self._last is None or self._last[0] is not x:
             self._last = (x, x.detach().to(torch.bfloat16))
         return self._last[1]
@@ -156,16 +169,28 @@ def product_weight(module: nn.Module, x: Tensor) -> Tensor:
     return module.weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else module.weight
 
 
-def accumulated(weight: Tensor, grad: Tensor) -> Tensor | None:
-    """A weight's half-precision gradient for autograd; or None, when it has been added to `weight.grad` here.
+def narrow_product(module: nn.Module, x: Tensor) -> Tensor:
+    """A linear layer's output in the precision in which its product is computed here and now."""
+    return module(x, narrow=True) if ROUNDED in module.__dict__ else module(x)
 
-    Adding in place saves two passes over a float32 copy. Where somebody listens to the gradient (data-parallel
-    reduction, optimizers that step in the backward) it goes the ordinary way.
+
+def rounded_weight(module: nn.Module) -> Tensor | None:
+    """The bfloat16 weight that a plain linear layer multiplies by here and now, or None where it does not."""
+    rounded = module.__dict__.get(ROUNDED)
+    return rounded() if rounded is not None and module.bias is None else None
+
+
+def accumulated(weight: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """A weight's gradient for autograd; or None, when it has been added to `weight.grad` here.
+
+    `add` adds it to a tensor in place and returns that. Doing so saves passes over a copy of the weight's size. Where
+    somebody listens to the gradient (data-parallel reduction, optimizers that step in the backward) it goes the
+    ordinary way.
     """
     listened = weight._backward_hooks or weight._post_accumulate_grad_hooks or torch.distributed.is_initialized()
     if weight.grad is None or listened:
-        return grad.to(weight.dtype)
-    weight.grad.add_(grad)
+        return add(torch.zeros_like(weight))
+    add(weight.grad)
     return None
 
 
@@ -176,16 +201,16 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, x16: Tensor, weight_OI: Tensor, rounded_OI: Tensor) -> Tensor:
         ctx.save_for_backward(x16 if weight_OI.requires_grad else None)
         # Not saved tensors: the copy is renewed in place, but never between forward and backward.
-        ctx.weight_OI, ctx.rounded_OI = weight_OI, rounded_OI
-        return F.linear(x16, rounded_OI).float()
+        ctx.weight_OI, ctx.rounded_OI, ctx.dtype = weight_OI, rounded_OI, x.dtype
+        return F.linear(x16, rounded_OI)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+    def backward(ctx: Any, grad16: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         (x16,) = ctx.saved_tensors
-        grad16 = grad.to(torch.bfloat16)
         needs_x, _, needs_weight, _ = ctx.needs_input_grad
-        grad_x = (grad16 @ ctx.rounded_OI).float() if needs_x else None
+        grad_x = (grad16 @ ctx.rounded_OI).to(ctx.dtype) if needs_x else None
         grad_weight = None
         if needs_weight:
-            grad_weight = accumulated(ctx.weight_OI, grad16.flatten(0, -2).T @ x16.flatten(0, -2))
+            product = grad16.flatten(0, -2).T @ x16.flatten(0, -2)
+            grad_weight = accumulated(ctx.weight_OI, lambda total: total.add_(product))
         return grad_x, None, grad_weight, None

@@ -98,6 +98,7 @@ class TreeAttention:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention of the layout; see `Attends`."""
@@ -105,9 +106,24 @@ class TreeAttention:
             query_THD, key_TJD, value_TJD = (
                 x.transpose(0, 1).to(attention_dtype(query_HTD)) for x in (query_HTD, key_JTD, value_JTD)
             )
-            outputs = [_bucket(bucket, query_THD, key_TJD, value_TJD, shape) for bucket in self.layout.buckets]
+            outputs = [
+                _bucket(bucket, query_THD, key_TJD, value_TJD, shape, self._mask(i, bucket, shape, query_THD.dtype))
+                for i, bucket in enumerate(self.layout.buckets)
+            ]
             flat = torch.cat([x.flatten(0, 1) for x in outputs]) if len(outputs) > 1 else outputs[0].flatten(0, 1)
             return flat[self.layout.output_T].to(query_HTD.dtype)
+
+
+    def _mask(self, i: int, bucket: Bucket, shape: LayerShape, dtype: torch.dtype) -> Tensor | None:
+        """0 or minus infinity [B, 1, L, K], made once for all layers of a kind; None for a plain causal bucket."""
+        window = shape.window if shape.window is not None and bucket.reach >= shape.window else None
+        if bucket.causal and window is None and shape.softcap is None:
+            return None
+        if (i, window) not in self._masks:
+            seen = bucket.mask_BLK if window is None else bucket.mask_BLK & (bucket.distance_BLK < window)
+            hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            self._masks[i, window] = hidden.unsqueeze(1)
+        return self._masks[i, window]
 
 
 def attention_dtype(query: Tensor) -> torch.dtype:
@@ -119,22 +135,21 @@ def attention_dtype(query: Tensor) -> torch.dtype:
     return query.dtype
 
 
-def _bucket(bucket: Bucket, query_THD: Tensor, key_TJD: Tensor, value_TJD: Tensor, shape: LayerShape) -> Tensor:
+def _bucket(
+    bucket: Bucket, query_THD: Tensor, key_TJD: Tensor, value_TJD: Tensor, shape: LayerShape, mask: Tensor | None
+) -> Tensor:
     """[B, L, H, D]."""
     query = query_THD[bucket.query_BL].transpose(1, 2)
     key = key_TJD[bucket.key_BK].transpose(1, 2)
     value = value_TJD[bucket.key_BK].transpose(1, 2)
-    windowed = shape.window is not None and int(bucket.distance_BLK.max()) >= shape.window
-    mask = (bucket.mask_BLK & (bucket.distance_BLK < shape.window) if windowed else bucket.mask_BLK).unsqueeze(1)
     if shape.softcap is not None:
         return _capped(query, key, value, mask, shape).transpose(1, 2)
-    causal = bucket.causal and not windowed
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=None if causal else mask,
-        is_causal=causal,
+        attn_mask=mask,
+        is_causal=mask is None,
         dropout_p=shape.dropout,
         scale=shape.scaling,
         enable_gqa=query.shape[1] != key.shape[1],
@@ -147,5 +162,5 @@ def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: Laye
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     scores = torch.tanh(query @ key.transpose(-1, -2) * (shape.scaling / cap)) * cap
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(value.dtype)
+    weights = (scores + mask).softmax(-1, dtype=torch.float32).to(value.dtype)
     return F.dropout(weights, shape.dropout) @ value
