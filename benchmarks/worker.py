@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, TrainerCallback
 
 from benchmarks.floor import floor, measure_rates, synchronize
@@ -201,7 +202,7 @@ def run_trl(workload: Workload, steps: int, precision: str, shape: str, device: 
         model,
         reward_function(workload),
         args,
-        prompts(tokenizer, workload, 64),
+        Dataset.from_list(prompts(tokenizer, workload, 64)),
         processing_class=tokenizer,
         peft_config=lora() if workload.lora else None,
         callbacks=[StepEnds(clock)],
@@ -249,7 +250,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
         model,
         reward_function(workload),
         args,
-        prompts(tokenizer, workload, 64),
+        Dataset.from_list(prompts(tokenizer, workload, 64)),
         processing_class=tokenizer,
         peft_config=lora() if workload.lora else None,
         callbacks=[StepEnds(clock)],

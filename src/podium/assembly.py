@@ -402,4 +402,5 @@ def _engine(
         if args.rollout_engine == "auto":
             logger.warning("Sampling with transformers' generate, which is slower: %s.", "; ".join(reasons))
         return TransformersEngine(policy, tokenizer, path=path, tokens_per_pack=tokens_per_pack, precision=precision)
-    return LiveEngine(policy, tokenizer, precision=precision)
+    sampling = precision.sampling if isinstance(precision, ProductPrecision) else precision
+    return LiveEngine(policy, tokenizer, precision=sampling)

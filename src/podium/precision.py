@@ -15,8 +15,7 @@ import ctypes
 import functools
 import itertools
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,11 +68,6 @@ def measure_products(rows: int = 256, width: int = 576, inner: int = 1536, repea
 ROUNDED = "_podium_rounded_weight"
 
 
-class _Copy(NamedTuple):
-    made_of: tuple[int, int, int]
-    rounded: Tensor
-
-
 _steps_taken = itertools.count()
 _latest_step = [0]
 
@@ -95,6 +89,96 @@ NARROW = 64
 """Layers thinner than this (adapters) stay in float32: their products are cheap, and their changes small."""
 
 
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one parent that multiply one and the same input."""
+
+
+class Family:
+    """Linear layers with one input, multiplied as one; most have a single member.
+
+    The first member that is called computes for all; the others, called with the same tensor, find their part ready.
+    """
+
+    def __init__(self, members: Sequence[nn.Linear]) -> None:
+        self.members = tuple(members)
+        self.widths = [member.out_features for member in members]
+        self._made_of: list[tuple[int, int, int] | None] = [None] * len(self.members)
+        self._rounded_OI: Tensor | None = None
+        self._packed_OI: Tensor | None = None
+        self._input: Tensor | None = None
+        self._ready: dict[int, Tensor] = {}
+
+    def rounded(self) -> Tensor:
+        """The bfloat16 copies of the members' weights, one above the other, as new as the weights."""
+        if self._rounded_OI is None:
+            shape = sum(self.widths), self.members[0].in_features
+            self._rounded_OI = torch.empty(shape, dtype=torch.bfloat16, device=self.members[0].weight.device)
+        for i, (member, part) in enumerate(zip(self.members, self._rounded_OI.split(self.widths), strict=True)):
+            state = _state(member.weight)
+            if self._made_of[i] != state:
+                part.copy_(member.weight.detach())
+                self._made_of[i] = state
+                self._packed_OI = None
+        return self._rounded_OI
+
+    def part(self, i: int) -> Tensor:
+        """The copy of one member's weight."""
+        return self.rounded().split(self.widths)[i]
+
+    def product(self, i: int, x: Tensor, x16: Tensor, dtype: torch.dtype, *, packed: bool) -> Tensor:
+        """Member i's output without its bias; all members are asked for the same `dtype`."""
+        if self._input is not x or i not in self._ready:
+            outputs = self._products(x, x16, dtype, packed=packed)
+            if len(outputs) == 1:
+                return outputs[0]
+            self._input, self._ready = x, dict(enumerate(outputs))
+        y = self._ready.pop(i)
+        if not self._ready:
+            self._input = None
+        return y
+
+    def _products(self, x: Tensor, x16: Tensor, dtype: torch.dtype, *, packed: bool) -> Sequence[Tensor]:
+        rounded_OI = self.rounded()
+        if torch.is_grad_enabled():
+            return _Products.apply(x, x16, dtype, rounded_OI, *(member.weight for member in self.members))
+        if not packed:
+            return F.linear(x16, rounded_OI).to(dtype).split(self.widths, -1)
+        if self._packed_OI is None:
+            self._packed_OI = torch.ops.mkldnn._reorder_linear_weight(rounded_OI, PACKED_ROWS)
+        y = torch.ops.mkldnn._linear_pointwise(x16, self._packed_OI, None, "none", [], "")
+        return y.to(dtype).split(self.widths, -1)
+
+    def forget(self) -> None:
+        """Drop what only the running forward needs."""
+        self._input = self._packed_OI = None
+        self._ready = {}
+
+
+PACKED_ROWS = 64
+"""Rows that a packed weight expects; with others it works as well, if not as fast."""
+
+CAN_PACK = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+"""Whether this build of torch knows weights in the order in which its products read them (oneDNN)."""
+
+
+def families_of(model: nn.Module) -> list[Family]:
+    """Every wide float32 `nn.Linear` of a model, siblings together."""
+    linears = {
+        id(m): m
+        for m in model.modules()
+        if type(m) is nn.Linear and m.weight.dtype == torch.float32 and min(m.weight.shape) >= NARROW
+    }
+    families = []
+    for parent in model.modules():
+        for names in SIBLINGS:
+            children = [getattr(parent, name, None) for name in names]
+            members = [getattr(child, "base_layer", child) for child in children]  # under an adapter
+            alike = {(m.in_features, m.weight.requires_grad) for m in members if id(m) in linears}
+            if len(alike) == 1 and all(id(m) in linears for m in members):
+                families.append(Family([linears.pop(id(m)) for m in members]))
+    return families + [Family([m]) for m in linears.values()]
+
+
 class ProductPrecision:
     """Inside `with precision():` every wide `nn.Linear` of the model multiplies in bfloat16."""
 
@@ -108,51 +192,49 @@ class ProductPrecision:
         """`lean` is entered with it: see `models.lean`."""
         self.enabled = enabled
         self._lean = lean
-        self._linears = [
-            m
-            for m in model.modules()
-            if type(m) is nn.Linear and m.weight.dtype == torch.float32 and min(m.weight.shape) >= NARROW
-        ]
+        self._families = families_of(model)
         self._last: tuple[Tensor, Tensor] | None = None
-        self._copies: weakref.WeakKeyDictionary[nn.Module, _Copy] = weakref.WeakKeyDictionary()
+        self._packed = False
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """The context; entering it inside itself changes nothing."""
-        entered = [m for m in self._linears if self.enabled and ROUNDED not in m.__dict__]
-        for module in entered:
-            setattr(module, ROUNDED, functools.partial(self.rounded, module))
-            module.forward = functools.partial(self._linear, module)
+        entered = [
+            (member, family, i)
+            for family in self._families
+            for i, member in enumerate(family.members)
+            if self.enabled and ROUNDED not in member.__dict__
+        ]
+        for member, family, i in entered:
+            setattr(member, ROUNDED, functools.partial(family.part, i))
+            member.forward = functools.partial(self._linear, member, family, i)
         try:
             with self._lean():
                 yield
         finally:
-            for module in entered:
-                delattr(module, ROUNDED)
-                del module.forward
+            for member, family, _ in entered:
+                delattr(member, ROUNDED)
+                del member.forward
+                family.forget()
             self._last = None
 
-    def rounded(self, module: nn.Linear) -> Tensor:
-        """The bfloat16 copy of a layer's weight, as new as the weight."""
-        weight, copy = module.weight, self._copies.get(module)
-        if copy is None or copy.made_of != _state(weight):
-            rounded = weight.detach().to(torch.bfloat16) if copy is None else copy.rounded.copy_(weight.detach())
-            copy = self._copies[module] = _Copy(_state(weight), rounded)
-        return copy.rounded
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """The same context for many small forwards with unchanging weights, which are packed for that."""
+        before, self._packed = self._packed, CAN_PACK
+        try:
+            with self():
+                yield
+        finally:
+            self._packed = before
 
-    def _linear(self, module: nn.Linear, x: Tensor, *, narrow: bool = False) -> Tensor:
-        rounded_OI = self.rounded(module)
-        x16 = self._rounded_input(x)
-        if torch.is_grad_enabled():
-            y = _Product.apply(x, x16, module.weight, rounded_OI)
-        else:
-            y = F.linear(x16, rounded_OI)
-        if module.bias is None:
-            return y if narrow else y.float()
-        return y + module.bias
+    def _linear(self, module: nn.Linear, family: Family, i: int, x: Tensor, *, narrow: bool = False) -> Tensor:
+        dtype = torch.bfloat16 if narrow else torch.float32
+        y = family.product(i, x, self._rounded_input(x), dtype, packed=self._packed)
+        return y if module.bias is None else (y + module.bias).to(dtype)
 
     def _rounded_input(self, x: Tensor) -> Tensor:
-        """Queries, keys and values (gate and up) are products of one input: it is rounded, and kept, once."""
+        """The input of several products is rounded, and kept, once."""
         if x.dtype == torch.bfloat16:
             return x
         if self._last is None or self._last[0] is not x:
@@ -194,23 +276,33 @@ def accumulated(weight: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor | Non
     return None
 
 
-class _Product(torch.autograd.Function):
-    """y = x W^T with both factors rounded, forward and backward; what is kept for the backward is half as large."""
+class _Products(torch.autograd.Function):
+    """y = x W^T with both factors rounded, forward and backward, for the weights of a family; keeps half the memory."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, x16: Tensor, weight_OI: Tensor, rounded_OI: Tensor) -> Tensor:
-        ctx.save_for_backward(x16 if weight_OI.requires_grad else None)
+    def forward(
+        ctx: Any, x: Tensor, x16: Tensor, dtype: torch.dtype, rounded_OI: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x16 if weights[0].requires_grad else None)
         # Not saved tensors: the copy is renewed in place, but never between forward and backward.
-        ctx.weight_OI, ctx.rounded_OI, ctx.dtype = weight_OI, rounded_OI, x.dtype
-        return F.linear(x16, rounded_OI)
+        ctx.weights, ctx.rounded_OI, ctx.dtype = weights, rounded_OI, x.dtype
+        y = F.linear(x16, rounded_OI).to(dtype)
+        return y.split([len(weight) for weight in weights], -1) if len(weights) > 1 else (y,)
 
     @staticmethod
-    def backward(ctx: Any, grad16: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x16,) = ctx.saved_tensors
-        needs_x, _, needs_weight, _ = ctx.needs_input_grad
+        grad16 = (torch.cat(grads, -1) if len(grads) > 1 else grads[0]).to(torch.bfloat16)
+        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
         grad_x = (grad16 @ ctx.rounded_OI).to(ctx.dtype) if needs_x else None
-        grad_weight = None
-        if needs_weight:
-            product = grad16.flatten(0, -2).T @ x16.flatten(0, -2)
-            grad_weight = accumulated(ctx.weight_OI, lambda total: total.add_(product))
-        return grad_x, None, grad_weight, None
+        grad_weights: list[Tensor | None] = [None] * len(ctx.weights)
+        if needs_weights:
+            parts = (grad16.flatten(0, -2).T @ x16.flatten(0, -2)).split([len(weight) for weight in ctx.weights])
+            grad_weights = [
+                accumulated(w, functools.partial(_add, part)) for w, part in zip(ctx.weights, parts, strict=True)
+            ]
+        return grad_x, None, None, None, *grad_weights
+
+
+def _add(part: Tensor, total: Tensor) -> Tensor:
+    return total.add_(part)

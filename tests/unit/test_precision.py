@@ -109,3 +109,53 @@ def test_what_is_measured_decides() -> None:
     assert Measured(float32=100, bfloat16=200).bfloat16_pays
     assert not Measured(float32=100, bfloat16=110).bfloat16_pays
     assert all(rate > 0 for rate in measure_products(rows=16, width=64, inner=64, repeats=1))
+
+
+class Attention(nn.Module):
+    """Three siblings, as models name them; `v_proj` may get another input."""
+
+    def __init__(self, *, bias: bool = False, same_input: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(96, n, bias=bias) for n in (128, 64, 64))
+        self.same_input = same_input
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.v_proj(x if self.same_input else 2 * x)
+        return torch.cat([self.q_proj(x).sin(), self.k_proj(x).cos() * value], -1)
+
+
+@pytest.mark.parametrize("same_input", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_siblings_are_multiplied_as_one_and_keep_their_own_outputs_and_gradients(bias: bool, same_input: bool) -> None:
+    model, x = Attention(bias=bias, same_input=same_input), torch.randn(3, 20, 96, requires_grad=True)
+    precision = ProductPrecision(model, enabled=True)
+    expected_y = model(x)
+    expected_y.sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()], x.grad.clone()
+    model.zero_grad()
+    x.grad = None
+    with precision():
+        y = model(x)
+        y.sum().backward()
+    torch.testing.assert_close(y, expected_y, atol=0.03, rtol=0.05)
+    for got, want in zip([*(p.grad for p in model.parameters()), x.grad], [*expected[0], expected[1]], strict=True):
+        assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.999
+        assert abs(float(got.norm() / want.norm()) - 1) < 0.02
+
+
+def test_packed_weights_follow_training_and_agree_with_the_plain_ones() -> None:
+    model, x = Attention(), torch.randn(7, 96)
+    precision = ProductPrecision(model, enabled=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    for _ in range(2):
+        with torch.no_grad(), precision.sampling():
+            sampled = model(x)
+            model.k_proj.weight.mul_(1.1)  # even inside: a version has moved
+            assert not torch.equal(model(x), sampled)
+            sampled = model(x)
+        with precision():
+            trained = model(x)
+            torch.testing.assert_close(sampled, trained.detach(), atol=0.02, rtol=0.02)
+            trained.sum().backward()
+        optimizer.step()

@@ -53,31 +53,37 @@ def draw(logits_RV: Tensor, uniform_R: Tensor, settings: SamplingSettings, seen_
     """One token for each row. `logits_RV` is float32 and is overwritten; `seen_RV` marks tokens to penalise."""
     if not settings.greedy and settings.temperature != 1:
         logits_RV = logits_RV.div_(settings.temperature)
-    lse_R = logits_RV.logsumexp(-1)
-    choices = filtered(logits_RV, settings, seen_RV) if settings.filtered else logits_RV
-    token_R = choices.argmax(-1) if settings.greedy else invert(choices, uniform_R)
+    if settings.greedy or settings.filtered:
+        lse_R = logits_RV.logsumexp(-1)
+        choices = filtered(logits_RV, settings, seen_RV) if settings.filtered else logits_RV
+        token_R = choices.argmax(-1) if settings.greedy else invert(choices, uniform_R)[0]
+    else:
+        token_R, lse_R = invert(logits_RV, uniform_R)
     return Drawn(token_R, logits_RV.gather(1, token_R[:, None])[:, 0] - lse_R)
 
 
-def invert(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """The token at which the cumulative distribution passes `uniform_R`: one exp and one sum over the vocabulary.
+def invert(logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
+    """The token at which the cumulative distribution passes `uniform_R`, and log sum exp of the row.
 
-    First the block, by its mass, then the token within it. A token of mass zero is never drawn.
+    One exp and one sum over the vocabulary serve both. First the block, by its mass, then the token within it. A token
+    of mass zero is never drawn.
     """
     rows, vocabulary = logits_RV.shape
-    mass_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)).exp_()
+    top_R1 = logits_RV.amax(-1, keepdim=True)
+    mass_RV = (logits_RV - top_R1).exp_()
     if vocabulary % _BLOCK:
         mass_RV = torch.nn.functional.pad(mass_RV, (0, -vocabulary % _BLOCK))
     blocks = mass_RV.view(rows, -1, _BLOCK)
-    up_to = blocks.sum(-1).cumsum(-1)
+    of_block = blocks.sum(-1)
+    up_to = of_block.cumsum(-1)
     target = uniform_R[:, None] * up_to[:, -1:]
     block = (up_to <= target).sum(-1, keepdim=True).clamp_(max=up_to.shape[1] - 1)
     # Rounding may leave less than nothing of a number that just reached this block: its first token is not meant then.
-    rest = (target - up_to.gather(1, block) + blocks.sum(-1).gather(1, block)).clamp_(min=0)
+    rest = (target - up_to.gather(1, block) + of_block.gather(1, block)).clamp_(min=0)
     within = blocks[torch.arange(rows, device=block.device), block[:, 0]]
     last = (within > 0).int().mul_(torch.arange(_BLOCK, device=block.device, dtype=torch.int32)).amax(-1, keepdim=True)
     token = torch.minimum((within.cumsum(-1) <= rest).sum(-1, keepdim=True), last)
-    return (block * _BLOCK + token)[:, 0]
+    return (block * _BLOCK + token)[:, 0], top_R1[:, 0] + of_block.sum(-1).log()
 
 
 def filtered(logits_RV: Tensor, settings: SamplingSettings, seen_RV: Tensor | None) -> Tensor:

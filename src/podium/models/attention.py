@@ -113,7 +113,6 @@ class TreeAttention:
             flat = torch.cat([x.flatten(0, 1) for x in outputs]) if len(outputs) > 1 else outputs[0].flatten(0, 1)
             return flat[self.layout.output_T].to(query_HTD.dtype)
 
-
     def _mask(self, i: int, bucket: Bucket, shape: LayerShape, dtype: torch.dtype) -> Tensor | None:
         """0 or minus infinity [B, 1, L, K], made once for all layers of a kind; None for a plain causal bucket."""
         window = shape.window if shape.window is not None and bucket.reach >= shape.window else None

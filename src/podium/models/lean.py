@@ -118,7 +118,7 @@ def _is_gated(module: nn.Module) -> bool:
 
 def _gated(module: nn.Module, x: Tensor) -> Tensor:
     gate, up = narrow_product(module.gate_proj, x), narrow_product(module.up_proj, x)
-    down16_DI = rounded_weight(module.down_proj)
+    down16_DI = rounded_weight(module.down_proj) if torch.is_grad_enabled() else None
     if down16_DI is None:
         return module.down_proj(SwiGLU.apply(gate, up))
     return GatedProduct.apply(gate, up, module.down_proj.weight, down16_DI).float()
