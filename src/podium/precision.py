@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+# Every pack has a shape of its own, and oneDNN keeps what it compiled for the last 1024 of them: half a gigabyte within
+# an hour. Read when the first product is computed.
+for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache, "32")
 
 WORTH_IT = 1.3
 """Least advantage of bfloat16 products that is worth their rounding."""
