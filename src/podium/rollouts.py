@@ -84,13 +84,21 @@ class Rollouts:
         return self.sample_and_score(prompts, self.args.num_generations, (key.epoch << 32) + key.number)
 
     def sample_and_score(
-        self, prompts: Sequence[Prompt], num_generations: int, round_number: int, *, greedy: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        num_generations: int,
+        round_number: int,
+        *,
+        greedy: bool = False,
+        temperature: float | None = None,
     ) -> list[ScoredGroup]:
         """Groups of completions with what every reward function says about them."""
         mode: Mode = "eval" if round_number == EVALUATION else "train"
         settings = sampling_settings(
             self.args, self.parts.end_ids, num_completions=num_generations, round_number=round_number, greedy=greedy
         )
+        if temperature is not None:
+            settings = dataclasses.replace(settings, temperature=temperature)
         with self.timed("generate_seconds", mode):
             groups = self.parts.engine.generate(prompts, settings, policy_step=self.trainer.state.global_step)
         with self.timed("reward_seconds", mode):

@@ -221,12 +221,20 @@ class GRPOTrainer(Trainer):
     # ---- evaluation ----
 
     def generate_completions(
-        self, rows: Sequence[Mapping[str, Any]], num_generations: int | None = None, *, greedy: bool = False
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        num_generations: int | None = None,
+        *,
+        greedy: bool = False,
+        temperature: float | None = None,
     ) -> list[ScoredGroup]:
-        """Sample and score, without training; the same rows give the same random numbers every time."""
+        """Sample and score, without training; the same rows give the same random numbers every time.
+
+        `temperature` is the training's unless given.
+        """
         prompts = [self.rollouts.prompt(row, i, i) for i, row in enumerate(rows)]
         count = num_generations or self.args.num_generations
-        return self.rollouts.sample_and_score(prompts, count, EVALUATION, greedy=greedy)
+        return self.rollouts.sample_and_score(prompts, count, EVALUATION, greedy=greedy, temperature=temperature)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """All rows of the set at once; the engine makes its own batches."""

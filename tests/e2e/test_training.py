@@ -786,3 +786,18 @@ def test_config_fields_are_trls(tmp_path: Path) -> None:
 
     config = GRPOConfig(str(tmp_path))
     assert isinstance(config, trl.GRPOConfig)
+
+
+def test_generate_completions_takes_a_temperature_of_its_own(make_trainer: Callable) -> None:
+    trainer = make_trainer(max_steps=1)
+    rows = [{"prompt": "1+1=", "answer": "2"}] * 2
+
+    def drawn(**how: Any) -> list[tuple[int, ...]]:
+        scored = trainer.generate_completions(rows, num_generations=8, **how)
+        return [completion.token_ids for group in scored for completion in group.group.completions]
+
+    cold = drawn(temperature=1e-3)
+    assert len(set(cold)) == 1
+    assert cold[:1] == drawn(greedy=True)[:1]
+    assert len(set(drawn())) > 1
+    assert drawn(temperature=trainer.args.temperature) == drawn()

@@ -177,6 +177,7 @@ logging_steps: 1
 save_strategy: "no"
 eval_rows: 3
 eval_samples: 2
+eval_temperature: 0.7
 output_dir: out
 """
 

@@ -98,12 +98,14 @@ def _keep_recipe(recipe: Recipe, trainer: GRPOTrainer) -> None:
 
 
 def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> HeldOut:
-    """Sample every held-out prompt several times with the training's settings, and score."""
+    """Sample every held-out prompt several times, and score."""
     from podium.evaluation import accuracy_name, summarize
 
     rows = list(itertools.islice(held_out, recipe.eval_rows))
     say(f"{when}: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
-    scored = trainer.generate_completions(rows, num_generations=recipe.eval_samples)
+    scored = trainer.generate_completions(
+        rows, num_generations=recipe.eval_samples, temperature=recipe.eval_temperature
+    )
     names = scored[0].names_K
     return summarize(scored, trainer.parts.advantage.weights_K, recipe.accuracy or accuracy_name(names))
 

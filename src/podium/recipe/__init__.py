@@ -51,6 +51,8 @@ class Recipe:
     """Name of the reward that says right (at least 1) or wrong; None: the one that sounds like it."""
     eval_samples: int = 4
     """Completions per held-out prompt, before and after."""
+    eval_temperature: float | None = None
+    """Of those completions; None: as in training."""
     eval_rows: int = 200
     """Most held-out prompts that are looked at, before and after."""
     places: Mapping[str, str] = field(default_factory=dict)

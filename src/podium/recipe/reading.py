@@ -76,6 +76,7 @@ def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
         resume=_resume(values.get("resume_from_checkpoint")),
         accuracy=values.get("accuracy"),
         eval_samples=values.get("eval_samples", 4),
+        eval_temperature=values.get("eval_temperature"),
         eval_rows=values.get("eval_rows", 200),
         places={key: reading.where((key,)) for key in config if key in values},
         given={**document.values, **overrides},

@@ -29,6 +29,7 @@ OWN_KEYS: Mapping[str, Any] = {
     "lora": dict[str, Any] | None,
     "accuracy": str | None,
     "eval_samples": int,
+    "eval_temperature": float | None,
     "eval_rows": int,
     "env": dict[str, Any],
     "datasets": list[dict[str, Any]],
@@ -70,6 +71,7 @@ _LISTED_CHOICES: Mapping[str, tuple[str, ...]] = {
 _LIMITS: Mapping[str, tuple[float, float, str]] = {
     **RANGES,
     "eval_samples": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
+    "eval_temperature": RANGES["temperature"],
     "eval_rows": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
 }
 
