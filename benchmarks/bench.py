@@ -25,13 +25,12 @@ from rich.table import Table
 from benchmarks.workloads import CPU, WORKLOADS
 
 RESULTS = Path(__file__).parent / "results"
-SETTINGS = (("podium", "auto"), ("trl", "bfloat16"), ("trl", "float32"))
 
 
 def run(trainer: str, precision: str, workload: str, steps: int, model: str) -> dict[str, Any]:
     """One worker's JSON."""
     command = [sys.executable, "-m", "benchmarks.worker", trainer, workload, "--precision", precision]
-    command += ["--steps", str(steps), "--model", model]
+    command += ["--steps", str(3 * steps if trainer == "podium" else steps), "--model", model]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent.parent)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -157,16 +156,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(CPU), help=", ".join(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=2, help="how often the settings alternate")
-    parser.add_argument("--steps", type=int, default=2, help="counted steps a round")
+    parser.add_argument("--steps", type=int, default=2, help="counted steps of TRL a round; Podium: times 3")
+    parser.add_argument("--trl", nargs="+", default=["bfloat16", "float32"], help="TRL's precisions")
     parser.add_argument("--model", default="builtin")
     parser.add_argument("--name", default="bench")
     options = parser.parse_args()
     console = Console(width=170)
+    settings = [("podium", "auto"), *(("trl", precision) for precision in options.trl)]
     comparisons = []
     for workload in options.workloads:
-        found: dict[tuple[str, str], list[dict[str, Any]]] = {setting: [] for setting in SETTINGS}
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {setting: [] for setting in settings}
         for _ in range(options.rounds):
-            for setting in SETTINGS:
+            for setting in settings:
                 found[setting].append(run(*setting, workload, options.steps, options.model))
                 console.print(
                     f"{workload} {' '.join(setting)}: {found[setting][-1]['seconds']['step']:.2f} s a step",

@@ -28,9 +28,6 @@ from benchmarks.floor import floor, measure_rates, synchronize
 from benchmarks.workloads import WORKLOADS, Workload
 from podium.models.builtin import resolve_model
 
-WARM_UP = 1
-"""Steps that are not counted."""
-
 PHASES = ("generate", "reward", "compare", "train", "optimizer")
 
 
@@ -188,7 +185,7 @@ def run_trl(workload: Workload, steps: int, precision: str, shape: str, device: 
     args = trl.GRPOConfig(
         tempfile.mkdtemp(),
         **workload.config(),
-        max_steps=WARM_UP + steps,
+        max_steps=workload.warm_up + steps,
         bf16=precision == "bfloat16",
         use_cpu=device == "cpu",
         report_to="none",
@@ -239,7 +236,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
     args = GRPOConfig(
         tempfile.mkdtemp(),
         **workload.config(),
-        max_steps=WARM_UP + steps,
+        max_steps=workload.warm_up + steps,
         product_precision=precision,
         report_to="none",
         save_strategy="no",
@@ -303,7 +300,7 @@ def main() -> None:
     workload = WORKLOADS[options.workload]
     rates = measure_rates(device)
     clock, trainer = RUNNERS[options.trainer](workload, options.steps, options.precision, options.model, device)
-    counted = clock.steps[WARM_UP:]
+    counted = clock.steps[workload.warm_up :]
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else peak_resident_gib()
     result = {
         "trainer": options.trainer,

@@ -23,6 +23,8 @@ class Workload:
     """Reward of completion g of prompt p."""
     lora: bool = False
     beta: float = 0.0
+    warm_up: int = 1
+    """Steps that are not counted; none where a step takes TRL minutes, of which warming up is a hundredth."""
     target: float = 0.0
     """Least ratio to TRL's better setting that is asked for, on two CPU cores."""
 
@@ -100,6 +102,7 @@ WORKLOADS = {
             max_tokens=64,
             length=lambda p, g: 64,
             reward=alternating,
+            warm_up=0,
             target=15,
         ),
         Workload(
@@ -111,6 +114,7 @@ WORKLOADS = {
             max_tokens=256,
             length=skewed_length,
             reward=alternating,
+            warm_up=0,
             target=8,
         ),
         Workload(

@@ -119,7 +119,8 @@ class Pack:
 def pack(groups: Sequence[TrainingGroup], *, tokens_per_pack: int, device: torch.device | str = "cpu") -> list[Pack]:
     """Packs of at most `tokens_per_pack` input tokens each; a single larger rollout still makes a pack of its own.
 
-    Groups stay whole while they fit; a larger group is cut between completions and its prompt repeated.
+    Groups stay whole while they fit; a larger group is cut between completions and its prompt repeated. A part may
+    always hold as many completion tokens as prompt tokens, so that no long prompt is repeated for every completion.
     """
     return [_pack(chunk, device) for chunk in _chunks(_fit(groups, tokens_per_pack), tokens_per_pack)]
 
@@ -149,8 +150,9 @@ def _fit(groups: Iterable[TrainingGroup], budget: int) -> Iterable[TrainingGroup
     """Cut every group that is larger than the budget between its completions."""
     for group in groups:
         start, size = 0, len(group.prompt_ids)
+        room = max(budget, 2 * size)
         for i, ids in enumerate(group.completion_ids):
-            if i > start and size + len(ids) - 1 > budget:
+            if i > start and size + len(ids) - 1 > room:
                 yield keep(group, range(start, i))
                 start, size = i, len(group.prompt_ids)
             size += len(ids) - 1

@@ -167,6 +167,19 @@ def test_the_padded_path_equals_one_plain_forward_per_row(kind: str, groups: lis
     compare(model, lambda: packed(model, groups, path="padded"), groups)
 
 
+def test_a_long_prompt_is_not_repeated_for_every_completion() -> None:
+    """A prompt larger than the budget: each part holds about as many completion tokens."""
+    length, count = 200, 16
+    group = TrainingGroup(
+        prompt_ids=tuple(range(1, length + 1)),
+        completion_ids=(tuple(range(1, 42)),) * count,
+        advantages_G=np.ones(count, np.float32),
+        sampled_logps=(np.zeros(41, np.float32),) * count,
+    )
+    parts = pack([group], tokens_per_pack=64)
+    assert [part.num_rollouts for part in parts] == [5, 5, 5, 1]
+
+
 @pytest.mark.parametrize("tokens_per_pack", [1, 40, 150, 300, 100_000])
 def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[TrainingGroup]) -> None:
     model = tiny_model("qwen3")
@@ -174,7 +187,9 @@ def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[Tr
     assert [len(ids) for g in groups for ids in g.completion_ids] == [
         int((part.rollout_N == r).sum()) for part in parts for r in range(part.num_rollouts)
     ]
-    assert all(part.num_inputs <= tokens_per_pack or part.num_rollouts == 1 for part in parts)
+    for part in parts:
+        room = max(tokens_per_pack, 2 * max(span.prompt_length for span in part.spans_R))
+        assert part.num_inputs <= room or part.num_rollouts == 1
     compare(model, lambda: packed(model, groups, tokens_per_pack=tokens_per_pack), groups)
 
 
