@@ -84,3 +84,21 @@ def _dataset(rows: Any) -> Any:
     from datasets import Dataset
 
     return Dataset.from_list(rows) if isinstance(rows, list) else rows
+
+
+@pytest.fixture
+def count_trained_tokens() -> Callable[[Any], list[int]]:
+    """`count_trained_tokens(trainer)`: trained tokens of every pack that goes through it, appended as it does."""
+
+    def count(trainer: Any) -> list[int]:
+        sizes: list[int] = []
+        inner = trainer._backward
+
+        def counted(model: Any, packed: Any, *rest: Any) -> Any:
+            sizes.append(packed.num_tokens)
+            return inner(model, packed, *rest)
+
+        trainer._backward = counted
+        return sizes
+
+    return count

@@ -211,7 +211,7 @@ class ChunkedLogps(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
 
-        def add_chunks(total_VD: Tensor | None) -> Tensor | None:
+        def add_chunks(total_VD: Tensor | None) -> None:
             for rows in _row_chunks(len(hidden_ND), ctx.chunk):
                 grad = _grad_logits(
                     _logits(hidden_ND[rows], factor_VD, bias_V, ctx.adjust),
@@ -231,9 +231,19 @@ class ChunkedLogps(torch.autograd.Function):
                     grad_hidden[rows] = (grad @ factor_VD).to(hidden_ND.dtype)
                 if total_VD is not None:
                     _add_product(total_VD, grad, hidden_ND[rows].to(factor_VD.dtype))
-            return total_VD
 
-        grad_weight = accumulated(weight_VD, add_chunks) if needs_weight else add_chunks(None)
+        def add(grad_VD: Tensor) -> Tensor:
+            if grad_VD.dtype == torch.float32:
+                add_chunks(grad_VD)
+                return grad_VD
+            add_chunks(total_VD := torch.zeros_like(grad_VD, dtype=torch.float32))  # rounded once, not every chunk
+            return grad_VD.add_(total_VD)
+
+        grad_weight = None
+        if needs_weight:
+            grad_weight = accumulated(weight_VD, add)
+        else:
+            add_chunks(None)
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-# Every pack has a shape of its own, and oneDNN keeps what it compiled for the last 1024 of them: half a gigabyte within
-# an hour. Read when the first product is computed.
+# Every pack has a shape of its own, and oneDNN keeps what it compiled for the last 1024 of them: 20 MB more with every
+# step of the quickstart. Read when the first product is computed.
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache, "32")
 
@@ -132,16 +132,14 @@ class Family:
         return self.rounded().split(self.widths)[i]
 
     def product(self, i: int, x: Tensor, x16: Tensor, dtype: torch.dtype, *, packed: bool) -> Tensor:
-        """Member i's output without its bias; all members are asked for the same `dtype`."""
+        """Member i's output in `dtype`, without its bias."""
         if self._input is not x or i not in self._ready:
             outputs = self._products(x, x16, dtype, packed=packed)
-            if len(outputs) == 1:
-                return outputs[0]
             self._input, self._ready = x, dict(enumerate(outputs))
         y = self._ready.pop(i)
         if not self._ready:
             self._input = None
-        return y
+        return y.to(dtype)  # computed for a sibling that may have asked for another: only one may have an adapter
 
     def _products(self, x: Tensor, x16: Tensor, dtype: torch.dtype, *, packed: bool) -> Sequence[Tensor]:
         rounded_OI = self.rounded()
@@ -263,9 +261,10 @@ def narrow_product(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def rounded_weight(module: nn.Module) -> Tensor | None:
-    """The bfloat16 weight that a plain linear layer multiplies by here and now, or None where it does not."""
+    """The bfloat16 weight, where a linear layer is nothing but its product with it here and now; or None."""
     rounded = module.__dict__.get(ROUNDED)
-    return rounded() if rounded is not None and module.bias is None else None
+    watched = module._forward_hooks or module._forward_pre_hooks
+    return rounded() if rounded is not None and module.bias is None and not watched else None
 
 
 def accumulated(weight: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -289,7 +288,7 @@ class _Products(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, x16: Tensor, dtype: torch.dtype, rounded_OI: Tensor, *weights: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x16 if weights[0].requires_grad else None)
+        ctx.save_for_backward(x16 if any(weight.requires_grad for weight in weights) else None)
         # Not saved tensors: the copy is renewed in place, but never between forward and backward.
         ctx.weights, ctx.rounded_OI, ctx.dtype = weights, rounded_OI, x.dtype
         y = F.linear(x16, rounded_OI).to(dtype)
@@ -299,13 +298,14 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x16,) = ctx.saved_tensors
         grad16 = (torch.cat(grads, -1) if len(grads) > 1 else grads[0]).to(torch.bfloat16)
-        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
+        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
         grad_x = (grad16 @ ctx.rounded_OI).to(ctx.dtype) if needs_x else None
         grad_weights: list[Tensor | None] = [None] * len(ctx.weights)
-        if needs_weights:
+        if any(needs_weights):
             parts = (grad16.flatten(0, -2).T @ x16.flatten(0, -2)).split([len(weight) for weight in ctx.weights])
             grad_weights = [
-                accumulated(w, functools.partial(_add, part)) for w, part in zip(ctx.weights, parts, strict=True)
+                accumulated(weight, functools.partial(_add, part)) if needed else None
+                for weight, part, needed in zip(ctx.weights, parts, needs_weights, strict=True)
             ]
         return grad_x, None, None, None, *grad_weights
 

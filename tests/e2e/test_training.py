@@ -458,7 +458,7 @@ def test_dropout_is_off_while_sampling_and_comparing_and_on_in_training(make_tra
 # ---- masks and bonuses ----
 
 
-def test_truncated_completions_are_masked(make_trainer: Callable) -> None:
+def test_truncated_completions_are_masked(make_trainer: Callable, count_trained_tokens: Callable) -> None:
     """With four tokens nothing ends by itself, so nothing is trained on."""
     masked = make_trainer(mask_truncated_completions=True, max_completion_length=3)
     before = weights_of(masked)
@@ -472,18 +472,6 @@ def test_truncated_completions_are_masked(make_trainer: Callable) -> None:
     plain.train()
     assert 0 < sum(sizes[0]) < sum(sizes[1])
     assert 0 < logs(some, "completions/clipped_ratio")[0] < 1
-
-
-def count_trained_tokens(trainer: GRPOTrainer) -> list[int]:
-    sizes: list[int] = []
-    inner = trainer._backward
-
-    def counted(model: nn.Module, packed: Any, *rest: Any) -> Tensor:
-        sizes.append(packed.num_tokens)
-        return inner(model, packed, *rest)
-
-    trainer._backward = counted
-    return sizes
 
 
 def same_rewards(completions: list[str], **_: Any) -> list[float]:
@@ -761,7 +749,7 @@ def test_the_head_can_be_cast(make_trainer: Callable) -> None:
     assert moved(trainer, before) > 0
 
 
-def test_pad_and_end_may_share_an_id(make_trainer: Callable) -> None:
+def test_pad_and_end_may_share_an_id(make_trainer: Callable, count_trained_tokens: Callable) -> None:
     """The end token stays in the loss."""
     seen = Seen()
     tokenizer = tiny_tokenizer(pad_is_eos=True)

@@ -246,3 +246,20 @@ def test_a_model_that_fails_in_the_trial_takes_the_padded_path() -> None:
     path, why = choose_path(model)
     assert path == "padded"
     assert "unexpected keyword" in why
+
+
+def test_the_heads_gradient_of_a_half_precision_model_is_rounded_once() -> None:
+    """However small the chunks: adding them up in bfloat16 would lose what is small beside the sum."""
+    torch.manual_seed(0)
+    hidden_ND, target_N = torch.randn(512, 32), torch.randint(0, 40, (512,))
+    grads = []
+    for dtype, chunk in ((torch.float32, 512), (torch.bfloat16, 512), (torch.bfloat16, 16)):
+        weight_VD = torch.linspace(-1, 1, 40 * 32).sin().view(40, 32).to(dtype).requires_grad_()
+        factor_VD, adjust = weight_VD.detach(), forward.LogitAdjustment()
+        logps_N, _ = forward.ChunkedLogps.apply(
+            hidden_ND.to(dtype), weight_VD, factor_VD, None, target_N, adjust, chunk
+        )
+        logps_N.sum().backward()
+        grads.append(weight_VD.grad.float())
+    exact, whole, chunked = grads
+    assert (chunked - exact).norm() < 1.1 * (whole - exact).norm()

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-from podium.packing import Pack
+from torch import Tensor
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "gspo")
 
@@ -75,34 +73,21 @@ def test_accumulation_does_not_matter(make_trainer: Callable, settings: dict[str
 @pytest.mark.parametrize("loss_type", LOSSES)
 @pytest.mark.parametrize("settings", [{}, {"num_iterations": 2, "steps_per_generation": 2}], ids=["once", "reused"])
 def test_skipping_groups_without_signal_changes_nothing(
-    make_trainer: Callable, loss_type: str, settings: dict[str, Any]
+    make_trainer: Callable, count_trained_tokens: Callable, loss_type: str, settings: dict[str, Any]
 ) -> None:
     if settings:
         settings = {**settings, "per_device_train_batch_size": 8, "max_steps": 4, "learning_rate": 0.02}
     skipping = make_trainer(mostly_flat, loss_type=loss_type, **settings)
     assert skipping.parts.skips_zero_advantage
-    sizes = count_packed_tokens(skipping)
+    sizes = count_trained_tokens(skipping)
     weights = trained(skipping)
     full = make_trainer(mostly_flat, loss_type=loss_type, **settings)
     full.parts = dataclasses.replace(full.parts, skips_zero_advantage=False)
-    full_sizes = count_packed_tokens(full)
+    full_sizes = count_trained_tokens(full)
     assert_close(weights, trained(full))
     assert 0 < sum(sizes) < 0.8 * sum(full_sizes)
     for one, other in zip(logs(skipping), logs(full), strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
-
-
-def count_packed_tokens(trainer: Any) -> list[int]:
-    """Trained tokens of every pack that goes through the model, appended as it does."""
-    sizes: list[int] = []
-    inner = trainer._backward
-
-    def counted(model: nn.Module, packed: Pack, *rest: Any) -> Tensor:
-        sizes.append(packed.num_tokens)
-        return inner(model, packed, *rest)
-
-    trainer._backward = counted
-    return sizes
 
 
 def logs(trainer: Any) -> list[dict[str, float]]:
@@ -117,20 +102,22 @@ def logs(trainer: Any) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     "settings", [{"beta": 0.1}, {"entropy_coef": 0.1}, {"use_adaptive_entropy": True, "entropy_target": 9.0}], ids=str
 )
-def test_nothing_is_skipped_where_it_would_change_something(make_trainer: Callable, settings: dict[str, Any]) -> None:
+def test_nothing_is_skipped_where_it_would_change_something(
+    make_trainer: Callable, count_trained_tokens: Callable, settings: dict[str, Any]
+) -> None:
     """Without spread there still is a KL and an entropy."""
     trainer = make_trainer(flat, num_iterations=2, max_steps=4, **settings)
     assert not trainer.parts.skips_zero_advantage
-    sizes = count_packed_tokens(trainer)
+    sizes = count_trained_tokens(trainer)
     trainer.train()
     assert sum(sizes) == 2 * sum(entry["completions/mean_length"] * 16 for entry in logs(trainer) if "reward" in entry)
 
 
-def test_a_step_without_signal_is_one_for_the_optimizer(make_trainer: Callable) -> None:
+def test_a_step_without_signal_is_one_for_the_optimizer(make_trainer: Callable, count_trained_tokens: Callable) -> None:
     """Nothing goes through the model; momentum and weight decay go on, as with gradients of zero."""
     settings = {"optim": "adamw_torch", "learning_rate": 0.01, "weight_decay": 0.1, "max_steps": 3}
     skipping = make_trainer(flat, **settings)
-    sizes = count_packed_tokens(skipping)
+    sizes = count_trained_tokens(skipping)
     before = weights_of(skipping)
     skipping.train()
     assert sizes == []

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from podium.precision import Measured, ProductPrecision, measure_products
+from podium.models.lean import LeanLayers
+from podium.precision import Measured, ProductPrecision, measure_products, narrow_product
 from podium.testing import tiny_model
 
 
@@ -159,3 +160,25 @@ def test_packed_weights_follow_training_and_agree_with_the_plain_ones() -> None:
             torch.testing.assert_close(sampled, trained.detach(), atol=0.02, rtol=0.02)
             trained.sum().backward()
         optimizer.step()
+
+
+def test_siblings_may_be_frozen_later_and_asked_in_two_precisions() -> None:
+    model, x = Attention(), torch.randn(20, 96)
+    precision = ProductPrecision(model, enabled=True)
+    model.q_proj.weight.requires_grad_(False)
+    with precision():
+        model(x).sum().backward()
+        narrow = narrow_product(model.q_proj, x)
+        other = model.k_proj(x)  # a sibling that asks for float32 after one that did not
+    assert model.q_proj.weight.grad is None
+    assert all(layer.weight.grad.abs().sum() > 0 for layer in (model.k_proj, model.v_proj))
+    assert (narrow.dtype, other.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_hook_on_a_layer_is_called_although_its_product_could_be_part_of_a_larger_one() -> None:
+    model, seen = tiny_model("llama", hidden_size=64, intermediate_size=128), []
+    precision = ProductPrecision(model, enabled=True, lean=LeanLayers(model))
+    model.model.layers[0].mlp.down_proj.register_forward_hook(lambda *_: seen.append(1))
+    with precision():
+        model(input_ids=torch.arange(8).view(1, 8)).logits.sum().backward()
+    assert seen == [1]

@@ -1,7 +1,7 @@
 """Norms, gated units and token lookups that keep less for the backward and pass over memory less often.
 
 On a CPU, where a forward's time outside its matrix products goes into reading and writing activations. The formulas are
-the model's own; a layer is replaced only where a trial has shown that.
+the model's own; a layer is replaced only where a trial has shown that (PyTorch's own lookup needs none).
 
 Shape letters: T tokens, D width, I inner width, V vocabulary.
 """
