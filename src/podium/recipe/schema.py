@@ -71,7 +71,7 @@ _LISTED_CHOICES: Mapping[str, tuple[str, ...]] = {
 _LIMITS: Mapping[str, tuple[float, float, str]] = {
     **RANGES,
     "eval_samples": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
-    "eval_temperature": RANGES["temperature"],
+    "eval_temperature": (1e-6, 100.0, "0.001 draws the likeliest completion"),
     "eval_rows": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
 }
 
