@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from podium.cli.chat import chat
+from podium.cli.explain import explain
 from podium.cli.recipes import recipes
 from podium.cli.sample import sample
 from podium.cli.train import train
@@ -53,6 +54,7 @@ app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(train))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))
 app.command()(_guarded(chat))
 app.command()(_guarded(recipes))
+app.command()(_guarded(explain))
 
 
 def main() -> None:
