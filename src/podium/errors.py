@@ -37,6 +37,11 @@ class ModelError(PodiumError, ValueError):
 class RewardError(PodiumError, RuntimeError):
     """A reward function that raised, or returned something that is not one number per completion."""
 
+    def __init__(self, message: str, *, code: str = "W010") -> None:
+        super().__init__(message)
+        self.code = code
+        """The page of what happened, for `podium explain`; W010: the function raised."""
+
 
 class EngineError(PodiumError, RuntimeError):
     """A rollout engine that cannot sample."""

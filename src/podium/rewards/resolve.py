@@ -118,7 +118,7 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
         return
     listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(GIVEN)}."
     cure = "Rename the column or the argument, or give the argument a default."
-    raise RewardError("\n".join([*problems, listed, cure]))
+    raise RewardError("\n".join([*problems, listed, cure]), code="W002")
 
 
 def _nearest(name: str, columns: Sequence[str]) -> str:

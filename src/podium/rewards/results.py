@@ -59,7 +59,7 @@ def values_of(answer: Any, reward: Reward, batch: Batch) -> list[float]:
     """One float per completion, NaN for None. Raises `RewardError` for anything else than finite numbers and None."""
     values = _listed(answer, reward, len(batch))
     if len(values) != len(batch):
-        raise RewardError(_wrong_number(len(values), reward, batch))
+        raise RewardError(_wrong_number(len(values), reward, batch), code="W003")
     return [_number(value, index, reward, batch) for index, value in enumerate(values)]
 
 
@@ -79,7 +79,9 @@ def _listed(answer: Any, reward: Reward, num_completions: int) -> list[Any]:
     returned, fix = _mistake(answer)
     if inspect.iscoroutine(answer):
         answer.close()  # or Python complains that it was never awaited
-    raise RewardError(f"{reward} returned {returned}; expected a list of {num_completions} numbers\n  fix: {fix}")
+    code = "W014" if inspect.isawaitable(answer) else "W005"
+    message = f"{reward} returned {returned}; expected a list of {num_completions} numbers\n  fix: {fix}"
+    raise RewardError(message, code=code)
 
 
 def _mistake(answer: Any) -> tuple[str, str]:
@@ -104,12 +106,14 @@ def _number(value: Any, index: int, reward: Reward, batch: Batch) -> float:
         value = value.tolist()
     if not isinstance(value, numbers.Real):
         what, fix = f"{type(value).__name__} {_shown(value)}", "return numbers, or None for no opinion"
-        raise RewardError(_bad_value(what, fix, index, reward, batch))
+        raise RewardError(_bad_value(what, fix, index, reward, batch), code="W004")
     number = _as_float(value)
     if math.isnan(number):
-        raise RewardError(_bad_value("NaN", "return None where the reward has no opinion", index, reward, batch))
+        fix = "return None where the reward has no opinion"
+        raise RewardError(_bad_value("NaN", fix, index, reward, batch), code="W006")
     if math.isinf(number):
-        raise RewardError(_bad_value(f"{number}", "clip it to a finite number, or return None", index, reward, batch))
+        fix = "clip it to a finite number, or return None"
+        raise RewardError(_bad_value(f"{number}", fix, index, reward, batch), code="W007")
     return number
 
 
