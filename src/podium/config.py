@@ -140,18 +140,20 @@ class GRPOConfig(trl.GRPOConfig):
         try:
             super().__post_init__()
         except ValueError as error:
-            raise ConfigError(f"{error}{self._nearest_batch()}") from None
+            raise ConfigError(f"{error}{self._nearest_batch()}", code=_code_of(str(error))) from None
         self.gradient_checkpointing = checkpointing
         if self.loss_type == "gspo":  # one spelling from here on
             self.loss_type, self.importance_sampling_level = "grpo", "sequence"
         if self.sync_ref_model and not self.beta:
             raise ConfigError(
                 "sync_ref_model=True has no reference model to move, because beta is 0. "
-                "Set beta, or leave sync_ref_model out."
+                "Set beta, or leave sync_ref_model out.",
+                code="C030",
             )
         if self.rollout_engine == "vllm":
             raise ConfigError(
-                'rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer itself.'
+                'rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer itself.',
+                code="C014",
             )
         if self.use_transformers_continuous_batching:
             logger.info(
@@ -172,13 +174,15 @@ class GRPOConfig(trl.GRPOConfig):
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(
-                    f"{name} is {value!r}; it must be one of {', '.join(allowed)}.{did_you_mean(value, allowed)}"
+                    f"{name} is {value!r}; it must be one of {', '.join(allowed)}.{did_you_mean(value, allowed)}",
+                    code="C004",
                 )
 
     def _check_ranges(self) -> None:
         if self.max_completion_length is None:
             raise ConfigError(
-                "max_completion_length is None; it must be a number: completions that never end would not."
+                "max_completion_length is None; it must be a number: completions that never end would not.",
+                code="C016",
             )
         for name, (low, high, why) in RANGES.items():
             value = getattr(self, name)
@@ -186,7 +190,7 @@ class GRPOConfig(trl.GRPOConfig):
                 continue
             if not low <= value <= high:
                 bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-                raise ConfigError(f"{name} is {value}; it must be {bounds}: {why}.")
+                raise ConfigError(f"{name} is {value}; it must be {bounds}: {why}.", code="C016")
 
     def _check_refused(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
@@ -196,11 +200,14 @@ class GRPOConfig(trl.GRPOConfig):
             if name.startswith("vllm_")
         }
         if self.pad_to_multiple_of not in ("auto", None):
-            raise ConfigError("pad_to_multiple_of is an option of TRL that Podium does not honour: nothing is padded.")
+            raise ConfigError(
+                "pad_to_multiple_of is an option of TRL that Podium does not honour: nothing is padded.", code="C018"
+            )
         for name, (idle, reason) in {**vllm, **REFUSED}.items():
             if getattr(self, name) != idle:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is an option of TRL that Podium does not honour: {reason}."
+                    f"{name}={getattr(self, name)!r} is an option of TRL that Podium does not honour: {reason}.",
+                    code="C014" if "vllm" in name else "C018",
                 )
 
     def _follow_device(self) -> None:
@@ -227,6 +234,21 @@ class GRPOConfig(trl.GRPOConfig):
             f" A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
             f"batch {sizes}, or num_generations {divisors}."
         )
+
+
+_CODES = (
+    ("divisible by num_generations", "C010"),
+    ("divisible by the global batch size", "C010"),
+    ("at least 2 generations", "C011"),
+    ("generations used for evaluation", "C012"),
+    ("fp16", "C013"),
+    ("bf16", "C013"),
+)
+
+
+def _code_of(message: str) -> str:
+    """The code of a rule that TRL or transformers checks; C030 where there is none of its own."""
+    return next((code for part, code in _CODES if part in message), "C030")
 
 
 # ---- what each room gets ----
@@ -292,7 +314,8 @@ def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
     if len(weights) != num_rewards:
         raise ConfigError(
             f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match. "
-            f"Give one weight per function, in the order of reward_funcs."
+            f"Give one weight per function, in the order of reward_funcs.",
+            code="W015",
         )
     return AdvantageSettings(
         weights_K=np.asarray(weights, np.float64),

@@ -16,10 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class PodiumError(Exception):
-    """A mistake the user can repair; the message says what, where, why and what to type."""
+    """A mistake the user can repair; the message says what, where, why and what to type.
+
+    Args:
+        what: the message, or the part of it that says what is wrong and where.
+        code: of the rule that was broken, as in `podium explain CODE`; empty where there is none.
+        fix: what to type; the message ends with it.
+        findings: where several things are wrong at once, each of them (`podium.records.Finding`).
+
+    >>> str(PodiumError("train.jsonl is empty (0 bytes).", code="D024", fix="Write it again."))
+    'train.jsonl is empty (0 bytes). Write it again.'
+    """
+
+    def __init__(self, what: str = "", *, code: str = "", fix: str = "", findings: Iterable[Any] = ()) -> None:
+        super().__init__(f"{what} {fix}".strip())
+        self.what = what
+        self.code = code
+        self.fix = fix
+        self.findings = tuple(findings)
 
 
 class ConfigError(PodiumError, ValueError):
@@ -37,10 +55,9 @@ class ModelError(PodiumError, ValueError):
 class RewardError(PodiumError, RuntimeError):
     """A reward function that raised, or returned something that is not one number per completion."""
 
-    def __init__(self, message: str, *, code: str = "W010") -> None:
-        super().__init__(message)
-        self.code = code
-        """The page of what happened, for `podium explain`; W010: the function raised."""
+    def __init__(self, what: str = "", *, code: str = "W010", fix: str = "", findings: Iterable[Any] = ()) -> None:
+        """W010: the function raised."""
+        super().__init__(what, code=code, fix=fix, findings=findings)
 
 
 class EngineError(PodiumError, RuntimeError):

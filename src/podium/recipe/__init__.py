@@ -71,9 +71,10 @@ class Recipe:
         try:
             return GRPOConfig(**self.config)
         except ValueError as error:
-            raise ConfigError(f"{self._place_of(str(error))}: {error}") from error
+            code = getattr(error, "code", "") or "C030"
+            raise ConfigError(f"{self.place_of(str(error))}: {error}", code=code) from error
 
-    def _place_of(self, message: str) -> str:
+    def place_of(self, message: str) -> str:
         """Where the first setting that a message mentions was made."""
         words = re.findall(r"\w+", message)
         return next((self.places[word] for word in words if word in self.places), self.name)
@@ -111,7 +112,7 @@ class Recipe:
         try:
             return LoraConfig(**{"task_type": "CAUSAL_LM", **self.lora})
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self.name}: `lora`: {error}") from error
+            raise ConfigError(f"{self.name}: `lora`: {error}", code="C003") from error
 
     def _quantization_config(self) -> Any:
         if self.quantization is None:

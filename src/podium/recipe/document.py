@@ -7,7 +7,7 @@ with file and line: duplicate keys, tags, tabs, aliases that multiply, and files
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ class Problem:
 
     where: str
     what: str
+    code: str = "C030"
+    """Of the rule that is broken; C030: settings that contradict each other."""
+    fix: str = ""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -53,21 +56,25 @@ class Document:
         return f"{self.name}:{self.lines[place]}" if place else self.name
 
 
-def fail(name: str, problems: list[Problem] | tuple[Problem, ...]) -> None:
+def fail(name: str, problems: Sequence[Problem]) -> None:
     """Raise all the problems as one message, if there are any.
 
     Raises:
         ConfigError: there are.
     """
     if len(problems) == 1:
-        raise ConfigError(str(problems[0]))
+        raise ConfigError(str(problems[0]), code=problems[0].code)
     if problems:
-        ordered = sorted(problems, key=_line)
+        ordered = in_order(problems)
         raise ConfigError("\n".join([f"{name} has {len(problems)} problems:", *(f"  {p}" for p in ordered)]))
 
 
+def in_order(problems: Sequence[Problem]) -> list[Problem]:
+    """What stands in the file, by line; then what is missing; then flags."""
+    return sorted(problems, key=_line)
+
+
 def _line(problem: Problem) -> float:
-    """For sorting: what stands in the file, by line; then what is missing; then flags."""
     _, _, line = problem.where.rpartition(":")
     return int(line) if line.isdigit() else float("inf")
 
@@ -81,14 +88,16 @@ def read_document(path: Path, name: str) -> Document:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{name}: cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{name}: cannot be read ({error.strerror})", code="C019") from error
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{name}: {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}. Is this the dataset?")
+        raise ConfigError(
+            f"{name}: {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}. Is this the dataset?", code="C019"
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{name}:{line}: byte 0x{data[error.start]:02X} is not UTF-8") from error
+        raise ConfigError(f"{name}:{line}: byte 0x{data[error.start]:02X} is not UTF-8", code="C019") from error
     return parse(text, name=name, folder=path.parent)
 
 
@@ -100,15 +109,19 @@ def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
             return Document(name=name, folder=folder, values={}, lines={})
         if not isinstance(root, yaml.MappingNode):
             line = root.start_mark.line + 1
-            raise ConfigError(f"{name}:{line}: expected keys with values (`model: ...`), got {_kind(root)}")
+            raise ConfigError(
+                f"{name}:{line}: expected keys with values (`model: ...`), got {_kind(root)}", code="C019"
+            )
         if _count(root) > MAX_NODES:
-            raise ConfigError(f"{name}: its aliases (*name) multiply to more than {MAX_NODES:,} values; write them out")
+            raise ConfigError(
+                f"{name}: its aliases (*name) multiply to more than {MAX_NODES:,} values; write them out", code="C019"
+            )
         builder = _Builder(name)
         values = builder.build(root, ())
     except RecursionError:
-        raise ConfigError(f"{name}: nested too deeply, or an alias (*name) that contains itself") from None
+        raise ConfigError(f"{name}: nested too deeply, or an alias (*name) that contains itself", code="C019") from None
     except yaml.YAMLError as error:
-        raise ConfigError(_syntax_message(error, name)) from None
+        raise ConfigError(_syntax_message(error, name), code="C019") from None
     return Document(name=name, folder=folder, values=values, lines=builder.lines, problems=tuple(builder.problems))
 
 
@@ -190,12 +203,14 @@ class _Builder:
             line = key_node.start_mark.line + 1
             where = f"{self.name}:{line}"
             if not isinstance(key_node, yaml.ScalarNode):
-                self.problems.append(Problem(where=where, what=f"a key must be a word, got {_kind(key_node)}"))
+                self.problems.append(
+                    Problem(where=where, what=f"a key must be a word, got {_kind(key_node)}", code="C019")
+                )
                 continue
             key = key_node.value
             if key in values:
                 first = self.lines[(*place, key)]
-                self.problems.append(Problem(where=where, what=f"`{key}` is already set at line {first}"))
+                self.problems.append(Problem(where=where, what=f"`{key}` is already set at line {first}", code="C006"))
                 continue
             self.lines[(*place, key)] = line
             values[key] = self.build(value_node, (*place, key))
@@ -204,7 +219,9 @@ class _Builder:
     def _check_tag(self, node: yaml.Node, kind: str) -> None:
         if node.tag != f"tag:yaml.org,2002:{kind}":
             line, tag = node.start_mark.line + 1, node.tag.replace("tag:yaml.org,2002:", "!!")
-            self.problems.append(Problem(where=f"{self.name}:{line}", what=f"tags ({tag}) are not taken; leave it out"))
+            self.problems.append(
+                Problem(where=f"{self.name}:{line}", what=f"tags ({tag}) are not taken; leave it out", code="C019")
+            )
 
 
 def _kind(node: yaml.Node) -> str:

@@ -13,9 +13,18 @@ from trl.scripts.utils import DatasetConfig
 from podium.data.load import DataSpec, check_exists
 from podium.errors import DataError, did_you_mean
 from podium.recipe import Recipe
-from podium.recipe.document import Document, Place, Problem, fail
+from podium.recipe.document import Document, Place, Problem, fail, in_order
 from podium.recipe.rewards import RewardReader, RewardSpec
-from podium.recipe.schema import check_key, check_value, config_keys, field_types, key_types, members, unknown_key
+from podium.recipe.schema import (
+    check_key,
+    check_value,
+    config_keys,
+    field_types,
+    key_types,
+    members,
+    type_code,
+    unknown_key,
+)
 
 _DATA_KEYS = (
     "eval_dataset",
@@ -54,6 +63,13 @@ def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
     Raises:
         ConfigError: with all the problems.
     """
+    recipe, problems = survey(document, overrides)
+    fail(document.name, problems)
+    return recipe
+
+
+def survey(document: Document, overrides: Mapping[str, Any]) -> tuple[Recipe, list[Problem]]:
+    """What can be understood of a recipe, and everything that is wrong with it. Without a model its name is empty."""
     reading = _Reading(document=document, overrides=overrides)
     reading.check_keys()
     rewards = reading.rewards()
@@ -62,11 +78,10 @@ def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
     data = reading.data()
     config = reading.config(rewards)
     reading.check_needed(rewards)
-    fail(document.name, reading.problems)
     values = reading.values
-    return Recipe(
+    recipe = Recipe(
         name=document.name,
-        model=values["model"],
+        model=values.get("model", ""),
         model_settings=reading.model_settings(),
         data=data,
         rewards=rewards,
@@ -81,6 +96,7 @@ def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
         places={key: reading.where((key,)) for key in config if key in values},
         given={**document.values, **overrides},
     )
+    return recipe, in_order(reading.problems)
 
 
 @dataclass(slots=True)
@@ -100,21 +116,21 @@ class _Reading:
         written = self.spelled.get(key, key)
         return f"--{written}" if written in self.overrides else self.document.where((written, *place[1:]))
 
-    def say(self, what: str, *place: str | int) -> None:
-        self.problems.append(Problem(where=self.where(place), what=what))
+    def say(self, what: str, *place: str | int, code: str = "C030") -> None:
+        self.problems.append(Problem(where=self.where(place), what=what, code=code))
 
     def check_keys(self) -> None:
         """Names and types of all keys; what passes is in `values` under the short name."""
         self.problems += self.document.problems
         for key, value in {**self.document.values, **self.overrides}.items():
             if key not in key_types():
-                self.say(unknown_key(key), key)
+                self.say(unknown_key(key), key, code="C009" if key in self.overrides else "C001")
                 continue
             if value is None and type(None) not in _options(key):
                 continue  # `key:` with nothing behind it: as if it were not there
-            checked, problem = check_key(key, value)
+            checked, problem, code = check_key(key, value)
             if problem is not None:
-                self.say(problem if problem.startswith("`") else f"`{key}`: {problem}", key)
+                self.say(problem, key, code=code)
                 continue
             short = _OLD_NAMES.get(key, key)
             if short in self.spelled and self.spelled[short] != key:
@@ -144,7 +160,9 @@ class _Reading:
         if not self.values.get("use_peft"):
             if flat and "use_peft" not in self.values:
                 key = next(iter(flat))
-                self.say(f"`{key}` does nothing without `use_peft: true`; add it, or take `{key}` out", key)
+                self.say(
+                    f"`{key}` does nothing without `use_peft: true`; add it, or take `{key}` out", key, code="C017"
+                )
             return None
         filled = {arg: flat.get(key, default) for key, (arg, default) in _LORA_KEYS.items()}
         if isinstance(filled["target_modules"], list) and len(filled["target_modules"]) == 1:
@@ -159,11 +177,11 @@ class _Reading:
         passed: dict[str, Any] = {}
         for key, value in values.items():
             if key not in types:
-                self.say(unknown_key(key, types), *place, key)
+                self.say(unknown_key(key, types), *place, key, code="C001")
                 continue
             passed[key], problem = check_value(value, types[key])
             if problem is not None:
-                self.say(f"`{key}`: {problem}", *place, key)
+                self.say(f"`{key}`: {problem}", *place, key, code=type_code(problem))
         return passed
 
     def quantization(self) -> dict[str, Any] | None:
@@ -207,7 +225,7 @@ class _Reading:
         try:
             check_exists(name)
         except DataError as error:
-            self.say(str(error), key)
+            self.say(str(error), key, code=error.code)
 
     def model_settings(self) -> dict[str, Any]:
         """Arguments of `from_pretrained` that have a key of their own."""
@@ -233,11 +251,17 @@ class _Reading:
         written = {_OLD_NAMES.get(key, key) for key in (*self.document.values, *self.overrides)}
         name = self.document.name
         if "model" not in written:
-            self.problems.append(Problem(where=name, what="no `model`; for example `builtin:smollm2-135m-instruct`"))
+            self.problems.append(
+                Problem(where=name, what="no `model`; for example `builtin:smollm2-135m-instruct`", code="C031")
+            )
         if not {"dataset", "datasets"} & written:
-            self.problems.append(Problem(where=name, what="no `dataset`; for example `builtin:additions`, or a file"))
+            self.problems.append(
+                Problem(where=name, what="no `dataset`; for example `builtin:additions`, or a file", code="C031")
+            )
         if not {"rewards", "reward_model_name_or_path"} & written or (not rewards and not self.problems):
-            self.problems.append(Problem(where=name, what="no `rewards`; for example `- my_rewards.py:my_function`"))
+            self.problems.append(
+                Problem(where=name, what="no `rewards`; for example `- my_rewards.py:my_function`", code="C031")
+            )
         self._check_accuracy(rewards)
 
     def _check_accuracy(self, rewards: tuple[RewardSpec, ...]) -> None:

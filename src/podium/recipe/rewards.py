@@ -92,12 +92,12 @@ class RewardReader:
             _make_importable(self.folder)
             function = find_reward(name, args, self.folder)
         except ConfigError as error:
-            self._say(place, str(error))
+            self._say(place, str(error), code=error.code or "W013")
             return None
         return RewardSpec(name=name, function=function, weight=weight)
 
-    def _say(self, place: Place, what: str) -> None:
-        self.problems.append(Problem(where=self.where(place), what=what))
+    def _say(self, place: Place, what: str, *, code: str = "C003") -> None:
+        self.problems.append(Problem(where=self.where(place), what=what, code=code))
 
 
 def find_reward(name: str, args: Mapping[str, Any], folder: Path = Path()) -> Callable[..., Any] | str:

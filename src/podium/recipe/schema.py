@@ -112,12 +112,19 @@ def check_mixture_part(key: str, value: Any) -> tuple[Any, str | None]:
     return check_value(value, field_types(DatasetConfig)[key])
 
 
-def check_key(key: str, value: Any) -> tuple[Any, str | None]:
-    """The value of a top-level key in its own type, or what is wrong with it."""
+def check_key(key: str, value: Any) -> tuple[Any, str | None, str]:
+    """The value of a top-level key in its own type; or what is wrong with it, and the code of that."""
     checked, problem = check_value(value, key_types()[key])
-    if problem is None:
-        problem = _choice_problem(key, checked) or _range_problem(key, checked)
-    return checked, problem
+    if problem is not None:
+        return checked, f"`{key}`: {problem}", type_code(problem)
+    if problem := _choice_problem(key, checked):
+        return checked, problem, "C004"
+    return checked, _range_problem(key, checked), "C011" if key.startswith("num_generations") else "C016"
+
+
+def type_code(problem: str) -> str:
+    """Of a value of the wrong type."""
+    return "C002" if "a whole number" in problem else "C003"
 
 
 def check_value(value: Any, annotation: Any) -> tuple[Any, str | None]:
