@@ -8,6 +8,7 @@ Rows are counted from 0, as in `dataset[8]`. Knows rows and columns; of tokenize
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -29,6 +30,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 RESERVED_COLUMNS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 """Names under which reward functions get something else."""
 
+_SERVICES = ("trainer_state", "log_extra", "log_metric")
+
 IMAGE_COLUMNS = ("image", "images")
 
 MAX_LISTED = 20
@@ -39,6 +42,8 @@ STREAM_ROWS = 100
 
 TOKENIZED_ROWS = 10_000
 """Rows whose length is measured before training (seconds of work). The others are measured when they are drawn."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _PROMPT_LIKE = ("question", "problem", "query", "instruction", "input", "messages", "conversations", "text")
 
@@ -63,7 +68,7 @@ def check_dataset(
             logger.warning("%s: %s%s", name, finding.what, f"\n  fix: {finding.fix}" if finding.fix else "")
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
-        raise DataError(describe(name, errors))
+        raise DataError(describe(name, errors), code=errors[0].code, findings=errors)
 
 
 def find_problems(
@@ -163,7 +168,16 @@ def _check_text(text: str, index: int) -> Finding | None:
         return _problem("D002", index, "prompt is empty", _LEAVE_OUT)
     if text.isspace():
         return _problem("D003", index, "prompt is only whitespace", _LEAVE_OUT)
-    return None
+    return _surrogate(text, index, "the prompt")
+
+
+def _surrogate(text: str, index: int, where: str) -> Finding | None:
+    """Half of a character, as a cut through UTF-16 leaves it: no tokenizer takes it."""
+    found = None if text.isascii() else _SURROGATE.search(text)
+    if found is None:
+        return None
+    what = f"{where} has half a character (U+{ord(found[0]):04X}) at offset {found.start()}, which is not text"
+    return _problem("D033", index, what, _LEAVE_OUT)
 
 
 def _check_conversation(messages: Sequence[Any], index: int, chat_template: str | None) -> Finding | None:
@@ -176,7 +190,8 @@ def _check_conversation(messages: Sequence[Any], index: int, chat_template: str 
             return _problem(code, index, f"message {number}{what}", fix)
     if not any(_has_text(message.get("content")) for message in messages):
         return _problem("D003", index, "the conversation has no text in any message", _LEAVE_OUT)
-    return None
+    texts = ((n, m["content"]) for n, m in enumerate(messages, start=1) if isinstance(m.get("content"), str))
+    return next((bad for n, text in texts if (bad := _surrogate(text, index, f"message {n}"))), None)
 
 
 def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, str] | None:
@@ -233,7 +248,7 @@ def _column_problems(columns: Sequence[str], name: str) -> list[Finding]:
         )
     findings += [
         _problem(
-            "D020",
+            "D021" if column in _SERVICES else "D020",
             None,
             f"column `{column}` has a name that is reserved for what reward functions get",
             f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")',

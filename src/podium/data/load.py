@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from podium.data.tasks import PREFIX, load_task
 from podium.errors import DataError
+from podium.records import Finding
 
 MAX_PROBLEMS = 20
 
@@ -54,7 +55,9 @@ def load_data(spec: DataSpec) -> tuple[Any, Any | None]:
     elif spec.dataset is not None:
         splits = load_splits(spec.dataset, config=spec.dataset_config, streaming=spec.dataset_streaming)
     else:
-        raise DataError("No dataset. Write `dataset: builtin:additions`, a file (.jsonl, .csv, ...) or a hub id.")
+        raise DataError(
+            "No dataset. Write `dataset: builtin:additions`, a file (.jsonl, .csv, ...) or a hub id.", code="C031"
+        )
     name = spec.dataset or "the mixture"
     train = _split(splits, spec.dataset_train_split, name, "dataset_train_split")
     return train, _held_out(spec, splits, name)
@@ -72,7 +75,7 @@ def _held_out(spec: DataSpec, splits: Mapping[str, Any], name: str) -> Any | Non
 
 def _split(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
     if wanted not in splits:
-        raise DataError(f"{name} has no split `{wanted}`, but {', '.join(splits)}. Set `{key}`.")
+        raise DataError(f"{name} has no split `{wanted}`, but {', '.join(splits)}.", code="D038", fix=f"Set `{key}`.")
     return splits[wanted]
 
 
@@ -102,7 +105,7 @@ def check_exists(name: str) -> None:
     if path.exists():
         return
     if path.suffix in READERS or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise DataError(f"There is no file or folder {name}.{_similar(path)}")
+        raise DataError(f"There is no file or folder {name}.{_similar(path)}", code="D025")
 
 
 def _similar(path: Path) -> str:
@@ -121,15 +124,15 @@ def _load_file(path: Path, *, streaming: bool) -> Any:
     from datasets.exceptions import DatasetGenerationError
 
     if path.suffix not in READERS:
-        raise DataError(f"{path} is not a kind of file that is read: {', '.join(READERS)}.")
+        raise DataError(f"{path} is not a kind of file that is read: {', '.join(READERS)}.", code="D039")
     if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty (0 bytes).")
+        raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
     reader, check = READERS[path.suffix]
     check(path)
     try:
         dataset = load_dataset(reader, data_files=str(path), split="train", streaming=streaming)
     except (DatasetGenerationError, ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {_root(error)}") from error
+        raise DataError(f"{path} cannot be read: {_root(error)}", code="D039") from error
     return dataset.rename_column("text", "prompt") if reader == "text" else dataset
 
 
@@ -142,34 +145,47 @@ def _root(error: BaseException) -> str:
 
 def _check_jsonl(path: Path) -> None:
     """Every line an object, streamed: a large file is checked in constant memory."""
-    problems: list[str] = []
-    rows = 0
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        rows += 1
-        problem = _line_problem(path, number, line.rstrip("\r\n"))
-        if problem:
-            problems.append(problem)
+    problems: list[Finding] = []
+    for _, row in jsonl_rows(path):
+        if isinstance(row, Finding):
+            problems.append(row)
         if len(problems) == MAX_PROBLEMS:
-            problems.append("... and perhaps more.")
             break
     if problems:
-        raise DataError("\n".join(problems))
-    if rows == 0:
-        raise DataError(f"{path} has no rows, only white space.")
+        more = ["... and perhaps more."] * (len(problems) == MAX_PROBLEMS)
+        raise DataError(
+            "\n".join([*(problem.what for problem in problems), *more]), code=problems[0].code, findings=problems
+        )
 
 
-def _line_problem(path: Path, number: int, line: str) -> str | None:
+def jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Number of the line and row of every line that is not blank; in place of a bad row, what is wrong with it.
+
+    Raises:
+        DataError: not UTF-8, or not one row.
+    """
+    number = 0
+    for number, line in _lines(path):
+        yield number, _row_of(path, number, line.rstrip("\r\n"))
+    if number == 0:
+        raise DataError(f"{path} has no rows, only white space.", code="D024", fix="Write it again.")
+
+
+def _row_of(path: Path, number: int, line: str) -> Any:
     try:
-        row = json.loads(line, parse_constant=_refuse_constant)
+        row = _DECODER.decode(line)
     except json.JSONDecodeError as error:
-        return f"{path} line {number}, column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
+        what = f"{path} line {number}, column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
+        return _bad("D004", what, "write every row as one JSON object on a line of its own")
     except _NotJSON as error:
-        return f"{path} line {number}: {error} is not JSON; write null, or leave the key out"
-    if not isinstance(row, dict):
-        return f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}"
-    return None
+        return _bad("D029", f"{path} line {number}: {error} is not JSON; write null, or leave the key out")
+    if isinstance(row, dict):
+        return row
+    return _bad("D031", f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}")
+
+
+def _bad(code: str, what: str, fix: str = "") -> Finding:
+    return Finding(code=code, severity="error", what=what, fix=fix)
 
 
 class _NotJSON(ValueError):
@@ -180,63 +196,79 @@ def _refuse_constant(name: str) -> NoReturn:
     raise _NotJSON(name)
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def _caret(line: str, column: int) -> str:
     """The part of the line around the error, with a caret below it."""
     start = max(0, column - 41)
     return f"  {line[start : start + 80]}\n  {' ' * (column - 1 - start)}^"
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Decoded lines; what is not UTF-8 is named with its byte and line. A byte-order mark is skipped."""
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of every line that is not blank; what is not UTF-8 is named. A byte-order mark is skipped."""
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
+            if raw.isspace():
+                continue
             try:
-                yield (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).decode("utf-8")
+                yield number, (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).decode("utf-8")
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{path} line {number}: byte 0x{raw[error.start]:02X} is not UTF-8; the file looks like cp1252 "
-                    f"(Windows). Convert it: iconv -f cp1252 -t utf-8 {path} > {path.stem}-utf8{path.suffix}"
+                    "(Windows).",
+                    code="D026",
+                    fix=f"Convert it: iconv -f cp1252 -t utf-8 {path} > {path.stem}-utf8{path.suffix}",
                 ) from None
+
+
+def _all_text(path: Path) -> str:
+    """With its blank lines, so that lines can be counted in it."""
+    for _ in _lines(path):
+        pass
+    return path.read_text(encoding="utf-8-sig")
 
 
 def _check_json(path: Path) -> None:
     """A list of objects, or an object a line; anything else is named."""
-    first = next((line.lstrip()[0] for line in _lines(path) if line.strip()), "")
+    first = next((line.lstrip()[0] for _, line in _lines(path)), "")
     if first != "[":
         _check_json_lines_or_object(path)
         return
-    text = "".join(_lines(path))
+    text = _all_text(path)
     try:
-        rows = json.loads(text, parse_constant=_refuse_constant)
+        rows = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         line = text.splitlines()[error.lineno - 1] if text.splitlines() else ""
         where = f"{path} line {error.lineno}, column {error.colno}"
-        raise DataError(f"{where}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}") from None
+        raise DataError(f"{where}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}", code="D004") from None
     except _NotJSON as error:
-        raise DataError(f"{path}: {error} is not JSON; write null, or leave the key out") from None
+        raise DataError(f"{path}: {error} is not JSON; write null, or leave the key out", code="D029") from None
     wrong = next((index for index, row in enumerate(rows) if not isinstance(row, dict)), None)
     if wrong is not None:
-        raise DataError(f"{path}: row {wrong} is {type(rows[wrong]).__name__}; expected an object, {{...}}")
+        kind = type(rows[wrong]).__name__
+        raise DataError(f"{path}: row {wrong} is {kind}; expected an object, {{...}}", code="D031")
 
 
 def _check_json_lines_or_object(path: Path) -> None:
     """One object over the whole file is not a list of rows; one object a line is."""
     try:
-        whole = json.loads("".join(_lines(path)))
+        whole = json.loads(_all_text(path))
     except ValueError:
         _check_jsonl(path)  # more than one value: an object a line, or an error with its place
         return
     keys = ", ".join(map(str, whole)) if isinstance(whole, dict) else ""
     if isinstance(whole, dict) and any(isinstance(value, list) for value in whole.values()):
         raise DataError(
-            f"{path} is one object with the keys {keys}; rows are expected. Write the list under one of these keys to "
-            "a file of its own, or write one object a line (.jsonl)."
+            f"{path} is one object with the keys {keys}; rows are expected.",
+            code="D031",
+            fix="Write the list under one of these keys to a file of its own, or write one object a line (.jsonl).",
         )
 
 
 def _check_csv(path: Path) -> None:
     """As many fields in every line as in the header."""
-    reader = csv.reader(_lines(path))
+    reader = csv.reader(line for _, line in _lines(path))
     header: Sequence[str] = next(reader, [])
     problems = [
         f"{path} line {reader.line_num} has {len(row)} fields, the header has {len(header)}; quote fields with commas"
@@ -245,7 +277,8 @@ def _check_csv(path: Path) -> None:
     ]
     if problems:
         more = f"\n... and {len(problems) - MAX_PROBLEMS} more." if len(problems) > MAX_PROBLEMS else ""
-        raise DataError("\n".join(problems[:MAX_PROBLEMS]) + more)
+        findings = [_bad("D027", problem) for problem in problems]
+        raise DataError("\n".join(problems[:MAX_PROBLEMS]) + more, code="D027", findings=findings)
 
 
 def _check_parquet(path: Path) -> None:
@@ -253,7 +286,7 @@ def _check_parquet(path: Path) -> None:
         start = stream.read(4)
     if start != b"PAR1":
         shown = start.decode("ascii", errors="backslashreplace")
-        raise DataError(f'{path} starts with "{shown}", not with "PAR1": it is not a Parquet file.')
+        raise DataError(f'{path} starts with "{shown}", not with "PAR1": it is not a Parquet file.', code="D030")
 
 
 def _check_text(path: Path) -> None:
@@ -274,6 +307,11 @@ READERS: dict[str, tuple[str, Callable[[Path], None]]] = {
 # ---- folders, the hub, mixtures ----
 
 
+def _read_code(error: BaseException, otherwise: str = "D039") -> str:
+    """D034: a dataset that is a script, which `datasets` no longer runs."""
+    return "D034" if "scripts are no longer supported" in _root(error) else otherwise
+
+
 def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
     """What `save_to_disk` wrote, or a folder of data files."""
     from datasets import DatasetDict, load_dataset, load_from_disk
@@ -283,7 +321,9 @@ def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
     try:
         loaded = load_from_disk(str(folder)) if saved else load_dataset(str(folder), streaming=streaming)
     except (DatasetGenerationError, ValueError, OSError) as error:
-        raise DataError(f"The folder {folder} cannot be read as a dataset: {_root(error)}") from error
+        raise DataError(
+            f"The folder {folder} cannot be read as a dataset: {_root(error)}", code=_read_code(error)
+        ) from error
     return dict(loaded) if isinstance(loaded, (DatasetDict, dict)) else {"train": loaded}
 
 
@@ -297,8 +337,10 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
         path = Path(name)
         near = _similar(path) if path.parent.is_dir() else ""
         raise DataError(
-            f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had ({_root(error)}). "
-            f"Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`.{near}"
+            f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had ({_root(error)}).",
+            code=_read_code(error, "D035"),
+            fix="Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`."
+            + near,
         ) from error
 
 
@@ -314,7 +356,7 @@ def _mixture(spec: DataSpec) -> dict[str, Any]:
     if spec.test_split_size is None:
         return {"train": rows}
     if spec.streaming:
-        raise DataError("`test_split_size` needs to know how many rows there are; leave out `streaming`.")
+        raise DataError("`test_split_size` needs to know how many rows there are; leave out `streaming`.", code="C030")
     return dict(rows.train_test_split(test_size=spec.test_split_size))
 
 
@@ -328,7 +370,7 @@ def _mixture_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
         try:
             rows = load_dataset(path, split=split, streaming=streaming, **options)
         except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
-            raise DataError(f"The part `{path}` of `datasets` cannot be had: {_root(error)}") from error
+            raise DataError(f"The part `{path}` of `datasets` cannot be had: {_root(error)}", code="D035") from error
     else:
         rows = _split(load_splits(path, streaming=streaming), split, path, "split")
     return rows.select_columns(part["columns"]) if part.get("columns") else rows
@@ -342,9 +384,11 @@ def _is_plain(split: str) -> bool:
 def _cut_to_shares(parts: list[Any], fractions: list[float | None], *, streaming: bool) -> list[Any]:
     """The first rows of each part, so that none is repeated and the shares come out (as in TRL 1.16)."""
     if streaming:
-        raise DataError("`fraction` needs to know how many rows there are; leave out `streaming`.")
+        raise DataError("`fraction` needs to know how many rows there are; leave out `streaming`.", code="C030")
     if any(fraction is None for fraction in fractions):
-        raise DataError("`fraction` is given for some parts of `datasets` and not for others; give it for all or none.")
+        raise DataError(
+            "`fraction` is given for some parts of `datasets` and not for others; give it for all or none.", code="C030"
+        )
     given = [float(fraction or 0) for fraction in fractions]
     shares = [fraction / sum(given) for fraction in given]
     total = min(len(part) / share for part, share in zip(parts, shares, strict=True) if share > 0)

@@ -83,7 +83,9 @@ def builtin_model(name: str) -> BuiltinModel:
     key = name.removeprefix(PREFIX)
     if key not in BUILTIN_MODELS:
         known = ", ".join(PREFIX + known for known in BUILTIN_MODELS)
-        raise ModelError(f"There is no built-in model `{name}`; known: {known}.{did_you_mean(key, BUILTIN_MODELS)}")
+        raise ModelError(
+            f"There is no built-in model `{name}`; known: {known}.{did_you_mean(key, BUILTIN_MODELS)}", code="M001"
+        )
     return BUILTIN_MODELS[key]
 
 
@@ -226,5 +228,7 @@ def _from_hub(name: str, model: BuiltinModel) -> str:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"The built-in model `{name}` is not in the cache ({cache_root() / 'models'}), the package that carries it "
-            f"is not installed, and {model.hub_id} cannot be had from the hub. Type: {model.install}"
+            f"is not installed, and {model.hub_id} cannot be had from the hub.",
+            code="M002",
+            fix=f"Type: {model.install}",
         ) from error

@@ -39,9 +39,9 @@ def check_model_name(name: str, *, needs_tokenizer: bool = True, trust_remote_co
     if path.is_dir():
         config = _check_folder(path, needs_tokenizer=needs_tokenizer)
     elif path.is_file():
-        raise ModelError(_file_message(path))
+        raise _file_error(path)
     elif _looks_like_a_path(name):
-        raise ModelError(f"There is no folder {name}.{_similar(path)}")
+        raise ModelError(f"There is no folder {name}.{_similar(path)}", code="M001")
     else:
         config = _hub_config(name, path)
     _check_architecture(name, config, trust_remote_code=trust_remote_code)
@@ -61,13 +61,15 @@ def _similar(path: Path) -> str:
     return f" Similar: {', '.join(near)}." if near else ""
 
 
-def _file_message(path: Path) -> str:
+def _file_error(path: Path) -> ModelError:
     if path.suffix == ".gguf":
-        return (
-            f"{path} is a GGUF file, which is made for inference (its weights are rounded). Train the model it was "
-            "made from: give that repository's hub id or folder."
+        return ModelError(
+            f"{path} is a GGUF file, which is made for inference (its weights are rounded).",
+            code="M009",
+            fix="Train the model it was made from: give that repository's hub id or folder.",
         )
-    return f"{path} is a file; a model is a folder with config.json and *.safetensors. Try {path.parent}."
+    what = f"{path} is a file; a model is a folder with config.json and *.safetensors."
+    return ModelError(what, code="M001", fix=f"Try {path.parent}.")
 
 
 # ---- folders ----
@@ -76,32 +78,38 @@ def _file_message(path: Path) -> str:
 def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
     """The folder's config, after its files have been looked at."""
     if not (folder / "config.json").is_file():
-        raise ModelError(_no_config_message(folder))
+        raise _no_config_error(folder)
     for check in _FOLDER_CHECKS:
         check(folder)
     if needs_tokenizer and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(
-            f"{folder} has config.json but no tokenizer files ({', '.join(_TOKENIZER_FILES[:3])}). Copy them from "
-            "the original model, or pass `processing_class=` in Python."
+            f"{folder} has config.json but no tokenizer files ({', '.join(_TOKENIZER_FILES[:3])}).",
+            code="M003",
+            fix="Copy them from the original model, or pass `processing_class=` in Python.",
         )
     return _read_json(folder / "config.json")
 
 
-def _no_config_message(folder: Path) -> str:
+def _no_config_error(folder: Path) -> ModelError:
     if (folder / "adapter_config.json").is_file():
         base = _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-        return (
-            f"{folder} holds an adapter, not a model; it belongs to {base}. To train on, in Python: "
-            f'`PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{folder}", '
-            "is_trainable=True)` is what to pass as `model`."
+        return ModelError(
+            f"{folder} holds an adapter, not a model; it belongs to {base}.",
+            code="M012",
+            fix=f'To train on, in Python: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), '
+            f'"{folder}", is_trainable=True)` is what to pass as `model`.',
         )
     if checkpoints := sorted(folder.glob("checkpoint-*/config.json"), key=_checkpoint_number):
-        return f"{folder} has no config.json, but checkpoints: give one of them, as {checkpoints[-1].parent}."
+        what = f"{folder} has no config.json, but checkpoints: give one of them, as {checkpoints[-1].parent}."
+        return ModelError(what, code="M016")
     if ggufs := sorted(folder.glob("*.gguf")):
-        return _file_message(ggufs[0])
+        return _file_error(ggufs[0])
     if not any(folder.iterdir()):
-        return f"The folder {folder} is empty."
-    return f"{folder} has no config.json, so it is not a model folder (expected config.json and *.safetensors)."
+        return ModelError(f"The folder {folder} is empty.", code="M016", fix="Download or copy the model again.")
+    return ModelError(
+        f"{folder} has no config.json, so it is not a model folder (expected config.json and *.safetensors).",
+        code="M016",
+    )
 
 
 def _checkpoint_number(config: Path) -> int:
@@ -114,10 +122,16 @@ def _check_weights_exist(folder: Path) -> None:
     if index.is_file():
         missing = sorted({file for file in _read_json(index)["weight_map"].values() if not (folder / file).is_file()})
         if missing:
-            raise ModelError(f"{folder} lacks {', '.join(missing)}, named in {index.name}. Download or copy it again.")
+            raise ModelError(
+                f"{folder} lacks {', '.join(missing)}, named in {index.name}.",
+                code="M017",
+                fix="Download or copy it again.",
+            )
     elif not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise ModelError(
-            f"{folder} has config.json but no weights (no *.safetensors). Was the copy or the save cut short?"
+            f"{folder} has config.json but no weights (no *.safetensors).",
+            code="M017",
+            fix="Was the copy or the save cut short?",
         )
 
 
@@ -128,7 +142,9 @@ def _check_safetensors_whole(folder: Path) -> None:
         expected = _expected_size(file, actual)
         if expected != actual:
             size = f"{expected:,} bytes expected" if expected else "its header cannot be read"
-            raise ModelError(f"{file} is damaged: {actual:,} bytes, {size}. Download or copy it again.")
+            raise ModelError(
+                f"{file} is damaged: {actual:,} bytes, {size}.", code="M008", fix="Download or copy it again."
+            )
 
 
 def _expected_size(file: Path, actual: int) -> int | None:
@@ -152,9 +168,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ModelError(f"{file} cannot be read as JSON: {error}") from error
+        raise ModelError(f"{file} cannot be read as JSON: {error}", code="M016") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{file} holds {type(value).__name__}, expected an object.")
+        raise ModelError(f"{file} holds {type(value).__name__}, expected an object.", code="M016")
     return value
 
 
@@ -166,13 +182,15 @@ def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_co
     if "auto_map" in config and not trust_remote_code and not _known_to_transformers(config):
         code = sorted(set(map(str, config["auto_map"].values())))
         raise ModelError(
-            f"{name} needs Python code of its own ({', '.join(code)}), which is not run by default. Read that code; if "
-            "you trust it, set `trust_remote_code: true`."
+            f"{name} needs Python code of its own ({', '.join(code)}), which is not run by default.",
+            code="M011",
+            fix="Read that code; if you trust it, set `trust_remote_code: true`.",
         )
     if architectures and not any(str(a).endswith(_GENERATORS) for a in architectures):
         raise ModelError(
             f"{name} is a {', '.join(architectures)}, which does not generate text; a causal language model is needed "
-            "(its `architectures` end with ForCausalLM)."
+            "(its `architectures` end with ForCausalLM).",
+            code="M013",
         )
 
 
@@ -212,9 +230,11 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         reason = next(text for kind, text in reasons.items() if isinstance(error, kind))
         status = getattr(getattr(error, "response", None), "status_code", None)
         http = f" (HTTP {status})" if status else ""
-        raise ModelError(f"`{name}` {reason}{http}.{near}") from error
+        raise ModelError(f"`{name}` {reason}{http}.{near}", code="M002") from error
     except OSError as error:
-        raise ModelError(f"`{name}` is not a folder here, and the hub cannot be reached ({error}).{near}") from error
+        raise ModelError(
+            f"`{name}` is not a folder here, and the hub cannot be reached ({error}).{near}", code="M002"
+        ) from error
 
 
 def _cached_models() -> str:

@@ -91,7 +91,11 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
         raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
     if given.pad_token is None:
         if given.eos_token is None:
-            raise ModelError("The tokenizer has neither a pad token nor an end token. Set tokenizer.eos_token first.")
+            raise ModelError(
+                "The tokenizer has neither a pad token nor an end token.",
+                code="M006",
+                fix="Set tokenizer.eos_token first.",
+            )
         given.pad_token = given.eos_token
     return given
 
