@@ -337,16 +337,29 @@ def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
 
 
 def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, precision: Precision) -> int:
-    """From what a token's activations take in one layer: vectors of the width and of the inner width, in bytes."""
+    rounded = precision.enabled if isinstance(precision, ProductPrecision) else None
+    return default_tokens_per_pack(config, args, rounded=rounded)
+
+
+def default_tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, *, rounded: bool | None) -> int:
+    """Tokens whose activations take what one pack may; `rounded` as in `activation_bytes_per_token`."""
+    budget = ACTIVATION_BYTES.get(args.device.type, ACTIVATION_BYTES["cuda"])
+    layers = config.get_text_config().num_hidden_layers
+    return max(128, budget // (layers * activation_bytes_per_token(config, args, rounded=rounded)))
+
+
+def activation_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, *, rounded: bool | None) -> int:
+    """What a token keeps in one layer for the backward: vectors of the width and of the inner width, in bytes.
+
+    `rounded`: whether `ProductPrecision` rounds products to bfloat16; None where it is not used.
+    """
     text = config.get_text_config()
     width = text.hidden_size
     inner = getattr(text, "intermediate_size", None) or 4 * width
-    if not isinstance(precision, ProductPrecision):
-        per_layer = (12 * width + 4 * inner) * (2 if args.bf16 or args.fp16 else 4)
-    else:  # counted on Llama's layers; see models.lean for what they keep
-        per_layer = 25 * width + 4 * inner if precision.enabled else 31 * width + 12 * inner
-    budget = ACTIVATION_BYTES.get(args.device.type, ACTIVATION_BYTES["cuda"])
-    return max(128, budget // (text.num_hidden_layers * per_layer))
+    if rounded is None:
+        return (12 * width + 4 * inner) * (2 if args.bf16 or args.fp16 else 4)
+    # counted on Llama's layers; see models.lean for what they keep
+    return 25 * width + 4 * inner if rounded else 31 * width + 12 * inner
 
 
 def _decide_checkpointing(args: GRPOConfig, tokens_per_pack: int, path: Path) -> None:

@@ -40,6 +40,8 @@ class Rollouts:
     def __init__(self, trainer: Any, measured: MetricsBuffer) -> None:
         self.trainer = trainer
         self.measured = measured
+        self.scored: list[ScoredGroup] = []
+        """Of the latest round, as scored: what the proof on the first batch compares with what is trained on."""
 
     @property
     def parts(self) -> Parts:
@@ -55,9 +57,10 @@ class Rollouts:
         """Prompts -> groups -> scores -> advantages -> what the micro-steps of this round will train on."""
         plan = self.parts.plan
         places = plan.mine()
-        scored = self._sample(self._prompts(key, places), key)
+        scored = self._sample(self.prompts(key, places), key)
         if self.args.dynamic_sampling:
             scored = self._refill(scored, places, key)
+        self.scored = list(scored)
         table, result = self.advantages(scored, places)
         self.measure("train", table, result)
         kept_PG, counted_PG = self.trained(table, result)
@@ -76,7 +79,8 @@ class Rollouts:
         assert prompt is not None, "overlong rows are dropped before training"
         return prompt
 
-    def _prompts(self, key: RoundKey, places: Sequence[int]) -> list[Prompt]:
+    def prompts(self, key: RoundKey, places: Sequence[int]) -> list[Prompt]:
+        """The prompts at the given places of a round."""
         rows = self.parts.order.rows(key, places)
         return [self.prompt(row, place, index) for place, (index, row) in zip(places, rows, strict=True)]
 

@@ -1,0 +1,364 @@
+"""Memory of a run at its worst case, from the model's config and the run's arguments: no weight is loaded.
+
+    estimate = estimate_memory(config, args, prompt_tokens=300)
+    estimate.fits, estimate.peak_bytes, estimate.rows()
+
+The worst case is the longest prompt with completions of full length. Parameters are counted on a model without storage
+(torch's meta device). What is kept for the backward is counted per token and layer, as `tokens_per_pack` is chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from podium.assembly import activation_bytes_per_token, default_tokens_per_pack, plan_of
+from podium.config import GRPOConfig
+from podium.engines.live.engine import MAX_ROWS
+from podium.forward import HEAD_CHUNK_BYTES
+from podium.precision import CAN_PACK, families_of, measure_products
+
+MIB = 1 << 20
+
+RUNTIME_BYTES: Mapping[str, int] = {"cpu": 500 * MIB, "cuda": 600 * MIB}
+"""Python with torch, transformers and peft imported; on a GPU the context and the libraries' workspaces."""
+
+WORKING_BYTES: Mapping[str, int] = {"cpu": 96 * MIB, "cuda": 128 * MIB}
+"""What the first forwards add whatever their size: tokenizer, threads, compiled products, holes of the allocator."""
+
+HEAD_BLOCKS = 3
+"""Blocks of logits alive at once: the logits, their gradient, and its rounded copy."""
+
+OPTIMIZER_BYTES: Mapping[str, int] = {
+    "adamw_torch": 8,
+    "adamw_torch_fused": 8,
+    "adamw_apex_fused": 8,
+    "adamw_8bit": 2,
+    "adamw_bnb_8bit": 2,
+    "paged_adamw_8bit": 2,
+    "paged_adamw_32bit": 8,
+    "lion_32bit": 4,
+    "lion_8bit": 1,
+    "adagrad": 4,
+    "rmsprop": 4,
+    "sgd": 0,
+}
+"""Bytes of optimizer state a trained parameter; others count as Adam's, but Adafactor's, which are nearly none."""
+
+LARGEST = 1 << 16
+"""Where the search for the largest setting that fits ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A model in numbers."""
+
+    num_parameters: int
+    num_trained: int
+    num_wide: int
+    """Parameters of the linear layers whose products may be rounded: each has a bfloat16 copy then."""
+    weight_bytes: int
+    """Of all parameters in the type they are loaded in."""
+    trained_bytes: int
+    largest_bytes: int
+    """Of the largest trained tensor."""
+    num_layers: int
+    vocabulary: int
+    cache_bytes_per_token: int
+    """Keys and values of one token in all layers, in float32 on a CPU, else in the weights' type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What goes through the model at once, at worst."""
+
+    prompts: int
+    """Prompts of a generation round on this process."""
+    num_generations: int
+    prompt_tokens: int
+    completion_tokens: int
+    tokens_per_pack: int
+    checkpointing: bool
+
+    @property
+    def pack_tokens(self) -> int:
+        """Input tokens of the largest pack: as in `packing`, a part of a group holds as many tokens as its prompt."""
+        share = self.prompts * (self.prompt_tokens + self.num_generations * (self.completion_tokens - 1))
+        rollout = self.prompt_tokens + self.completion_tokens
+        return min(share, max(self.tokens_per_pack, 2 * self.prompt_tokens, rollout))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes of one process at its peak, part by part."""
+
+    num_parameters: int
+    num_trained: int
+    runtime_bytes: int
+    weights_bytes: int
+    rounded_bytes: int
+    """bfloat16 copies of weights (CPU, `product_precision`)."""
+    reference_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    sampling_bytes: int
+    """Cache, logits and packed weights while sampling: not at the same time as the activations."""
+    activations_bytes: int
+    """What one pack keeps for its backward, and the head's blocks of logits."""
+    available_bytes: int | None
+    """What the device has left for this process; None: unknown."""
+    tokens_per_pack: int
+    largest_num_generations: int | None
+    """Largest group that fits with everything else as it is; None: nothing fits, or the device is unknown."""
+    largest_tokens_per_pack: int | None
+    """Largest `tokens_per_pack` that fits, likewise."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The sum, with the larger of sampling and training."""
+        fixed = self.runtime_bytes + self.weights_bytes + self.rounded_bytes + self.reference_bytes
+        training = self.gradients_bytes + self.activations_bytes
+        return fixed + self.optimizer_bytes + max(self.sampling_bytes, training)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has that much; True where that is unknown."""
+        return self.available_bytes is None or self.peak_bytes <= self.available_bytes
+
+    def rows(self) -> list[tuple[str, str]]:
+        """A short table: what, how much."""
+        parts = [
+            ("parameters", f"{self.num_parameters:,}, of which trained {self.num_trained:,}"),
+            ("runtime", gigabytes(self.runtime_bytes)),
+            ("weights", gigabytes(self.weights_bytes)),
+            ("rounded copies of weights", gigabytes(self.rounded_bytes)),
+            ("reference model", gigabytes(self.reference_bytes)),
+            ("gradients", gigabytes(self.gradients_bytes)),
+            ("optimizer", gigabytes(self.optimizer_bytes)),
+            ("sampling (cache, logits)", gigabytes(self.sampling_bytes)),
+            ("activations of a pack", f"{gigabytes(self.activations_bytes)} ({self.tokens_per_pack:,} tokens)"),
+            ("peak", gigabytes(self.peak_bytes)),
+        ]
+        if self.available_bytes is not None:
+            parts.append(("the device has", gigabytes(self.available_bytes)))
+            parts.append(("largest num_generations", _or_none(self.largest_num_generations)))
+            parts.append(("largest tokens_per_pack", _or_none(self.largest_tokens_per_pack)))
+        return [(what, much) for what, much in parts if much != "0.0 GB"]
+
+
+def gigabytes(count: int) -> str:
+    """
+    >>> gigabytes(1_540_000_000)
+    '1.5 GB'
+    """
+    return f"{count / 1e9:.1f} GB"
+
+
+def _or_none(largest: int | None) -> str:
+    if largest is None:
+        return "none fits"
+    return f"{largest:,} or more" if largest >= LARGEST else f"{largest:,}"
+
+
+def estimate_memory(
+    config: PretrainedConfig,
+    args: GRPOConfig,
+    *,
+    prompt_tokens: int,
+    peft_config: Any = None,
+    runtime_bytes: int | None = None,
+    available_bytes: int | None = None,
+) -> MemoryEstimate:
+    """The peak of one process, and what would fit.
+
+    Args:
+        config: of the model; no weight is looked at.
+        args: the run's.
+        prompt_tokens: of the longest prompt.
+        peft_config: of the adapter to train; None: all weights.
+        runtime_bytes: what the process takes before it loads a model; None: `RUNTIME_BYTES`.
+        available_bytes: what the process may take; None: what the device has free now.
+    """
+    device = args.device.type
+    rounded = _rounds(args)
+    sizes = model_sizes(config, args, peft_config)
+    available = available_memory(device) if available_bytes is None else available_bytes
+    load = worst_case(config, args, prompt_tokens, rounded=rounded)
+
+    def estimate(load: Load) -> MemoryEstimate:
+        return MemoryEstimate(
+            num_parameters=sizes.num_parameters,
+            num_trained=sizes.num_trained,
+            runtime_bytes=(RUNTIME_BYTES[device] if runtime_bytes is None else runtime_bytes) + WORKING_BYTES[device],
+            weights_bytes=sizes.weight_bytes,
+            rounded_bytes=2 * sizes.num_wide if rounded else 0,
+            reference_bytes=sizes.weight_bytes if args.beta and peft_config is None else 0,
+            gradients_bytes=sizes.trained_bytes,
+            optimizer_bytes=optimizer_bytes(args, sizes),
+            sampling_bytes=sampling_bytes(sizes, load, device, rounded=bool(rounded)),
+            activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded),
+            available_bytes=available,
+            tokens_per_pack=load.tokens_per_pack,
+            largest_num_generations=None,
+            largest_tokens_per_pack=None,
+        )
+
+    here = estimate(load)
+    if available is None:
+        return here
+
+    def fits(**changed: int) -> bool:
+        return estimate(dataclasses.replace(load, **changed)).fits
+
+    return dataclasses.replace(
+        here,
+        largest_num_generations=largest(lambda count: fits(num_generations=count), first=2),
+        largest_tokens_per_pack=largest(lambda count: fits(tokens_per_pack=count), first=128),
+    )
+
+
+def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *, rounded: bool | None) -> Load:
+    """The largest load of a step: longest prompts, completions of full length."""
+    plan = plan_of(args)
+    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(config, args, rounded=rounded)
+    checkpointing = args.gradient_checkpointing
+    if checkpointing is None:
+        checkpointing = args.max_completion_length + (args.max_prompt_length or 0) > 4 * tokens_per_pack
+    return Load(
+        prompts=max(1, plan.prompts_per_round // plan.ranks),
+        num_generations=plan.num_generations,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=args.max_completion_length,
+        tokens_per_pack=tokens_per_pack,
+        checkpointing=checkpointing,
+    )
+
+
+def _rounds(args: GRPOConfig) -> bool | None:
+    """Whether products are rounded; None on devices where that is autocast's business."""
+    if args.device.type != "cpu":
+        return None
+    return args.product_precision == "bfloat16" or (
+        args.product_precision == "auto" and measure_products().bfloat16_pays
+    )
+
+
+# ---- the model ----
+
+
+def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None) -> Sizes:
+    """Counted on a model without storage."""
+    model = meta_model(config, args, peft_config)
+    parameters = list(model.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    weight = max(parameters, key=nn.Parameter.numel)
+    cached = 4 if args.device.type == "cpu" else weight.element_size()
+    return Sizes(
+        num_parameters=sum(p.numel() for p in parameters),
+        num_trained=sum(p.numel() for p in trained),
+        num_wide=sum(member.weight.numel() for family in families_of(model) for member in family.members),
+        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        trained_bytes=sum(p.numel() * p.element_size() for p in trained),
+        largest_bytes=max((p.numel() * p.element_size() for p in trained), default=0),
+        num_layers=text.num_hidden_layers,
+        vocabulary=text.vocab_size,
+        cache_bytes_per_token=2 * text.num_hidden_layers * heads * width * cached,
+    )
+
+
+def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None) -> nn.Module:
+    """The model with its adapter, every tensor without storage."""
+    dtype = (args.model_init_kwargs or {}).get("dtype") or torch.float32
+    if isinstance(dtype, str):
+        dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=bool(args.trust_remote_code)
+        )
+        if peft_config is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, peft_config)
+    return model
+
+
+# ---- the parts ----
+
+
+def optimizer_bytes(args: GRPOConfig, sizes: Sizes) -> int:
+    """State of the optimizer, in the trained tensors' own type for Adam."""
+    name = str(getattr(args.optim, "value", args.optim))
+    if name == "adafactor":
+        return sizes.num_trained // 256
+    per_parameter = OPTIMIZER_BYTES.get(name, 8)
+    return int(per_parameter * sizes.trained_bytes / 4) if per_parameter >= 4 else per_parameter * sizes.num_trained
+
+
+def sampling_bytes(sizes: Sizes, load: Load, device: str, *, rounded: bool) -> int:
+    """Keys and values of the running rows and their prompts, logits, and weights packed for sampling."""
+    rows = min(load.prompts * load.num_generations, max(MAX_ROWS.get(device, 128), load.num_generations))
+    prompts = -(-rows // load.num_generations)
+    cached = rows * load.completion_tokens + prompts * load.prompt_tokens
+    logits = 3 * 4 * rows * sizes.vocabulary
+    packed = 2 * sizes.num_wide if rounded and CAN_PACK else 0
+    return cached * sizes.cache_bytes_per_token + logits + packed
+
+
+def activations_bytes(
+    config: PretrainedConfig, args: GRPOConfig, sizes: Sizes, load: Load, *, rounded: bool | None
+) -> int:
+    """What a pack keeps for its backward; under checkpointing a layer's input each, and one layer in full."""
+    tokens = load.pack_tokens
+    one_layer = activation_bytes_per_token(config, args, rounded=rounded)
+    kept = sizes.num_layers * one_layer
+    if load.checkpointing:
+        kept = sizes.num_layers * 4 * config.get_text_config().hidden_size + one_layer
+    return tokens * kept + HEAD_BLOCKS * max(HEAD_CHUNK_BYTES, 64 * sizes.vocabulary)
+
+
+def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
+    """The largest of first, 2 first, 4 first, ... that fits; None: not even the first.
+
+    >>> largest(lambda count: count <= 100, first=3)
+    96
+    """
+    best = None
+    while first <= LARGEST and fits(first):
+        best, first = first, 2 * first
+    return LARGEST if first > LARGEST else best
+
+
+# ---- the device ----
+
+
+def available_memory(device: str) -> int | None:
+    """Bytes that a new process could take here now; None: unknown."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    if device != "cpu":
+        return None
+    import psutil
+
+    free = [int(psutil.virtual_memory().available), *_group_limits()]
+    return min(free)
+
+
+def _group_limits() -> list[int]:
+    """What the control group of this process leaves: a container's limit."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return []
+    return [int(limit) - int(used)] if limit.isdigit() and os.name == "posix" else []

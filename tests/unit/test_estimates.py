@@ -1,0 +1,132 @@
+"""What a run will take: counted and computed, against what the model and the trainer really have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import LoraConfig, get_peft_model
+
+from podium import GRPOConfig
+from podium.estimates import duration, memory
+from podium.estimates.duration import Measurement, estimate_time
+from podium.estimates.memory import estimate_memory
+from podium.testing import KINDS, tiny_model
+
+GB = 10**9
+
+
+def arguments(folder: Path, **settings: Any) -> GRPOConfig:
+    given = {
+        "num_generations": 4,
+        "per_device_train_batch_size": 16,
+        "max_completion_length": 8,
+        "use_cpu": True,
+        "product_precision": "float32",
+        "report_to": [],
+        **settings,
+    }
+    return GRPOConfig(str(folder), **given)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_those_of_the_loaded_model(tmp_path: Path, kind: str, lora: bool) -> None:
+    model: Any = tiny_model(kind)
+    peft = LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
+    sizes = memory.model_sizes(model.config, arguments(tmp_path), peft)
+    model = get_peft_model(model, peft) if peft else model
+    assert sizes.num_parameters == sum(p.numel() for p in model.parameters())
+    assert sizes.num_trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sizes.weight_bytes == 4 * sizes.num_parameters
+
+
+def test_more_of_anything_takes_more(tmp_path: Path) -> None:
+    config = tiny_model("llama").config
+    base = estimate_memory(config, arguments(tmp_path), prompt_tokens=20)
+    longer = estimate_memory(config, arguments(tmp_path, max_completion_length=64), prompt_tokens=20)
+    reference = estimate_memory(config, arguments(tmp_path, beta=0.1), prompt_tokens=20)
+    plain_sgd = estimate_memory(config, arguments(tmp_path, optim="sgd"), prompt_tokens=20)
+    recomputing = estimate_memory(config, arguments(tmp_path, gradient_checkpointing=True), prompt_tokens=20)
+    assert longer.peak_bytes > base.peak_bytes
+    assert reference.reference_bytes == base.weights_bytes
+    assert base.reference_bytes == 0
+    assert plain_sgd.optimizer_bytes == 0
+    assert base.optimizer_bytes == 2 * base.gradients_bytes
+    assert recomputing.activations_bytes < base.activations_bytes
+
+
+def test_what_fits_fits_and_the_next_size_does_not(tmp_path: Path) -> None:
+    config = tiny_model("llama").config
+    args = arguments(tmp_path, max_completion_length=256)
+    available = estimate_memory(config, args, prompt_tokens=100).peak_bytes + 40_000_000
+    found = estimate_memory(config, args, prompt_tokens=100, available_bytes=available)
+    assert found.fits
+    assert found.largest_num_generations
+    assert found.largest_num_generations >= 4
+    assert dict(found.rows())["largest num_generations"] == f"{found.largest_num_generations:,}"
+    none = estimate_memory(config, args, prompt_tokens=100, available_bytes=1)
+    assert not none.fits
+    assert none.largest_num_generations is None
+    assert dict(none.rows())["largest num_generations"] == "none fits"
+
+
+MEASURED = Measurement(
+    num_completions=32,
+    completion_tokens=320,
+    generate_seconds=3.2,
+    reward_seconds=0.32,
+    train_seconds=6.4,
+    trained_share=0.5,
+    optimizer_seconds=0.1,
+)
+
+
+def test_time_of_a_step_is_the_sum_of_its_parts(tmp_path: Path) -> None:
+    estimate = estimate_time(arguments(tmp_path, max_steps=10), MEASURED, num_rows=12, evaluation_completions=40)
+    assert estimate.generate_seconds == pytest.approx(16 * 0.1)
+    assert estimate.reward_seconds == pytest.approx(16 * 0.01)
+    assert estimate.train_seconds == pytest.approx(16 * 0.5 * 0.2)
+    assert estimate.step_seconds == pytest.approx(1.6 + 0.16 + 1.6 + 0.1)
+    assert estimate.completion_tokens == 160
+    assert estimate.total_tokens == 1600
+    assert estimate.total_seconds == pytest.approx(10 * estimate.step_seconds + 4.0)
+
+
+def test_reused_rollouts_are_sampled_once_and_trained_on_often(tmp_path: Path) -> None:
+    args = arguments(tmp_path, max_steps=10, steps_per_generation=2, num_iterations=3)
+    estimate = estimate_time(args, MEASURED, num_rows=None)
+    assert estimate.generate_seconds == pytest.approx(2 * 16 * 0.1 / 6), "a round of 32 serves six steps"
+    assert estimate.train_seconds == pytest.approx(16 * 0.5 * 0.2), "every step trains on 16"
+
+
+@pytest.mark.parametrize("settings", [{"max_steps": -1, "num_train_epochs": 2}, {"max_steps": 3}], ids=str)
+def test_steps_are_the_trainers(make_trainer: Callable, settings: dict[str, Any]) -> None:
+    trainer = make_trainer(**settings, learning_rate=0.0)
+    estimate = estimate_time(trainer.args, MEASURED, num_rows=len(trainer.train_dataset))
+    trainer.train()
+    assert estimate.num_steps == trainer.state.max_steps == trainer.state.global_step
+
+
+def test_a_measurement_leaves_no_trace(make_trainer: Callable) -> None:
+    plain, measured = make_trainer(), make_trainer()
+    duration.measure(measured)
+    plain.train()
+    measured.train()
+    for one, other in zip(plain.model.parameters(), measured.model.parameters(), strict=True):
+        assert one.equal(other)
+    logs = [trainer.state.log_history[0] for trainer in (plain, measured)]
+    assert logs[0]["reward"] == logs[1]["reward"]
+    assert logs[0]["num_tokens"] == logs[1]["num_tokens"]
+
+
+def test_a_measurement_counts_what_it_did(make_trainer: Callable) -> None:
+    trainer = make_trainer()
+    measured = duration.measure(trainer)
+    assert measured.num_completions == 16
+    assert 16 <= measured.completion_tokens <= 16 * 8
+    seconds = dataclasses.asdict(measured)
+    assert all(seconds[f"{part}_seconds"] > 0 for part in ("generate", "reward", "train", "optimizer"))
