@@ -215,7 +215,7 @@ def estimate_memory(
     if available is None:
         return here
 
-    def fits(**changed: int) -> bool:
+    def fits(**changed: Any) -> bool:
         return estimate(dataclasses.replace(load, **changed)).fits
 
     return dataclasses.replace(
