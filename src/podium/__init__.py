@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from podium import advantages, losses, packing, rewards
     from podium.config import GRPOConfig
     from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
+    from podium.run import Run
     from podium.trainer import GRPOTrainer
 
 _HOME = {
@@ -26,6 +27,7 @@ _HOME = {
     "Finding": "podium.records",
     "Group": "podium.records",
     "Prompt": "podium.records",
+    "Run": "podium.run",
     "ScoredGroup": "podium.records",
     "StepMetrics": "podium.records",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "GRPOTrainer",
     "Group",
     "Prompt",
+    "Run",
     "ScoredGroup",
     "StepMetrics",
     "__version__",

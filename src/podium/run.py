@@ -1,0 +1,177 @@
+"""A run's folder, read back: `Run.load("runs/quickstart")`.
+
+    metrics.jsonl  findings.jsonl  rollouts/*.parquet  config.yaml  environment.json  proof.json  evaluation/*.json
+
+Any part may be missing, and the run may still be going on: a line that is half written is left out. `podium.recording`
+writes the folder; this module only reads, and needs neither torch nor a model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podium.errors import DataError
+from podium.records import Finding, StepMetrics
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRICS = "metrics.jsonl"
+FINDINGS = "findings.jsonl"
+ROLLOUTS = "rollouts"
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+PROOF = "proof.json"
+EVALUATION = "evaluation"
+
+RECORD = (METRICS, FINDINGS, ROLLOUTS, CONFIG, ENVIRONMENT, PROOF, EVALUATION)
+
+GROUP_KEY = ("step", "prompt_id")
+"""Columns of `Run.rollouts` that name a group: the completions of one prompt that were compared with each other."""
+
+ROLLOUT_KEY = (*GROUP_KEY, "completion_index")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has recorded so far. Parts are read when first asked for, and then kept: load again to see more.
+
+    >>> Run.load("nowhere")
+    Traceback (most recent call last):
+    podium.errors.DataError: There is no folder nowhere. Give the output_dir of a run, for example runs/quickstart.
+    """
+
+    folder: Path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """The run in `folder`. Raises `DataError` where nothing of a run lies there."""
+        path = Path(folder)
+        if not path.is_dir():
+            raise DataError(f"There is no folder {path}. Give the output_dir of a run, for example runs/quickstart.")
+        if not any((path / name).exists() for name in RECORD):
+            raise DataError(
+                f"{path} is not the folder of a run: it has none of {', '.join(RECORD[:3])}, ... "
+                "Give the output_dir of a run; `podium doctor` also reads logs of other trainers by their file."
+            )
+        return cls(folder=path)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.resolve().name
+
+    @cached_property
+    def history(self) -> tuple[StepMetrics, ...]:
+        """One record a step, in order. What was null (not a finite number) is NaN."""
+        values: dict[int, dict[str, float]] = {}
+        for line in _lines(self.folder / METRICS):
+            values.setdefault(int(line["step"]), {}).update(
+                {name: math.nan if value is None else float(value) for name, value in line["values"].items()}
+            )
+        return tuple(StepMetrics(step=step, values=values[step]) for step in sorted(values))
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One row a step: `step`, `time` (unix seconds) and a column for every metric."""
+        import pandas as pd
+
+        times = {int(line["step"]): line.get("time", math.nan) for line in _lines(self.folder / METRICS)}
+        rows = [{"step": each.step, "time": times[each.step], **each.values} for each in self.history]
+        return pd.DataFrame(rows, columns=None if rows else ["step", "time"])
+
+    @cached_property
+    def findings(self) -> pd.DataFrame:
+        """One row for everything that was said: the fields of `Finding`."""
+        import pandas as pd
+
+        columns = list(Finding.__dataclass_fields__)
+        rows = [{name: line.get(name) for name in columns} for line in _lines(self.folder / FINDINGS)]
+        return pd.DataFrame(rows, columns=columns)
+
+    @cached_property
+    def rollouts(self) -> pd.DataFrame:
+        """One row a completion. `GROUP_KEY` names its group; the same prompt has the same `prompt` (and `row`) in every
+        step, while `prompt_id` only numbers the prompts of a generation round.
+        """
+        import pandas as pd
+
+        frames = list(_frames(self.folder / ROLLOUTS))
+        if not frames:
+            return pd.DataFrame(columns=list(ROLLOUT_KEY))
+        joined = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+        # A file and the ones it was made of may be there together for a moment.
+        return joined.drop_duplicates(list(ROLLOUT_KEY)).sort_values(list(ROLLOUT_KEY), ignore_index=True)
+
+    @cached_property
+    def reward_names(self) -> tuple[str, ...]:
+        """The reward functions, by the columns of `rollouts` or else by the metrics."""
+        columns = [name.removeprefix("reward/") for name in self.rollouts.columns if name.startswith("reward/")]
+        if columns:
+            return tuple(columns)
+        means = {name: None for each in self.history for name in each.values if name.startswith("rewards/")}
+        return tuple(dict.fromkeys(name.removeprefix("rewards/").rsplit("/", 1)[0] for name in means))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Every setting of the run: the recipe or script's own over the values they resolved to."""
+        import yaml
+
+        path = self.folder / CONFIG
+        given = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return {**self.environment.get("settings", {}), **(given if isinstance(given, dict) else {})}
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Versions, hardware, git commit, digests of rewards and data, resolved settings."""
+        return _json(self.folder / ENVIRONMENT)
+
+    @cached_property
+    def proof(self) -> dict[str, Any]:
+        """What the proof on the first batch found."""
+        return _json(self.folder / PROOF)
+
+    @cached_property
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """Held-out results by name, `before` and `after`."""
+        return {path.stem: _json(path) for path in sorted((self.folder / EVALUATION).glob("*.json"))}
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The objects of a JSON Lines file; what is no whole object (a line being written, a crash) is left out."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _frames(folder: Path) -> Iterator[pd.DataFrame]:
+    """The whole Parquet files of a folder; one that vanishes meanwhile has been joined into another."""
+    import pandas as pd
+    import pyarrow
+
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            yield pd.read_parquet(path)
+        except (OSError, pyarrow.ArrowInvalid):
+            continue

@@ -1,0 +1,159 @@
+"""The run folder: what is written is read back, also half-written, resumed, capped and without parts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import podium
+from podium.environment import _hidden_flags, without_secrets
+from podium.errors import DataError
+from podium.recording import FILES_TO_JOIN, RunFolder, rollout_rows
+from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
+from podium.run import Run
+
+
+def scored(prompt_id: int = 0, texts: tuple[str, ...] = ("7", "8"), **columns: Any) -> ScoredGroup:
+    prompt = Prompt(
+        id=prompt_id, row=prompt_id, token_ids=(1, 2), text=f"3+4= ({prompt_id})", content="", columns=columns
+    )
+    completions = tuple(
+        Completion(token_ids=(3,) * len(text), logps=(-0.5,) * len(text), finish="stop", text=text, policy_step=0)
+        for text in texts
+    )
+    rewards = np.array([[float(i), math.nan] for i in range(len(texts))])
+    return ScoredGroup(
+        group=Group(prompt=prompt, completions=completions), names_K=("right", "style"), rewards_GK=rewards
+    )
+
+
+def rows(step: int, groups: int = 2, **kwargs: Any) -> list[Any]:
+    made = [scored(i, **kwargs) for i in range(groups)]
+    size = len(made[0].group.completions)
+    return rollout_rows(
+        made, [np.zeros(size)] * groups, [np.ones(size, bool)] * groups, weights_K=np.array([2.0, 1.0]), step=step
+    )
+
+
+def folder(path: Path, **settings: Any) -> RunFolder:
+    made = RunFolder(path / "run", **settings)
+    made.begin(resumed_step=None)
+    return made
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    writer = folder(tmp_path)
+    writer.add_metrics(StepMetrics(step=1, values={"reward": 0.5, "loss": math.nan}))
+    writer.add_metrics(StepMetrics(step=1, values={"eval_reward": 0.25}))
+    writer.add_finding(Finding(code="M101", severity="warning", what="w", step=1))
+    writer.add_rollouts(rows(1, answer="7"))
+    run = podium.Run.load(tmp_path / "run")
+    assert run.metrics[["step", "reward", "eval_reward"]].values.tolist() == [[1, 0.5, 0.25]]
+    assert math.isnan(run.history[0].values["loss"])
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])["values"]["loss"] is None
+    assert run.findings.to_dict("records")[0]["code"] == "M101"
+    table = run.rollouts
+    assert table["completion"].tolist() == ["7", "8", "7", "8"]
+    assert table["reward"].tolist() == [0.0, 2.0, 0.0, 2.0]
+    assert table["reward/style"].isna().all()
+    assert table["contains_answer"].tolist() == [True, False, True, False]
+    assert run.reward_names == ("right", "style")
+    assert run.config == run.environment == run.proof == run.evaluations == {}
+
+
+def test_types_are_those_of_the_contract(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    writer = folder(tmp_path)
+    writer.add_rollouts(rows(1))
+    [path] = (tmp_path / "run/rollouts").glob("*.parquet")
+    schema = {field.name: str(field.type) for field in pq.read_schema(path)}
+    expected = {"step": "int32", "prompt_id": "int64", "completion_index": "int16", "mean_logp": "float"}
+    assert expected.items() <= schema.items()
+    assert {
+        "reward/right": "double",
+        "advantage": "float",
+        "trained": "bool",
+        "finish": "string",
+    }.items() <= schema.items()
+    assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_a_half_written_line_is_left_out_and_does_not_eat_the_next(tmp_path: Path) -> None:
+    writer = folder(tmp_path)
+    writer.add_metrics(StepMetrics(step=1, values={"reward": 1.0}))
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "values": {"rew')
+    assert [each.step for each in Run.load(tmp_path / "run").history] == [1]
+    writer.add_metrics(StepMetrics(step=3, values={"reward": 1.0}))
+    assert [each.step for each in Run.load(tmp_path / "run").history] == [1, 3]
+
+
+def test_a_resumed_run_cuts_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    writer = folder(tmp_path)
+    for step in (1, 2, 3, 4):
+        writer.add_metrics(StepMetrics(step=step, values={"reward": float(step)}))
+        writer.add_finding(Finding(code="M101", severity="note", what="w", step=step))
+        writer.add_rollouts(rows(step))
+    RunFolder(tmp_path / "run").begin(resumed_step=2)
+    run = Run.load(tmp_path / "run")
+    assert [each.step for each in run.history] == [1, 2]
+    assert run.findings["step"].tolist() == [1, 2]
+    assert sorted(set(run.rollouts["step"])) == [1, 2]
+
+
+def test_a_run_that_starts_anew_keeps_the_old_record_apart(tmp_path: Path) -> None:
+    folder(tmp_path).add_metrics(StepMetrics(step=9, values={"reward": 1.0}))
+    folder(tmp_path).add_metrics(StepMetrics(step=1, values={"reward": 2.0}))
+    assert [each.step for each in Run.load(tmp_path / "run").history] == [1]
+    assert [each.step for each in Run.load(tmp_path / "run/earlier-1").history] == [9]
+
+
+def test_many_rounds_become_few_files_and_nothing_is_lost(tmp_path: Path) -> None:
+    writer = folder(tmp_path)
+    for step in range(1, FILES_TO_JOIN + 6):
+        writer.add_rollouts(rows(step))
+    assert len(list((tmp_path / "run/rollouts").glob("*.parquet"))) == 6
+    assert len(Run.load(tmp_path / "run").rollouts) == 4 * (FILES_TO_JOIN + 5)
+    RunFolder(tmp_path / "run").begin(resumed_step=10)
+    assert Run.load(tmp_path / "run").rollouts["step"].max() == 10
+
+
+def test_the_size_cap_holds_and_groups_stay_whole(tmp_path: Path) -> None:
+    writer = folder(tmp_path, rollouts_megabytes=0.1)
+    for step in range(1, 60):
+        writer.add_rollouts(rows(step, groups=8))
+    sizes = [path.stat().st_size for path in (tmp_path / "run/rollouts").glob("*.parquet")]
+    assert sum(sizes) <= 0.11e6
+    frame = Run.load(tmp_path / "run").rollouts
+    assert set(frame.groupby(["step", "prompt_id"]).size()) == {2}
+    per_step = frame.groupby("step")["prompt_id"].nunique()
+    assert per_step.iloc[0] == 8
+    assert per_step.iloc[-1] < 8
+
+
+def test_hostile_text_survives(tmp_path: Path) -> None:
+    writer = folder(tmp_path)
+    texts = ("\x1b]0;x\x07", "a\ud800b", "<script>", "\u202e\x00")
+    writer.add_rollouts(rows(1, groups=1, texts=texts))
+    assert Run.load(tmp_path / "run").rollouts["completion"].tolist() == [texts[0], "a?b", texts[2], texts[3]]
+
+
+def test_what_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no folder"):
+        Run.load(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="not the folder of a run"):
+        Run.load(tmp_path)
+
+
+def test_secrets_are_hidden() -> None:
+    assert _hidden_flags(["podium", "--hub_token", "hf_x", "--api-key=abc", "--seed", "1"]) == [
+        *("podium", "--hub_token", "<hidden>", "--api-key=<hidden>", "--seed", "1")
+    ]
+    text = without_secrets({"a": ["hf_" + "x" * 30], "env": {"X": "1"}})
+    assert text == {"a": ["<hidden>"]}
