@@ -123,11 +123,11 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
 
 def _nearest(name: str, columns: Sequence[str]) -> str:
     """The column of the same meaning, else the argument of nearly the same name."""
-    alike = [column for column in columns if column in _GOLD and name in _GOLD]
+    alike = [column for column in columns if column in GOLD and name in GOLD]
     return f" Did you mean `{alike[0]}`?" if alike else did_you_mean(name, [*columns, *GIVEN])
 
 
-_GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
+GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
 """What datasets call the right answer."""
 
 
