@@ -25,7 +25,7 @@ from podium.errors import ConfigError
 from podium.losses import OBJECTIVES
 from podium.metrics import METRICS
 from podium.recipe import load
-from podium.rewards import FACTORIES, LIBRARY
+from podium.rewards import LIBRARY, _settings
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(podium.__file__).parent
@@ -76,13 +76,8 @@ def library() -> str:
     rows = []
     for name, function in LIBRARY.items():
         first = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-        settings = [each for each in inspect.signature(function).parameters if name in FACTORIES or _is_setting(each)]
-        rows.append((f"`{name}`", ", ".join(f"`{each}`" for each in settings), first))
+        rows.append((f"`{name}`", ", ".join(f"`{each}`" for each in _settings(name)), first))
     return table(("name", "settings", "what it gives"), rows)
-
-
-def _is_setting(parameter: str) -> bool:
-    return parameter not in ("completions", "answer", "solution", "log_extra")
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 import podium.rewards as library
 from podium.errors import ConfigError
 from podium.records import Completion, Group, Prompt
-from podium.rewards import LIBRARY, check_rewards, library_reward, resolve_rewards, score
+from podium.rewards import LIBRARY, check_rewards, library_reward, math_pool, resolve_rewards, score
 
-MODULES = ["podium.rewards", *(f"podium.rewards.{name}" for name in ("answers", "format", "length", "text", "resolve"))]
+ROOMS = ("answers", "extract", "format", "json_format", "length", "mathematics", "resolve", "text")
+MODULES = ["podium.rewards", *(f"podium.rewards.{name}" for name in ROOMS)]
 
 
 @pytest.fixture(params=["plain", "chat"])
@@ -181,6 +185,180 @@ def test_long_texts_take_no_time(function, text):
     assert time.perf_counter() - start < 2
 
 
+@pytest.mark.parametrize(
+    ("text", "answer", "choices", "expected"),
+    [
+        ("B", "B", None, 1.0),
+        ("(b)", "B", None, 1.0),
+        ("**B**", "B", None, 1.0),
+        ("B) Paris", "B", None, 1.0),
+        ("I think so.\nAnswer: B", "B", None, 1.0),
+        ("The answer is (B).", "B", None, 1.0),
+        (r"so \boxed{B}", "B", None, 1.0),
+        ("A <answer>B</answer>", "B", None, 1.0),
+        ("B", 1, None, 1.0),
+        ("A B C D", "B", None, 0.0),
+        ("A) B) C) D)", "A", None, 0.0),
+        ("A) no B) yes", "A", None, 0.0),
+        ("A good answer", "A", None, 0.0),
+        ("Because", "B", None, 0.0),
+        ("", "B", None, 0.0),
+        ("B", None, None, None),
+        ("B", "BB", None, None),
+        ("B", 30, None, None),
+        ("rome.", "B", ["Paris", "Rome"], 1.0),
+        ("B. Rome", "Rome", ["Paris", "Rome"], 1.0),
+        ("A", "Rome", ["Paris", "Rome"], 0.0),
+        ("Paris, Rome", "Rome", ["Paris", "Rome"], 0.0),
+        ("C", "C", ["Paris", "Rome"], None),
+        ("3", "3", {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, 1.0),
+        ("2", "3", {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, 0.0),
+    ],
+)
+def test_multiple_choice(wrapped, text, answer, choices, expected):
+    columns = {} if choices is None else {"choices": [choices]}
+    assert library.multiple_choice(wrapped([text]), answer=[answer], **columns) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<reasoning>so</reasoning>\n<answer>7</answer>", 1.0),
+        ("<reasoning>so</reasoning><answer>7</answer>" + "x" * 100, 0.9),
+        ("<reasoning>so</reasoning><answer>7</answer>" + "x" * 9999, 0.0),
+        ("<reasoning>so</reasoning><answer>7", 0.75),
+        ("<answer>7</answer><reasoning>so</reasoning>", 0.5),
+        ("<answer>" * 50, 0.0),
+        ("<reasoning></reasoning>" * 50 + "<answer></answer>", 0.5),
+        ("", 0.0),
+    ],
+)
+def test_xml_format_partial(wrapped, text, expected):
+    assert library.xml_format_partial(wrapped([text])) == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{}", 1.0),
+        (" [1, 2.5e3, null]\n", 1.0),
+        ("7", 1.0),
+        ("```json\n{}\n```", 1.0),
+        ("```\n{}\n```", 1.0),
+        ("Here: ```json\n{}\n```", 0.0),
+        ("{'a': 1}", 0.0),
+        ("{} {}", 0.0),
+        ("NaN", 0.0),
+        ("-Infinity", 0.0),
+        ("", 0.0),
+        ("[" * 100_000, 0.0),
+        ("9" * 5000, 0.0),  # more digits than Python reads
+    ],
+)
+def test_json_format(wrapped, text, expected):
+    assert library.json_format(wrapped([text])) == [expected]
+
+
+def test_json_format_without_fences():
+    assert library.json_format(["```json\n{}\n```", "{}"], fenced=False) == [0.0, 1.0]
+
+
+TREE = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}
+
+
+def test_json_schema(wrapped):
+    schema = {"type": "object", "required": ["a"], "properties": {"a": {"enum": [1, 2]}}, "additionalProperties": False}
+    texts = wrapped(['{"a": 1}', '{"a": 3}', '{"a": 1, "b": 2}', "{", "{}"])
+    assert library.json_schema(texts, schema=schema, parses=0.2) == [1.0, 0.2, 0.2, 0.0, 0.2]
+    assert library.json_schema(wrapped(["[[], [[]]]", "[1]", "[" * 900 + "]" * 900]), schema=TREE)[:2] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("reference", ["https://example.com/other.json", "other.json", "file:///etc/passwd"])
+def test_no_schema_is_fetched(reference, monkeypatch):
+    monkeypatch.setattr(socket, "socket", None)
+    with pytest.raises(ConfigError, match=r"nothing is fetched"):
+        library.json_schema(["{}"], schema={"$ref": reference})
+
+
+@pytest.mark.parametrize("schema", [{"type": "objekt"}, "object", {"properties": 3}])
+def test_what_is_no_schema(schema):
+    with pytest.raises(ConfigError, match="`schema`"):
+        library_reward("json_schema", schema=schema)
+
+
+def test_lengths():
+    lengths = [[1] * count for count in (1, 50, 100, 150, 10_000)]
+    assert library.ideal_length(lengths, tokens=100, width=100) == [pytest.approx(0.01), 0.5, 1.0, 0.5, 0.0]
+    assert library.token_budget(lengths, tokens=100, slack=1) == [1.0, 1.0, 1.0, 0.5, 0.0]
+    assert library.token_budget(lengths, budget=[1, 25, None, 300, 1]) == [1.0, 0.0, None, 1.0, 0.0]
+
+
+# --- formulas --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        (r"\boxed{\frac{3}{4}}", "0.75", 1.0),
+        (r"\boxed{3/4}", r"\frac{3}{4}", 1.0),
+        (r"\boxed{(x+1)^2}", "x^2+2x+1", 1.0),
+        (r"\boxed{$7$}", 7, 1.0),
+        (r"\boxed{8} no, \boxed{7}", "7", 1.0),
+        (r"\boxed{7} no, \boxed{8}", "7", 0.0),
+        (r"\boxed{}", "7", 0.0),
+        ("7", "7", 0.0),
+        (r"\boxed{7}", r"So $x$ is \boxed{7}.", 1.0),
+        (r"\boxed{24}", "48/2 = 24\n#### 24", 1.0),
+        (r"\boxed{7}", None, None),
+        (r"\boxed{7}", "", None),
+    ],
+)
+def test_math_match(wrapped, text, answer, expected):
+    assert library.math_match(wrapped([text]), answer=[answer]) == [expected]
+
+
+HOSTILE = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{(10^{10^{10}})!}", r"\boxed{" + "(" * 2000 + "4" + ")" * 2000 + "}"]
+
+
+def test_formulas_that_never_end_are_killed_and_the_rest_goes_on():
+    """In another thread than the main one, where an alarm of Python's would not even be allowed."""
+    texts = [r"\boxed{4}", *HOSTILE, r"\boxed{8/2}", r"\boxed{5}"]
+    start = time.perf_counter()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(library.math_match, texts, answer=["4"] * len(texts), timeout_seconds=1)
+        assert asked.result() == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    assert time.perf_counter() - start < 20
+    assert library.math_match([r"\boxed{4}"], answer=["4"]) == [1.0]
+
+
+def test_a_gold_that_never_ends_is_no_opinion_and_tried_once():
+    gold = HOSTILE[1]
+    start = time.perf_counter()
+    found = library.math_match([rf"\boxed{{{n}}}" for n in range(20)], answer=[gold] * 19 + ["19"], timeout_seconds=1)
+    assert found == [None] * 19 + [1.0]
+    assert time.perf_counter() - start < 15
+
+
+def test_what_was_understood_is_logged():
+    columns = {}
+    texts = [r"\boxed{1/2}", "nothing", r"\boxed{(10^{10^{10}})!}"]
+    library.math_match(texts, answer=["0.5", "1", "1"], log_extra=columns.__setitem__, timeout_seconds=1)
+    assert columns["solution"] == ["0.5", "1", "1"]
+    assert columns["answer_parsed"][1:] == ["[no answer]", "[took too long]"]
+    assert "1/2" in columns["answer_parsed"][0]
+
+
+def test_a_worker_has_no_secrets(monkeypatch):
+    monkeypatch.setenv("CANARY_TOKEN", "canary-7")
+    worker = math_pool._Worker()
+    try:
+        environment = Path(f"/proc/{worker.process.pid}/environ")
+        if environment.exists():
+            assert b"canary-7" not in environment.read_bytes()
+    finally:
+        worker.kill()
+
+
 # --- by name ---------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +380,15 @@ def test_settings_by_name_are_used():
         ("regex_format", {}, "`regex_format` needs `pattern`"),
         ("answer_format", {"answer": "x"}, "takes no settings"),
         ("get_cosine_scaled_reward", {}, "needs `max_len`"),
+        ("exact_match", {"extract": "boxd"}, "no way `boxd` to extract an answer. Did you mean `boxed`"),
+        ("exact_match", {"extract": "regex:("}, "is no regular expression"),
+        ("exact_match", {"extract": "after"}, "needs something after the colon"),
+        ("exact_match", {"extract": []}, "empty list"),
+        ("regex_format", {"pattern": "(a"}, "is no regular expression"),
+        ("numeric_match", {"tolerance": -1}, "`tolerance` must be 0 or more"),
+        ("numeric_match", {"tolerance": "much"}, "`numeric_match` cannot work with these settings"),
+        ("xml_format", {"sections": "answer"}, "`sections` must be a list"),
+        ("ideal_length", {"tokens": 0}, "1 or more"),
     ],
 )
 def test_wrong_names_and_settings(name, settings, text):

@@ -16,19 +16,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from podium.errors import ConfigError, did_you_mean
-from podium.rewards.answers import (
-    accuracy_reward,
-    answer_correct,
-    exact_match,
-    numeric_match,
-    reasoning_accuracy_reward,
+from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_match
+from podium.rewards.format import (
+    answer_format,
+    regex_format,
+    think_format,
+    think_format_reward,
+    xml_format,
+    xml_format_partial,
 )
-from podium.rewards.format import answer_format, regex_format, think_format, think_format_reward, xml_format
+from podium.rewards.json_format import json_format, json_schema
 from podium.rewards.length import (
     get_cosine_scaled_reward,
     get_repetition_penalty_reward,
     get_soft_overlong_punishment,
+    ideal_length,
+    token_budget,
 )
+from podium.rewards.mathematics import accuracy_reward, math_match, reasoning_accuracy_reward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import (
     Reward,
@@ -52,12 +57,19 @@ LIBRARY: Mapping[str, Callable[..., Any]] = {
     "answer_correct": answer_correct,
     "answer_format": answer_format,
     "exact_match": exact_match,
+    "ideal_length": ideal_length,
+    "json_format": json_format,
+    "json_schema": json_schema,
+    "math_match": math_match,
+    "multiple_choice": multiple_choice,
     "numeric_match": numeric_match,
     "reasoning_accuracy_reward": reasoning_accuracy_reward,
     "regex_format": regex_format,
     "think_format": think_format,
     "think_format_reward": think_format_reward,
+    "token_budget": token_budget,
     "xml_format": xml_format,
+    "xml_format_partial": xml_format_partial,
     **FACTORIES,
 }
 """Every reward by its name in recipes."""
@@ -88,16 +100,34 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
         raise ConfigError(f"reward `{name}` needs {', '.join(f'`{setting}`' for setting in missing)}.")
     if name in FACTORIES:
         return function(**arguments)
-    return functools.partial(function, **arguments) if arguments else function
+    made = functools.partial(function, **arguments) if arguments else function
+    _try_settings(name, made)
+    return made
+
+
+def _try_settings(name: str, made: Callable[..., Any]) -> None:
+    """Scores no completions at all, so that a setting that cannot work is found now and not in the first round."""
+    data = set(inspect.signature(LIBRARY[name]).parameters) - set(_settings(name)) - {*_SERVICES}
+    try:
+        made(**{column: [] for column in data})
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise ConfigError(f"reward `{name}`: {error}") from error
+        raise ConfigError(f"reward `{name}` cannot work with these settings: {error}") from error
+
+
+_SERVICES = ("trainer_state", "log_extra", "log_metric")
+"""What a reward is given besides lists of one entry for each completion."""
 
 
 def _settings(name: str) -> dict[str, inspect.Parameter]:
-    """What a recipe may set: all that a factory takes; of a reward function, what is neither data nor given to it."""
+    """What a recipe may set: all that a factory takes; of a reward function, what stands behind the `*`."""
     parameters = inspect.signature(LIBRARY[name]).parameters
-    if name in FACTORIES:
-        return dict(parameters)
-    data = ("prompts", "completions", "completion_ids", "answer", "solution", "log_extra", "log_metric")
-    return {key: parameter for key, parameter in parameters.items() if key not in data}
+    return {
+        key: parameter
+        for key, parameter in parameters.items()
+        if name in FACTORIES or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
 
 
 __all__ = [
@@ -113,8 +143,13 @@ __all__ = [
     "get_cosine_scaled_reward",
     "get_repetition_penalty_reward",
     "get_soft_overlong_punishment",
+    "ideal_length",
+    "json_format",
+    "json_schema",
     "library_reward",
     "load_reward_models",
+    "math_match",
+    "multiple_choice",
     "numeric_match",
     "reasoning_accuracy_reward",
     "regex_format",
@@ -123,5 +158,7 @@ __all__ = [
     "score",
     "think_format",
     "think_format_reward",
+    "token_budget",
     "xml_format",
+    "xml_format_partial",
 ]

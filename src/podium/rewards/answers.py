@@ -1,17 +1,18 @@
 """Rewards for the right answer: 1 or 0, and None (no opinion) where a row has no answer to compare with.
 
-Each takes plain and chat completions.
+Each takes plain and chat completions. `extract` says where in a completion the final answer stands; the ways are listed
+in `podium.rewards.extract`. Where the `answer` column holds a list, each of its entries is right.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from podium.rewards.text import as_chat, tagged, text_of
-
-_NUMBER = re.compile(r"(?<!\d)[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+from podium.errors import ConfigError
+from podium.rewards.extract import Extract, extractor, last_number
+from podium.rewards.text import tagged, text_of
 
 
 def answer_correct(completions: Sequence[Any], answer: Sequence[Any]) -> list[float | None]:
@@ -23,88 +24,174 @@ def answer_correct(completions: Sequence[Any], answer: Sequence[Any]) -> list[fl
     >>> answer_correct(["<answer>7</answer>", "<answer>17</answer>", "7"], answer=["7", "7", "7"])
     [1.0, 0.0, 0.0]
     """
-    return _compare(lambda text: tagged(text, "answer"), completions, answer)
+    return _each(completions, answer, lambda text: tagged(text, "answer"), _same)
 
 
-def exact_match(completions: Sequence[Any], answer: Sequence[Any]) -> list[float | None]:
-    """1 where the whole completion is the `answer` column, white space around both aside.
+def exact_match(
+    completions: Sequence[Any], answer: Sequence[Any], *, extract: Extract = "text", ignore_case: bool = False
+) -> list[float | None]:
+    r"""1 where the final answer (by default the whole completion) is the `answer` column, white space around it aside.
 
     >>> exact_match(["Paris", "It is Paris"], answer=["Paris", "Paris"])
     [1.0, 0.0]
+    >>> exact_match([r"It is \boxed{paris}"], answer=[["Paris", "City of Light"]], extract="boxed", ignore_case=True)
+    [1.0]
     """
-    return _compare(str.strip, completions, answer)
+    return _each(completions, answer, extractor(extract), _same_in_any_case if ignore_case else _same)
 
 
-def numeric_match(completions: Sequence[Any], answer: Sequence[Any], *, tolerance: float = 1e-6) -> list[float | None]:
+def numeric_match(
+    completions: Sequence[Any],
+    answer: Sequence[Any],
+    *,
+    tolerance: float = 1e-6,
+    extract: Extract = ("tag:answer", "text"),
+) -> list[float | None]:
     """1 where the number in the completion is the number in the `answer` column.
 
-    Read is the last number inside the last `<answer>` tags, or of the whole text where there are no tags; of a text in
-    the `answer` column also the last number, so that GSM8K's solutions can stay as they are. Commas between digits are
-    ignored. The difference may be `tolerance` times the larger of 1 and the answer. None where the column has no
-    number.
+    Read is the last number of the final answer: by default of what the last `<answer>` tags hold, or of the whole text
+    where there are no tags. Of a text in the `answer` column it is also the last number, so that GSM8K's solutions can
+    stay as they are. Commas between digits are ignored. The difference may be `tolerance` times the larger of 1 and the
+    answer. Fractions are read as two numbers (`math_match` knows them). None where the column has no number.
 
     >>> numeric_match(["It is 1,000.0", "<answer>41</answer> of 42"], answer=["1000", 42])
     [1.0, 0.0]
     >>> numeric_match(["about 3.1"], answer=["3.14159"], tolerance=0.02)
     [1.0]
-    """
-    return [_close(text_of(each), gold, tolerance) for each, gold in zip(completions, answer, strict=True)]
-
-
-def accuracy_reward(
-    completions: Sequence[Any], solution: Sequence[str], log_extra: Callable[[str, list[Any]], None] | None = None
-) -> list[float | None]:
-    r"""TRL's `accuracy_reward`: 1 where the LaTeX in the completion equals the `solution` column, by math-verify.
-
-    None where the solution cannot be parsed. TRL's takes chat completions only, this one plain text too.
-
-    >>> accuracy_reward([r"\boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}"], solution=[r"\frac{1}{3}", r"\frac{1}{3}"])
+    >>> numeric_match(["5 + 2\\n#### 7", "5 + 2 = 7"], answer=["7", "7"], extract="####")
     [1.0, 0.0]
     """
-    from trl.rewards import accuracy_reward as verified
+    if not tolerance >= 0:
+        raise ConfigError(f"`tolerance` must be 0 or more; it is {tolerance}.")
 
-    return verified([as_chat(each) for each in completions], solution, log_extra=log_extra)
+    def close(given: str, gold: Any) -> bool | None:
+        expected, number = _number(str(gold)), _number(given)
+        if expected is None:
+            return None
+        return number is not None and abs(number - expected) <= tolerance * max(1.0, abs(expected))
+
+    return _each(completions, answer, extractor(extract), close)
 
 
-def reasoning_accuracy_reward(
+def multiple_choice(
     completions: Sequence[Any],
-    solution: Sequence[str],
-    reasoning_delimiters: list[str] | None = None,
-    log_extra: Callable[[str, list[Any]], None] | None = None,
+    answer: Sequence[Any],
+    choices: Sequence[Any] | None = None,
+    *,
+    extract: Extract = ("tag:answer", "boxed", r"regex:(?i)\banswer(?: is|:)\s*([^\n]*)", "text"),
 ) -> list[float | None]:
-    r"""TRL's `reasoning_accuracy_reward`: `accuracy_reward` of what follows `</think>`; 0 where nothing does.
+    r"""1 where the completion names the right choice, and only that one: `B`, `(B)`, `B.`, `B) Paris`, or its text.
 
-    >>> reasoning_accuracy_reward([r"<think>so</think> \boxed{4}", r"\boxed{4}"], solution=["4", "4"])
+    The `answer` column is a letter, the number of a choice from 0 on, or a choice's text. The `choices` column, where
+    there is one, is a list of texts, or a mapping with `text` and `label`, as ARC has it. None where the `answer` is
+    none of the choices.
+
+    >>> multiple_choice(["The answer is (B).", "A or B", "B) Paris", "<answer>C</answer>"], answer=["B", "B", 1, "B"])
+    [1.0, 0.0, 1.0, 0.0]
+    >>> multiple_choice(["paris", "Rome"], answer=[0, 0], choices=[["Paris", "Rome"]] * 2)
     [1.0, 0.0]
     """
-    from trl.rewards import reasoning_accuracy_reward as verified
-
-    chats = [as_chat(each) for each in completions]
-    return verified(chats, solution, reasoning_delimiters=reasoning_delimiters, log_extra=log_extra)
-
-
-def _compare(
-    read: Callable[[str], str | None], completions: Sequence[Any], answer: Sequence[Any]
-) -> list[float | None]:
+    take = extractor(extract)
+    offered = [None] * len(completions) if choices is None else choices
     return [
-        None if gold is None else float(read(text_of(each)) == str(gold).strip())
+        _choice(take(text_of(each)), gold, _labelled(options))
+        for each, gold, options in zip(completions, answer, offered, strict=True)
+    ]
+
+
+# --- one answer ------------------------------------------------------------------------------------------------------
+
+
+def _each(
+    completions: Sequence[Any],
+    answer: Sequence[Any],
+    take: Callable[[str], str | None],
+    right: Callable[[str, Any], bool | None],
+) -> list[float | None]:
+    """`right` of what `take` finds; 0 where it finds nothing, None where there is no gold to compare with."""
+    return [
+        _best([right(_or_nothing(take(text_of(each))), one) for one in _golds(gold)])
         for each, gold in zip(completions, answer, strict=True)
     ]
 
 
-def _close(text: str, gold: Any, tolerance: float) -> float | None:
-    expected = _last_number(str(gold))
-    if expected is None:
-        return None
-    inside = tagged(text, "answer")
-    given = _last_number(text if inside is None else inside)
-    return float(given is not None and abs(given - expected) <= tolerance * max(1.0, abs(expected)))
+_NOTHING = "\0no answer\0"
+"""Is no gold: compared like an answer, so that what cannot be compared at all is None with and without one."""
 
 
-def _last_number(text: str) -> float | None:
+def _or_nothing(found: str | None) -> str:
+    return _NOTHING if found is None else found
+
+
+def _golds(gold: Any) -> list[Any]:
+    """The right answers of a row: one, or those of a list."""
+    each = list(gold) if isinstance(gold, (list, tuple)) else [gold]
+    return [one for one in each if one is not None]
+
+
+def _best(verdicts: Sequence[bool | None]) -> float | None:
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return float(any(known)) if known else None
+
+
+def _same(given: str, gold: Any) -> bool:
+    return given == str(gold).strip()
+
+
+def _same_in_any_case(given: str, gold: Any) -> bool:
+    return given.casefold() == str(gold).strip().casefold()
+
+
+def _number(text: str) -> float | None:
     """
-    >>> _last_number("5-3 is 2, not -1,000.5e1"), _last_number("none")
+    >>> _number("5-3 is 2, not -1,000.5e1"), _number("none")
     (-10005.0, None)
     """
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    found = last_number(text)
+    return None if found is None else float(found)
+
+
+# --- choices ---------------------------------------------------------------------------------------------------------
+
+_MARKED = re.compile(r"[\s*_$(\[]*([A-Za-z]|[0-9]{1,2})(?:[\s*_$)\].:]*$|[*_]*[)\].:]+[*_]*\s(.*))", re.DOTALL)
+"""A label alone, or one with a mark behind it and then anything."""
+_OTHER_LABEL = re.compile(r"(?<![A-Za-z0-9])[(\[]?([A-Z])[)\].:](?!\w)")
+
+
+def _labelled(options: Any) -> dict[str, str]:
+    """Labels with the texts that they stand for; without any texts the letters alone."""
+    if options is None:
+        return {chr(ord("A") + index): "" for index in range(26)}
+    if isinstance(options, Mapping):
+        return {str(label).upper(): str(text) for label, text in zip(options["label"], options["text"], strict=True)}
+    return {chr(ord("A") + index): str(text) for index, text in enumerate(options)}
+
+
+def _choice(given: str | None, gold: Any, options: Mapping[str, str]) -> float | None:
+    right = _label_of_gold(gold, options)
+    if right is None:
+        return None
+    return float(given is not None and _label_of_text(given, options) == right)
+
+
+def _label_of_gold(gold: Any, options: Mapping[str, str]) -> str | None:
+    if isinstance(gold, int) and not isinstance(gold, bool):
+        return list(options)[gold] if 0 <= gold < len(options) else None
+    label = str(gold).strip().upper()
+    return label if label in options else _by_text(str(gold), options)
+
+
+def _label_of_text(given: str, options: Mapping[str, str]) -> str | None:
+    by_text = _by_text(given, options)
+    match = _MARKED.match(given)
+    if by_text is not None or match is None:
+        return by_text
+    named = match[1].upper()
+    others = {label for label in _OTHER_LABEL.findall(match[2] or "") if label != named and label in options}
+    return named if named in options and not others else None
+
+
+def _by_text(given: str, options: Mapping[str, str]) -> str | None:
+    plain = given.strip().rstrip(".").casefold()
+    labels = [label for label, text in options.items() if plain and text.strip().rstrip(".").casefold() == plain]
+    return labels[0] if len(labels) == 1 else None

@@ -1,0 +1,198 @@
+r"""Where in a completion the final answer stands: one explicit way, shared by every reward that compares answers.
+
+    extract: boxed                             # what the last \boxed{...} holds, nested braces and all
+    extract: ["tag:answer", "####"]            # the first of these that is there
+
+| way | what it takes |
+|---|---|
+| `text` | the whole completion |
+| `tag:NAME` | what the last `<NAME>...</NAME>` holds; `tag` alone is `tag:answer` |
+| `boxed` | what the last `\boxed{...}` holds |
+| `####` | what follows the last `####` on its line |
+| `last_number` | the last number |
+| `json:FIELD` | that field of the last JSON object that has it, `a.b` for one inside another; `json` is `json:answer` |
+| `after:TEXT` | what follows the last TEXT |
+| `regex:PATTERN` | the first group of PATTERN's last match, or the whole match where it has no group |
+
+Knows text only. White space around what is taken is left out; None where a completion has no such place.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from podium.errors import ConfigError, did_you_mean
+from podium.rewards.text import tagged
+
+Extract = str | Sequence[str]
+"""One way to take the final answer, or several, of which the first that finds something counts."""
+
+Extractor = Callable[[str], str | None]
+
+_NUMBER = re.compile(
+    r"(?<![0-9])[-+]?"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{2,3}){0,6},[0-9]{3}(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?:[eE][-+]?[0-9]+)?"
+)
+_BOXED = re.compile(r"\\boxed\s*\{")
+_MOST_OBJECTS = 1000
+"""How many opening braces are tried as the start of a JSON object, from the last one on."""
+
+
+def extractor(extract: Extract) -> Extractor:
+    r"""The function that takes the final answer of a text. Raises `ConfigError` for a way that there is not.
+
+    >>> extractor("boxed")(r"so \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    >>> extractor(["####", "last_number"])("about 1,234 in all")
+    '1234'
+    """
+    ways = [_one(extract)] if isinstance(extract, str) else [_one(each) for each in extract]
+    if not ways:
+        raise ConfigError(f"`extract` is an empty list; it takes {_KNOWN}.")
+    if len(ways) == 1:
+        return ways[0]
+    return lambda text: next((found for way in ways if (found := way(text)) is not None), None)
+
+
+def boxed(text: str) -> str | None:
+    r"""What the last `\boxed{...}` holds; None where there is none, or where it is never closed.
+
+    >>> boxed(r"\boxed{1} or \boxed{\sqrt{2}}"), boxed(r"\boxed{1} or \boxed{2")
+    ('\\sqrt{2}', None)
+    """
+    starts = list(_BOXED.finditer(text))
+    if not starts:
+        return None
+    start, depth, escaped = starts[-1].end(), 1, False
+    for index in range(start, len(text)):
+        character = text[index]
+        if not escaped:
+            depth += (character == "{") - (character == "}")
+        escaped = character == "\\" and not escaped
+        if depth == 0:
+            return text[start:index].strip()
+    return None
+
+
+def after_hashes(text: str) -> str | None:
+    """What follows the last `####` on its line, as GSM8K writes its answers.
+
+    >>> after_hashes("48 / 2 = 24\\n#### 24\\n")
+    '24'
+    """
+    return text.rpartition("####")[2].split("\n")[0].strip() if "####" in text else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number as it is written, commas between digits aside; the minus sign may be a typographic one.
+
+    >>> last_number("5-3 is 2, not -1,000.5e1"), last_number("1,2,3"), last_number("none")
+    ('-1000.5e1', '3', None)
+    """
+    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
+    return found[-1].replace(",", "") if found else None
+
+
+def json_field(text: str, field: str) -> str | None:
+    """The field of the last JSON object that has it: text as it is, everything else as JSON. `a.b` goes inside.
+
+    >>> json_field('I think {"answer": 7, "unit": {"name": "m"}}', "answer")
+    '7'
+    >>> json_field('{"unit": {"name": "m"}}', "unit.name")
+    'm'
+    """
+    decoder = json.JSONDecoder()
+    starts = [match.start() for match in re.finditer(r"\{", text)][-_MOST_OBJECTS:]
+    end, found = -1, None
+    for start in starts:  # in order, so that what is inside an object that was read is not an object of its own
+        if start < end:
+            continue
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        inside = _inside(value, field.split("."))
+        found = found if inside is None else inside
+    return found if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+
+def _inside(value: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value.strip() if isinstance(value, str) else value
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _whole(text: str) -> str | None:
+    return text.strip()
+
+
+def _after(mark: str) -> Extractor:
+    return lambda text: text.rpartition(mark)[2].strip() if mark in text else None
+
+
+def _matching(pattern: str) -> Extractor:
+    compiled = compiled_pattern(pattern)
+
+    def last_match(text: str) -> str | None:
+        match = None
+        for match in compiled.finditer(text):  # noqa: B007
+            pass
+        if match is None:
+            return None
+        found = match[1] if compiled.groups else match[0]
+        return None if found is None else found.strip()
+
+    return last_match
+
+
+_PLAIN: Mapping[str, Extractor] = {
+    "text": _whole,
+    "boxed": boxed,
+    "####": after_hashes,
+    "last_number": last_number,
+}
+_WITH_ARGUMENT: Mapping[str, tuple[Callable[[str], Extractor], str | None]] = {
+    "tag": (lambda name: functools.partial(tagged, tag=name), "answer"),
+    "json": (lambda field: functools.partial(json_field, field=field), "answer"),
+    "after": (_after, None),
+    "regex": (_matching, None),
+}
+"""Of each way that takes an argument: what makes it, and the argument where none is written (None: it must be)."""
+_KNOWN = ", ".join([*_PLAIN, "tag:NAME", "json:FIELD", "after:TEXT", "regex:PATTERN"])
+
+
+def _one(way: str) -> Extractor:
+    if way in _PLAIN:
+        return _PLAIN[way]
+    name, colon, argument = way.partition(":") if isinstance(way, str) else (way, "", "")
+    if name not in _WITH_ARGUMENT:
+        raise ConfigError(f"no way `{way}` to extract an answer.{_near(name)} There are {_KNOWN}.")
+    make, usual = _WITH_ARGUMENT[name]
+    argument = argument if colon else usual or ""
+    if not argument:
+        raise ConfigError(f"`extract: {way}` needs something after the colon; there are {_KNOWN}.")
+    return make(argument)
+
+
+def _near(name: Any) -> str:
+    return did_you_mean(str(name), [*_PLAIN, *_WITH_ARGUMENT])
+
+
+def compiled_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """A regular expression of a user, compiled. Raises `ConfigError` with the place where it is wrong.
+
+    >>> compiled_pattern("[0-9]+").pattern
+    '[0-9]+'
+    """
+    try:
+        return re.compile(pattern, flags)
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"the pattern `{pattern}` is no regular expression: {error}.") from error

@@ -1,0 +1,91 @@
+"""Rewards for completions that are JSON, and JSON of a certain form. Each takes plain and chat completions.
+
+Nothing is ever fetched: a schema that refers to another address is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from podium.errors import ConfigError
+from podium.rewards.text import text_of
+
+_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?```", re.DOTALL)
+
+
+def json_format(completions: Sequence[Any], *, fenced: bool = True) -> list[float]:
+    """1 where the whole completion is JSON, 0 otherwise.
+
+    `fenced` also takes one Markdown block of it, with nothing around. `NaN` and `Infinity` are no JSON.
+
+    >>> json_format(['{"answer": 7}', '```json\\n[1, 2]\\n```', 'It is {"answer": 7}', "NaN"])
+    [1.0, 1.0, 0.0, 0.0]
+    """
+    return [float(_parsed(text_of(each), fenced=fenced) is not _NO_JSON) for each in completions]
+
+
+def json_schema(
+    completions: Sequence[Any], *, schema: Mapping[str, Any], fenced: bool = True, parses: float = 0.0
+) -> list[float]:
+    """1 where the whole completion is JSON that fits `schema` (JSON Schema, draft 2020-12 unless it names another).
+
+    `parses` is what JSON that does not fit gets, for a model that has both to learn; `fenced` as in `json_format`.
+
+    >>> schema = {"type": "object", "required": ["answer"], "properties": {"answer": {"type": "integer"}}}
+    >>> json_schema(['{"answer": 7}', '{"answer": "7"}', "7, I think"], schema=schema, parses=0.25)
+    [1.0, 0.25, 0.0]
+    """
+    from referencing.exceptions import Unresolvable
+
+    validator = _validator(schema)
+    values = [_parsed(text_of(each), fenced=fenced) for each in completions]
+    try:
+        return [0.0 if value is _NO_JSON else 1.0 if _fits(validator, value) else parses for value in values]
+    except Unresolvable as error:
+        raise ConfigError(
+            f"the schema refers to `{getattr(error, 'ref', error)}`, which is not part of it, and nothing is fetched: "
+            "put that schema into `$defs` and refer to it as `#/$defs/NAME`."
+        ) from error
+
+
+def _validator(schema: Mapping[str, Any]) -> Any:
+    from jsonschema import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from jsonschema_specifications import REGISTRY  # the drafts themselves, from the disk; retrieves nothing
+
+    if not isinstance(schema, Mapping):
+        raise ConfigError(f"`schema` must be a mapping, as in {{'type': 'object'}}; it is {schema!r:.80}.")
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(map(str, error.absolute_path)) or "its top"
+        raise ConfigError(f"`schema` is no JSON Schema: {error.message} (at {place}).") from error
+    return kind(schema, registry=REGISTRY)
+
+
+def _fits(validator: Any, value: Any) -> bool:
+    try:
+        return bool(validator.is_valid(value))
+    except RecursionError:  # nested as deep as a schema that refers to itself can follow
+        return False
+
+
+_NO_JSON = object()
+
+
+def _parsed(text: str, *, fenced: bool) -> Any:
+    """The value of a text, or `_NO_JSON`."""
+    text = text.strip()
+    block = _FENCE.fullmatch(text) if fenced else None
+    try:
+        return json.loads(block[1] if block else text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _NO_JSON
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
