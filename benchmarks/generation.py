@@ -46,7 +46,7 @@ def live(model: Any, tokenizer: Any, rows: list[dict[str, str]], length: int, *,
         end_ids=frozenset([tokenizer.eos_token_id]),
         lengths=lambda p, g: length,
     )
-    engine = LiveEngine(model, tokenizer, precision=ProductPrecision(model, enabled=bfloat16))
+    engine = LiveEngine(model, tokenizer, precision=ProductPrecision(model, enabled=bfloat16).sampling)
     start = time.perf_counter()
     engine.generate(batch, settings)
     return time.perf_counter() - start

@@ -12,7 +12,8 @@ Shape letters: T tokens in the pack, N trained tokens, R rollouts, B rows of a b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,29 +42,59 @@ class Bucket:
     reach: int
     """The largest distance."""
 
+    def to(self, device: torch.device | str) -> Bucket:
+        """The same bucket on a device."""
+        return _on(self, device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Attention rows of one kind, for kernels that give the log-sum-exp of a row with its output.
+
+    A query may be in several parts, each over other keys; its output is joined from theirs. No position is twice a
+    query, or twice a key, of the same part, padding aside.
+    """
+
+    query_BL: Tensor
+    """int64 positions in T; padded with the row's first query."""
+    key_BK: Tensor
+    """int64 positions in T; padded with the row's first key."""
+    queries_N: Tensor
+    """Where the rows' own queries, without padding, stand in the flattened `query_BL`."""
+    keys_M: Tensor
+    """Where the rows' own keys stand in the flattened `key_BK`."""
+    mask_BLK: Tensor | None
+    """bool; None: causal, or everything is seen."""
+    causal: bool
+
+    def to(self, device: torch.device | str) -> Part:
+        """The same part on a device."""
+        return _on(self, device)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Who attends to whom in a pack: every position of T is a query of exactly one bucket."""
+    """Who attends to whom in a pack, in two forms; a kernel takes the one it can."""
 
     buckets: tuple[Bucket, ...]
+    """Every position of T is a query of exactly one bucket."""
     output_T: Tensor
     """Where position t's output stands in the flattened, concatenated outputs of the buckets."""
+    parts: tuple[Part, ...]
+    """Every position is a query of exactly one of the first parts; those that follow add keys to some of them."""
 
     def to(self, device: torch.device | str) -> Layout:
         """The same layout on a device."""
-        buckets = tuple(
-            Bucket(
-                query_BL=b.query_BL.to(device),
-                key_BK=b.key_BK.to(device),
-                mask_BLK=b.mask_BLK.to(device),
-                distance_BLK=b.distance_BLK.to(device),
-                causal=b.causal,
-                reach=b.reach,
-            )
-            for b in self.buckets
+        return Layout(
+            buckets=tuple(bucket.to(device) for bucket in self.buckets),
+            output_T=self.output_T.to(device),
+            parts=tuple(part.to(device) for part in self.parts),
         )
-        return Layout(buckets=buckets, output_T=self.output_T.to(device))
+
+
+def _on(record: Any, device: torch.device | str) -> Any:
+    moved = {f.name: getattr(record, f.name) for f in fields(record)}
+    return type(record)(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,61 +261,76 @@ class _Row:
 
     queries: np.ndarray
     keys: np.ndarray
-    mask: np.ndarray | None  # None: causal over itself
+    mask: np.ndarray | None = None  # None: causal over itself, or open
+    open: bool = False  # every query sees every key
+
+    @property
+    def causal(self) -> bool:
+        return self.mask is None and not self.open
+
+    @property
+    def kind(self) -> tuple[bool, bool, int, int]:
+        """Rows of a kind are computed together: they have similar widths, or the same where no mask hides padding."""
+        sizes = len(self.queries), len(self.keys)
+        return (self.causal, self.open, *(sizes if self.open else map(_width, sizes)))
 
 
 def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
     """The attention of prompts with shared completions: causal in a prompt; a completion sees its prompt and itself."""
     rows: list[_Row] = []
+    own: list[_Row] = []
+    shared: list[_Row] = []
     start = 0
     while start < len(spans):
         end = start
         while end < len(spans) and spans[end].prompt_start == spans[start].prompt_start:
             end += 1
-        rows += _group_rows(spans[start:end])
+        group = spans[start:end]
+        prompt = np.arange(group[0].prompt_start, group[0].prompt_start + group[0].prompt_length)
+        completions = [np.arange(s.start, s.start + s.length) for s in group if s.length]
+        if len(prompt) + sum(map(len, completions)) <= FOLDED_ROW:
+            folded = _folded(prompt, completions)
+            rows.append(folded)
+            own.append(folded)
+        else:
+            rows += _one_by_one(prompt, completions)
+            own += [_Row(x, x) for x in (prompt, *completions)]
+            shared += [_Row(np.concatenate(completions), prompt, open=True)] if completions else []
         start = end
-    return layout_of(rows, np.asarray(positions))
+    return layout_of(rows, np.asarray(positions), [own, shared])
 
 
 def causal_layout(lengths: Sequence[int]) -> Layout:
     """Independent sequences, one after the other, each causal: the layout of a prefill."""
     starts = np.cumsum([0, *lengths[:-1]])
-    rows = [_Row(np.arange(s, s + n), np.arange(s, s + n), None) for s, n in zip(starts, lengths, strict=True)]
-    return layout_of(rows, np.concatenate([np.arange(n) for n in lengths]))
+    rows = [_Row(x, x) for x in (np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True))]
+    return layout_of(rows, np.concatenate([np.arange(n) for n in lengths]), [rows])
 
 
-def _group_rows(spans: Sequence[Span]) -> list[_Row]:
-    prompt = np.arange(spans[0].prompt_start, spans[0].prompt_start + spans[0].prompt_length)
-    own = [np.arange(s.start, s.start + s.length) for s in spans if s.length]
-    tokens = np.concatenate([prompt, *own])
-    if len(tokens) <= FOLDED_ROW:
-        owner = np.concatenate([np.full(len(prompt), -1), *(np.full(len(x), i) for i, x in enumerate(own))])
-        visible = (owner[None] == -1) | (owner[None] == owner[:, None])
-        return [_Row(tokens, tokens, visible & np.tri(len(tokens), dtype=bool))]
-    rows = [_Row(prompt, prompt, None)]
-    for x in own:
+def _folded(prompt: np.ndarray, completions: Sequence[np.ndarray]) -> _Row:
+    """A group as one row under a tree mask."""
+    tokens = np.concatenate([prompt, *completions])
+    owner = np.concatenate([np.full(len(prompt), -1), *(np.full(len(x), i) for i, x in enumerate(completions))])
+    visible = (owner[None] == -1) | (owner[None] == owner[:, None])
+    return _Row(tokens, tokens, visible & np.tri(len(tokens), dtype=bool))
+
+
+def _one_by_one(prompt: np.ndarray, completions: Sequence[np.ndarray]) -> list[_Row]:
+    """The prompt, and each completion over the prompt and itself."""
+    rows = [_Row(prompt, prompt)]
+    for x in completions:
         mask = np.concatenate([np.ones((len(x), len(prompt)), bool), np.tri(len(x), dtype=bool)], axis=1)
         rows.append(_Row(x, np.concatenate([prompt, x]), mask))
     return rows
 
 
-def layout_of(rows: Sequence[_Row], positions_T: np.ndarray) -> Layout:
-    """Rows of one kind and similar width, in powers of two, side by side in buckets."""
-    kinds: dict[tuple[bool, int, int], list[_Row]] = {}
-    for row in rows:
-        kinds.setdefault((row.mask is None, _width(len(row.queries)), _width(len(row.keys))), []).append(row)
+def layout_of(rows: Sequence[_Row], positions_T: np.ndarray, parts: Sequence[Sequence[_Row]]) -> Layout:
+    """Rows of one kind and similar width, in powers of two, side by side in buckets; `parts` as rows, in order."""
     buckets, output_T, offset = [], np.zeros(len(positions_T), np.int64), 0
-    for (causal, _, _), members in kinds.items():
-        length = max(len(row.queries) for row in members)
-        width = length if causal else max(len(row.keys) for row in members)
-        query_BL = np.stack([_pad(row.queries, length) for row in members])
-        key_BK = np.stack([_pad(row.keys, width) for row in members])
-        mask_BLK = np.zeros((len(members), length, width), bool)
+    for members in _by_kind(rows):
+        query_BL, key_BK, mask_BLK = _stacked(members)
         for i, row in enumerate(members):
-            n, k = len(row.queries), len(row.keys)
-            mask_BLK[i, :n, :k] = np.tri(n, dtype=bool) if row.mask is None else row.mask
-            mask_BLK[i, n:] = mask_BLK[i, 0]  # a padded query repeats the first one
-            output_T[row.queries] = offset + i * length + np.arange(n)
+            output_T[row.queries] = offset + i * query_BL.shape[1] + np.arange(len(row.queries))
         distance_BLK = positions_T[query_BL][:, :, None] - positions_T[key_BK][:, None, :]
         buckets.append(
             Bucket(
@@ -292,12 +338,53 @@ def layout_of(rows: Sequence[_Row], positions_T: np.ndarray) -> Layout:
                 key_BK=torch.from_numpy(key_BK),
                 mask_BLK=torch.from_numpy(mask_BLK),
                 distance_BLK=torch.from_numpy(distance_BLK.astype(np.int32)),
-                causal=causal,
+                causal=members[0].causal,
                 reach=int(distance_BLK.max()),
             )
         )
         offset += query_BL.size
-    return Layout(buckets=tuple(buckets), output_T=torch.from_numpy(output_T))
+    return Layout(
+        buckets=tuple(buckets),
+        output_T=torch.from_numpy(output_T),
+        parts=tuple(_part(members) for rows in parts for members in _by_kind(rows)),
+    )
+
+
+def _by_kind(rows: Sequence[_Row]) -> list[list[_Row]]:
+    kinds: dict[tuple[bool, bool, int, int], list[_Row]] = {}
+    for row in rows:
+        kinds.setdefault(row.kind, []).append(row)
+    return list(kinds.values())
+
+
+def _stacked(rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, keys and mask of rows of one kind, padded to the longest."""
+    length = max(len(row.queries) for row in rows)
+    width = length if rows[0].causal else max(len(row.keys) for row in rows)
+    query_BL = np.stack([_pad(row.queries, length) for row in rows])
+    key_BK = np.stack([_pad(row.keys, width) for row in rows])
+    mask_BLK = np.zeros((len(rows), length, width), bool)
+    for i, row in enumerate(rows):
+        n, k = len(row.queries), len(row.keys)
+        mask_BLK[i, :n, :k] = np.tri(n, dtype=bool) if row.causal else True if row.mask is None else row.mask
+        mask_BLK[i, n:] = mask_BLK[i, 0]  # a padded query repeats the first one
+    return query_BL, key_BK, mask_BLK
+
+
+def _part(rows: Sequence[_Row]) -> Part:
+    query_BL, key_BK, mask_BLK = _stacked(rows)
+    return Part(
+        query_BL=torch.from_numpy(query_BL),
+        key_BK=torch.from_numpy(key_BK),
+        queries_N=_without_padding([len(row.queries) for row in rows], query_BL.shape[1]),
+        keys_M=_without_padding([len(row.keys) for row in rows], key_BK.shape[1]),
+        mask_BLK=None if rows[0].mask is None else torch.from_numpy(mask_BLK),
+        causal=rows[0].causal,
+    )
+
+
+def _without_padding(lengths: Sequence[int], width: int) -> Tensor:
+    return torch.from_numpy(np.concatenate([i * width + np.arange(n) for i, n in enumerate(lengths)]))
 
 
 def _width(n: int) -> int:

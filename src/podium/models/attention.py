@@ -10,7 +10,7 @@ Shape letters: T tokens, H heads, J key/value heads, D width of a head; B, L, K 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PretrainedConfig
 
 from podium.errors import ModelError
-from podium.packing import Bucket, Layout
+from podium.packing import Bucket, Layout, Part
 
 NAME = "podium"
 
@@ -94,11 +94,12 @@ def attention_implementation(model: nn.Module, name: str) -> Iterator[None]:
 
 
 class TreeAttention:
-    """`Attends` for a pack: every bucket of the layout is one attention call."""
+    """`Attends` for a pack. On a CPU the layout's parts are joined, elsewhere every bucket is one attention call."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._joined_masks: list[Tensor | None] | None = None
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention of the layout; see `Attends`."""
@@ -106,12 +107,29 @@ class TreeAttention:
             query_THD, key_TJD, value_TJD = (
                 x.transpose(0, 1).to(attention_dtype(query_HTD)) for x in (query_HTD, key_JTD, value_JTD)
             )
+            if self._can_join(query_THD, shape):
+                masks = self._part_masks(query_THD.dtype)
+                joined = Joined.apply(query_THD, key_TJD, value_TJD, self.layout.parts, masks, shape.scaling)
+                return joined.to(query_HTD.dtype)
             outputs = [
                 _bucket(bucket, query_THD, key_TJD, value_TJD, shape, self._mask(i, bucket, shape, query_THD.dtype))
                 for i, bucket in enumerate(self.layout.buckets)
             ]
             flat = torch.cat([x.flatten(0, 1) for x in outputs]) if len(outputs) > 1 else outputs[0].flatten(0, 1)
             return flat[self.layout.output_T].to(query_HTD.dtype)
+
+    def _can_join(self, query_THD: Tensor, shape: LayerShape) -> bool:
+        """Only the CPU's kernel gives the log-sum-exp; it knows no soft cap, and parts know no window."""
+        plain = shape.softcap is None and not shape.dropout
+        reach = max(bucket.reach for bucket in self.layout.buckets)
+        return query_THD.device.type == "cpu" and plain and (shape.window is None or reach < shape.window)
+
+    def _part_masks(self, dtype: torch.dtype) -> list[Tensor | None]:
+        if self._joined_masks is None:
+            self._joined_masks = [
+                None if part.mask_BLK is None else _additive(part.mask_BLK, dtype) for part in self.layout.parts
+            ]
+        return self._joined_masks
 
     def _mask(self, i: int, bucket: Bucket, shape: LayerShape, dtype: torch.dtype) -> Tensor | None:
         """0 or minus infinity [B, 1, L, K], made once for all layers of a kind; None for a plain causal bucket."""
@@ -120,9 +138,100 @@ class TreeAttention:
             return None
         if (i, window) not in self._masks:
             seen = bucket.mask_BLK if window is None else bucket.mask_BLK & (bucket.distance_BLK < window)
-            hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
-            self._masks[i, window] = hidden.unsqueeze(1)
+            self._masks[i, window] = _additive(seen, dtype)
         return self._masks[i, window]
+
+
+def _additive(seen_BLK: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen and minus infinity elsewhere [B, 1, L, K]."""
+    hidden = torch.zeros(seen_BLK.shape, dtype=dtype, device=seen_BLK.device)
+    return hidden.masked_fill_(~seen_BLK, float("-inf")).unsqueeze(1)
+
+
+class Joined(torch.autograd.Function):
+    """Attention [T, H, D] from a layout's parts, joined by their log-sum-exp; nothing gathered is kept.
+
+    Softmax over two sets of keys is the mean of both softmaxes, weighted by the sets' sums of exponentials (Milakov and
+    Gimelshein, arXiv:1805.02867). The gradient of a part follows from the joined output and log-sum-exp alone, since
+    those turn its scores into the weights of the whole (Dao et al., arXiv:2205.14135, section B.4).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_THD: Tensor,
+        key_TJD: Tensor,
+        value_TJD: Tensor,
+        parts: Sequence[Part],
+        masks: Sequence[Tensor | None],
+        scaling: float,
+    ) -> Tensor:
+        output_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype)
+        lse_TH = torch.full(query_THD.shape[:2], float("-inf"), dtype=query_THD.dtype)
+        for part, mask in zip(parts, masks, strict=True):
+            query, key, value = _gathered(part, query_THD, key_TJD, value_TJD)
+            output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, 0.0, part.causal, attn_mask=mask, scale=scaling
+            )
+            own = part.query_BL.flatten()[part.queries_N]
+            output_NHD = output.transpose(1, 2).flatten(0, 1)[part.queries_N]
+            lse_NH = lse.transpose(1, 2).flatten(0, 1)[part.queries_N]
+            before_NH = lse_TH[own]
+            joined_NH = torch.logaddexp(before_NH, lse_NH)
+            if before_NH[0, 0] > float("-inf"):
+                output_NHD *= (lse_NH - joined_NH).exp_().unsqueeze(-1)
+                output_NHD += output_THD[own] * (before_NH - joined_NH).exp_().unsqueeze(-1)
+            output_THD[own], lse_TH[own] = output_NHD, joined_NH
+        ctx.save_for_backward(query_THD, key_TJD, value_TJD, output_THD, lse_TH)
+        ctx.parts, ctx.masks, ctx.scaling = parts, masks, scaling
+        return output_THD
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query_THD, key_TJD, value_TJD, output_THD, lse_TH = ctx.saved_tensors
+        by_query, by_key, by_value = (torch.zeros(x.shape, dtype=x.dtype) for x in (query_THD, key_TJD, value_TJD))
+        for part, mask in zip(ctx.parts, ctx.masks, strict=True):
+            query, key, value = _gathered(part, query_THD, key_TJD, value_TJD)
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                _without_padding(part, grads[0]),
+                query,
+                key,
+                value,
+                output_THD[part.query_BL].transpose(1, 2),
+                lse_TH[part.query_BL].transpose(1, 2),
+                0.0,
+                part.causal,
+                attn_mask=mask,
+                scale=ctx.scaling,
+            )
+            for total, places, own, grad in zip(
+                (by_query, by_key, by_value),
+                (part.query_BL, part.key_BK, part.key_BK),
+                (part.queries_N, part.keys_M, part.keys_M),
+                found,
+                strict=True,
+            ):
+                heads = grad.unflatten(1, (total.shape[1], -1)).sum(2)  # of a key's queries
+                total.index_add_(0, places.flatten()[own], heads.transpose(1, 2).flatten(0, 1)[own])
+        return by_query, by_key, by_value, None, None, None
+
+
+def _gathered(part: Part, query_THD: Tensor, key_TJD: Tensor, value_TJD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [B, H, L, D], keys and values [B, H, K, D] of a part."""
+    repeat = query_THD.shape[1] // key_TJD.shape[1]
+    query = query_THD[part.query_BL].transpose(1, 2)
+    key, value = (x[part.key_BK].repeat_interleave(repeat, 2).transpose(1, 2) for x in (key_TJD, value_TJD))
+    return query, key, value
+
+
+def _without_padding(part: Part, grad_THD: Tensor) -> Tensor:
+    """The outputs' gradients [B, H, L, D], 0 for padding."""
+    gathered_BLHD = grad_THD[part.query_BL]
+    if len(part.queries_N) < part.query_BL.numel():
+        real = torch.zeros(part.query_BL.numel(), dtype=torch.bool)
+        real[part.queries_N] = True
+        gathered_BLHD[~real.view(part.query_BL.shape)] = 0
+    return gathered_BLHD.transpose(1, 2)
 
 
 def attention_dtype(query: Tensor) -> torch.dtype:
