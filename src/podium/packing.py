@@ -24,6 +24,9 @@ from podium.records import TrainingGroup
 FOLDED_ROW = 256
 """A group of at most this many tokens attends as one row under a tree mask: fewer, larger products."""
 
+CHUNK = 128
+"""Tokens that attend among themselves in one row of a long text; to all before them they attend in another."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
@@ -294,8 +297,11 @@ def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
             own.append(folded)
         else:
             rows += _one_by_one(prompt, completions)
-            own += [_Row(x, x) for x in (prompt, *completions)]
             shared += [_Row(np.concatenate(completions), prompt, open=True)] if completions else []
+            for x in (prompt, *completions):
+                chunks, earlier = _chunked(x)
+                own += chunks
+                shared += earlier
         start = end
     return layout_of(rows, np.asarray(positions), [own, shared])
 
@@ -303,8 +309,24 @@ def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
 def causal_layout(lengths: Sequence[int]) -> Layout:
     """Independent sequences, one after the other, each causal: the layout of a prefill."""
     starts = np.cumsum([0, *lengths[:-1]])
-    rows = [_Row(x, x) for x in (np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True))]
-    return layout_of(rows, np.concatenate([np.arange(n) for n in lengths]), [rows])
+    texts = [np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
+    chunked = [_chunked(x) for x in texts]
+    return layout_of(
+        [_Row(x, x) for x in texts],
+        np.concatenate([np.arange(n) for n in lengths]),
+        [[row for rows, _ in chunked for row in rows], [row for _, rows in chunked for row in rows]],
+    )
+
+
+def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:
+    """A causal text as rows of chunks over themselves, and of chunks over everything before them.
+
+    Kernels compute the half of a causal square that nobody looks at; in chunks that half is smaller.
+    """
+    starts = range(0, len(text), CHUNK)
+    chunks = [text[start : start + CHUNK] for start in starts]
+    earlier = [_Row(x, text[:start], open=True) for x, start in zip(chunks[1:], starts[1:], strict=True)]
+    return [_Row(x, x) for x in chunks], earlier
 
 
 def _folded(prompt: np.ndarray, completions: Sequence[np.ndarray]) -> _Row:
