@@ -12,8 +12,10 @@ import typer
 from podium.cli.chat import chat
 from podium.cli.explain import explain
 from podium.cli.recipes import recipes
+from podium.cli.report import report
 from podium.cli.sample import sample
 from podium.cli.train import train
+from podium.cli.watch import watch
 from podium.errors import PodiumError
 
 MISTAKE = 2
@@ -55,6 +57,8 @@ app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))
 app.command()(_guarded(chat))
 app.command()(_guarded(recipes))
 app.command()(_guarded(explain))
+app.command()(_guarded(report))
+app.command()(_guarded(watch))
 
 
 def main() -> None:

@@ -1,0 +1,41 @@
+"""`podium report RUN`: one HTML file about a run, or about two side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from podium.errors import ConfigError
+
+NAME = "report.html"
+"""Of the page in a run's folder."""
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN [RUN]", help="A run's folder; two are put side by side.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file to write; report.html in the first run's folder.")
+    ] = None,
+) -> None:
+    """Write a report: curves, findings and every completion in one HTML file that needs no network."""
+    from podium.report import write_report
+
+    if len(runs) > 2:
+        raise ConfigError(f"`podium report` shows one run, or two side by side; {len(runs)} were given.")
+    if output is None:
+        names = "-and-".join(run.resolve().name for run in runs)
+        output = runs[0] / NAME if len(runs) == 1 else Path(f"{names}.html")
+    written = write_report(runs, output)
+    typer.echo(f"{written}  ({written.stat().st_size / 1e6:.1f} MB)")
+
+
+def report_of_finished_run(folder: str | Path) -> str:
+    """Write `report.html` into a run's folder; the line to print. A page that fails does not fail the run."""
+    from podium.report import write_report
+
+    try:
+        return f"Report: {write_report([folder], Path(folder) / NAME)}"
+    except Exception as error:  # noqa: BLE001 - the model is trained and saved; whatever a page stumbles over is one line
+        return f"No report was written: {type(error).__name__}: {error}. Try: podium report {folder}"

@@ -1,0 +1,135 @@
+"""`podium watch RUN`: the report's page while training goes on, or its main curves in the terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from podium.report import Source
+
+EVERY_SECONDS = 2.0
+
+CURVES = {
+    "reward": "reward",
+    "reward_std": "reward spread",
+    "frac_reward_zero_std": "groups without signal",
+    "completions/mean_length": "mean length",
+    "completions/clipped_ratio": "cut off",
+    "kl": "KL",
+    "entropy": "entropy",
+    "grad_norm": "gradient norm",
+    "step_time": "seconds a step",
+}
+"""What the terminal shows, and how it is called there."""
+
+BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder; training may go on in it.")],
+    text: Annotated[bool, typer.Option("--text", help="Draw the main curves here instead of serving a page.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="With --text: draw once, and end.")] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free port.")] = 0,
+    host: Annotated[str, typer.Option("--host", help="Other addresses than this machine's need --key.")] = "127.0.0.1",
+    key: Annotated[str, typer.Option("--key", help="What a reader must know; part of the address then.")] = "",
+) -> None:
+    """Watch a run while it trains: the report's page, live, on this machine only; or --text in the terminal."""
+    if text:
+        _watch_text(run, once=once)
+    else:
+        _serve(run, host, port, key)
+
+
+def _serve(run: Path, host: str, port: int, key: str) -> None:
+    from podium.report.live import PageServer
+
+    with PageServer([run], host=host, port=port, key=key) as server:
+        typer.echo(f"{run} is at {server.url}  (Ctrl-C ends this; training does not notice)")
+        server.serve_forever()
+
+
+def _watch_text(run: Path, *, once: bool) -> None:
+    from rich.live import Live
+
+    from podium.cli.terminal import console
+    from podium.report import read_source
+
+    drawn = screen(read_source(run), console.width)
+    if once or not console.is_terminal:
+        console.print(drawn)
+        return
+    with Live(drawn, console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(EVERY_SECONDS)
+            live.update(screen(read_source(run), console.width), refresh=True)
+
+
+def screen(source: Source, width: int) -> RenderableType:
+    """Curves, findings and the best of the last completions. Text of models and files is text, whatever is in it."""
+    from rich.console import Group
+
+    from podium.cli.terminal import shown
+    from podium.report.series import columns
+    from podium.report.summary import headline
+
+    steps = columns(source)
+    parts: list[Any] = [
+        shown(f"{source.name}, step {source.last_step}: {headline(steps)}"),
+        _curves(source, steps, width),
+    ]
+    for finding in list(source.findings)[-3:]:
+        parts.append(shown(f"{finding['severity']}[{finding['code']}] {finding['what']}"))
+    best = _best(source)
+    return Group(*parts, *([best] if best else []))
+
+
+def _curves(source: Source, steps: Any, width: int) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name, justify in (("", "left"), ("first", "right"), ("now", "right"), ("", "left")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name, label in CURVES.items():
+        values = [value for value in steps.get(name) or [] if value is not None]
+        if values:
+            table.add_row(label, f"{values[0]:.3g}", f"{values[-1]:.3g}", Text(sparkline(values, max(width - 56, 10))))
+    return table
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Values as bars, at most `width` of them, each the mean of its share.
+
+    >>> sparkline([0, 1, 2, 3], 2)
+    '\u2581\u2588'
+    """
+    edges = [len(values) * i // min(width, len(values)) for i in range(min(width, len(values)) + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+def _best(source: Source) -> RenderableType | None:
+    """The best and the worst completion of the last step."""
+    from rich import box
+    from rich.table import Table
+
+    from podium.cli.terminal import shown
+
+    if source.rollouts is None:
+        return None
+    last = source.rollouts[source.rollouts["step"] == source.rollouts["step"].max()].sort_values("reward")
+    table = Table(title=f"Completions of step {int(last['step'].iloc[0])}", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("", "reward", "completion"):
+        table.add_column(name, overflow="fold")
+    for label, row in (("best", last.iloc[-1]), ("worst", last.iloc[0])):
+        table.add_row(label, f"{row['reward']:.2f}", shown(row["completion"][:300]))
+    return table

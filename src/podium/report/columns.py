@@ -1,0 +1,94 @@
+"""Completions as columns for the page's browser: a string once, numbers short, the whole under a size.
+
+A page has to open in a mail program and on a phone, so it holds at most `MAX_BYTES` of completions. Beyond that whole
+prompts are left out, the same ones at every step, so that the history of those that stay is whole; the page says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas
+
+MAX_BYTES = 24_000_000
+"""Of completions in a page, compressed and in base64."""
+
+MAX_CHARACTERS = 20_000
+"""Of one completion or prompt; the rest is cut off, and a line says so."""
+
+
+def packed(rollouts: pandas.DataFrame | None, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """`columns`, compressed: base64 of gzip of JSON, and how many completions of how many it holds."""
+    if rollouts is None or rollouts.empty:
+        return {"total": 0, "kept": 0, "gzip": ""}
+    kept, total = rollouts, len(rollouts)
+    encoded = _encode(columns(kept))
+    while len(encoded) > max_bytes and len(kept) > 1:
+        kept = fewer(kept, 0.9 * max_bytes / len(encoded))
+        encoded = _encode(columns(kept))
+    return {"total": total, "kept": len(kept), "gzip": encoded}
+
+
+def _encode(table: dict[str, Any]) -> str:
+    text = json.dumps(table, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def fewer(rollouts: pandas.DataFrame, share: float) -> pandas.DataFrame:
+    """About this share of the completions: whole prompts by their digest, steps only where one prompt is left."""
+    sizes = rollouts.groupby("prompt", sort=False).size()
+    order = sorted(sizes.index, key=lambda prompt: hashlib.sha256(str(prompt).encode("utf-8", "replace")).digest())
+    room = int(share * len(rollouts))
+    if len(order) > 1:
+        count = max(1, int((sizes[order].cumsum() <= room).sum()))
+        return rollouts[rollouts["prompt"].isin(set(order[: min(count, len(order) - 1)]))]
+    steps = np.unique(rollouts["step"])
+    if len(steps) == 1:
+        return rollouts.iloc[: max(1, min(room, len(rollouts) - 1))]
+    chosen = steps[
+        np.unique(np.linspace(0, len(steps) - 1, max(1, min(int(share * len(steps)), len(steps) - 1)), dtype=int))
+    ]
+    return rollouts[rollouts["step"].isin(chosen)]
+
+
+def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
+    """One list a column, in the order of the rows; prompts by their number in `prompts`."""
+    import pandas
+
+    number, prompts = pandas.factorize(rollouts["prompt"])
+    names = [name.removeprefix("reward/") for name in rollouts.columns if name.startswith("reward/")]
+    return {
+        "prompts": [_cut(prompt) for prompt in prompts],
+        "prompt": number.tolist(),
+        "step": rollouts["step"].tolist(),
+        "policy_step": rollouts["policy_step"].tolist(),
+        "group": rollouts["prompt_id"].tolist(),
+        "row": rollouts["row"].tolist(),
+        "index": rollouts["completion_index"].tolist(),
+        "tokens": rollouts["num_tokens"].tolist(),
+        "cut_off": (rollouts["finish"] == "length").astype(int).tolist(),
+        "logp": _short(rollouts["mean_logp"]),
+        "reward": _short(rollouts["reward"]),
+        "advantage": _short(rollouts["advantage"]),
+        "trained": rollouts["trained"].astype(int).tolist(),
+        "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
+        "text": [_cut(text) for text in rollouts["completion"]],
+    }
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS]}\n[... {len(text) - MAX_CHARACTERS:,} more characters are in rollouts/]"
+
+
+def _short(values: pandas.Series) -> list[float | None]:
+    """Four digits, None for what is not a number."""
+    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.astype(float)]

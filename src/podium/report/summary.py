@@ -1,0 +1,150 @@
+"""What a page says first: a verdict in one sentence, and a handful of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from podium.report.series import Column, Steps, columns
+from podium.report.source import Source
+
+Level = Literal["good", "note", "warning", "error"]
+
+WORDS: Mapping[Level, str] = {
+    "good": "No findings",
+    "note": "Notes only",
+    "warning": "Worth a look",
+    "error": "Needs attention",
+}
+SIGNIFICANT = 0.01
+"""Below this probability of chance, a trend is called one."""
+
+
+def summary(source: Source) -> dict[str, Any]:
+    """Verdict, headline, times and numbers of a run."""
+    steps = columns(source)
+    level = worst(source.findings)
+    return {
+        "level": level,
+        "word": WORDS[level],
+        "headline": headline(steps),
+        "last_step": source.last_step,
+        "max_steps": _max_steps(source),
+        "model": str(source.config.get("model") or source.config.get("model_name_or_path") or ""),
+        "seconds": _duration(source),
+        "updated": source.metrics[-1].get("time") if source.metrics else None,
+        "numbers": numbers(source, steps),
+    }
+
+
+def worst(findings: Sequence[Mapping[str, Any]]) -> Level:
+    """The gravest severity that was said.
+
+    >>> worst([{"severity": "note"}, {"severity": "warning"}])
+    'warning'
+    """
+    said = {finding.get("severity") for finding in findings}
+    order: tuple[Level, ...] = ("error", "warning", "note")
+    return next((level for level in order if level in said), "good")
+
+
+def headline(steps: Steps) -> str:
+    """What became of the reward, in a sentence.
+
+    >>> headline(Steps(list(range(40)), {"reward": [i / 40 for i in range(40)]}, {}))
+    'Reward rose from 0.04 to 0.94.'
+    >>> headline(Steps([1, 2], {"reward": [0.5, 0.5]}, {}))
+    'Reward is 0.50 after 2 steps: too early to tell.'
+    """
+    values = [value for value in steps.get("reward") or [] if value is not None]
+    if not values:
+        return "No reward has been logged yet."
+    if len(values) < 8:
+        return f"Reward is {values[-1]:.2f} after {steps.steps[-1]} steps: too early to tell."
+    start, end = ends(values)
+    verb = {1: "rose", -1: "fell", 0: ""}[trend(values)]
+    if not verb:
+        return f"Reward did not move: {start:.2f} at the start, {end:.2f} at the end."
+    return f"Reward {verb} from {start:.2f} to {end:.2f}."
+
+
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Means of the first and the last tenth (at least three steps, at most a half)."""
+    size = min(max(3, len(values) // 10), (len(values) + 1) // 2)
+    return math.fsum(values[:size]) / size, math.fsum(values[-size:]) / size
+
+
+def trend(values: Sequence[float]) -> int:
+    """1 up, -1 down, 0 none that chance could not make: Kendall's rank test against the step.
+
+    >>> trend([0.1 * i for i in range(12)]), trend([1.0] * 12)
+    (1, 0)
+    """
+    from scipy.stats import kendalltau
+
+    if max(values) == min(values):
+        return 0
+    result = kendalltau(range(len(values)), values)
+    return 0 if not result.pvalue < SIGNIFICANT else (1 if result.statistic > 0 else -1)
+
+
+# ---- numbers ----
+
+
+def numbers(source: Source, steps: Steps) -> list[dict[str, str]]:
+    """The tiles under the verdict: each a label, a value and a word beside it."""
+    signal = [None if flat is None else 1 - flat for flat in steps.get("frac_reward_zero_std") or []]
+    tiles = [
+        _accuracy(source.evaluations),
+        _start_to_end("Reward", steps.get("reward"), "{:.2f}".format),
+        _start_to_end("Groups with signal", signal, share),
+        _start_to_end("Cut off", steps.get("completions/clipped_ratio"), share),
+        _start_to_end("Mean length", steps.get("completions/mean_length"), "{:.0f}".format),
+        _start_to_end("KL", steps.get("kl"), "{:.3f}".format),
+        _start_to_end("Entropy", steps.get("entropy"), "{:.2f}".format),
+        _median("Seconds a step", steps.get("step_time"), "{:.1f}".format),
+    ]
+    return [tile for tile in tiles if tile]
+
+
+def _start_to_end(label: str, column: Column | None, form: Callable[[float], str]) -> dict[str, str] | None:
+    values = [value for value in column or [] if value is not None]
+    if not values:
+        return None
+    start, end = ends(values)
+    return {"label": label, "value": form(end), "detail": f"from {form(start)}"}
+
+
+def _median(label: str, column: Column | None, form: Callable[[float], str]) -> dict[str, str] | None:
+    values = sorted(value for value in column or [] if value is not None)
+    return {"label": label, "value": form(values[len(values) // 2]), "detail": "median"} if values else None
+
+
+def _accuracy(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | None:
+    before, after = (evaluations.get(when, {}).get("accuracy") for when in ("before", "after"))
+    if not before or not after:
+        return None
+    detail = f"from {share(before['value'])} [{100 * after['low']:.0f}, {100 * after['high']:.0f}]"
+    return {"label": "Held-out accuracy", "value": share(after["value"]), "detail": detail}
+
+
+def share(value: float) -> str:
+    """
+    >>> share(0.8)
+    '80 %'
+    """
+    return f"{100 * value:.0f} %"
+
+
+def _max_steps(source: Source) -> int | None:
+    wanted = source.config.get("max_steps")
+    return wanted if isinstance(wanted, int) and wanted > 0 else None
+
+
+def _duration(source: Source) -> float | None:
+    """Seconds from the first log to the last, and one mean step for the first."""
+    times = [line["time"] for line in source.metrics if line.get("time") is not None]
+    if not times:
+        return None
+    return (times[-1] - times[0]) * len(times) / max(len(times) - 1, 1)

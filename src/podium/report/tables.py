@@ -1,0 +1,94 @@
+"""Tables of a page: configuration, environment, before and after, the proof. Rows of text; nothing here is markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Rows = list[list[str]]
+
+_SECRET = re.compile(r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}")
+_SECRET_NAME = re.compile(r"(_token|_key|password|secret)$", re.IGNORECASE)
+
+
+def flat(values: Any, prefix: str = "") -> Iterator[list[str]]:
+    """Nested values as rows of `name.name` and text, without secrets.
+
+    >>> list(flat({"a": {"b": 1, "hub_token": "x"}, "c": [1, 2]}))
+    [['a.b', '1'], ['a.hub_token', '(not shown)'], ['c', '[1, 2]']]
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            hidden = _SECRET_NAME.search(str(name)) and value not in (None, "")
+            yield [f"{prefix}{name}", "(not shown)" if hidden else without_secrets(_text(value))]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def without_secrets(text: str) -> str:
+    """
+    >>> without_secrets("token hf_abcdefghijklmnopqrstuvwx in a path")
+    'token (not shown) in a path'
+    """
+    return _SECRET.sub("(not shown)", text)
+
+
+def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Held-out results, a row a number and a column for each time of looking; None without any."""
+    looks = {when: evaluations[when] for when in ("before", "after") if when in evaluations}
+    if not looks:
+        return None
+    last = list(looks.values())[-1]
+    names = ["accuracy", "reward", *(f"means.{name}" for name in last.get("means") or {}), "mean_tokens", "truncated"]
+    rows = [{"name": _label(name), "cells": [_cell(look, name) for look in looks.values()]} for name in names]
+    return {
+        "columns": list(looks),
+        "rows": [row for row in rows if any(row["cells"])],
+        "num_prompts": last.get("num_prompts"),
+        "num_completions": last.get("num_completions"),
+    }
+
+
+_LABELS = {"mean_tokens": "mean length, tokens", "truncated": "cut off at the limit"}
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name.removeprefix("means."))
+
+
+def _cell(look: Mapping[str, Any], name: str) -> dict[str, float] | None:
+    """A number with its interval, where it has one."""
+    head, _, rest = name.partition(".")
+    value = look.get(head)
+    if rest and isinstance(value, Mapping):
+        value = value.get(rest)
+    if isinstance(value, Mapping):
+        return {key: value[key] for key in ("value", "low", "high") if isinstance(value.get(key), int | float)} or None
+    return {"value": value} if isinstance(value, int | float) else None
+
+
+def proof(content: Any) -> dict[str, Any] | None:
+    """Whatever `proof.json` holds, as one table: a list of records by their keys, anything else by name.
+
+    >>> proof([{"what": "loss", "error": 1e-7}])
+    {'columns': ['what', 'error'], 'rows': [['loss', '1e-07']]}
+    """
+    if not content:
+        return None
+    records = content if isinstance(content, list) else _records(content)
+    if records and all(isinstance(record, Mapping) for record in records):
+        names = list(dict.fromkeys(name for record in records for name in record))
+        return {"columns": names, "rows": [[_text(record.get(name, "")) for name in names] for record in records]}
+    return {"columns": ["", ""], "rows": list(flat(content))} if isinstance(content, Mapping) else None
+
+
+def _records(content: Any) -> list[Any]:
+    """The first list of records in a mapping: where a proof keeps its checks."""
+    lists = [value for value in content.values() if isinstance(value, list) and value and isinstance(value[0], Mapping)]
+    return lists[0] if lists else []
