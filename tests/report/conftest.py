@@ -14,6 +14,7 @@ import yaml
 
 RunFolder = Callable[..., Path]
 
+WORDS = ["so", "the", "sum", "of", "these", "two", "is", "what", "we", "add", "first", "then", "carry", "one", "over"]
 EVALUATIONS = {
     "before": {"accuracy": {"value": 0.02, "low": 0.0, "high": 0.05}, "mean_tokens": 15.2, "truncated": 0.9},
     "after": {"accuracy": {"value": 0.8, "low": 0.72, "high": 0.86}, "mean_tokens": 9.9, "truncated": 0.01},
@@ -76,27 +77,7 @@ def rollouts(
     skill = 1 / (1 + np.exp(-6 * (steps / num_steps - 0.5)))
     right, tagged = rng.random(count) < 0.9 * skill, rng.random(count) < 0.3 + 0.7 * skill
     answers = np.where(right, asked.sum(axis=1), rng.integers(2, 40, count))
-    vocabulary = np.array(
-        [
-            "so",
-            "the",
-            "sum",
-            "of",
-            "these",
-            "two",
-            "is",
-            "what",
-            "we",
-            "add",
-            "first",
-            "then",
-            "carry",
-            "one",
-            "over",
-            "left",
-            "right",
-        ]
-    )
+    vocabulary = np.array(WORDS)
     padding = [" ".join(row) for row in rng.choice(vocabulary, (count, words))] if words else [""] * count
     written = [f"<answer>{a}</answer>" if tag else f"It is {a}" for a, tag in zip(answers, tagged, strict=True)]
     written = [f"{pad} {text}".strip() for pad, text in zip(padding, written, strict=True)]

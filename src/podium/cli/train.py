@@ -40,6 +40,7 @@ def train(
 def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
     """Everything `podium train` does."""
     from podium.cli.progress import ProgressLine
+    from podium.cli.report import report_of_finished_run
     from podium.cli.terminal import console, prepare_output
     from podium.data.load import load_data
     from podium.recipe import load
@@ -70,6 +71,8 @@ def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
 
         show_comparison(console, before, after, EXAMPLES)
     say(_closing(trainer, trained, time.perf_counter() - started, arguments.output_dir))
+    if trainer.is_world_process_zero():
+        say(report_of_finished_run(str(arguments.output_dir)))
     if arguments.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.data.dataset)
     if hasattr(trainer, "end"):  # transformers 5.18 and later: trackers and process groups

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from podium.report import Source
+    from podium.report.series import Steps
+    from podium.run import Run
 
 EVERY_SECONDS = 2.0
 
@@ -58,19 +60,19 @@ def _watch_text(run: Path, *, once: bool) -> None:
     from rich.live import Live
 
     from podium.cli.terminal import console
-    from podium.report import read_source
+    from podium.run import Run
 
-    drawn = screen(read_source(run), console.width)
+    drawn = screen(Run.load(run), console.width)
     if once or not console.is_terminal:
         console.print(drawn)
         return
     with Live(drawn, console=console, auto_refresh=False) as live:
         while True:
             time.sleep(EVERY_SECONDS)
-            live.update(screen(read_source(run), console.width), refresh=True)
+            live.update(screen(Run.load(run), console.width), refresh=True)
 
 
-def screen(source: Source, width: int) -> RenderableType:
+def screen(run: Run, width: int) -> RenderableType:
     """Curves, findings and the best of the last completions. Text of models and files is text, whatever is in it."""
     from rich.console import Group
 
@@ -78,18 +80,15 @@ def screen(source: Source, width: int) -> RenderableType:
     from podium.report.series import columns
     from podium.report.summary import headline
 
-    steps = columns(source)
-    parts: list[Any] = [
-        shown(f"{source.name}, step {source.last_step}: {headline(steps)}"),
-        _curves(source, steps, width),
-    ]
-    for finding in list(source.findings)[-3:]:
-        parts.append(shown(f"{finding['severity']}[{finding['code']}] {finding['what']}"))
-    best = _best(source)
-    return Group(*parts, *([best] if best else []))
+    steps = columns(run)
+    title = shown(f"{run.name}, step {steps.steps[-1] if steps.steps else 0}: {headline(steps)}")
+    last = run.findings.tail(3).to_dict("records")
+    findings = [shown(f"{each['severity']}[{each['code']}] {each['what']}") for each in last]
+    best = _best(run)
+    return Group(title, _curves(steps, width), *findings, *([best] if best else []))
 
 
-def _curves(source: Source, steps: Any, width: int) -> RenderableType:
+def _curves(steps: Steps, width: int) -> RenderableType:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -111,22 +110,22 @@ def sparkline(values: list[float], width: int) -> str:
     '\u2581\u2588'
     """
     edges = [len(values) * i // min(width, len(values)) for i in range(min(width, len(values)) + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-def _best(source: Source) -> RenderableType | None:
+def _best(run: Run) -> RenderableType | None:
     """The best and the worst completion of the last step."""
     from rich import box
     from rich.table import Table
 
     from podium.cli.terminal import shown
 
-    if source.rollouts is None:
+    if run.rollouts.empty:
         return None
-    last = source.rollouts[source.rollouts["step"] == source.rollouts["step"].max()].sort_values("reward")
+    last = run.rollouts[run.rollouts["step"] == run.rollouts["step"].max()].sort_values("reward")
     table = Table(title=f"Completions of step {int(last['step'].iloc[0])}", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("", "reward", "completion"):
         table.add_column(name, overflow="fold")

@@ -1,6 +1,5 @@
 """A run as a page: `podium report` writes it into one file, `podium watch` serves it while the run goes on."""
 
 from podium.report.page import render, write_report
-from podium.report.source import Source, read_source
 
-__all__ = ["Source", "read_source", "render", "write_report"]
+__all__ = ["render", "write_report"]

@@ -24,9 +24,9 @@ MAX_CHARACTERS = 20_000
 """Of one completion or prompt; the rest is cut off, and a line says so."""
 
 
-def packed(rollouts: pandas.DataFrame | None, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def packed(rollouts: pandas.DataFrame, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """`columns`, compressed: base64 of gzip of JSON, and how many completions of how many it holds."""
-    if rollouts is None or rollouts.empty:
+    if rollouts.empty:
         return {"total": 0, "kept": 0, "gzip": ""}
     kept, total = rollouts, len(rollouts)
     encoded = _encode(columns(kept))
@@ -52,10 +52,9 @@ def fewer(rollouts: pandas.DataFrame, share: float) -> pandas.DataFrame:
     steps = np.unique(rollouts["step"])
     if len(steps) == 1:
         return rollouts.iloc[: max(1, min(room, len(rollouts) - 1))]
-    chosen = steps[
-        np.unique(np.linspace(0, len(steps) - 1, max(1, min(int(share * len(steps)), len(steps) - 1)), dtype=int))
-    ]
-    return rollouts[rollouts["step"].isin(chosen)]
+    count = max(1, min(int(share * len(steps)), len(steps) - 1))
+    places = np.unique(np.linspace(0, len(steps) - 1, count, dtype=int))
+    return rollouts[rollouts["step"].isin(steps[places])]
 
 
 def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from podium.errors import ConfigError
 from podium.report.page import policy_of, render, run_data
-from podium.report.source import FILES, Source, read_source
+from podium.run import RECORD, Run
 
 SHARE = 0.1
 """Of one processor core that reading the run's folder may take: training needs the rest."""
@@ -44,7 +44,7 @@ class Watched:
     """Folders that are read again when something in them has changed, but not all the time."""
 
     folders: Sequence[Path]
-    sources: list[Source] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     version: str = ""
     not_before: float = 0.0
     lock: Lock = field(default_factory=Lock)
@@ -54,7 +54,7 @@ class Watched:
         with self.lock:
             begun = time.monotonic()
             if begun >= self.not_before and (now := signature(self.folders)) != self.version:
-                self.sources = [read_source(folder) for folder in self.folders]
+                self.runs = [Run.load(folder) for folder in self.folders]
                 self.version = now
                 done = time.monotonic()
                 self.not_before = done + (done - begun) / SHARE
@@ -62,13 +62,13 @@ class Watched:
 
     def news(self, after: Sequence[int]) -> dict[str, Any]:
         """Everything on the page, with completions of later steps only."""
-        runs = [run_data(source, after_step=step) for source, step in zip(self.sources, after, strict=True)]
+        runs = [run_data(run, after_step=step) for run, step in zip(self.runs, after, strict=True)]
         return {"version": self.version, "runs": runs}
 
 
 def signature(folders: Sequence[Path]) -> str:
     """A digest of names, sizes and times of the files that a page is made of."""
-    files = [path for folder in folders for name in FILES for path in _files(folder / name)]
+    files = [path for folder in folders for name in RECORD for path in _files(folder / name)]
     seen = []
     for path in files:
         try:
@@ -162,10 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
         """The page, with what is known now."""
         watched = self.server.watched
         version = watched.refresh()
-        html = render(watched.sources, live=version)
-        self._send(
-            HTTPStatus.OK, "text/html; charset=utf-8", html.encode(), {"Content-Security-Policy": policy_of(live=True)}
-        )
+        html = render(watched.runs, live=version)
+        policy = {"Content-Security-Policy": policy_of(live=True)}
+        self._send(HTTPStatus.OK, "text/html; charset=utf-8", html.encode(), policy)
 
     def news(self, query: dict[str, str]) -> None:
         """What is new since `version`, with completions `after` these steps; 204 for nothing."""

@@ -23,51 +23,48 @@ from typing import Any
 
 from podium.report.columns import MAX_BYTES, packed
 from podium.report.series import charts
-from podium.report.source import Source, read_source
 from podium.report.summary import summary
-from podium.report.tables import evaluation, flat, proof
+from podium.report.tables import evaluation, finding, flat, proof
+from podium.run import Run
 
 SCRIPTS = ("dom.js", "charts.js", "sections.js", "browser.js", "page.js")
 """One script on the page, in this order."""
 
 
-def run_data(source: Source, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
+def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
     """Everything the page shows of one run, as JSON values; completions of the steps after `after_step` only."""
-    rollouts = source.rollouts
-    if rollouts is not None:
-        rollouts = rollouts[rollouts["step"] > after_step]
-    keys = ("code", "severity", "what", "why", "fix", "step")
+    rollouts = run.rollouts[run.rollouts["step"] > after_step]
     return {
-        "name": source.name,
-        "summary": summary(source),
-        "steps": [line["step"] for line in source.metrics],
-        "charts": charts(source),
-        "findings": [{key: finding.get(key) for key in keys} for finding in source.findings],
-        "config": list(flat(source.config)),
-        "environment": list(flat(source.environment)),
-        "evaluation": evaluation(source.evaluations),
-        "proof": proof(source.proof),
+        "name": run.name,
+        "summary": summary(run),
+        "steps": [line.step for line in run.history],
+        "charts": charts(run),
+        "findings": [finding(row) for row in run.findings.to_dict("records")],
+        "config": list(flat(run.config)),
+        "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
+        "evaluation": evaluation(run.evaluations),
+        "proof": proof(run.proof),
         "completions": packed(rollouts, max_bytes=max_bytes),
     }
 
 
-def render(sources: Sequence[Source], *, live: str = "") -> str:
+def render(runs: Sequence[Run], *, live: str = "") -> str:
     """The page of one run, or of two side by side.
 
     Args:
-        sources: one or two.
+        runs: one or two.
         live: a version of what the page holds: it asks its own server for newer ones. Empty: a file that asks nobody.
     """
-    runs = [run_data(source, max_bytes=MAX_BYTES // len(sources)) for source in sources]
+    shown = [run_data(run, max_bytes=MAX_BYTES // len(runs)) for run in runs]
     plotly = _plotly()
     return _template().render(
-        title=" and ".join(source.name for source in sources),
+        title=" and ".join(run.name for run in runs),
         policy=policy_of(live=bool(live)),
         style=_asset("page.css"),
         script=_script(),
         plotly=plotly.compressed,
         plotly_ids=plotly.style_ids,
-        data=in_element({"live": bool(live), "version": live, "runs": runs}),
+        data=in_element({"live": bool(live), "version": live, "runs": shown}),
     )
 
 
@@ -83,7 +80,7 @@ def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
         DataError: a folder that holds no run.
     """
     output = Path(output)
-    text = render([read_source(folder) for folder in folders])
+    text = render([Run.load(folder) for folder in folders])
     output.parent.mkdir(parents=True, exist_ok=True)
     descriptor, unfinished = tempfile.mkstemp(dir=output.parent, prefix=".report-", suffix=".html")
     with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from podium.metrics import describe
-from podium.report.source import Source
+from podium.run import Run
 
 Column = list[float | None]
 """A number for every logged step, None where there is none."""
@@ -50,17 +51,21 @@ class Steps(NamedTuple):
         return column if column and any(value is not None for value in column) else None
 
 
-def columns(source: Source) -> Steps:
+def columns(run: Run) -> Steps:
     """The metrics of a run, by name."""
-    names = dict.fromkeys(name for line in source.metrics for name in line["values"])
-    table = {name: [line["values"].get(name) for line in source.metrics] for name in names}
-    return Steps([line["step"] for line in source.metrics], table, source.config)
+    names = dict.fromkeys(name for line in run.history for name in line.values)
+    table = {name: [_finite(line.values.get(name)) for line in run.history] for name in names}
+    return Steps([line.step for line in run.history], table, run.config)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 # ---- curves ----
 
 
-def combine(function: Callable[..., float], *parts: Column) -> Column:
+def combine(function: Callable[..., float], *parts: Sequence[float | None]) -> Column:
     """`function` of the numbers of each step; None where one of them is missing.
 
     >>> combine(lambda a, b: a - b, [3.0, None], [1.0, 1.0])
@@ -121,9 +126,8 @@ def _speed(steps: Steps) -> list[Curve]:
         return []
     before = [0.0, *tokens[:-1]]
     passed = [float(b - a) for a, b in zip([0, *steps.steps[:-1]], steps.steps, strict=True)]
-    speed = combine(
-        lambda now, then, n, s: (now - then) / (n * s) if n * s > 0 else 0.0, tokens, before, passed, seconds
-    )
+    took = combine(lambda n, s: n * s, passed, seconds)
+    speed = combine(lambda now, then, s: (now - then) / s if s > 0 else 0.0, tokens, before, took)
     return [Curve("tokens a second", speed)]
 
 
@@ -150,7 +154,7 @@ CHARTS: Sequence[Chart] = (
     Chart("reward", "Reward", "Mean weighted sum of all reward functions; the band is one standard deviation.",
           "number", _reward),
     Chart("functions", "Reward by function", "Mean of what each reward function returned.", "number", _by_function),
-    Chart("signal", "Groups with signal", "Completions in groups whose rewards differ: only there is something to learn.",
+    Chart("signal", "Groups with signal", "Completions in groups whose rewards differ; the others teach nothing.",
           "share", _signal, zero=True),
     Chart("spread", "Reward spread", "Standard deviation of the reward over all completions.", "number",
           _named(("spread", "reward_std")), zero=True),
@@ -166,37 +170,26 @@ CHARTS: Sequence[Chart] = (
     Chart("clip", "Clipped ratios", "Tokens whose probability ratio left the clipping range.", "share",
           _named(("clipped", "clip_ratio/region_mean"), ("above the cap", "cispo_clip_ratio")), zero=True),
     Chart("rate", "Learning rate", "Of the optimizer.", "number", _named(("learning rate", "learning_rate"))),
-    Chart("time", "Where the time goes", "Seconds of one optimizer step.", "seconds", _time_split, "stacked", zero=True),
+    Chart("time", "Where the time goes", "Seconds of one optimizer step.", "seconds", _time_split,
+          "stacked", zero=True),
     Chart("speed", "Speed", "Prompt and completion tokens a second.", "number", _speed, zero=True),
 )  # fmt: skip
 
 SHOWN = frozenset(
-    [
-        "reward",
-        "reward_std",
-        "frac_reward_zero_std",
-        "kl",
-        "entropy",
-        "grad_norm",
-        "learning_rate",
-        "step_time",
-        "num_tokens",
-        "completions/mean_length",
-        "completions/min_length",
-        "completions/max_length",
-        "completions/mean_terminated_length",
-        "completions/clipped_ratio",
-        "clip_ratio/region_mean",
-        "cispo_clip_ratio",
-        "epoch",
-    ]
+    (
+        *("reward", "reward_std", "frac_reward_zero_std", "eval_reward"),
+        *("kl", "entropy", "grad_norm", "learning_rate", "clip_ratio/region_mean", "cispo_clip_ratio"),
+        *("completions/mean_length", "completions/min_length", "completions/max_length"),
+        *("completions/mean_terminated_length", "completions/clipped_ratio"),
+        *("step_time", "num_tokens", "epoch"),
+    )
 )
 """Metrics that `CHARTS` already shows, and `epoch`, which says nothing."""
 
 
-def charts(source: Source) -> list[dict[str, Any]]:
+def charts(run: Run) -> list[dict[str, Any]]:
     """Every chart that has something to show, then every other metric as a chart of its own."""
-    steps = columns(source)
+    steps = columns(run)
     made = [_entry(chart, chart.curves(steps)) for chart in CHARTS]
     others = [name for name in steps.columns if not _shown(name) and steps.get(name) is not None]
     return [entry for entry in made if entry["curves"]] + [_other(name, steps) for name in sorted(others)]
@@ -224,9 +217,9 @@ def _other(name: str, steps: Steps) -> dict[str, Any]:
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    return {
-        key: _short(value) if key != "name" else value for key, value in curve._asdict().items() if value is not None
-    }
+    bands = {"low": curve.low, "high": curve.high}
+    shown = {key: _short(values) for key, values in bands.items() if values is not None}
+    return {"name": curve.name, "values": _short(curve.values), **shown}
 
 
 def _short(values: Column) -> Column:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from podium.report.series import Column, Steps, columns
-from podium.report.source import Source
+from podium.run import Run
 
 Level = Literal["good", "note", "warning", "error"]
 
@@ -21,30 +21,29 @@ SIGNIFICANT = 0.01
 """Below this probability of chance, a trend is called one."""
 
 
-def summary(source: Source) -> dict[str, Any]:
+def summary(run: Run) -> dict[str, Any]:
     """Verdict, headline, times and numbers of a run."""
-    steps = columns(source)
-    level = worst(source.findings)
+    steps = columns(run)
+    level = worst(run.findings["severity"])
     return {
         "level": level,
         "word": WORDS[level],
         "headline": headline(steps),
-        "last_step": source.last_step,
-        "max_steps": _max_steps(source),
-        "model": str(source.config.get("model") or source.config.get("model_name_or_path") or ""),
-        "seconds": _duration(source),
-        "updated": source.metrics[-1].get("time") if source.metrics else None,
-        "numbers": numbers(source, steps),
+        "last_step": steps.steps[-1] if steps.steps else 0,
+        "max_steps": _max_steps(run),
+        "model": str(run.config.get("model") or run.config.get("model_name_or_path") or ""),
+        "seconds": _duration(run),
+        "numbers": numbers(run, steps),
     }
 
 
-def worst(findings: Sequence[Mapping[str, Any]]) -> Level:
+def worst(severities: Iterable[str]) -> Level:
     """The gravest severity that was said.
 
-    >>> worst([{"severity": "note"}, {"severity": "warning"}])
+    >>> worst(["note", "warning"])
     'warning'
     """
-    said = {finding.get("severity") for finding in findings}
+    said = set(severities)
     order: tuple[Level, ...] = ("error", "warning", "note")
     return next((level for level in order if level in said), "good")
 
@@ -92,11 +91,11 @@ def trend(values: Sequence[float]) -> int:
 # ---- numbers ----
 
 
-def numbers(source: Source, steps: Steps) -> list[dict[str, str]]:
+def numbers(run: Run, steps: Steps) -> list[dict[str, str]]:
     """The tiles under the verdict: each a label, a value and a word beside it."""
     signal = [None if flat is None else 1 - flat for flat in steps.get("frac_reward_zero_std") or []]
     tiles = [
-        _accuracy(source.evaluations),
+        _accuracy(run.evaluations),
         _start_to_end("Reward", steps.get("reward"), "{:.2f}".format),
         _start_to_end("Groups with signal", signal, share),
         _start_to_end("Cut off", steps.get("completions/clipped_ratio"), share),
@@ -137,14 +136,12 @@ def share(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def _max_steps(source: Source) -> int | None:
-    wanted = source.config.get("max_steps")
+def _max_steps(run: Run) -> int | None:
+    wanted = run.config.get("max_steps")
     return wanted if isinstance(wanted, int) and wanted > 0 else None
 
 
-def _duration(source: Source) -> float | None:
+def _duration(run: Run) -> float | None:
     """Seconds from the first log to the last, and one mean step for the first."""
-    times = [line["time"] for line in source.metrics if line.get("time") is not None]
-    if not times:
-        return None
-    return (times[-1] - times[0]) * len(times) / max(len(times) - 1, 1)
+    times = run.metrics["time"].dropna().tolist()
+    return (times[-1] - times[0]) * len(times) / max(len(times) - 1, 1) if times else None

@@ -39,6 +39,16 @@ def without_secrets(text: str) -> str:
     return _SECRET.sub("(not shown)", text)
 
 
+def finding(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `Run.findings`: texts, and a whole step or None.
+
+    >>> finding({"code": "M101", "severity": "note", "what": "x", "why": None, "fix": "", "step": float("nan")})["step"]
+    """
+    step = row["step"]
+    texts = {name: without_secrets(str(row[name] or "")) for name in ("code", "severity", "what", "why", "fix")}
+    return {**texts, "step": int(step) if step is not None and step == step else None}
+
+
 def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
     """Held-out results, a row a number and a column for each time of looking; None without any."""
     looks = {when: evaluations[when] for when in ("before", "after") if when in evaluations}
@@ -73,22 +83,16 @@ def _cell(look: Mapping[str, Any], name: str) -> dict[str, float] | None:
     return {"value": value} if isinstance(value, int | float) else None
 
 
-def proof(content: Any) -> dict[str, Any] | None:
-    """Whatever `proof.json` holds, as one table: a list of records by their keys, anything else by name.
+def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `proof.json` holds as one table: its first list of records by their keys, or else everything by name.
 
-    >>> proof([{"what": "loss", "error": 1e-7}])
+    >>> proof({"checks": [{"what": "loss", "error": 1e-7}]})
     {'columns': ['what', 'error'], 'rows': [['loss', '1e-07']]}
     """
     if not content:
         return None
-    records = content if isinstance(content, list) else _records(content)
-    if records and all(isinstance(record, Mapping) for record in records):
-        names = list(dict.fromkeys(name for record in records for name in record))
-        return {"columns": names, "rows": [[_text(record.get(name, "")) for name in names] for record in records]}
-    return {"columns": ["", ""], "rows": list(flat(content))} if isinstance(content, Mapping) else None
-
-
-def _records(content: Any) -> list[Any]:
-    """The first list of records in a mapping: where a proof keeps its checks."""
     lists = [value for value in content.values() if isinstance(value, list) and value and isinstance(value[0], Mapping)]
-    return lists[0] if lists else []
+    if not lists:
+        return {"columns": ["", ""], "rows": list(flat(content))}
+    names = list(dict.fromkeys(name for record in lists[0] for name in record))
+    return {"columns": names, "rows": [[_text(record.get(name, "")) for name in names] for record in lists[0]]}
