@@ -17,6 +17,7 @@ from typing import Any
 
 from podium.errors import ConfigError, did_you_mean
 from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_match
+from podium.rewards.code import CodeStages, CodeTests
 from podium.rewards.format import (
     answer_format,
     regex_format,
@@ -45,6 +46,8 @@ from podium.rewards.resolve import (
 from podium.rewards.score import score
 
 FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
+    "code_stages": CodeStages,
+    "code_tests": CodeTests,
     "get_cosine_scaled_reward": get_cosine_scaled_reward,
     "get_repetition_penalty_reward": get_repetition_penalty_reward,
     "get_soft_overlong_punishment": get_soft_overlong_punishment,
@@ -133,6 +136,8 @@ def _settings(name: str) -> dict[str, inspect.Parameter]:
 __all__ = [
     "FACTORIES",
     "LIBRARY",
+    "CodeStages",
+    "CodeTests",
     "Reward",
     "RewardModel",
     "accuracy_reward",

@@ -1,0 +1,210 @@
+"""Rewards for code: the completion's program is run in a sandbox against the row's tests.
+
+    rewards:
+      - name: code_tests            # the share of the tests that pass
+        args: {extract: fence, sandbox: auto}
+      - code_stages                 # and a little for code that is there, parses, runs: for small models
+
+The `tests` column has a list of tests, or JSON text of one. A test gives standard input and expects standard output,
+or calls a function and expects a value:
+
+    {"stdin": "3\\n", "stdout": "9\\n"}
+    {"call": "square", "args": [3], "expected": 9}           # "kwargs" too; "Solution.square" makes a Solution first
+
+What is expected stays outside the sandbox. None, not 0, where a row has no tests and where the sandbox itself failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from podium.errors import ConfigError, RewardError
+from podium.rewards.sandbox import BackendName, Limits, Result, choose, passed, run_program
+from podium.rewards.text import tagged, text_of
+
+Extract = Literal["fence", "answer", "raw"]
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)^[ \t]*```", re.S | re.M | re.I)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """A program with its tests and how they went."""
+
+    tests: Sequence[Mapping[str, Any]]
+    results: Sequence[Result]
+
+    @property
+    def share(self) -> float:
+        """Of the tests that passed."""
+        return sum(map(passed, self.tests, self.results)) / len(self.tests)
+
+    @property
+    def faulty(self) -> bool:
+        return any(result.outcome == "fault" for result in self.results)
+
+    def reached(self, *stages: str) -> bool:
+        return any(result.stage in stages for result in self.results)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeTests:
+    """The share of the row's `tests` that the completion's program passes, each run in a sandbox.
+
+    Settings: where the code is (`extract`: the last fenced block, the last `<answer>`, or the `raw` text), whether all
+    tests must pass (`all_or_nothing`), the processor seconds of a test (`timeout`), its address space
+    (`memory_megabytes`), programs at once (`workers`, by default two per core), and the `sandbox`: auto, bubblewrap,
+    landlock, or none. Raises `RewardError` where no sandbox works, when it is made.
+
+    >>> reward = CodeTests(extract="raw", sandbox="none")
+    >>> tests = [{"call": "double", "args": [2], "expected": 4}, {"call": "double", "args": [3], "expected": 6}]
+    >>> reward(completions=["def double(x): return x * 2", "def double(x): return 4", "no"], tests=[tests] * 3)
+    [1.0, 0.5, 0.0]
+    """
+
+    __name__: ClassVar[str] = "code_tests"  # in metrics and messages
+
+    extract: Extract = "fence"
+    all_or_nothing: bool = False
+    timeout: int = 1
+    memory_megabytes: int = 512
+    workers: int | None = None
+    sandbox: str = "auto"
+    _backend: BackendName = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.extract not in _EXTRACT:
+            raise ConfigError(f"extract is {self.extract!r}; it must be one of {', '.join(_EXTRACT)}.")
+        for name in ("timeout", "memory_megabytes", "workers"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+        object.__setattr__(self, "_backend", choose(self.sandbox))
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        tests: Sequence[Any],
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+    ) -> list[float | None]:
+        texts = [text_of(completion) for completion in completions]
+        parsed = [read_tests(each, index) for index, each in enumerate(tests)]
+        with ThreadPoolExecutor(max_workers=self.workers or 2 * _cores()) as pool:
+            judged = list(pool.map(self._judge, texts, parsed))
+        if log_extra is not None:
+            log_extra("code", [_summary(each) for each in judged])
+        return [None if own is None else self._score(each) for each, own in zip(judged, parsed, strict=True)]
+
+    def _judge(self, text: str, tests: Sequence[Mapping[str, Any]] | None) -> _Judged | None:
+        """None where there is no code, or nothing to test it with."""
+        source = _EXTRACT[self.extract](text)
+        if tests is None or source is None or not source.strip():
+            return None
+        limits = Limits(
+            cpu_seconds=self.timeout,
+            wall_seconds=3.0 * self.timeout,
+            total_seconds=10.0 * self.timeout,
+            memory_megabytes=self.memory_megabytes,
+        )
+        return _Judged(tests=tests, results=run_program(source, tests, backend=self._backend, limits=limits))
+
+    def _score(self, judged: _Judged | None) -> float | None:
+        if judged is None:
+            return 0.0
+        if judged.faulty:
+            return None
+        return float(judged.share == 1) if self.all_or_nothing else judged.share
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeStages(CodeTests):
+    """Credit in stages: for code that is there, that parses, that runs, and for each test passed.
+
+    What `found`, `parses` and `runs` leave of 1 is for the tests. "Runs" means that the program itself ends without an
+    exception in some test, whatever its functions do.
+
+    >>> reward = CodeStages(extract="answer", sandbox="none")
+    >>> codes = [")", "1 / 0", "x = 1", "def f(): return 5"]
+    >>> tests = [[{"call": "f", "args": [], "expected": 5}]] * 4
+    >>> [round(value, 2) for value in reward(completions=[f"<answer>{code}</answer>" for code in codes], tests=tests)]
+    [0.1, 0.2, 0.3, 1.0]
+    """
+
+    __name__: ClassVar[str] = "code_stages"
+
+    found: float = 0.1
+    parses: float = 0.1
+    runs: float = 0.1
+
+    def __post_init__(self) -> None:
+        parts = (self.found, self.parses, self.runs)
+        if min(parts) < 0 or sum(parts) > 1:
+            raise ConfigError(f"found, parses and runs are {parts}; they must be at least 0 and together at most 1.")
+        super().__post_init__()
+
+    def _score(self, judged: _Judged | None) -> float | None:
+        tested = super()._score(judged)
+        if judged is None or tested is None:
+            return tested
+        stages = self.found + self.parses * judged.reached("parsed", "ran") + self.runs * judged.reached("ran")
+        return stages + (1 - self.found - self.parses - self.runs) * tested
+
+
+_EXTRACT: Mapping[str, Callable[[str], str | None]] = {
+    "fence": lambda text: found[-1] if (found := _FENCE.findall(text)) else None,
+    "answer": lambda text: tagged(text, "answer"),
+    "raw": lambda text: text,
+}
+"""Where the code of a completion is; None where there is none."""
+
+
+def read_tests(tests: Any, index: int = 0) -> list[dict[str, Any]] | None:
+    """The tests of a row as a list; None where the row has none. `index` is for the message.
+
+    Raises `RewardError` for what is no list of tests.
+
+    >>> read_tests('[{"stdin": "1", "stdout": "2"}]')
+    [{'stdin': '1', 'stdout': '2'}]
+    """
+    if tests is None:
+        return None
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)
+        except ValueError as error:
+            raise RewardError(f"the `tests` of completion {index} are text that is not JSON: {error}") from error
+    if not isinstance(tests, Sequence) or not all(isinstance(test, Mapping) for test in tests):
+        raise RewardError(f"the `tests` of completion {index} are not a list of tests: {str(tests)[:80]!r}. {_SCHEMA}")
+    return [_read_test(test, index) for test in tests] or None
+
+
+def _read_test(test: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """A test with its own keys alone: a table of rows has every key everywhere, and nulls where it was not set."""
+    by_call = isinstance(test.get("call"), str)
+    if by_call and "expected" in test and isinstance(test.get("args") or [], list):
+        own = {"call": test["call"], "args": test.get("args") or [], "kwargs": test.get("kwargs") or {}}
+        return own | {"expected": test["expected"]}
+    if not by_call and isinstance(test.get("stdout"), str) and isinstance(test.get("stdin") or "", str):
+        return {"stdin": test.get("stdin") or "", "stdout": test["stdout"]}
+    raise RewardError(f"a test of completion {index} is {str(dict(test))[:120]!r}. {_SCHEMA}")
+
+
+_SCHEMA = 'A test is {"stdin": "3", "stdout": "9"} or {"call": "square", "args": [3], "expected": 9}.'
+
+
+def _summary(judged: _Judged | None) -> str:
+    """For the table of completions: `3/4 (ok 3, timeout 1)`."""
+    if judged is None:
+        return "no code"
+    outcomes = [result.outcome for result in judged.results]
+    counts = ", ".join(f"{outcome} {outcomes.count(outcome)}" for outcome in dict.fromkeys(outcomes))
+    return f"{sum(map(passed, judged.tests, judged.results))}/{len(outcomes)} ({counts})"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

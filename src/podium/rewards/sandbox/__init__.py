@@ -1,0 +1,64 @@
+"""A sandbox for code that a model wrote: one per program, all its tests inside, judged from outside.
+
+    backend = choose("auto")                                          # bubblewrap, else Landlock, else RewardError
+    results = run_program("print(int(input()) * 2)", [{"stdin": "3"}], backend=backend)
+    [passed(test, result) for test, result in zip(tests, results)]    # expected answers stay here
+
+`seccomp` (numbers) and `inside` (the harness) know nothing of the rest; `confinement` puts them into a command;
+`process` runs it; `choice` chooses; `verdict` compares.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from podium.rewards.sandbox.choice import SANDBOXES, SandboxName, choose, cure, probe
+from podium.rewards.sandbox.confinement import USUAL, BackendName, Extras, Limits
+from podium.rewards.sandbox.process import FAULT, OUTCOMES, Outcome, Result, Sandbox, SandboxFault
+from podium.rewards.sandbox.verdict import passed
+
+logger = logging.getLogger(__name__)
+
+_TO_THE_PROGRAM = ("stdin", "call", "args", "kwargs")
+
+
+def run_program(
+    source: str, tests: Sequence[Mapping[str, Any]], *, backend: BackendName, limits: Limits = USUAL
+) -> list[Result]:
+    """One result per test, from a sandbox of their own. After two failures of the sandbox itself, `FAULT` for each.
+
+    `tests` may have what is expected in them; it is taken out before they go in.
+
+    >>> run_program("print(input()[::-1])", [{"stdin": "abc", "stdout": "cba"}], backend="none")[0].stdout
+    'cba\\n'
+    """
+    inputs = [{key: test[key] for key in _TO_THE_PROGRAM if key in test} for test in tests]
+    for _ in range(2):
+        try:
+            with Sandbox.start(backend, limits) as sandbox:
+                return sandbox.run(source, inputs)
+        except SandboxFault as fault:
+            logger.warning("The %s sandbox failed: %s", backend, fault)
+    return [FAULT] * len(tests)
+
+
+__all__ = [
+    "FAULT",
+    "OUTCOMES",
+    "SANDBOXES",
+    "BackendName",
+    "Extras",
+    "Limits",
+    "Outcome",
+    "Result",
+    "Sandbox",
+    "SandboxFault",
+    "SandboxName",
+    "choose",
+    "cure",
+    "passed",
+    "probe",
+    "run_program",
+]

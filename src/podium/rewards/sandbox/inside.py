@@ -1,0 +1,454 @@
+"""What runs inside the sandbox: shuts the door behind itself, then runs programs, each test in a process of its own.
+
+Started as `python -I -S -B -c <this text>`, so it imports the standard library alone. Its standard input and output
+are the only way in and out; no test ever holds them:
+
+    in   setup             out  {"ready": true}
+    in   job, then nonce   out  {"nonce": ..., "results": [...]}           (as often as wanted; end of input ends it)
+
+A message is its length in sixteen digits and then JSON. A job is {"source", "tests", "limits"}; expected answers are
+never part of it. The nonce is read when the tests are over, so none of them has seen it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+_SECCOMP_MODE_FILTER = 2
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_OWN_PID = 0x7FFFFFF1
+_PRIVATE_FDS = 10
+"""Descriptors from here on belong to the harness; a test has 0 to 3."""
+_RESULT_FD = 3
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Prepares, then does jobs until the end of input."""
+    job_fd, report_fd, null_fd = _private_descriptors()
+    send(report_fd, {"ready": True, **prepare(receive(job_fd))})
+    while (job := receive(job_fd)) is not None:
+        results = run_tests(job, job_fd, null_fd)
+        send(report_fd, {"nonce": receive(job_fd), "results": results})
+
+
+def _private_descriptors() -> tuple[int, int, int]:
+    """Standard input and output under high numbers; 0 to 9 become /dev/null."""
+    job_fd, report_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _PRIVATE_FDS) for fd in (0, 1))
+    null_fd = fcntl.fcntl(os.open("/dev/null", os.O_RDWR), fcntl.F_DUPFD_CLOEXEC, _PRIVATE_FDS)
+    for fd in (0, 1, *range(3, _PRIVATE_FDS)):
+        os.dup2(null_fd, fd)
+    return job_fd, report_fd, null_fd
+
+
+def receive(fd: int) -> Any:
+    """The next message; None at the end of input."""
+    head = _exactly(fd, 16)
+    return json.loads(_exactly(fd, int(head))) if head else None
+
+
+def _exactly(fd: int, size: int) -> bytes:
+    parts: list[bytes] = []
+    left = size
+    while left and (part := os.read(fd, min(left, 1 << 16))):
+        parts.append(part)
+        left -= len(part)
+    return b"" if left else b"".join(parts)
+
+
+def send(fd: int, message: Mapping[str, Any]) -> None:
+    """One message."""
+    body = json.dumps(message).encode()
+    data = memoryview(b"%016d" % len(body) + body)
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+# --- shutting the door -----------------------------------------------------------------------------------------------
+
+
+def prepare(setup: Mapping[str, Any]) -> dict[str, Any]:
+    """Confines this process as far as its launcher has not, and loads what tests need."""
+    if setup.get("uid"):
+        os.setgroups([])
+        os.setresgid(setup["uid"], setup["uid"], setup["uid"])
+        os.setresuid(setup["uid"], setup["uid"], setup["uid"])
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # no test may look into this process, or into another test
+    for name, value in setup["limits"].items():
+        _limit(getattr(resource, name), value)
+    if "landlock" in setup:
+        _drop_capabilities()
+        _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        abi = landlock(setup["landlock"])
+        load_filter(setup["filter"])
+    else:
+        abi = None
+    sys.path[:0] = setup.get("paths", [])
+    global _program_filter, _scorer
+    _program_filter = setup.get("program_filter")
+    if setup.get("scorer"):
+        _scorer = _load_scorer(setup["scorer"])
+    gc.freeze()
+    return {"landlock_abi": abi}
+
+
+def _limit(which: int, value: int | list[int]) -> None:
+    hard = resource.getrlimit(which)[1]
+    soft, top = value if isinstance(value, list) else (value, value)
+    cap = [each if hard == resource.RLIM_INFINITY else min(each, hard) for each in (soft, top)]
+    resource.setrlimit(which, (cap[0], cap[1]))
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {errno.errorcode.get(code, code)} {os.strerror(code)}")
+    return result
+
+
+def _drop_capabilities() -> None:
+    """Also of a root that keeps its uid because nobody else could read the interpreter."""
+    for capability in range(64):
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    _checked(libc.capset(header, nothing), "capset")
+
+
+def landlock(readable: Sequence[tuple[str, bool]]) -> int:
+    """Nothing of the file system but what is listed, for reading; no TCP, no signals and no sockets to the outside.
+
+    `readable`: pairs of a path and whether it may be written (devices). Returns the kernel's ABI version.
+    """
+    abi = _checked(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "landlock")
+    files = (1 << 13) - 1 | (abi >= 2) << 13 | (abi >= 3) << 14 | (abi >= 5) << 15
+    rules = struct.pack("QQQ", files, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
+    ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0), "landlock_create_ruleset")
+    for path, writable in readable:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        is_folder = os.path.isdir(path)
+        rights = 4 | 1 | 8 * is_folder | 2 * writable
+        rule = struct.pack("=Qi", rights, fd)
+        _checked(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
+        os.close(fd)
+    _checked(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
+    os.close(ruleset)
+    return abi
+
+
+def load_filter(instructions: Sequence[tuple[int, int, int, int]]) -> None:
+    """Binds this process by a seccomp program, for good."""
+    code = b"".join(struct.pack("HBBI", a, t, f, os.getpid() if k == _OWN_PID else k) for a, t, f, k in instructions)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(buffer))
+    _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0), "seccomp")
+
+
+_program_filter: Sequence[tuple[int, int, int, int]] | None = None
+_scorer: Callable[[Any, Any], float] | None = None
+
+
+def _load_scorer(spec: tuple[str, str, Sequence[Any]]) -> Callable[[Any, Any], float]:
+    """What the named function of the given source returns for the arguments of the setup."""
+    source, function, arguments = spec
+    module = types.ModuleType("scorer")
+    exec(compile(source, "<scorer>", "exec"), module.__dict__)
+    scorer: Callable[[Any, Any], float] = getattr(module, function)(*arguments)
+    return scorer
+
+
+# --- tests -----------------------------------------------------------------------------------------------------------
+
+
+def run_tests(job: Mapping[str, Any], job_fd: int, null_fd: int) -> list[dict[str, Any]]:
+    """One result per test. After a test that took too long the rest are not run: they would as well."""
+    limits, stopped = job["limits"], False
+    results: list[dict[str, Any]] = []
+    end = time.monotonic() + limits["total_seconds"]
+    for test in job["tests"]:
+        late = time.monotonic() >= end
+        result = {"outcome": "not_run"} if stopped or late else run_test(job, test, end, job_fd, null_fd)
+        stopped = stopped or (result["outcome"] == "timeout" and not limits.get("go_on"))
+        results.append(result)
+    return results
+
+
+def run_test(job: Mapping[str, Any], test: Mapping[str, Any], end: float, job_fd: int, null_fd: int) -> dict[str, Any]:
+    """Forks, feeds and watches one test; what it printed, what it returned and how it ended."""
+    started, limits = time.monotonic(), job["limits"]
+    stdin_r, stdin_w = os.pipe()
+    out_r, out_w = os.pipe()
+    result_r, result_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        child(job, test, (stdin_r, out_w, null_fd, result_w))
+    for fd in (stdin_r, out_w, result_w):
+        os.close(fd)
+    deadline = min(end, started + limits["wall_seconds"])
+    text = (test.get("stdin") or "").encode("utf-8", "surrogatepass")
+    streams = {out_r: bytearray(), result_r: bytearray()}
+    ending = watch(stdin_w, text, streams, deadline, limits["output_bytes"], job_fd)
+    status, usage, ending = reap(pid, ending, deadline)
+    for fd in streams:
+        os.close(fd)
+    seconds = time.monotonic() - started
+    return {**judge(test, status, usage, ending, bytes(streams[result_r]), limits), "seconds": round(seconds, 4)} | {
+        "stdout": bytes(streams[out_r]).decode("utf-8", "replace")
+    }
+
+
+def watch(
+    stdin_w: int, text: bytes, streams: Mapping[int, bytearray], deadline: float, cap: int, job_fd: int
+) -> str | None:
+    """Feeds and reads until both streams end; returns why it stopped earlier, or None."""
+    poll, open_fds, feed = select.poll(), set(streams), Feed(stdin_w, text)
+    poll.register(job_fd, 0)  # only its end: the trainer is gone
+    poll.register(stdin_w, select.POLLOUT)
+    for fd in streams:
+        poll.register(fd, select.POLLIN)
+    try:
+        while open_fds:
+            wait = deadline - time.monotonic()
+            events = poll.poll(wait * 1000) if wait > 0 else []
+            for fd, event in events:
+                if fd == job_fd:
+                    return "orphan"
+                if fd == stdin_w:
+                    feed.write(event, poll)
+                elif not (part := os.read(fd, 1 << 16)):
+                    poll.unregister(fd)
+                    open_fds.discard(fd)
+                elif append(streams[fd], part, cap):
+                    return "overflow"
+            if not events:
+                return "timeout"
+    finally:
+        feed.close()
+    return None
+
+
+def append(stream: bytearray, part: bytes, cap: int) -> bool:
+    """Whether the stream would become longer than the cap; it is cut there."""
+    stream += part
+    over = len(stream) > cap
+    del stream[cap:]
+    return over
+
+
+class Feed:
+    """The standard input of a test."""
+
+    def __init__(self, fd: int, text: bytes) -> None:
+        os.set_blocking(fd, False)
+        self.fd, self.left, self.is_open = fd, memoryview(text), True
+
+    def write(self, event: int, poll: select.poll) -> None:
+        """As much as the pipe takes; nothing more where all is written or nobody reads."""
+        try:
+            self.left = self.left[os.write(self.fd, self.left[: 1 << 16]) :] if self.left else self.left
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self.left = self.left[:0]
+        if not self.left or event & (select.POLLERR | select.POLLHUP):
+            poll.unregister(self.fd)
+            self.close()
+
+    def close(self) -> None:
+        """The end of input."""
+        if self.is_open:
+            os.close(self.fd)
+        self.is_open = False
+
+
+def reap(pid: int, ending: str | None, deadline: float) -> tuple[int, resource.struct_rusage, str | None]:
+    """Waits for the process until the deadline, then ends it. It may have closed its streams and live on."""
+    pause = 0.0002
+    while ending is None:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if done:
+            return status, usage, None
+        if time.monotonic() >= deadline:
+            ending = "timeout"
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+    os.kill(pid, signal.SIGKILL)
+    _, status, usage = os.wait4(pid, 0)
+    if ending == "orphan":
+        os._exit(1)
+    return status, usage, ending
+
+
+def judge(
+    test: Mapping[str, Any],
+    status: int,
+    usage: resource.struct_rusage,
+    ending: str | None,
+    report: bytes,
+    limits: Mapping[str, Any],
+) -> dict[str, Any]:
+    """How a test ended, from what the kernel says of its process first and what it says itself second."""
+    marks = report.split(b"\n")
+    by_signal = os.WIFSIGNALED(status)
+    code = os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status)
+    spent = usage.ru_utime + usage.ru_stime
+    late = code == signal.SIGXCPU or (code == signal.SIGKILL and spent >= limits["cpu_seconds"])
+    value, error = told(marks, b"value "), told(marks, b"error ")
+    wants_value = "call" in test or "entry" in test
+    outcomes = (
+        (ending is not None, ending),
+        (b"shut" not in marks, "fault"),  # written before the program has a say, so that it cannot be withheld
+        (by_signal, "timeout" if late else "signal"),
+        (error is not None, "error"),
+        (b"missing" in marks, "missing"),
+        (b"unusable" in marks, "unusable"),
+        (value is None if wants_value else code != 0, "exit"),
+        (True, "ok"),
+    )
+    outcome = next(outcome for holds, outcome in outcomes if holds)
+    return {
+        "outcome": outcome,
+        "stage": "ran" if b"ran" in marks else "parsed" if b"parsed" in marks else "found",
+        "value": value if wants_value and outcome == "ok" else None,
+        "error": error,
+        "code": code,
+    }
+
+
+def told(marks: Sequence[bytes], head: bytes) -> str | None:
+    """The rest of the first line that begins so."""
+    return next((mark[len(head) :].decode("utf-8", "replace") for mark in marks if mark.startswith(head)), None)
+
+
+# --- in the process of a test ----------------------------------------------------------------------------------------
+
+
+def child(job: Mapping[str, Any], test: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Never returns. From `load_filter` on, the program may do as it likes."""
+    code = 1
+    try:
+        for number, fd in enumerate(descriptors):
+            os.dup2(fd, number)
+        os.closerange(_RESULT_FD + 1, 1 << 12)
+        seconds = job["limits"]["cpu_seconds"]
+        _limit(resource.RLIMIT_CPU, [seconds, seconds + 1])
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if _program_filter is not None:
+            load_filter(_program_filter)
+        tell(b"shut")
+        code = score(test) if "entry" in test else run(job["source"], test)
+    except BaseException as error:  # noqa: BLE001
+        tell_error(error)
+    finally:
+        os._exit(code)
+
+
+def run(source: str, test: Mapping[str, Any]) -> int:
+    """Runs the program, and calls its function where the test names one; returns the exit code."""
+    by_stdin = "stdin" in test
+    module = types.ModuleType("__main__" if by_stdin else "solution")
+    sys.modules[module.__name__] = module
+    sys.argv = ["program.py"]
+    code = compile(source, "<completion>", "exec", dont_inherit=True)
+    tell(b"parsed")
+    try:
+        exec(code, module.__dict__)
+        tell(b"ran")
+        if "call" in test:
+            tell_value(call(module, test))
+        return end(0)
+    except SystemExit as error:
+        if not by_stdin:
+            return 1
+        return end(error.code if isinstance(error.code, int) else int(error.code is not None))
+
+
+def end(code: int) -> int:
+    """What an interpreter does at its end: waits for threads, runs exit functions, empties its buffers."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    if "atexit" in sys.modules:
+        sys.modules["atexit"]._run_exitfuncs()
+    sys.stdout.flush()
+    return code & 0xFF
+
+
+def call(module: types.ModuleType, test: Mapping[str, Any]) -> Any:
+    """`function(*args)`; a dotted name goes through classes, which are made on the way."""
+    target: Any = module
+    for part in test["call"].split("."):
+        target = target() if isinstance(target, type) else target
+        try:
+            target = getattr(target, part)
+        except AttributeError:
+            tell(b"missing")
+            os._exit(1)
+    return target(*test.get("args", ()), **test.get("kwargs", {}))
+
+
+def score(test: Mapping[str, Any]) -> int:
+    """What the scorer of the setup says of an answer."""
+    assert _scorer is not None
+    tell(b"parsed")
+    tell(b"ran")
+    tell_value(float(_scorer(test["answer"], test["entry"])))
+    return 0
+
+
+def tell(mark: bytes) -> None:
+    """One line to the harness."""
+    line = mark + b"\n"
+    while line:
+        line = line[os.write(_RESULT_FD, line) :]
+
+
+def tell_value(value: Any) -> None:
+    """The value as JSON, where it is plain data through and through."""
+    try:
+        text = json.dumps(value, allow_nan=False) if is_plain(value, 0) else None
+    except (ValueError, RecursionError, MemoryError):
+        text = None
+    tell(b"unusable" if text is None else b"value " + text.encode())
+
+
+def is_plain(value: Any, depth: int) -> bool:
+    """Exactly the types of JSON, tuples as lists; a subclass may compare equal to anything."""
+    kind = type(value)
+    if depth > 50:
+        return False
+    if kind in (list, tuple):
+        return all(is_plain(each, depth + 1) for each in value)
+    if kind is dict:
+        return all(type(key) is str and is_plain(each, depth + 1) for key, each in value.items())
+    return value is None or kind in (bool, int, float, str)
+
+
+def tell_error(error: BaseException) -> None:
+    """The type and the start of the message, on one line."""
+    try:
+        text = f"{type(error).__name__}: {error}"[:300]
+    except BaseException:  # noqa: BLE001
+        text = "an exception that cannot be shown"
+    tell(b"error " + text.encode("utf-8", "backslashreplace").replace(b"\n", b" "))
+
+
+if __name__ == "__main__":
+    importlib.invalidate_caches()
+    main()

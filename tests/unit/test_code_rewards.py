@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import time
+
+import pytest
+
+from podium.errors import ConfigError, RewardError
+from podium.rewards import CodeStages, CodeTests, library_reward
+from podium.rewards import code as code_module
+from podium.rewards.code import read_tests
+from podium.rewards.resolve import resolve_rewards
+from podium.rewards.sandbox import FAULT, Limits, Result, SandboxFault, cure, passed, probe, run_program
+
+BACKENDS = ["bubblewrap", "landlock", "none"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    complaint = None if request.param == "none" else probe(request.param)
+    if complaint:
+        pytest.skip(f"{request.param} does not work here: {complaint}")
+    return request.param
+
+
+OUTCOMES = {
+    "ok": ("def f(): return [1, (2, None), {'a': 1.5}]", None),
+    "error": ("def f(): return 1 / 0", "ZeroDivisionError: division by zero"),
+    "exit": ("import sys\ndef f(): sys.exit(0)", None),
+    "signal": ("import ctypes\ndef f(): ctypes.string_at(0)", None),
+    "timeout": ("def f():\n    while True: pass", None),
+    "overflow": ("def f(): return 'x' * 100_000", None),
+    "missing": ("def g(): return 1", None),
+    "unusable": ("def f(): return object()", None),
+}
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_every_way_to_end_has_an_outcome_of_its_own(backend, outcome):
+    source, error = OUTCOMES[outcome]
+    (result,) = run_program(source, [{"call": "f"}], backend=backend)
+    assert (result.outcome, result.error) == (outcome, error)
+    assert (outcome == "ok") == (result.value is not None)
+
+
+def test_after_a_timeout_the_rest_is_not_run(backend):
+    results = run_program("while True: pass", [{"stdin": ""}] * 3, backend=backend)
+    assert [result.outcome for result in results] == ["timeout", "not_run", "not_run"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(sum(map(int, open(0).read().split())))",
+        "import sys\nprint(sum(int(line) for line in sys.stdin.buffer))",
+        "import asyncio\nasync def main(): print(3)\nasyncio.run(main())",
+        "import threading\nthreading.stack_size(1 << 26)\nthreading.Thread(target=lambda: print(3)).start()",
+        "import os\nos.write(1, b'3')\nos._exit(0)",
+        "import atexit\natexit.register(print, 3)",
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int = 3\nprint(P().x)",
+        "import sys\nprint(3)\nsys.exit()",
+        "import sys\nsys.setrecursionlimit(5000)\ndef f(n): return n and f(n - 1)\nf(4000)\nprint(3)",
+        "import multiprocessing, subprocess, socket, decimal, fractions, heapq, re, itertools, random, time\nprint(3)",
+        "import concurrent.futures as c\nwith c.ThreadPoolExecutor(4) as p: print(sum(p.map(int, ['1', '2'])))",
+        "if __name__ == '__main__': print(3)",
+    ],
+)
+def test_ordinary_programs_run(backend, program):
+    (result,) = run_program(program, [{"stdin": "1\n2\n"}], backend=backend)
+    assert (result.outcome, result.stdout.strip(), result.error) == ("ok", "3", None)
+
+
+def test_large_input_reaches_the_program_and_one_that_reads_none_of_it_ends(backend):
+    text = "7" * 1_000_000
+    for program, printed in (("print(len(input()))", "1000000\n"), ("print(1)", "1\n")):
+        (result,) = run_program(program, [{"stdin": text}], backend=backend)
+        assert (result.outcome, result.stdout) == ("ok", printed)
+
+
+def test_every_test_has_a_process_of_its_own(backend):
+    source = "count = 0\ndef f():\n    global count\n    count += 1\n    return count"
+    results = run_program(source, [{"call": "f"}] * 3, backend=backend)
+    assert [result.value for result in results] == ["1", "1", "1"]
+
+
+def test_what_is_expected_never_goes_in(monkeypatch):
+    sent = []
+    original = code_module.run_program.__globals__["Sandbox"].run
+
+    def spy(self, source, tests):
+        sent.append(json.dumps(tests))
+        return original(self, source, tests)
+
+    monkeypatch.setattr("podium.rewards.sandbox.Sandbox.run", spy)
+    tests = [{"call": "f", "args": [1], "expected": "secret"}, {"stdin": "1", "stdout": "secret"}]
+    CodeTests(extract="raw", sandbox="none")(completions=["def f(x): return x"], tests=[tests])
+    assert len(sent) == 1
+    assert "secret" not in sent[0]
+
+
+@pytest.mark.parametrize(
+    ("expected", "value", "same"),
+    [
+        (1, "1", True),
+        (1, "true", False),
+        (True, "1", False),
+        (1, "1.0", False),
+        (1.0, "1", False),
+        (0.3, "0.30000000000000004", True),
+        (None, "null", True),
+        ([1, 2], "[1, 2]", True),
+        ([1, 2], "[1]", False),
+        ([1], "[1, 2]", False),
+        ({"a": 1}, '{"a": 1}', True),
+        ({"a": 1}, '{"a": 1, "b": 2}', False),
+        ({"a": 1}, '{"a": 2, "a": 1}', False),
+        ("1", "1", False),
+        (float("nan"), "NaN", False),
+        (float("inf"), "Infinity", False),
+        (1e308, "1e400", False),
+        ([1], "[" * 100_000, False),
+        (1, "1 1", False),
+        (1, None, False),
+    ],
+)
+def test_values_are_compared_strictly(expected, value, same):
+    assert passed({"call": "f", "expected": expected}, Result(outcome="ok", value=value)) is same
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("9\n16\n25", "9", False),  # a shorter output is not a prefix that counts
+        ("9", "9\n16", False),
+        ("9", "9  \n\n", True),
+        ("9\n", "\n9", False),
+        ("", "", True),
+        ("", "x", False),
+    ],
+)
+def test_output_is_compared_to_its_end(expected, printed, same):
+    assert passed({"stdin": "", "stdout": expected}, Result(outcome="ok", stdout=printed)) is same
+
+
+def test_sandbox_faults_are_no_opinion_and_not_zero(monkeypatch, caplog):
+    def broken(*_):
+        raise SandboxFault("it broke")
+
+    monkeypatch.setattr("podium.rewards.sandbox.Sandbox.start", broken)
+    tests = [[{"stdin": "", "stdout": "1"}]] * 2
+    for reward in (CodeTests(sandbox="none"), CodeStages(sandbox="none")):
+        assert reward(completions=["```python\nprint(1)\n```", "no code"], tests=tests) == [None, 0.0]
+    assert "it broke" in caplog.text
+    assert run_program("", [{}], backend="none") == [FAULT]
+
+
+def test_rows_without_tests_are_no_opinion():
+    fenced = "```python\nprint(1)\n```"
+    assert CodeTests(sandbox="none")(completions=[fenced] * 3, tests=[None, [], "[]"]) == [None, None, None]
+
+
+def test_chat_and_plain_completions_and_json_text_score_alike():
+    reward = library_reward("code_tests")
+    text = "Here:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+    tests = [{"call": "add", "args": [2, 3], "expected": 5}, {"call": "add", "args": [2, 2], "expected": 5}]
+    for completion in (text, [{"role": "assistant", "content": text}]):
+        for column in (tests, json.dumps(tests), [{**test, "stdin": None, "stdout": None} for test in tests]):
+            assert reward(completions=[completion], tests=[column]) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("extract", "text", "score"),
+    [
+        ("fence", "```python\nprint(1)\n```", 1.0),
+        ("fence", "```\nprint(1)\n```", 1.0),
+        ("fence", "```py\nprint(2)\n```\nno:\n```PYTHON\nprint(1)\n```", 1.0),  # the last block counts
+        ("fence", "print(1)", 0.0),
+        ("fence", "```python\nprint(1)", 0.0),
+        ("answer", "<answer>\nprint(1)\n</answer>", 1.0),
+        ("raw", "print(1)", 1.0),
+        ("raw", "  ", 0.0),
+    ],
+)
+def test_where_the_code_is(extract, text, score):
+    tests = [[{"stdin": "", "stdout": "1"}]]
+    assert CodeTests(extract=extract, sandbox="none")(completions=[text], tests=tests) == [score]
+
+
+def test_all_or_nothing():
+    tests = [[{"stdin": "1", "stdout": "1"}, {"stdin": "2", "stdout": "1"}]]
+    reward = CodeTests(extract="raw", all_or_nothing=True, sandbox="none")
+    assert reward(completions=["print(1)", "print(input())"], tests=tests * 2) == [1.0, 0.0]
+    assert CodeTests(extract="raw", sandbox="none")(completions=["print(input())"], tests=tests) == [0.5]
+
+
+def test_log_extra_says_how_it_went():
+    said = {}
+    tests = [[{"stdin": "", "stdout": "1"}] * 2] * 2
+    CodeTests(extract="fence", sandbox="none")(
+        completions=["```\nprint(1)\n```", "none"],
+        tests=tests,
+        log_extra=lambda name, values: said.update({name: values}),
+    )
+    assert said == {"code": ["2/2 (ok 2)", "no code"]}
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("[", "text that is not JSON"),
+        (7, "not a list of tests"),
+        ([7], "not a list of tests"),
+        ([{"stdin": "1"}], "A test is"),
+        ([{"call": "f", "args": 3, "expected": 1}], "A test is"),
+        ([{"call": "f"}], "A test is"),
+    ],
+)
+def test_unusable_tests_are_refused_with_the_schema(tests, message):
+    with pytest.raises(RewardError, match=message):
+        read_tests(tests, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sandbox": "docker"}, "sandbox is 'docker'; it must be one of auto, bubblewrap, landlock, none"),
+        ({"extract": "tags"}, "extract is 'tags'"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"workers": 1.5}, "workers is 1.5"),
+        ({"found": 0.9, "parses": 0.9}, "together at most 1"),
+    ],
+)
+def test_settings_that_cannot_work(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        library_reward("code_stages", **settings)
+
+
+def test_rewards_keep_their_names_and_travel_to_worker_processes():
+    rewards = resolve_rewards([CodeTests(sandbox="none"), CodeStages(sandbox="none")])
+    assert [reward.name for reward in rewards] == ["code_tests", "code_stages"]
+    assert rewards[0].needs == ("completions", "tests")
+    copy = pickle.loads(pickle.dumps(CodeTests(extract="raw", sandbox="none")))
+    assert copy(completions=["print(1)"], tests=[[{"stdin": "", "stdout": "1"}]]) == [1.0]
+
+
+def test_no_sandbox_is_said_at_the_start(caplog):
+    from podium.rewards.sandbox.choice import _warn_unconfined
+
+    _warn_unconfined.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        CodeTests(sandbox="none")
+    assert "runs as your user" in caplog.text
+
+
+def test_a_machine_without_sandbox_refuses_and_names_the_cure(monkeypatch):
+    said = {
+        "bubblewrap": "bwrap: No permissions to create new namespace, likely because ...",
+        "landlock": "OSError: [Errno 95] landlock: EOPNOTSUPP Operation not supported",
+    }
+    monkeypatch.setattr("podium.rewards.sandbox.choice.probe", said.get)
+    with pytest.raises(RewardError) as refused:
+        CodeTests()
+    for part in ("namespaces are denied", "lsm=", "sandbox: none"):
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("complaint", "part"),
+    [
+        (
+            "bwrap: No permissions to create new namespace, likely because",
+            "seccomp=unconfined",
+        ),
+        ("bwrap: Creating new namespace failed: Operation not permitted", "seccomp=unconfined"),
+        ("bwrap: setting up uid map: Permission denied", "AppArmor"),
+        ("bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted", "AppArmor"),
+        ("bwrap: Creating new namespace failed: No space left on device", "max_user_namespaces"),
+        ("bubblewrap is not installed", "apt-get install bubblewrap"),
+        ("OSError: [Errno 38] landlock: ENOSYS Function not implemented", "5.13"),
+        ("no table of system calls for riscv64", "x86_64"),
+        ("the sandbox works only on Linux, not on darwin", "virtual machine"),
+    ],
+)
+def test_known_messages_have_a_cure(complaint, part):
+    assert part in cure(complaint)
+
+
+def test_sixty_four_completions_are_scored_in_parallel():
+    reward = CodeTests(extract="raw", workers=16)
+    start = time.monotonic()
+    scores = reward(
+        completions=["import time\ntime.sleep(0.5)\nprint(1)"] * 64, tests=[[{"stdin": "", "stdout": "1"}]] * 64
+    )
+    assert scores == [1.0] * 64
+    assert time.monotonic() - start < 20  # one after the other: 32 s of sleep alone
+
+
+def test_limits_are_frozen():
+    with pytest.raises(AttributeError):
+        Limits().cpu_seconds = 9
