@@ -35,6 +35,7 @@ from podium.models.lean import LeanLayers
 from podium.packing import Pack
 from podium.precision import ProductPrecision, measure_products
 from podium.records import ScoredGroup
+from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
 from podium.rounds import Plan, PromptOrder
 
@@ -67,6 +68,8 @@ class Parts:
     plan: Plan
     loss: LossSettings
     advantage: AdvantageSettings
+    adaptive: AdaptiveWeights
+    """The weights at the start of the run."""
     entropy: EntropyControl
     end_ids: frozenset[int]
     path: Path
@@ -93,9 +96,9 @@ class Parts:
         """Log-probabilities of a pack as this run computes them; inside `attention` and `precision`."""
         return token_logps(model, packed, temperature=self.args.temperature, path=self.path, router=router)
 
-    def has_spread(self, scored: ScoredGroup) -> bool:
-        """Whether the completions of a group differ in their weighted reward."""
-        reward_G = combine(scored.rewards_GK, self.advantage.weights_K)
+    def has_spread(self, scored: ScoredGroup, weights_K: np.ndarray | None = None) -> bool:
+        """Whether the completions of a group differ in their weighted reward, by the first weights or these."""
+        reward_G = combine(scored.rewards_GK, self.advantage.weights_K if weights_K is None else weights_K)
         known = reward_G[~np.isnan(reward_G)]
         return bool(known.size) and float(np.ptp(known)) > 1e-9
 
@@ -131,6 +134,7 @@ def assemble(
         device=args.device,
     )
     advantage = advantage_settings(args, len(rewards))
+    adaptive = AdaptiveWeights.of([reward.name for reward in rewards], advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
     config = loading.load_config(model, settings)
     tokenizer = loading.load_tokenizer(model, tokenizer, settings)
@@ -174,6 +178,7 @@ def assemble(
         plan=plan,
         loss=loss,
         advantage=advantage,
+        adaptive=adaptive,
         entropy=entropy_control(args),
         end_ids=loading.end_ids(policy, tokenizer),
         path=path,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from podium.advantages import AGGREGATIONS, AdvantageSettings
 from podium.errors import ConfigError, did_you_mean
 from podium.losses import OBJECTIVES, EntropyControl, LossSettings
 from podium.records import SamplingSettings
+from podium.rewards.score import CallSettings
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "ref_model_mixup_alpha": (0.0, 1.0, "it is a share"),
     "max_resamples": (1, float("inf"), "switch `dynamic_sampling` off instead"),
     "tokens_per_pack": (1, float("inf"), "a pack has at least one token"),
+    "reward_timeout": (0, float("inf"), "it is in seconds; 0 switches it off"),
+    "reward_workers": (1, float("inf"), "a function from a file runs in at least one process"),
 }
 """Fields with limits: (lowest, highest, why)."""
 
@@ -121,6 +125,27 @@ class GRPOConfig(trl.GRPOConfig):
             "stay float32), or `auto`: bfloat16 where it measures faster. On a GPU `bf16` decides."
         },
     )
+    reward_timeout: float | None = field(
+        default=60.0, metadata={"help": "Seconds that one call of a reward function may take. 0: no limit."}
+    )
+    on_reward_error: str = field(
+        default="raise",
+        metadata={
+            "help": "What becomes of a reward function that raises, runs over its limit or returns no finite number: "
+            "`raise` ends the run, `none` leaves it out, a number is taken in its place."
+        },
+    )
+    reward_workers: int = field(
+        default=1,
+        metadata={"help": "Processes for each reward function from a file that judges every row by itself."},
+    )
+    adaptive_rewards: dict[str, Any] | None = field(
+        default=None,
+        metadata={
+            "help": "Rewards whose weights adapt to their success rate: their names, each with `true` or a mapping of "
+            "settings (see `podium.rewards.adaptive`)."
+        },
+    )
     tokens_per_pack: int | None = field(
         default=None,
         metadata={
@@ -150,6 +175,7 @@ class GRPOConfig(trl.GRPOConfig):
                 "Set beta, or leave sync_ref_model out.",
                 code="C030",
             )
+        call_settings(self)
         if self.rollout_engine == "vllm":
             raise ConfigError(
                 'rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer itself.',
@@ -322,6 +348,30 @@ def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
         scale_rewards=args.scale_rewards,
         aggregation=args.multi_objective_aggregation,
     )
+
+
+def call_settings(args: GRPOConfig) -> CallSettings:
+    """How reward functions are called."""
+    return CallSettings(
+        limit=args.reward_timeout or None,
+        on_error=_on_error(args.on_reward_error),
+        num_workers=args.reward_workers,
+    )
+
+
+def _on_error(value: Any) -> Literal["raise", "none"] | float:
+    """As a word or a number; YAML's `null` and Python's None mean `none`."""
+    text = "none" if value is None else str(value).strip().lower()
+    if text in ("raise", "none"):
+        return cast(Literal["raise", "none"], text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        near = did_you_mean(text, ("raise", "none"))
+        raise ConfigError(f"on_reward_error is {value!r}; it must be `raise`, `none` or a finite number.{near}")
+    return number
 
 
 def entropy_control(args: GRPOConfig) -> EntropyControl:

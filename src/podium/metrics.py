@@ -35,6 +35,7 @@ METRICS: Mapping[str, Metric] = {
     "step_time": Metric("seconds", "Time of one optimizer step, with its share of sampling and scoring."),
     "time/generate_seconds": Metric("seconds", "Sampling one generation round."),
     "time/reward_seconds": Metric("seconds", "The reward functions of one generation round."),
+    "time/reward/<name>_seconds": Metric("seconds", "One reward function of one generation round."),
     "time/compare_seconds": Metric("seconds", "Log-probabilities under the sampling policy and the reference."),
     "time/train_seconds": Metric("seconds", "Forward and backward of one micro-step."),
     "resampled_prompts": Metric("prompts", "Prompts replaced for want of spread; only with `dynamic_sampling`."),
@@ -47,6 +48,9 @@ METRICS: Mapping[str, Metric] = {
     "completions/max_terminated_length": Metric("tokens", "Longest that ended by itself; 0: none."),
     "rewards/<name>/mean": Metric("reward", "Mean of what one reward function returned, where it did not say None."),
     "rewards/<name>/std": Metric("reward", "Standard deviation of the same over all completions."),
+    "rewards/<name>/failed": Metric("share", "Completions that it failed on; only with `on_reward_error`."),
+    "rewards/<name>/success_rate": Metric("share", "Completions that succeed in it; only where its weight adapts."),
+    "reward_weights/<name>": Metric("weight", "What its reward is multiplied by; only where the weight adapts."),
     "reward": Metric("reward", "Mean weighted sum of all reward functions."),
     "reward_std": Metric("reward", "Standard deviation of the weighted sum over all completions."),
     "frac_reward_zero_std": Metric("share", "Completions in groups with equal rewards: nothing can be learnt there."),
@@ -72,10 +76,18 @@ def describe(name: str) -> Metric | None:
     'reward'
     """
     name = name.removeprefix("eval_")
-    parts = name.split("/")
-    if len(parts) > 2 and parts[0] == "rewards":
-        name = f"rewards/<name>/{parts[-1]}"
+    for start, end in _NAMED:
+        if name.startswith(start) and name.endswith(end):
+            name = f"{start}<name>{end}"
     return METRICS.get(name)
+
+
+_NAMED = (
+    *(("rewards/", f"/{what}") for what in ("mean", "std", "failed", "success_rate")),
+    ("reward_weights/", ""),
+    ("time/reward/", "_seconds"),
+)
+"""What stands before and after the name of a reward function."""
 
 
 # ---- rollouts ----

@@ -1,6 +1,6 @@
 """What a checkpoint of Podium holds beyond the Trainer's: the round that is being trained on, the reference that has
-moved, the entropy controller, the precision that was chosen. Plain numpy arrays, safetensors and JSON: nothing here is
-unpickled.
+moved, the entropy controller, the weights that adapt, the precision that was chosen. Plain numpy arrays, safetensors
+and JSON: nothing here is unpickled.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from safetensors.torch import load_model, save_model
 from podium.losses import EntropyControl
 from podium.models.loading import Reference
 from podium.precision import ProductPrecision
+from podium.rewards.adaptive import AdaptiveWeights
 from podium.rounds import Plan, Round, from_arrays, to_arrays
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class State(NamedTuple):
 
     round: Round | None
     entropy: EntropyControl
+    weights: AdaptiveWeights
     reference: Reference | None
     precision: Any
     plan: Plan
@@ -44,21 +46,26 @@ def save(folder: Path, rank: int, state: State) -> None:
         return
     entropy = {name: value if math.isfinite(value) else None for name, value in asdict(state.entropy).items()}
     precision = state.precision.enabled if isinstance(state.precision, ProductPrecision) else None
-    contents = {"entropy": entropy, "bfloat16_products": precision, "plan": _arithmetic(state.plan)}
+    contents = {
+        "entropy": entropy,
+        "reward_weights": state.weights.to_json(),
+        "bfloat16_products": precision,
+        "plan": _arithmetic(state.plan),
+    }
     (folder / STATE).write_text(json.dumps(contents))
     if state.reference is not None and state.reference.moved:
         assert state.reference.copy is not None
         save_model(state.reference.copy, str(folder / REFERENCE))
 
 
-def load(folder: Path, rank: int, state: State) -> tuple[Round | None, EntropyControl]:
+def load(folder: Path, rank: int, state: State) -> tuple[Round | None, EntropyControl, AdaptiveWeights]:
     """What `save` wrote; a checkpoint of another trainer has none of it and changes nothing.
 
     The reference and the precision are restored in place: a resumed run must compute as it did, whatever the machine
     would measure now.
     """
     if not (folder / STATE).is_file():
-        return None, state.entropy
+        return None, state.entropy, state.weights
     saved = json.loads((folder / STATE).read_text())
     if saved["bfloat16_products"] is not None and isinstance(state.precision, ProductPrecision):
         state.precision.enabled = saved["bfloat16_products"]
@@ -67,11 +74,12 @@ def load(folder: Path, rank: int, state: State) -> tuple[Round | None, EntropyCo
         load_model(state.reference.copy, str(folder / REFERENCE))
         state.reference.moved = True
     entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
+    weights = state.weights.restored(saved.get("reward_weights", {}))
     path = folder / f"round-{rank}.npz"
     if not path.is_file() or _replanned(saved["plan"], _arithmetic(state.plan), folder):
-        return None, entropy
+        return None, entropy, weights
     with np.load(path, allow_pickle=False) as arrays:
-        return from_arrays(dict(arrays)), entropy
+        return from_arrays(dict(arrays)), entropy, weights
 
 
 def _arithmetic(plan: Plan) -> dict[str, int]:

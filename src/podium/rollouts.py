@@ -23,7 +23,7 @@ from torch import nn
 
 from podium.advantages import Advantages, advantages
 from podium.assembly import Parts
-from podium.config import GRPOConfig, sampling_settings
+from podium.config import GRPOConfig, call_settings, sampling_settings
 from podium.metrics import MetricsBuffer, Mode, RolloutTable, rollout_metrics, rollout_table, unstack
 from podium.packing import pack
 from podium.records import Prompt, ScoredGroup, TrainingGroup
@@ -63,6 +63,7 @@ class Rollouts:
         self.scored = list(scored)
         table, result = self.advantages(scored, places)
         self.measure("train", table, result)
+        self._adapt(table)
         kept_PG, counted_PG = self.trained(table, result)
         kept = [kept_PG[place] for place in places]
         groups = [training_group(s, result.advantages_PG[place]) for s, place in zip(scored, places, strict=True)]
@@ -111,6 +112,8 @@ class Rollouts:
                 self.parts.rewards,
                 trainer_state=self.trainer.state,
                 log_metric=lambda name, value: self.measured.add(mode, {name: value}),
+                log_seconds=lambda name, value: self._add_seconds(name, mode, value),
+                settings=call_settings(self.args),
             )
 
     def _refill(self, scored: Sequence[ScoredGroup], places: Sequence[int], key: RoundKey) -> list[ScoredGroup]:
@@ -118,14 +121,15 @@ class Rollouts:
         scored = list(scored)
         num_fresh = 0
         for attempt in range(self.args.max_resamples):
-            flat = [i for i, group in enumerate(scored) if not self.parts.has_spread(group)]
+            weights_K = self.trainer.weights.weights_K
+            flat = [i for i, group in enumerate(scored) if not self.parts.has_spread(group, weights_K)]
             if not flat:
                 break
             rows = self.parts.order.fresh(key, attempt, [places[i] for i in flat])
             first_id = (attempt + 1) * self.parts.plan.prompts_per_round
             fresh = [self.prompt(row, first_id + places[i], index) for i, (index, row) in zip(flat, rows, strict=True)]
             for i, group in zip(flat, self._sample(fresh, key), strict=True):
-                if self.parts.has_spread(group):
+                if self.parts.has_spread(group, weights_K):
                     scored[i] = group
             num_fresh += len(flat)
         self.measured.add("train", {"resampled_prompts": sum(gather_object([num_fresh]))})
@@ -139,7 +143,14 @@ class Rollouts:
         blocks = [(place, rollout_table([group], names).stack()) for place, group in zip(places, scored, strict=True)]
         blocks = sorted(gather_object(blocks), key=lambda block: block[0])
         table = unstack(np.concatenate([rows for _, rows in blocks]), names)
-        return table, advantages(table.rewards_RK.reshape(len(blocks), -1, len(names)), self.parts.advantage)
+        settings = dataclasses.replace(self.parts.advantage, weights_K=self.trainer.weights.weights_K)
+        return table, advantages(table.rewards_RK.reshape(len(blocks), -1, len(names)), settings)
+
+    def _adapt(self, table: RolloutTable) -> None:
+        """The weights of the next round, from the rewards of all ranks in this one."""
+        used = self.trainer.weights
+        self.trainer.weights = used.after(table.rewards_RK)
+        self.measured.add("train", {**used.weight_metrics(), **self.trainer.weights.rate_metrics()})
 
     def trained(self, table: RolloutTable, result: Advantages) -> tuple[np.ndarray, np.ndarray]:
         """Which completions are trained on, bool [P, G], and the loss tokens of all of them [P, G]."""
@@ -198,8 +209,11 @@ class Rollouts:
         """Seconds of a part of a training step."""
         start = time.perf_counter()
         yield
+        self._add_seconds(name, mode, time.perf_counter() - start)
+
+    def _add_seconds(self, name: str, mode: Mode, seconds: float) -> None:
         if mode == "train" and self.trainer.is_in_train:
-            self.measured.add("train", {f"time/{name}": time.perf_counter() - start})
+            self.measured.add("train", {f"time/{name}": seconds})
 
 
 def training_group(scored: ScoredGroup, advantage_G: np.ndarray) -> TrainingGroup:

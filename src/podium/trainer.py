@@ -96,6 +96,7 @@ class GRPOTrainer(Trainer):
         self.round: Round | None = None
         self._random_numbers_in: str | None = None  # a checkpoint whose random state is still to be loaded
         self.entropy = parts.entropy
+        self.weights = parts.adaptive
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
         self._step_started = time.perf_counter()
@@ -321,11 +322,12 @@ class GRPOTrainer(Trainer):
         super()._load_optimizer_and_scheduler(folder)
         if folder is not None:
             state = self._podium_state()
-            self.round, self.entropy = resume.load(Path(folder), self.args.process_index, state)
+            self.round, self.entropy, self.weights = resume.load(Path(folder), self.args.process_index, state)
             self._random_numbers_in = folder
 
     def _podium_state(self) -> resume.State:
-        return resume.State(self.round, self.entropy, self.parts.reference, self.parts.precision, self.parts.plan)
+        parts = self.parts
+        return resume.State(self.round, self.entropy, self.weights, parts.reference, parts.precision, parts.plan)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Once and before the first rollouts, as reward functions may draw, too; the Trainer would load them after."""

@@ -17,7 +17,7 @@ import torch
 from podium.errors import ConfigError, RewardError
 from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, resolve_rewards, resolve_weights, score
-from podium.rewards.score import _background_loop
+from podium.rewards.background import background_loop
 
 
 def make_group(row, texts, *, chat=False, **columns):
@@ -476,12 +476,12 @@ def test_an_interrupt_is_let_through():
         run(interrupted)
 
 
-def test_the_background_loop_is_one_and_a_daemon():
+def test_thebackground_loop_is_one_and_a_daemon():
     values(async_length)
     before = threading.active_count()
     values(async_length)
     assert threading.active_count() == before
-    assert _background_loop.cache_info().currsize == 1
+    assert background_loop.cache_info().currsize == 1
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("podium-rewards"))
 
 

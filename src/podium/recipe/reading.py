@@ -25,6 +25,7 @@ from podium.recipe.schema import (
     type_code,
     unknown_key,
 )
+from podium.rewards.resolve import callable_name, distinct_names
 
 _DATA_KEYS = (
     "eval_dataset",
@@ -244,6 +245,13 @@ class _Reading:
             if "reward_weights" in config:
                 self.say("`reward_weights` and `weight` in `rewards` say the same twice; keep one", "reward_weights")
             config["reward_weights"] = [1.0 if spec.weight is None else float(spec.weight) for spec in rewards]
+        if any(spec.adaptive for spec in rewards):
+            if config.get("adaptive_rewards"):
+                self.say(
+                    "`adaptive_rewards` and `adaptive` in `rewards` say the same twice; keep one", "adaptive_rewards"
+                )
+            named = zip(distinct_names([_short(spec) for spec in rewards]), rewards, strict=True)
+            config["adaptive_rewards"] = {name: spec.adaptive for name, spec in named if spec.adaptive}
         return config
 
     def check_needed(self, rewards: tuple[RewardSpec, ...]) -> None:
@@ -276,8 +284,6 @@ class _Reading:
 
 def _short(spec: RewardSpec) -> str:
     """The name a reward's metrics have."""
-    from podium.rewards.resolve import callable_name
-
     return callable_name(spec.function)
 
 

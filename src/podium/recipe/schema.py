@@ -40,6 +40,7 @@ OWN_KEYS: Mapping[str, Any] = {
 WIDER: Mapping[str, Any] = {
     "max_steps": int | None,
     "scale_rewards": str | bool,
+    "on_reward_error": float | str | None,
     "resume_from_checkpoint": str | bool | None,
     "rewards": list[Any] | str,
     "reward_funcs": list[str] | str | None,

@@ -8,17 +8,17 @@ Knows signatures and names; calls nothing.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError, RewardError, did_you_mean
+from podium.rewards.from_file import FileReward, file_reward
 from podium.rewards.model import RewardModel
+from podium.workers.functions import function_name, is_async, location, parameters_of, unwrapped
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What every reward function may ask for besides the columns of the dataset."""
@@ -75,10 +75,13 @@ def resolve_rewards(
     }
     rewards = []
     for index, (function, tokenizer) in enumerate(zip(functions, tokenizers, strict=True)):
+        if isinstance(function, str) and ".py:" in function:
+            function = file_reward(function)
         if isinstance(function, str) or _is_module(function):
             function = RewardModel(function, tokenizer, **model_settings)
         rewards.append(_inspect(function, index))
-    return _with_distinct_names(rewards)
+    names = distinct_names([reward.name for reward in rewards])
+    return tuple(replace(reward, name=name) for reward, name in zip(rewards, names, strict=True))
 
 
 def load_reward_models(rewards: Iterable[Reward]) -> None:
@@ -145,19 +148,12 @@ def as_list(value: Any) -> list[Any]:
 def callable_name(function: Any) -> str:
     """The name TRL's metrics use: of the function inside partials, of an object its class, of a model its last part.
 
-    >>> callable_name(functools.partial(as_list, 3)), callable_name("org/reward-model")
+    >>> callable_name(as_list), callable_name("org/reward-model")
     ('as_list', 'reward-model')
     """
     if isinstance(function, str) or _is_module(function):
         return RewardModel.name_of(function)
-    inner = _unwrapped(function)
-    return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-def _unwrapped(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
+    return function_name(function)
 
 
 def _inspect(function: Any, index: int) -> Reward:
@@ -168,9 +164,8 @@ def _inspect(function: Any, index: int) -> Reward:
             f"reward_funcs[{index}] is {type(function).__name__} {function!r:.60}; expected a function, a callable "
             "object, or a reward model (its name, or the module)."
         )
-    inner = _unwrapped(function)
-    name, where = callable_name(function), _location(inner)
-    parameters = _parameters(function)
+    name, where = callable_name(function), _location(function)
+    parameters = parameters_of(function)
     empty, by_position = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_ONLY
     if any(each.kind is by_position and each.default is empty for each in parameters or ()):
         raise ConfigError(
@@ -183,53 +178,37 @@ def _inspect(function: Any, index: int) -> Reward:
         name=name,
         function=function,
         where=where,
-        is_async=inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__),
+        is_async=is_async(function),
         wants=None if takes_all else frozenset(each.name for each in named),
         needs=tuple(each.name for each in named if each.default is empty),
     )
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_CATCH_ALL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _parameters(function: Any) -> list[inspect.Parameter] | None:
-    """None where Python cannot tell (some functions written in C).
-
-    A decorator that takes `*args, **kwargs` alone passes them on, so what counts is what it wraps.
-    """
-    try:
-        own = list(inspect.signature(function, follow_wrapped=False).parameters.values())
-        passes_on = all(each.kind in _CATCH_ALL for each in own)
-        return list(inspect.signature(function).parameters.values()) if passes_on else own
-    except (ValueError, TypeError):
-        return None
 
 
 def _location(function: Any) -> str:
-    """`file.py:12`, relative to the working directory where it is inside; empty for what is not the user's Python."""
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    if code is None or isinstance(function, RewardModel):
-        return ""
-    path = Path(code.co_filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{code.co_firstlineno}"
+    """Empty for what is not the user's Python."""
+    inner = unwrapped(function)
+    if isinstance(inner, FileReward):
+        return inner.where
+    return "" if isinstance(inner, RewardModel) else location(inner)
 
 
-def _with_distinct_names(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
-    """The second and later bearers of a name get `name_2`, `name_3`; whoever has a name first keeps it."""
-    given = {reward.name for reward in rewards}
-    used: set[str] = set()
-    distinct = []
-    for reward in rewards:
-        name, number = reward.name, 1
-        while name in used or (number > 1 and name in given):
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The second and later bearers of a name get `name_2`, `name_3`; whoever has a name first keeps it.
+
+    >>> distinct_names(["a", "b", "a"])
+    ('a', 'b', 'a_2')
+    """
+    used: list[str] = []
+    for own in names:
+        name, number = own, 1
+        while name in used or (number > 1 and name in names):
             number += 1
-            name = f"{reward.name}_{number}"
-        used.add(name)
-        distinct.append(replace(reward, name=name))
-    return tuple(distinct)
+            name = f"{own}_{number}"
+        used.append(name)
+    return tuple(used)
 
 
 def _is_module(value: Any) -> bool:

@@ -8,25 +8,27 @@ after the other), and only with what its signature names (all of it where there 
     function(prompts=[...], completions=[...], completion_ids=[[...], ...], <each other column>=[...],
              trainer_state=..., log_extra=f(column, values), log_metric=f(name, value)) -> one number or None each
 
-What is not one finite number (or None) per completion stops the run with a `RewardError` that names the function, the
-row and the start of the completion. Knows nothing of models, advantages and losses.
+A call ends within `CallSettings.limit`, whatever it does. What is not one finite number (or None) per completion stops
+the run with a `RewardError` that names the function, the row and the start of the completion, or becomes what
+`CallSettings.on_error` says. Knows nothing of models, advantages and losses.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import logging
-import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal
 
 import numpy as np
 
-from podium.errors import PodiumError, RewardError
+from podium.errors import RewardError
 from podium.records import Group, ScoredGroup
+from podium.rewards.background import AsyncCall, Timed, call_together
+from podium.rewards.from_file import SERVICES, FileReward, replay
+from podium.rewards.limits import OURS, limited
 from podium.rewards.resolve import (
     GIVEN,
     Reward,
@@ -35,10 +37,13 @@ from podium.rewards.resolve import (
     resolve_rewards,
     resolve_weights,
 )
-from podium.rewards.results import Batch, describe_raised, user_traceback, values_of
+from podium.rewards.results import Batch, Column, column_of
+from podium.workers.replies import Outcome, Raised, user_traceback
+from podium.workers.serve import checked_extra
 
 __all__ = [
     "GIVEN",
+    "CallSettings",
     "Reward",
     "check_rewards",
     "load_reward_models",
@@ -52,16 +57,35 @@ logger = logging.getLogger(__name__)
 LogMetric = Callable[[str, float], None]
 
 
+MOST_UNSCORED = 0.2
+"""Share of a round's completions that may go unscored because of errors; beyond it the run stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """How reward functions are called."""
+
+    limit: float | None = 60.0
+    """Seconds a call; None: it may take for ever."""
+    on_error: Literal["raise", "none"] | float = "raise"
+    """What a call that fails, or a value that is no finite number, becomes: the end of the run, None, or a number."""
+    num_workers: int = 1
+    """Processes for a function from a file that judges every row by itself."""
+
+
 def score(
     groups: Sequence[Group],
     rewards: Sequence[Reward],
     *,
     trainer_state: Any = None,
     log_metric: LogMetric | None = None,
+    log_seconds: LogMetric | None = None,
+    settings: CallSettings = CallSettings(),
 ) -> list[ScoredGroup]:
     """Every completion of the round by every reward function: `rewards_GK` is float64, NaN for None.
 
-    Synchronous functions run one after the other, then the `async` ones together. Raises `RewardError`.
+    Synchronous functions run one after the other, then the `async` ones together. `log_seconds` is told how long each
+    took. Raises `RewardError`.
     """
     if not groups:
         return []
@@ -72,10 +96,13 @@ def score(
         _Call(reward=reward, arguments=_arguments(reward, batch, {**services, "log_extra": extras.logger(reward)}))
         for reward in rewards
     ]
-    answers = _answers(calls, batch)
-    columns_KR = [values_of(answer, reward, batch) for answer, reward in zip(answers, rewards, strict=True)]
-    rewards_RK = np.array(columns_KR, dtype=np.float64).reshape(len(rewards), len(batch)).T
+    columns_K = _columns(calls, batch, settings, log_seconds or _ignore)
+    _handle_failures(columns_K, rewards, settings, log_metric or _ignore)
+    rewards_RK = np.array([column.values for column in columns_K], np.float64).reshape(len(rewards), len(batch)).T
+    failed_RK = np.array([column.failed for column in columns_K], bool).reshape(len(rewards), len(batch)).T
+    rewards_RK = _with_failures(rewards_RK, failed_RK, groups, settings)
     names_K = tuple(reward.name for reward in rewards)
+    _stop_where_too_few_are_scored(rewards_RK, failed_RK, columns_K)
     _warn_where_all_none(rewards_RK, names_K, batch)
     return _by_group(groups, rewards_RK, names_K, extras.columns)
 
@@ -99,12 +126,7 @@ class _Extras:
         own: set[str] = set()
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
-            values = list(values)
-            if len(values) != self.num_completions:
-                raise ValueError(
-                    f"log_extra({column!r}, ...) got {len(values)} values for {self.num_completions} completions; "
-                    "give one for each"
-                )
+            values = checked_extra(column, values, self.num_completions)
             # Two functions may use one name for different things: a column never mixes them.
             taken = column not in own and self.columns.get(column, values) != values
             key = f"{column} ({reward.name})" if taken else column
@@ -164,67 +186,99 @@ def _copied(value: Any) -> Any:
 # --- calling ---------------------------------------------------------------------------------------------------------
 
 
-def _answers(calls: Sequence[_Call], batch: Batch) -> list[Any]:
-    """What each function returned, in the order of `calls`."""
-    answers = {k: _ask(call, batch) for k, call in enumerate(calls) if not call.reward.is_async}
-    waiting = {k: call for k, call in enumerate(calls) if call.reward.is_async}
-    if waiting:
-        answers |= dict(zip(waiting, _ask_together(list(waiting.values()), batch), strict=True))
-    return [answers[k] for k in range(len(calls))]
+def _columns(calls: Sequence[_Call], batch: Batch, settings: CallSettings, log_seconds: LogMetric) -> list[Column]:
+    """What each function says, in the order of `calls`. The first failure ends it, where failures end the run."""
+    columns: dict[int, Column] = {}
+    for k, timed in _timed(calls, len(batch), settings):
+        reward = calls[k].reward
+        log_seconds(f"reward/{reward.name}_seconds", timed.seconds)
+        columns[k] = column_of(timed.outcome, reward, batch)
+        if columns[k].error is not None and settings.on_error == "raise":
+            cause = timed.outcome.error if isinstance(timed.outcome, Raised) else None
+            raise columns[k].error or AssertionError from cause and cause.with_traceback(_users(cause))
+    return [columns[k] for k in range(len(calls))]
 
 
-def _ask(call: _Call, batch: Batch) -> Any:
-    try:
-        return call.reward.function(**call.arguments)
-    except PodiumError:  # says all that is to be said
-        raise
-    # Whatever a user's function raises becomes one message, also `exit()`: a run must not end without a word.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        raise _reward_error(error, call, batch) from error.with_traceback(user_traceback(error))
+def _timed(calls: Sequence[_Call], num_completions: int, settings: CallSettings) -> Iterator[tuple[int, Timed]]:
+    """One after the other; then those that wait for something, together."""
+    for k, call in enumerate(calls):
+        if not call.reward.is_async:
+            start = time.perf_counter()
+            outcome = _ask(call, num_completions, settings)
+            yield k, Timed(outcome, time.perf_counter() - start)
+    waiting = [k for k, call in enumerate(calls) if call.reward.is_async]
+    asked = [AsyncCall(calls[k].reward.function, calls[k].arguments, str(calls[k].reward)) for k in waiting]
+    yield from zip(waiting, call_together(asked, settings.limit), strict=True)
 
 
-def _ask_together(calls: Sequence[_Call], batch: Batch) -> list[Any]:
-    """Runs `async` functions at the same time on a loop in the background (the caller may have a loop of its own)."""
-    future = asyncio.run_coroutine_threadsafe(_gather(calls), _background_loop(os.getpid()))
-    try:
-        answers = future.result()
-    except BaseException:  # an interrupted run leaves no task behind
-        future.cancel()
-        raise
-    for call, answer in zip(calls, answers, strict=True):
-        if isinstance(answer, _Raised):
-            error = answer.error
-            raise _reward_error(error, call, batch) from error.with_traceback(user_traceback(error))
-    return answers
+def _ask(call: _Call, num_completions: int, settings: CallSettings) -> Outcome:
+    function = call.reward.function
+    if not isinstance(function, FileReward):
+        return limited(function, call.arguments, settings.limit, str(call.reward))
+    services = {name: call.arguments[name] for name in SERVICES if name in call.arguments}
+    found = function.ask(
+        {name: value for name, value in call.arguments.items() if name not in services},
+        num_completions=num_completions,
+        services=tuple(services),
+        limit=settings.limit,
+        num_workers=settings.num_workers,
+    )
+    replay(found, services)
+    return found.outcome
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    error: BaseException
+def _users(error: BaseException) -> TracebackType | None:
+    return user_traceback(error, OURS)
 
 
-async def _gather(calls: Sequence[_Call]) -> list[Any]:
-    return await asyncio.gather(*(_awaited(call) for call in calls))
+# --- failures that do not end the run ---------------------------------------------------------------------------------
 
 
-async def _awaited(call: _Call) -> Any:
-    try:
-        return await call.reward.function(**call.arguments)
-    # As in `_ask`; caught in the task itself, because `SystemExit` would end the loop and leave the caller waiting.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        return _Raised(error)
+def _handle_failures(
+    columns_K: Sequence[Column], rewards: Sequence[Reward], settings: CallSettings, log_metric: LogMetric
+) -> None:
+    """Says and counts them."""
+    if settings.on_error == "raise":
+        return
+    becomes = "None" if settings.on_error == "none" else f"{settings.on_error:g}"
+    for column, reward in zip(columns_K, rewards, strict=True):
+        log_metric(f"rewards/{reward.name}/failed", sum(column.failed) / len(column.failed))
+        if column.error is not None:
+            number = f"{sum(column.failed)} of {len(column.failed)} values become {becomes} (on_reward_error)"
+            logger.warning("%s: %s", number, column.error)
 
 
-@functools.cache
-def _background_loop(process_id: int) -> asyncio.AbstractEventLoop:
-    """One loop per process, on a daemon thread; a forked child gets its own, since threads do not survive a fork."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=f"podium-rewards-{process_id}", daemon=True).start()
-    return loop
+def _with_failures(
+    rewards_RK: np.ndarray, failed_RK: np.ndarray, groups: Sequence[Group], settings: CallSettings
+) -> np.ndarray:
+    """Failed values as `on_error` says.
+
+    As None they are left out of the sum, which is fair only where the whole group is judged without that function: a
+    completion on which a function failed, while it judged a sibling, is left out altogether.
+    """
+    if not isinstance(settings.on_error, str):
+        return np.where(failed_RK, settings.on_error, rewards_RK)
+    start = 0
+    rewards_RK = rewards_RK.copy()
+    for group in groups:
+        own = slice(start, start + len(group.completions))
+        partly_K = failed_RK[own].any(axis=0) & ~failed_RK[own].all(axis=0)
+        rewards_RK[own][(failed_RK[own] & partly_K).any(axis=1)] = np.nan
+        start = own.stop
+    return rewards_RK
 
 
-def _reward_error(error: BaseException, call: _Call, batch: Batch) -> RewardError:
-    return RewardError(describe_raised(error, call.reward, call.arguments, batch))
+def _stop_where_too_few_are_scored(rewards_RK: np.ndarray, failed_RK: np.ndarray, columns_K: Sequence[Column]) -> None:
+    """A None that a function meant does not count, an error does."""
+    unscored_R = np.isnan(rewards_RK).all(axis=1) & failed_RK.any(axis=1)
+    share = unscored_R.mean() if unscored_R.size else 0.0
+    if share > MOST_UNSCORED:
+        first = next(column.error for column in columns_K if column.error is not None)
+        raise RewardError(
+            f"{unscored_R.sum()} of {unscored_R.size} completions of this round are unscored because of errors "
+            f"({100 * share:.0f} %; more than {100 * MOST_UNSCORED:.0f} % end a run). The first error:\n{first}",
+            code="W018",
+        ) from first
 
 
 # --- after the calls -------------------------------------------------------------------------------------------------

@@ -1,0 +1,127 @@
+"""`async` reward functions: at the same time, on a loop in the background, each within its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as NotDone
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NamedTuple
+
+from podium.errors import PodiumError
+from podium.rewards.limits import OURS, last_resort, named, overran
+from podium.workers.replies import Outcome, Stopped, raised, returned
+
+GRACE_SECONDS = 0.2
+"""After the limit, how long the loop has to cancel a function; then one of them does not let go."""
+
+
+class AsyncCall(NamedTuple):
+    """A function with what it is called with."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    label: str
+
+
+class Timed(NamedTuple):
+    """What became of a call, and how long it took."""
+
+    outcome: Outcome
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A call on its way."""
+
+    call: AsyncCall
+    run: Any
+    """`_run` with a frame that names the function."""
+    done: Timed | None = None
+    error: PodiumError | None = None
+
+
+def call_together(calls: Sequence[AsyncCall], limit: float | None) -> list[Timed]:
+    """What became of every call; the caller may have a loop of its own. A `PodiumError` is let through."""
+    if not calls:
+        return []
+    pending = [_Pending(call, named(_run, call.label, limit)) for call in calls]
+    patience = None if limit is None else limit + GRACE_SECONDS
+    start = time.perf_counter()
+    future = asyncio.run_coroutine_threadsafe(_gather(pending, limit), background_loop(os.getpid())[0])
+    try:
+        with last_resort(patience):
+            future.result(patience)
+    except NotDone:
+        _give_up(pending, limit or 0.0, time.perf_counter() - start)
+    except BaseException:  # an interrupted run leaves no task behind
+        future.cancel()
+        raise
+    for each in pending:
+        if each.error is not None:
+            raise each.error
+    return [each.done for each in pending if each.done is not None]
+
+
+async def _gather(pending: Sequence[_Pending], limit: float | None) -> None:
+    await asyncio.gather(*(_awaited(each, limit) for each in pending))
+
+
+async def _awaited(pending: _Pending, limit: float | None) -> None:
+    start = time.perf_counter()
+    arguments = pending.call.arguments
+    try:
+        async with asyncio.timeout(limit) as scope:
+            outcome: Outcome = returned(await pending.run(pending.call.function, arguments))
+    except PodiumError as error:
+        pending.error = error
+        return
+    # Caught in the task itself: `SystemExit` and interrupts would end the loop and leave the caller waiting.
+    except BaseException as error:  # noqa: BLE001
+        if limit is not None and scope.expired() and isinstance(error, TimeoutError):
+            frames = [frame for frame, _ in traceback.walk_tb((error.__cause__ or error).__traceback__)]
+            outcome = overran(limit, frames, arguments.get("completions", ()))
+        else:
+            outcome = raised(error, OURS, arguments.get("completions", ()))
+    pending.done = Timed(outcome, time.perf_counter() - start)
+
+
+async def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    return await function(**arguments)
+
+
+def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:
+    """Leaves the loop behind, with what does not let go of it; the next round gets a fresh one."""
+    frame = sys._current_frames().get(background_loop(os.getpid())[1].ident or 0)
+    background_loop.cache_clear()
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.insert(0, frame)
+        frame = frame.f_back
+    codes = [each.f_code for each in frames]
+    stuck = next((each for each in pending if each.run.__code__ in codes), None)
+    for each in pending:
+        if each.done is None and each.error is None:
+            own = frames[codes.index(each.run.__code__) :] if each is stuck else []
+            outcome = overran(limit, own, each.call.arguments.get("completions", ()))
+            if stuck is not None and each is not stuck:
+                how = f"could not finish within {limit:g} s: {stuck.call.label} blocks the event loop they share"
+                outcome = Stopped(how=how, fix="await in that function, or write it without `async`", is_overrun=True)
+            each.done = Timed(outcome, seconds)
+
+
+@functools.cache
+def background_loop(process_id: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """One loop per process, on a daemon thread; a forked child gets its own, since threads do not survive a fork."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name=f"podium-rewards-{process_id}", daemon=True)
+    thread.start()
+    return loop, thread

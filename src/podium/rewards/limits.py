@@ -1,0 +1,213 @@
+"""A call in this process that ends at its limit, whatever it does.
+
+    outcome = limited(function, arguments, limit=60.0, label="reward function `judge` (my.py:3)")
+
+Three layers, from kind to blunt:
+
+1. On the main thread the function is interrupted where it is, by a signal that a timer sends: a sleep, a lock, a
+   socket, a loop, a regular expression. A timer on the processor's time reaches calls that keep Python's lock to
+   themselves, such as `9**9**9`. The signal is SIGVTALRM; `signal.alarm` stays the function's own.
+2. On another thread the function runs in a thread of its own, which is left behind at the limit.
+3. What neither reaches, a call into C that never looks for signals, ends the process `LAST_RESORT_SECONDS` later:
+   stacks on stderr, among them a frame that names the function, and exit code 1. Functions given as files never need
+   this: their process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, FunctionType
+from typing import Any
+
+from podium.errors import PodiumError
+from podium.rewards.from_file import OVERRUN_FIX
+from podium.workers.replies import Outcome, Stopped, in_hand, is_ours, raised, returned
+
+LAST_RESORT_SECONDS = 0.7
+"""After the limit, how long a call may resist before the process ends."""
+
+AGAIN_SECONDS = 0.1
+"""Between two interrupts of a call that swallowed the first."""
+
+STDERR = 2
+
+OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("limits.py", "background.py", "score.py"))
+"""Files whose frames do not belong in a user's traceback."""
+
+
+def limited(function: Callable[..., Any], arguments: Mapping[str, Any], limit: float | None, label: str) -> Outcome:
+    """What became of `function(**arguments)`.
+
+    A `PodiumError` is let through, it says all that is to be said; so is an interrupt by the user (Ctrl-C). Everything
+    else that is raised is part of the outcome.
+    """
+    run = named(_run, label, limit)
+    if limit is None:
+        return run(function, arguments)
+    with last_resort(limit):
+        if threading.current_thread() is threading.main_thread():
+            return _interruptible(run, function, arguments, limit)
+        return _left_behind(run, function, arguments, limit)
+
+
+def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Outcome:
+    """The call, and a look at its result, which may run code of the user's, too."""
+    try:
+        return returned(function(**arguments))
+    except (PodiumError, Overrun):
+        raise
+    except BaseException as error:  # also `exit()`: a run must not end without a word
+        if type(error) is KeyboardInterrupt:
+            raise
+        return raised(error, OURS, arguments.get("completions", ()))
+
+
+def named(function: Any, label: str, limit: float | None) -> Any:
+    """The function with a frame that says which reward it runs: all that the last resort can print are frames."""
+    what = (
+        f"<reward {label.removeprefix('reward ')} did not stop at its limit of {limit} s, in a call that Python cannot "
+    )
+    code = function.__code__.replace(
+        co_filename=f"{what}interrupt; the run ends with exit code 1. Give it as a file, `file.py:function`>"
+    )
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+
+
+@contextlib.contextmanager
+def last_resort(limit: float | None) -> Iterator[None]:
+    """Ends the process if the block is not left some time after the limit."""
+    if limit is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(limit + LAST_RESORT_SECONDS, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def overran(limit: float, frames: list[FrameType], completions: Any) -> Stopped:
+    """The outcome of a call that was in these frames, outermost first, when its time was up."""
+    first = next((i for i, frame in enumerate(frames) if not is_ours(frame, OURS)), len(frames))
+    users = frames[first:]
+    stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in users)
+    return Stopped(
+        how=f"ran over its limit of {limit:g} s",
+        fix=OVERRUN_FIX,
+        trace=tuple(line for entry in stack.format() for line in entry.rstrip().splitlines()),
+        index=in_hand(users, completions),
+        is_overrun=True,
+    )
+
+
+# ---- on the main thread ----
+
+
+class Overrun(BaseException):
+    """Thrown into a call whose time is up."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """One call on the main thread."""
+
+    limit: float
+    completions: Any
+    deadline: float
+    base: FrameType
+    """The frame that makes the call."""
+    outcome: Stopped | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def strike(self, signal_number: int, frame: FrameType | None) -> None:
+        """The handler: interrupts the call, again and again where it goes on."""
+        now = time.monotonic()
+        if self.done.is_set() or now < self.deadline:
+            return
+        self.deadline = now + AGAIN_SECONDS
+        if self.outcome is None:
+            self.outcome = overran(self.limit, _frames_above(self.base, frame), self.completions)
+        raise Overrun
+
+    def send_signals(self) -> None:
+        """Reaches a main thread that waits: for a lock, a socket, the clock."""
+        if not self.done.wait(self.limit):
+            while not self.done.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGVTALRM)
+                self.done.wait(AGAIN_SECONDS)
+
+
+def _interruptible(
+    run: Callable[..., Outcome], function: Callable[..., Any], arguments: Mapping[str, Any], limit: float
+) -> Outcome:
+    completions = arguments.get("completions", ())
+    watch = _Watch(limit, completions, time.monotonic() + limit, sys._getframe())
+    with _watched(watch):
+        try:
+            outcome = run(function, arguments)
+        except Overrun:
+            outcome = None
+        watch.done.set()
+    # A function that swallowed the interrupt may have returned something made up on the way out.
+    return watch.outcome or outcome  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _watched(watch: _Watch) -> Iterator[None]:
+    before = signal.signal(signal.SIGVTALRM, watch.strike)
+    sender = threading.Thread(target=watch.send_signals, daemon=True)
+    sender.start()
+    # The processor's time passes no faster than the clock's while one thread keeps all others waiting.
+    signal.setitimer(signal.ITIMER_VIRTUAL, watch.limit, AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        watch.done.set()
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        sender.join()
+        # The default action is to die; a signal on its way must not meet it.
+        signal.signal(signal.SIGVTALRM, before if callable(before) else signal.SIG_IGN)
+
+
+def _frames_above(base: FrameType, frame: FrameType | None) -> list[FrameType]:
+    """Outermost first, without `base`."""
+    frames = []
+    while frame is not None and frame is not base:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+# ---- on any other thread ----
+
+
+def _left_behind(
+    run: Callable[..., Outcome], function: Callable[..., Any], arguments: Mapping[str, Any], limit: float
+) -> Outcome:
+    """The function in a thread of its own, for a caller that is not on the main thread, which alone gets signals."""
+    results: list[Outcome | BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(run(function, arguments))
+        except BaseException as error:  # noqa: BLE001  raised again below
+            results.append(error)
+
+    thread = threading.Thread(target=work, name="podium-reward", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if not results:
+        frame = sys._current_frames().get(thread.ident or 0)
+        return overran(limit, _frames_above(sys._getframe(), frame), arguments.get("completions", ()))
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
