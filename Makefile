@@ -17,7 +17,7 @@ PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-latest bench lint
+.PHONY: help setup demo test test-slow test-latest bench bench-generation bench-curves bench-scale lint
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,8 @@ bench: .venv/.ok ## Podium against TRL and the floor, W1 to W5 (BENCH="W1 W4" fo
 bench-generation: .venv/.ok ## generation alone: live against generate (and vLLM: see benchmarks/generation.py)
 	$(BIN)/python -m benchmarks.generation
 
+bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds: reward by steps, accuracy after
+	$(BIN)/python -m benchmarks.curves
+
 bench-scale: .venv/.ok ## how cost grows with completions, prompt length and completion length
-	$(BIN)/pip install -q plotly
 	$(BIN)/python -m benchmarks.scale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import sys
 import time
 from pathlib import Path
@@ -57,7 +58,7 @@ def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
     say(f"{recipe.model}: {_count(train_rows)} prompts, rewards {', '.join(r.name for r in trainer.parts.rewards)}")
     _keep_recipe(recipe, trainer)
 
-    before = _look(recipe, trainer, held_out, say, "before training") if evaluate and held_out is not None else None
+    before = _look(recipe, trainer, held_out, say, "before") if evaluate and held_out is not None else None
     begun = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=recipe.resume)
@@ -65,7 +66,7 @@ def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
         progress.close()
     trained = time.perf_counter() - begun
     trainer.save_model(arguments.output_dir)
-    after = _look(recipe, trainer, held_out, say, "after training") if before is not None else None
+    after = _look(recipe, trainer, held_out, say, "after") if before is not None else None
     if before is not None and after is not None and trainer.is_world_process_zero():
         from podium.cli.comparison import show_comparison
 
@@ -101,16 +102,23 @@ def _keep_recipe(recipe: Recipe, trainer: GRPOTrainer) -> None:
 
 
 def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> HeldOut:
-    """Sample every held-out prompt several times, and score."""
-    from podium.evaluation import accuracy_name, summarize
+    """Sample every held-out prompt several times, score, and keep the numbers in the run's folder."""
+    from podium.evaluation import accuracy_name, numbers, summarize
+    from podium.run import EVALUATION
 
     rows = list(itertools.islice(held_out, recipe.eval_rows))
-    say(f"{when}: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
+    say(f"{when} training: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
     scored = trainer.generate_completions(
         rows, num_generations=recipe.eval_samples, temperature=recipe.eval_temperature
     )
-    names = scored[0].names_K
-    return summarize(scored, trainer.parts.advantage.weights_K, recipe.accuracy or accuracy_name(names))
+    accuracy = recipe.accuracy or accuracy_name(scored[0].names_K)
+    looked = summarize(scored, trainer.parts.advantage.weights_K, accuracy)
+    if trainer.is_world_process_zero():
+        folder = Path(trainer.args.output_dir) / EVALUATION
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"temperature": recipe.eval_temperature, **numbers(looked)}, indent=1)
+        (folder / f"{when}.json").write_text(text + "\n", encoding="utf-8")
+    return looked
 
 
 def _closing(trainer: GRPOTrainer, trained: float, total: float, folder: str | None) -> str:

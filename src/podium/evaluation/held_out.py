@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,17 @@ class HeldOut:
     truncated: float
     """Share of completions cut off at the limit."""
     groups: tuple[ScoredGroup, ...]
+
+
+def numbers(looked: HeldOut) -> dict[str, Any]:
+    """An evaluation without its completions, as JSON: `evaluation/before.json` and `after.json` of a run."""
+    return {f.name: _plain(getattr(looked, f.name)) for f in fields(looked) if f.name != "groups"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return asdict(value)
+    return {name: _plain(each) for name, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def summarize(groups: Sequence[ScoredGroup], weights_K: np.ndarray, accuracy: str | None) -> HeldOut:
