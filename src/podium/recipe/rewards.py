@@ -150,15 +150,32 @@ def find_reward(
     Raises:
         ConfigError: nothing of that name, with near names; or `args` that it does not take.
     """
-    from podium.rewards import LIBRARY, library_reward
+    from podium.rewards import LIBRARY, PARTS, library_reward
     from podium.rewards.from_file import file_reward
 
     if name in LIBRARY:
-        return library_reward(name, **{**_TRL_ARGS.get(name, {}), **args})
+        parts = {key: _part(args[key], folder) for key in PARTS.get(name, ()) if key in args}
+        return library_reward(name, **{**_TRL_ARGS.get(name, {}), **args, **parts})
     if _is_file(name):
         return file_reward(name, args=args, row_wise=row_wise, env=env, folder=folder)
     found = _find_own(name, folder)
     return found if isinstance(found, str) else apply_args(found, args, name)
+
+
+def _part(entry: Any, folder: Path) -> Any:
+    """A reward inside another one's `args`, with its function in place of its name; what is none is left as it is."""
+    if isinstance(entry, list):
+        return [_part(each, folder) for each in entry]
+    if isinstance(entry, str):
+        return find_reward(entry, {}, folder)
+    name = (entry.get("name") or entry.get("function")) if isinstance(entry, Mapping) else None
+    if not isinstance(name, str) or not isinstance(entry.get("args") or {}, Mapping):
+        return entry
+    function = find_reward(
+        name, entry.get("args") or {}, folder, row_wise=entry.get("row_wise"), env=entry.get("env") or ()
+    )
+    used = ("name", "args", *_FILE_KEYS)
+    return {**{key: value for key, value in entry.items() if key not in used}, "function": function}
 
 
 def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:

@@ -18,6 +18,7 @@ from typing import Any
 from podium.errors import ConfigError, did_you_mean
 from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_match
 from podium.rewards.code import CodeStages, CodeTests
+from podium.rewards.combine import PARTS, clipped, gated, normalised, scheduled, weighted
 from podium.rewards.format import (
     answer_format,
     regex_format,
@@ -48,10 +49,15 @@ from podium.rewards.score import score
 FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
     "code_stages": CodeStages,
     "code_tests": CodeTests,
+    "clipped": clipped,
+    "gated": gated,
     "get_cosine_scaled_reward": get_cosine_scaled_reward,
     "get_repetition_penalty_reward": get_repetition_penalty_reward,
     "get_soft_overlong_punishment": get_soft_overlong_punishment,
+    "normalised": normalised,
     "reward_model": RewardModel,
+    "scheduled": scheduled,
+    "weighted": weighted,
 }
 """Called with their settings, they give a reward function."""
 
@@ -136,6 +142,7 @@ def _settings(name: str) -> dict[str, inspect.Parameter]:
 __all__ = [
     "FACTORIES",
     "LIBRARY",
+    "PARTS",
     "CodeStages",
     "CodeTests",
     "Reward",
@@ -144,7 +151,9 @@ __all__ = [
     "answer_correct",
     "answer_format",
     "check_rewards",
+    "clipped",
     "exact_match",
+    "gated",
     "get_cosine_scaled_reward",
     "get_repetition_penalty_reward",
     "get_soft_overlong_punishment",
@@ -155,15 +164,18 @@ __all__ = [
     "load_reward_models",
     "math_match",
     "multiple_choice",
+    "normalised",
     "numeric_match",
     "reasoning_accuracy_reward",
     "regex_format",
     "resolve_rewards",
     "resolve_weights",
+    "scheduled",
     "score",
     "think_format",
     "think_format_reward",
     "token_budget",
+    "weighted",
     "xml_format",
     "xml_format_partial",
 ]

@@ -40,7 +40,9 @@ AGAIN_SECONDS = 0.1
 
 STDERR = 2
 
-OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("limits.py", "background.py", "score.py"))
+OURS = frozenset(
+    str(Path(__file__).with_name(name)) for name in ("limits.py", "background.py", "combine.py", "score.py")
+)
 """Files whose frames do not belong in a user's traceback."""
 
 

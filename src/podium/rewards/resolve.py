@@ -19,6 +19,7 @@ from podium.errors import ConfigError, RewardError, did_you_mean
 from podium.rewards.from_file import FileReward, file_reward
 from podium.rewards.model import RewardModel
 from podium.workers.functions import function_name, is_async, location, parameters_of, unwrapped
+from podium.workers.verl import GOLD_COLUMNS, as_reward, asks_for_gold
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What every reward function may ask for besides the columns of the dataset."""
@@ -79,6 +80,7 @@ def resolve_rewards(
             function = file_reward(function)
         if isinstance(function, str) or _is_module(function):
             function = RewardModel(function, tokenizer, **model_settings)
+        function = as_reward(function)
         rewards.append(_inspect(function, index))
     names = distinct_names([reward.name for reward in rewards])
     return tuple(replace(reward, name=name) for reward, name in zip(rewards, names, strict=True))
@@ -89,6 +91,7 @@ def load_reward_models(rewards: Iterable[Reward]) -> None:
     for reward in rewards:
         if isinstance(reward.function, RewardModel):
             reward.function.load()
+        load_reward_models(getattr(reward.function, "parts", ()))  # of a combination
 
 
 def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -> tuple[float, ...]:
@@ -116,6 +119,11 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
         for reward in rewards
         for name in reward.needs
         if name not in available
+    ]
+    problems += [
+        f"{reward} needs one of the columns {' and '.join(f'`{name}`' for name in GOLD_COLUMNS)}."
+        for reward in rewards
+        if asks_for_gold(reward.wants) and not set(GOLD_COLUMNS) & set(available)
     ]
     if not problems:
         return

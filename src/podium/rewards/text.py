@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,3 +34,16 @@ def tagged(text: str, tag: str) -> str | None:
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return None if start < 0 else text[start + len(tag) + 2 : end].strip()
+
+
+def group_of_each(prompts: Sequence[Any]) -> list[int]:
+    """The number of the group that each completion of a round is in: those with equal prompts are one group.
+
+    >>> group_of_each(["3+4", "3+4", "8-1", "8-1"])
+    [0, 0, 1, 1]
+    """
+    keys = [
+        prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str) for prompt in prompts
+    ]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]

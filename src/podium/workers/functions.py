@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from podium.errors import ConfigError, did_you_mean
+from podium.workers.verl import as_reward, is_compute_score
 
 GIVEN_TO_ALL = ("prompts", "completions", "completion_ids")
 
@@ -98,7 +99,7 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
         hint = did_you_mean(unknown[0], parameters)
         raise ConfigError(f"reward `{name}` takes no argument `{unknown[0]}`.{hint} It takes: {takes or 'none'}")
     if not _makes_rewards(found, parameters):
-        return functools.partial(found, **args) if args else found
+        return as_reward(functools.partial(found, **args) if args else found)
     try:
         return found(**args)
     except (TypeError, ValueError) as error:
@@ -106,9 +107,11 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
 
 
 def _makes_rewards(found: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """A class, or a function that asks for nothing that every reward is given."""
+    """A class, or a function that asks for nothing that every reward is given (verl's `compute_score` is a reward)."""
     if inspect.isclass(found):
         return True
+    if is_compute_score(found):
+        return False
     given = set(GIVEN_TO_ALL) & set(parameters)
     catches_all = any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
     return inspect.isfunction(found) and not given and not catches_all and not inspect.iscoroutinefunction(found)

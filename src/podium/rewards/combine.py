@@ -1,0 +1,282 @@
+"""Several rewards as one: weighted, gated, clipped, normalised, scheduled.
+
+    gated(reward="numeric_match", gate="answer_format")
+
+    - name: gated
+      args: {reward: {name: numeric_match, args: {tolerance: 0.01}}, gate: answer_format}
+
+A part is a function, the name of a library reward, or a mapping with `name` (or `function`) and `args`. What comes out
+is a reward function that asks for exactly the columns that its parts ask for; it is `async` where one of them is.
+The mean of every part is logged as `rewards/COMBINATION/PART/mean`.
+
+Shape letters: R completions of the round, K parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from podium.errors import ConfigError, RewardError, did_you_mean
+from podium.rewards.joins import SCALES, Clip, Gate, Join, Normalise, Schedule, Sum
+from podium.rewards.resolve import Reward, resolve_rewards
+from podium.rewards.results import Batch, column_of
+from podium.rewards.text import text_of
+from podium.workers.replies import returned
+
+Part = Callable[..., Any] | str | Mapping[str, Any]
+"""A reward as a part of another one."""
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "clipped": ("reward",),
+    "gated": ("reward", "gate"),
+    "normalised": ("reward",),
+    "scheduled": ("reward",),
+    "weighted": ("rewards",),
+}
+"""Of each combination, which of its settings are rewards."""
+
+
+class PartFailed(RuntimeError):
+    """A part of a combination failed: for the boundary, an error like any other that a function raises."""
+
+
+class Combined:
+    """A reward function made of others. Made by the functions of this file."""
+
+    def __init__(self, name: str, parts: Sequence[Reward], join: Join, asks: Sequence[str] = ()) -> None:
+        self.__name__ = name
+        self.parts = tuple(parts)
+        self.join = join
+        self.__signature__ = _signature(self.parts, asks)
+
+    def __call__(self, **arguments: Any) -> list[float | None]:
+        """One number or None per completion."""
+        return self._joined([_answer(part, arguments) for part in self.parts], arguments)
+
+    def _joined(self, answers: Sequence[Any], arguments: Mapping[str, Any]) -> list[float | None]:
+        batch = _batch(arguments)
+        columns_K = [column_of(returned(each), part, batch) for each, part in zip(answers, self.parts, strict=True)]
+        for column in columns_K:
+            if column.error is not None:
+                raise PartFailed(str(column.error))
+        values_KR = np.array([column.values for column in columns_K], dtype=np.float64)
+        log = functools.partial(self._log, arguments.get("log_metric"))
+        for part, values_R in zip(self.parts, values_KR, strict=True):
+            if not np.isnan(values_R).all():
+                log(f"{part.name}/mean", float(np.nanmean(values_R)))
+        joined_R = self.join(values_KR, arguments, log)
+        return [None if math.isnan(value) else value for value in joined_R.tolist()]
+
+    def _log(self, log_metric: Callable[[str, float], None] | None, name: str, value: float) -> None:
+        if log_metric is not None:
+            log_metric(f"rewards/{self.__name__}/{name}", value)
+
+
+class CombinedAsync(Combined):
+    """The same where a part is `async`: those are awaited together."""
+
+    async def __call__(self, **arguments: Any) -> list[float | None]:  # type: ignore[override]
+        """One number or None per completion."""
+        waiting = {k: part.function(**_wanted(part, arguments)) for k, part in enumerate(self.parts) if part.is_async}
+        awaited = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
+        answers = [awaited[k] if k in awaited else _answer(part, arguments) for k, part in enumerate(self.parts)]
+        return self._joined(answers, arguments)
+
+
+# --- the combinations ------------------------------------------------------------------------------------------------
+
+
+def weighted(rewards: Sequence[Part], weights: Sequence[float] | None = None) -> Combined:
+    """The weighted sum of several rewards. A part without an opinion is left out; None where none has one.
+
+    In a recipe the weights may stand in the entries: `rewards: [{name: exact_match, weight: 2}, answer_format]`.
+
+    >>> right_and_tagged = weighted(["answer_correct", "answer_format"], weights=[2, 0.5])
+    >>> right_and_tagged(completions=["<answer>7</answer>", "<answer>8</answer>"], answer=["7", "7"])
+    [2.5, 0.5]
+    """
+    if isinstance(rewards, (str, Mapping)) or not isinstance(rewards, Sequence) or not rewards:
+        raise ConfigError(f"`weighted` needs a list of rewards; it is {rewards!r:.80}.")
+    own = [each.get("weight", 1.0) if isinstance(each, Mapping) else 1.0 for each in rewards]
+    factors = own if weights is None else list(weights)
+    if len(factors) != len(rewards) or not all(map(_is_number, factors)):
+        raise ConfigError(f"`weighted` needs one number as weight of each of its {len(rewards)} rewards: {factors}.")
+    return _combined("weighted", list(rewards), Sum(tuple(map(float, factors))))
+
+
+def gated(reward: Part, gate: Part, above: float = 0.0, otherwise: float = 0.0) -> Combined:
+    """`reward` where `gate` gives more than `above`, else `otherwise`. None where one of the two has no opinion.
+
+    For a reward that is worth nothing without another one: no credit for a right answer in the wrong form, say.
+
+    >>> right_if_tagged = gated("numeric_match", gate="answer_format", above=0.5)
+    >>> right_if_tagged(completions=["<answer>7</answer>", "7"], answer=["7", "7"])
+    [1.0, 0.0]
+    """
+    return _combined("gated", [reward, gate], Gate(*_numbers(above=above, otherwise=otherwise)))
+
+
+def clipped(reward: Part, low: float | None = None, high: float | None = None) -> Combined:
+    """A reward held between `low` and `high`; either may be left out.
+
+    >>> at_most_half = clipped("answer_format", high=0.5)
+    >>> at_most_half(completions=["<answer>7</answer>", "<answer>7", "7"])
+    [0.5, 0.25, 0.0]
+    """
+    given = _numbers(**{name: value for name, value in (("low", low), ("high", high)) if value is not None})
+    if not given or list(given) != sorted(given):
+        raise ConfigError(f"`clipped` needs `low` or `high`, and `low` not above `high`; they are {low} and {high}.")
+    return _combined("clipped", [reward], Clip(low, high))
+
+
+def normalised(
+    reward: Part, within: Literal["group", "round"] = "group", scale: Literal["std", "range", "none"] = "std"
+) -> Combined:
+    """A reward less its mean, divided by its deviation (`scale: range`: by its range; `none`: by nothing).
+
+    Mean and scale are those of the completions of the same prompt, or with `within: round` of all completions that are
+    scored together. Where all are equal the result is 0. Makes rewards of different scales comparable in a sum.
+
+    >>> in_its_group = normalised("answer_format")
+    >>> in_its_group(completions=["<answer>7</answer>", "7", "8", "8"], prompts=["a", "a", "b", "b"])
+    [1.0, -1.0, 0.0, 0.0]
+    """
+    _one_of("within", within, ("group", "round"))
+    _one_of("scale", scale, tuple(SCALES))
+    return _combined("normalised", [reward], Normalise(within, scale), asks=("prompts",))
+
+
+def scheduled(
+    reward: Part,
+    schedule: Literal["linear", "cosine", "steps"] = "linear",
+    start: float = 0.0,
+    end: float = 1.0,
+    begin: int = 0,
+    steps: int | None = None,
+    at: Mapping[int, float] | None = None,
+) -> Combined:
+    """A reward times a weight that changes with the training step (`trainer_state.global_step`).
+
+    `linear` and `cosine` go from `start` at step `begin` to `end` in `steps` steps (by default up to the last step of
+    the run). `steps` takes the weight that `at` gives for the last step reached, `start` before the first of them. The
+    weight is logged as `rewards/COMBINATION/weight`.
+
+    >>> from types import SimpleNamespace
+    >>> fading = scheduled("answer_format", start=1.0, end=0.0, steps=100)
+    >>> fading(completions=["<answer>7</answer>"], trainer_state=SimpleNamespace(global_step=25))
+    [0.75]
+    >>> later = scheduled("answer_format", schedule="steps", at={50: 1.0})
+    >>> later(completions=["<answer>7</answer>"], trainer_state=SimpleNamespace(global_step=49))
+    [0.0]
+    """
+    _one_of("schedule", schedule, ("linear", "cosine", "steps"))
+    if (schedule == "steps") != bool(at):
+        raise ConfigError("`scheduled` takes `at`, as in `at: {0: 0.1, 100: 1}`, with `schedule: steps` and only then.")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"`steps` must be 1 or more; it is {steps}.")
+    _numbers(start=start, end=end, **{f"at {step}": weight for step, weight in (at or {}).items()})
+    table = tuple(sorted((int(step), float(weight)) for step, weight in (at or {}).items()))
+    join = Schedule(schedule, start, end, begin, steps, table)
+    return _combined("scheduled", [reward], join, asks=("trainer_state",))
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _combined(kind: str, parts: Sequence[Part], join: Join, asks: Sequence[str] = ()) -> Combined:
+    rewards = resolve_rewards([_function(part, kind) for part in parts])
+    name = kind if len(rewards) > 1 and kind == "weighted" else f"{kind}_{rewards[0].name}"
+    return (CombinedAsync if any(each.is_async for each in rewards) else Combined)(name, rewards, join, asks)
+
+
+_PART_KEYS = ("name", "function", "args", "weight")
+
+
+def _function(part: Part, kind: str) -> Any:
+    """What `resolve_rewards` takes for a part. Raises `ConfigError`."""
+    from podium.rewards import library_reward
+
+    if isinstance(part, str):
+        return part if "/" in part else library_reward(part)
+    if callable(part):
+        return part
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"a part of `{kind}` is a reward: a function, a name, or a mapping with `name` and `args`.")
+    for key in part:
+        if key not in _PART_KEYS:
+            raise ConfigError(f"unknown key `{key}` of a part of `{kind}`.{did_you_mean(str(key), _PART_KEYS)}")
+    if "weight" in part and kind != "weighted":
+        raise ConfigError(f"`weight` has no meaning in a part of `{kind}`; only the parts of `weighted` have one.")
+    if callable(part.get("function")) or "/" in str(part.get("function")):
+        return part["function"]
+    args = part.get("args") or {}
+    if not isinstance(part.get("name"), str) or not isinstance(args, Mapping):
+        raise ConfigError(f"a part of `{kind}` needs a `name` from the library, or a function; `args` is a mapping.")
+    return library_reward(part["name"], **args)
+
+
+def _signature(parts: Sequence[Reward], asks: Sequence[str]) -> inspect.Signature:
+    """What the parts ask for, and what the combination itself does: it needs what one of them needs."""
+    needs = dict.fromkeys(name for part in parts for name in part.needs)
+    wants = dict.fromkeys(name for part in parts for name in sorted(part.wants or ()))
+    optional = dict.fromkeys(["completions", *asks, "log_metric", *wants])
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, keyword) for name in needs]
+    parameters += [inspect.Parameter(name, keyword, default=None) for name in optional if name not in needs]
+    if any(part.wants is None for part in parts):
+        parameters.append(inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD))
+    return inspect.Signature(parameters)
+
+
+def _wanted(part: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if part.wants is None or name in part.wants}
+
+
+def _answer(part: Reward, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return part.function(**_wanted(part, arguments))
+    except RewardError as error:  # of a function in a file; what it becomes is for the boundary to say
+        raise PartFailed(str(error)) from error
+
+
+def _batch(arguments: Mapping[str, Any]) -> Batch:
+    """The completions of a call, for messages."""
+    num = max((len(value) for value in arguments.values() if isinstance(value, (list, tuple))), default=0)
+    completions = arguments.get("completions") or [""] * num
+    return Batch(
+        prompts=arguments.get("prompts") or [""] * num,
+        completions=completions,
+        completion_ids=arguments.get("completion_ids") or [[]] * num,
+        columns={},
+        texts=[text_of(each) for each in completions],
+        rows=[-1] * num,
+        places=[f"{index + 1} of {num}" for index in range(num)],
+    )
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _numbers(**settings: Any) -> list[float]:
+    for name, value in settings.items():
+        if not _is_number(value):
+            raise ConfigError(f"`{name}` must be a finite number; it is {value!r}.")
+    return list(settings.values())
+
+
+def _one_of(setting: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"`{setting}` is one of {', '.join(choices)}; it is `{value}`.{did_you_mean(str(value), choices)}"
+        )
