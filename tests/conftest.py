@@ -64,6 +64,7 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
             "report_to": [],
             "disable_tqdm": True,
             "use_cpu": True,
+            "prove_first_batch": False,  # tests/invariants/test_proof.py; elsewhere its forwards would be counted
             **given,
         }
         return GRPOTrainer(

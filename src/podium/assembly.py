@@ -80,6 +80,8 @@ class Parts:
     completions: CompletionsLog
     callbacks: tuple[TrainerCallback, ...]
     num_parameters: int
+    should_train: frozenset[str]
+    """Names of the parameters that this run trains."""
     train_dataset: Any
     eval_dataset: Any
     precision: Precision
@@ -193,6 +195,7 @@ def assemble(
         completions=CompletionsLog(args),
         callbacks=_callbacks(args, reference),
         num_parameters=sum(parameter.numel() for parameter in policy.parameters()),
+        should_train=loading.should_train(policy, by_name=isinstance(model, str)),
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         precision=precision,

@@ -146,6 +146,13 @@ class GRPOConfig(trl.GRPOConfig):
             "settings (see `podium.rewards.adaptive`)."
         },
     )
+    prove_first_batch: bool = field(
+        default=True,
+        metadata={
+            "help": "Before the first optimizer step, show in seconds that sampling and training agree on this model "
+            "and data, and stop where they do not. See `podium explain P004` and its neighbours."
+        },
+    )
     tokens_per_pack: int | None = field(
         default=None,
         metadata={

@@ -6,6 +6,7 @@ PodiumError
 |-- ModelError       (ValueError)    a model, a tokenizer, an adapter
 |-- RewardError      (RuntimeError)  a reward function: raised, or returned something unusable
 |-- EngineError      (RuntimeError)  a rollout engine
+|-- ProofError       (RuntimeError)  the proof on the first batch, or of a merge: what must hold does not
 `-- CheckpointError  (RuntimeError)  nothing to resume from, or nothing that verifies
 
 Each child is also the stdlib error it refines, so `except ValueError` in a user's script keeps working. The command
@@ -62,6 +63,10 @@ class RewardError(PodiumError, RuntimeError):
 
 class EngineError(PodiumError, RuntimeError):
     """A rollout engine that cannot sample."""
+
+
+class ProofError(PodiumError, RuntimeError):
+    """Something that must hold of sampling and training does not: the run was stopped before it could do harm."""
 
 
 class CheckpointError(PodiumError, RuntimeError):

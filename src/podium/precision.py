@@ -200,6 +200,11 @@ class ProductPrecision:
         self._last: tuple[Tensor, Tensor] | None = None
         self._packed = False
 
+    @property
+    def rounds(self) -> bool:
+        """Whether any product of the model is rounded."""
+        return self.enabled and bool(self._families)
+
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """The context; entering it inside itself changes nothing."""

@@ -34,6 +34,7 @@ from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
 from podium.packing import Pack, keep, pack
 from podium.precision import release_free_memory
+from podium.proof.first_batch import FirstBatch
 from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
 from podium.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
@@ -101,6 +102,7 @@ class GRPOTrainer(Trainer):
         self._sums: list[LossSums] = []
         self._step_started = time.perf_counter()
         self.rollouts = Rollouts(self, self._measured)
+        self.proof = FirstBatch(self)
         super().__init__(
             model=parts.policy,
             args=parts.args,
@@ -108,7 +110,7 @@ class GRPOTrainer(Trainer):
             train_dataset=parts.train_dataset,
             eval_dataset=parts.eval_dataset,
             processing_class=parts.tokenizer,
-            callbacks=[*parts.callbacks, *(callbacks or [])],
+            callbacks=[self.proof, *parts.callbacks, *(callbacks or [])],
             optimizers=optimizers,
         )
         if parts.reference is not None:
@@ -122,12 +124,15 @@ class GRPOTrainer(Trainer):
     ) -> tuple[list[MicroBatch], None]:
         """All the rollout work of one optimizer step, cut into its `num_batches` micro-steps."""
         self._load_rng_state(self._random_numbers_in)
+        self.proof.before_rollouts()
         epoch = 0 if self.parts.order.is_stream else int(self.state.epoch or 0)
         steps = [self.parts.plan.micro_step(epoch, index) for index in itertools.islice(epoch_iterator, num_batches)]
         taken = [self._share(step) for step in steps]
         if self.args.device.type == "cpu":
             release_free_memory()
-        return micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=self.parts.plan.ranks), None
+        batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=self.parts.plan.ranks)
+        self.proof.before_step(batches)
+        return batches, None
 
     def _share(self, step: MicroStep) -> Share:
         if self.round is None or self.round.key != step.round:

@@ -3,7 +3,7 @@
     with untouched(trainer):
         trainer.training_step(trainer.model, batch)
 
-Weights are the caller's own business: see `podium.proof.evidence.nudged`.
+Weights are the caller's own business: see `nudged` in `podium.proof.evidence`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ def untouched(trainer: GRPOTrainer) -> Iterator[None]:
     Dropout is off inside, so that two forwards can be compared. The time spent does not count as the step's.
     """
     model = trainer.model
-    started = time.perf_counter()
+    started, step_started = time.perf_counter(), trainer._step_started
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = [module for module in model.modules() if module.training]
     mine = {name: copy.deepcopy(getattr(trainer, name)) for name in ("_measured", "_sums", "entropy")}
     buffer, tokens = trainer._measured, trainer.state.num_input_tokens_seen
-    scored, trainer.rollouts.scored = trainer.rollouts.scored, []
     clear_gradients(model)
     try:
         with same_random_numbers(), without_dropout(model):
@@ -50,8 +49,7 @@ def untouched(trainer: GRPOTrainer) -> Iterator[None]:
         buffer._windows = mine["_measured"]._windows  # the rollouts hold the buffer, too
         trainer._sums, trainer.entropy = mine["_sums"], mine["entropy"]
         trainer.state.num_input_tokens_seen = tokens
-        trainer.rollouts.scored = scored
-        trainer._step_started += time.perf_counter() - started
+        trainer._step_started = step_started + time.perf_counter() - started
 
 
 def clear_gradients(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ The worst case is the longest prompt with completions of full length. Parameters
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
@@ -289,7 +290,7 @@ def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = No
         if peft_config is not None:
             from peft import get_peft_model
 
-            model = get_peft_model(model, peft_config)
+            model = get_peft_model(model, copy.deepcopy(peft_config))  # it writes the names of the layers into it
     return model
 
 

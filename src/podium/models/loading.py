@@ -100,6 +100,18 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     return given
 
 
+def should_train(policy: nn.Module, *, by_name: bool) -> frozenset[str]:
+    """Names of the parameters that a run on this policy trains, whatever is frozen later.
+
+    Those of the active adapter; or all, for a model given `by_name`; or what the caller left trainable.
+    """
+    named = {name: p for name, p in policy.named_parameters() if p.is_floating_point()}
+    trained = {name for name, p in named.items() if p.requires_grad}
+    if isinstance(policy, PeftModel):
+        return frozenset(trained | {name for name in named if f".{policy.active_adapter}." in f"{name}."})
+    return frozenset(named if by_name else trained)
+
+
 def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings) -> PreTrainedModel | PeftModel:
     """The model to train, with its adapter if one was asked for."""
     _check_adapter(model, settings)

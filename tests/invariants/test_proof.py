@@ -1,0 +1,430 @@
+"""The proof on the first batch: it finds planted faults and names them, is silent on healthy models, changes nothing.
+
+Every fault here has happened, unnoticed, in a trainer that people use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from torch import nn
+
+import podium.forward
+import podium.packing
+import podium.rollouts
+from podium.errors import ProofError
+from podium.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
+
+HEALTHY = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
+NUM_CHECKS = len(BEFORE_ROLLOUTS) + len(BEFORE_STEP) + len(AFTER_STEP)
+
+
+def lora(**settings: Any) -> LoraConfig:
+    return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", **settings)
+
+
+@pytest.fixture
+def make(make_trainer: Callable) -> Callable:
+    """As `make_trainer`, with the proof."""
+    return lambda *given, **settings: make_trainer(*given, prove_first_batch=True, **settings)
+
+
+def proof_of(trainer: Any) -> dict[str, Any]:
+    return json.loads((Path(trainer.args.output_dir) / "proof.json").read_text(encoding="utf-8"))
+
+
+def failed(trainer: Any, *codes: str) -> str:
+    """The message with which training stops; exactly these codes failed, and no weight has moved."""
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    with pytest.raises(ProofError) as stopped:
+        trainer.train()
+    found = [check["code"] for check in proof_of(trainer)["checks"] if check["passed"] is False]
+    assert set(codes) <= set(found), str(stopped.value)
+    assert stopped.value.findings[0].code == stopped.value.code == found[0]
+    for one, other in zip(before, trainer.model.parameters(), strict=True):
+        assert one.equal(other) or bool(one.isnan().any())
+    assert trainer.state.global_step == 0
+    return str(stopped.value)
+
+
+# ---- healthy ----
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_nothing_is_said_of_healthy_models(make: Callable, kind: str, adapter: bool) -> None:
+    trainer = make(model=kind, peft_config=lora() if adapter else None, temperature=1.3)
+    trainer.train()
+    proof = proof_of(trainer)
+    assert proof["passed"]
+    assert len(proof["checks"]) == NUM_CHECKS
+    results = {check["name"]: check["result"] for check in proof["checks"]}
+    assert results.pop("completions end with the turn") == "not checked", "plain prompts have no turns"
+    assert set(results.values()) == {"ok"}, results
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta": 0.1, "entropy_coef": 0.1, "loss_type": "grpo"},
+        {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
+        {"loss_type": "vespo", "top_entropy_quantile": 0.5},
+        {"loss_type": "gspo", "num_iterations": 2, "steps_per_generation": 2},
+        {"rollout_engine": "transformers", "top_k": 20},
+        {"gradient_checkpointing": True, "tokens_per_pack": 10},
+        {"peft_config": lora(lora_dropout=0.3)},
+        {"lr_scheduler_type": "linear", "warmup_steps": 1, "max_steps": 3},
+    ],
+    ids=str,
+)
+def test_nor_of_any_settings(make: Callable, settings: dict[str, Any]) -> None:
+    trainer = make(**settings)
+    trainer.train()
+    assert proof_of(trainer)["passed"]
+    assert len(proof_of(trainer)["checks"]) == NUM_CHECKS
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+def test_the_run_is_the_same_with_and_without(make_trainer: Callable, adapter: bool) -> None:
+    """Bit by bit; also with dropout and a reward that draws random numbers."""
+
+    def noisy(completions: list[str], **_: Any) -> list[float]:
+        return [float(torch.rand(())) + float(np.random.rand()) for _ in completions]
+
+    runs = []
+    for prove in (False, True):
+        trainer = make_trainer(
+            noisy, prove_first_batch=prove, peft_config=lora() if adapter else None, optim="adamw_torch"
+        )
+        for module in trainer.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.1
+        trainer.train()
+        runs.append(trainer)
+    for one, other in zip(*(trainer.model.parameters() for trainer in runs), strict=True):
+        assert one.equal(other)
+    without, with_ = ([entry for entry in trainer.state.log_history if "reward" in entry] for trainer in runs)
+    for one, other in zip(without, with_, strict=True):
+        timeless = [{k: v for k, v in entry.items() if "time" not in k} for entry in (one, other)]
+        assert timeless[0] == timeless[1]
+
+
+def test_it_can_be_switched_off(make_trainer: Callable) -> None:
+    trainer = make_trainer(prove_first_batch=False)
+    trainer.train()
+    assert not (Path(trainer.args.output_dir) / "proof.json").exists()
+
+
+def test_after_a_resume_only_the_cheap_part_runs(make: Callable) -> None:
+    make(save_strategy="steps", save_steps=1, max_steps=1).train()
+    trainer = make(save_strategy="steps", save_steps=1, max_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    proof = proof_of(trainer)
+    assert proof["step"] == 1
+    assert [check["code"] for check in proof["checks"]] == ["P001", "P002", "P003"]
+
+
+def test_no_reward_function_is_called_more_often(make: Callable) -> None:
+    calls = []
+
+    def counting(completions: list[str], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        return [float(i) for i in range(len(completions))]
+
+    make(counting, max_steps=2).train()
+    assert calls == [16, 16]
+
+
+# ---- planted faults ----
+
+
+def test_adapter_not_applied_in_sampling(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(peft_config=lora())
+    engine, generate = trainer.parts.engine, trainer.parts.engine.generate
+
+    def without_adapter(*given: Any, **settings: Any) -> Any:
+        with trainer.model.disable_adapter():
+            return generate(*given, **settings)
+
+    monkeypatch.setattr(engine, "generate", without_adapter)
+    message = failed(trainer, "P006")
+    assert "the adapter does not reach the sampler" in message
+
+
+def test_temperature_ignored_in_training(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = podium.forward.LogitAdjustment.of
+    monkeypatch.setattr(podium.forward.LogitAdjustment, "of", lambda config, _temperature: of(config, 1.0))
+    message = failed(make(temperature=1.5), "P004", "P005", "P007")
+    assert "these are log-probabilities at temperature 1, not 1.5" in message
+
+
+def test_temperature_ignored_in_sampling(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(temperature=1.5)
+    generate = trainer.parts.engine.generate
+    monkeypatch.setattr(
+        trainer.parts.engine,
+        "generate",
+        lambda prompts, settings, **more: generate(prompts, dataclasses.replace(settings, temperature=1.0), **more),
+    )
+    assert "these are log-probabilities at temperature 1, not 1.5" in failed(trainer, "P004")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_positions_shifted(make: Callable, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Rotary models do not even change when all positions move together; absolute ones do."""
+    inputs = podium.forward.FORWARDS["shared"]
+
+    def shifted(packed: Any) -> Any:
+        kwargs, predict = inputs(packed)
+        return {**kwargs, "position_ids": kwargs["position_ids"] + 1}, predict
+
+    trainer = make(model=kind)
+    monkeypatch.setitem(podium.forward.FORWARDS, "shared", shifted)
+    assert "token 0 of completion 0 stands at position 1" in failed(trainer, "P005")
+
+
+def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = podium.forward.FORWARDS["shared"]
+
+    def shifted(packed: Any) -> Any:
+        kwargs, predict = inputs(packed)
+        positions = kwargs["position_ids"].clone()
+        for span in packed.spans_R:
+            positions[0, span.start : span.start + span.length] += 1
+        return {**kwargs, "position_ids": positions}, predict
+
+    trainer = make()
+    monkeypatch.setitem(podium.forward.FORWARDS, "shared", shifted)
+    assert "token 4 of completion 0 stands at position 5" in failed(trainer, "P005", "P004")
+
+
+def test_one_end_id_missing(make: Callable) -> None:
+    trainer = make()
+    trainer.model.generation_config.eos_token_id = [2, 3]
+    assert "<|endoftext|> (3) does not end a completion" in failed(trainer, "P003")
+
+
+def test_the_turn_ends_and_the_completion_does_not(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base model's tokenizer with a chat template: `<|im_end|>` is in the template, but is no end token."""
+    from podium.testing import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    rows = [{"prompt": [{"role": "user", "content": f"{i}+1="}]} for i in range(12)]
+    trainer = make(
+        lambda completions, **_: [float(i) for i in range(len(completions))],
+        rows=rows,
+        processing_class=tokenizer,
+        max_completion_length=16,
+    )
+    trainer.model.generation_config.eos_token_id = 3
+    trainer.parts = dataclasses.replace(trainer.parts, end_ids=frozenset({3}))
+    head = trainer.model.get_output_embeddings()
+    head.bias = nn.Parameter(torch.zeros(head.out_features), requires_grad=False)
+    with torch.no_grad():
+        head.bias[2] = 4.0
+    assert "go on after <|im_end|> (2)" in failed(trainer, "P003")
+
+
+def test_a_frozen_layer_that_should_train(make: Callable) -> None:
+    trainer = make()
+    trainer.model.model.layers[1].mlp.requires_grad_(False)
+    message = failed(trainer, "P002")
+    assert "frozen: model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight" in message
+
+
+def test_a_frozen_adapter(make: Callable) -> None:
+    trainer = make(peft_config=lora())
+    for name, parameter in trainer.model.named_parameters():
+        if "layers.0" in name:
+            parameter.requires_grad_(False)
+    assert "layers.0.mlp.down_proj.lora_A.default.weight" in failed(trainer, "P002")
+
+
+def test_a_layer_the_caller_froze_is_only_noted(make: Callable, tiny_llama: Callable) -> None:
+    model = tiny_llama()
+    model.model.embed_tokens.requires_grad_(False)
+    trainer = make(model=model)
+    trainer.train()
+    [check] = [check for check in proof_of(trainer)["checks"] if check["code"] == "P002"]
+    assert check["result"] == "note"
+    assert "frozen by the caller: model.embed_tokens.weight" in check["detail"]
+
+
+def test_a_tensor_the_optimizer_does_not_have(make: Callable, tiny_llama: Callable) -> None:
+    model = tiny_llama()
+    some = [p for name, p in model.named_parameters() if "norm" not in name]
+    trainer = make(model=model, optimizers=(torch.optim.SGD(some, lr=0.1), None))
+    assert "in no group of the optimizer: model.layers.0.input_layernorm.weight" in failed(trainer, "P002")
+
+
+def test_gradient_scaled_twice_by_accumulation(make: Callable) -> None:
+    """accelerate divides by its own number of steps, too, if it is told of them."""
+    trainer = make(gradient_accumulation_steps=2, per_device_train_batch_size=8)
+    trainer.accelerator.gradient_accumulation_steps = 2
+    message = failed(trainer, "P007")
+    assert "the gradient is 0.5 times the plain one" in message
+
+
+def test_loss_counted_by_micro_step(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right in one micro-step, wrong in two: the classic mean of means."""
+    import podium.proof.evidence as evidence
+
+    counted = evidence.micro_batches
+
+    def each_alone(shares: Any, **settings: Any) -> Any:
+        return [batch for share in shares for batch in counted([share], **settings)]
+
+    monkeypatch.setattr(evidence, "micro_batches", each_alone)
+    assert "two micro-steps: the gradient is" in failed(make(), "P007")
+
+
+@pytest.mark.parametrize("where", ["weight", "head of attention"])
+def test_a_nan_in_one_head(make: Callable, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    trainer = make()
+    attention = trainer.model.model.layers[1].self_attn
+    if where == "weight":
+        with torch.no_grad():
+            attention.v_proj.weight[8:16] = float("nan")
+        message = failed(trainer, "P001")
+        assert "model.layers.1.self_attn.v_proj.weight (256 numbers, rows 8 to 15)" in message
+        return
+
+    def broken(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        x = args[0].clone()
+        x[..., 8:16] = float("nan")
+        return (x,)
+
+    trainer.rollouts.scored = []
+    draw = trainer.rollouts.draw
+
+    def and_then_break(key: Any) -> Any:
+        drawn = draw(key)
+        attention.o_proj.register_forward_pre_hook(broken)
+        return drawn
+
+    monkeypatch.setattr(trainer.rollouts, "draw", and_then_break)
+    assert "not finite from model.layers.1.self_attn.o_proj on" in failed(trainer, "P005")
+
+
+def test_a_gradient_that_is_not_finite(make: Callable) -> None:
+    trainer = make()
+    weight = trainer.model.model.layers[0].self_attn.q_proj.weight
+    weight.register_hook(lambda grad: grad * float("nan"))
+    assert "not finite: model.layers.0.self_attn.q_proj.weight" in failed(trainer, "P008")
+
+
+def test_a_layer_cut_off_from_the_loss(make: Callable) -> None:
+    trainer = make()
+    trainer.model.model.layers[1].mlp.register_forward_hook(lambda _module, _args, output: output.detach())
+    assert "none: model.layers.1.mlp.gate_proj.weight" in failed(trainer, "P008")
+
+
+def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
+    group_of = podium.rollouts.training_group
+
+    def from_text(scored: Any, advantage_G: Any) -> Any:
+        group = group_of(scored, advantage_G)
+        ids = [tuple(trainer.parts.tokenizer(c.text)["input_ids"] or (3,)) for c in scored.group.completions]
+        logps = [np.resize(x, len(i)) for x, i in zip(group.sampled_logps, ids, strict=True)]
+        return dataclasses.replace(group, completion_ids=tuple(ids), sampled_logps=tuple(logps))
+
+    monkeypatch.setattr(podium.rollouts, "training_group", from_text)
+    message = failed(trainer, "P009")
+    assert "of a trained completion is" in message
+    assert "was sampled" in message
+
+
+def test_an_engine_that_tokenizes_text_again(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end tokens are lost with the text."""
+    trainer = make(max_completion_length=64)
+    generate = trainer.parts.engine.generate
+
+    def from_text(*given: Any, **settings: Any) -> Any:
+        groups = generate(*given, **settings)
+        again = [
+            tuple(
+                dataclasses.replace(c, token_ids=tuple(trainer.parts.tokenizer(c.text)["input_ids"] or (5,)))
+                for c in group.completions
+            )
+            for group in groups
+        ]
+        return [
+            dataclasses.replace(
+                group,
+                completions=tuple(
+                    dataclasses.replace(c, logps=tuple(np.resize(c.logps, len(c.token_ids)).tolist())) for c in cs
+                ),
+            )
+            for group, cs in zip(groups, again, strict=True)
+        ]
+
+    monkeypatch.setattr(trainer.parts.engine, "generate", from_text)
+    failed(trainer, "P009", "P004")
+
+
+def test_the_better_completion_gets_the_lower_advantage(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
+    advantages = trainer.rollouts.advantages
+
+    def upside_down(*given: Any) -> Any:
+        table, result = advantages(*given)
+        return table, dataclasses.replace(result, advantages_PG=-result.advantages_PG)
+
+    monkeypatch.setattr(trainer.rollouts, "advantages", upside_down)
+    assert "the better completion has the lower advantage" in failed(trainer, "P010")
+
+
+# ---- after the step ----
+
+
+def test_weights_too_coarse_to_move(make: Callable, tiny_llama: Callable) -> None:
+    trainer = make(model=tiny_llama().to(torch.bfloat16), learning_rate=1e-9)
+    with pytest.raises(ProofError, match="0 of 21 tensors changed"):
+        trainer.train()
+
+
+def test_a_stale_copy_of_the_weights(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head reads a copy that was made before the step; sampler and training agree on it."""
+    trainer = make(max_steps=1)
+    model, proof = trainer.model, trainer.proof
+    before_step = proof.before_step
+
+    def and_then_freeze(batches: Any) -> None:
+        before_step(batches)
+        copy = {name: p.detach().clone() for name, p in model.named_parameters()}
+        logps = trainer.parts.token_logps
+
+        @contextlib.contextmanager
+        def old_weights() -> Any:
+            now = {name: p.detach().clone() for name, p in model.named_parameters()}
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    p.copy_(copy[name])
+            yield
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    p.copy_(now[name])
+
+        def stale(*given: Any, **settings: Any) -> Any:
+            if torch.is_grad_enabled():
+                return logps(*given, **settings)
+            with old_weights():
+                return logps(*given, **settings)
+
+        parts = trainer.parts
+        monkeypatch.setattr(type(parts), "token_logps", lambda _self, *given, **settings: stale(*given, **settings))
+
+    monkeypatch.setattr(proof, "before_step", and_then_freeze)
+    with pytest.raises(ProofError, match="the same log-probabilities with other weights"):
+        trainer.train()
