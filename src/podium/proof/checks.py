@@ -495,7 +495,8 @@ def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, f
     if any(not math.isfinite(a) for _, a in pairs):
         return f"an advantage of prompt {scored.group.prompt.id} is not finite"
     best, worst = max(pairs, default=(0.0, 0.0)), min(pairs, default=(0.0, 0.0))
-    if settings.aggregation == "sum_then_normalize" and best[0] > worst[0] and best[1] < worst[1]:
+    as_given = settings.aggregation == "sum_then_normalize" and not x.trainer.args.adaptive_rewards
+    if as_given and best[0] > worst[0] and best[1] < worst[1]:
         return f"prompt {scored.group.prompt.id}: the better completion has the lower advantage"
     return ""
 
