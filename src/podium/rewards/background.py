@@ -106,11 +106,11 @@ def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:
     while frame is not None:
         frames.insert(0, frame)
         frame = frame.f_back
-    codes = [each.f_code for each in frames]
-    stuck = next((each for each in pending if each.run.__code__ in codes), None)
+    codes = [id(each.f_code) for each in frames]  # code objects are equal whatever their files are called
+    stuck = next((each for each in pending if id(each.run.__code__) in codes), None)
     for each in pending:
         if each.done is None and each.error is None:
-            own = frames[codes.index(each.run.__code__) :] if each is stuck else []
+            own = frames[codes.index(id(each.run.__code__)) :] if each is stuck else []
             outcome = overran(limit, own, each.call.arguments.get("completions", ()))
             if stuck is not None and each is not stuck:
                 how = f"could not finish within {limit:g} s: {stuck.call.label} blocks the event loop they share"

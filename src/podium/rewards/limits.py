@@ -30,6 +30,7 @@ from typing import Any
 
 from podium.errors import PodiumError
 from podium.rewards.from_file import OVERRUN_FIX
+from podium.workers import serve
 from podium.workers.replies import Outcome, Stopped, in_hand, is_ours, raised, returned
 
 LAST_RESORT_SECONDS = 0.7
@@ -38,10 +39,13 @@ LAST_RESORT_SECONDS = 0.7
 AGAIN_SECONDS = 0.1
 """Between two interrupts of a call that swallowed the first."""
 
+TICK_SECONDS = 0.05
+"""Of the processor's time, between two looks at the clock during a call that lets no other thread run."""
+
 STDERR = 2
 
 OURS = frozenset(
-    str(Path(__file__).with_name(name)) for name in ("limits.py", "background.py", "combine.py", "score.py")
+    [serve.__file__, *(str(Path(__file__).with_name(f"{x}.py")) for x in ("limits", "background", "combine", "score"))]
 )
 """Files whose frames do not belong in a user's traceback."""
 
@@ -99,8 +103,8 @@ def last_resort(limit: float | None) -> Iterator[None]:
 
 def overran(limit: float, frames: list[FrameType], completions: Any) -> Stopped:
     """The outcome of a call that was in these frames, outermost first, when its time was up."""
-    first = next((i for i, frame in enumerate(frames) if not is_ours(frame, OURS)), len(frames))
-    users = frames[first:]
+    theirs = [i for i, frame in enumerate(frames) if not is_ours(frame, OURS)]
+    users = frames[theirs[0] : theirs[-1] + 1] if theirs else []
     stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in users)
     return Stopped(
         how=f"ran over its limit of {limit:g} s",
@@ -168,8 +172,8 @@ def _watched(watch: _Watch) -> Iterator[None]:
     before = signal.signal(signal.SIGVTALRM, watch.strike)
     sender = threading.Thread(target=watch.send_signals, daemon=True)
     sender.start()
-    # The processor's time passes no faster than the clock's while one thread keeps all others waiting.
-    signal.setitimer(signal.ITIMER_VIRTUAL, watch.limit, AGAIN_SECONDS)
+    # It counts this process's time on the processor, which may be a small part of the clock's on a busy machine.
+    signal.setitimer(signal.ITIMER_VIRTUAL, watch.limit / 10, TICK_SECONDS)
     try:
         yield
     finally:

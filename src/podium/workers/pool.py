@@ -7,11 +7,13 @@ A worker gets a short list of environment variables and no GPU. Nothing that it 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import json
 import os
 import re
+import selectors
 import signal
 import socket
 import subprocess
@@ -192,8 +194,8 @@ def environment(variables: Sequence[str] = ()) -> dict[str, str]:
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 _WORKERS_OWN = str(Path(__file__).with_name("serve.py"))
-_BETWEEN = (str(Path(__file__).parent), "<frozen importlib")
-"""Files between ours and the user's, while a file is imported."""
+_BETWEEN = (str(Path(__file__).parent), "<frozen importlib", str(Path(asyncio.__file__).parent), selectors.__file__)
+"""Files between ours and the user's, while a file is imported or an `async` function waits."""
 
 
 def user_frames(stacks: str) -> tuple[str, ...]:

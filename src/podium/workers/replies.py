@@ -155,6 +155,9 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
         completions: what the function was handed, the very objects.
     """
     tb = user_traceback(error, ours)
+    entries = traceback.extract_tb(tb)
+    while entries and entries[-1].filename in ours:  # what the user called of ours
+        entries.pop()
     try:
         text = str(error)
     except Exception:  # noqa: BLE001
@@ -162,7 +165,7 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
     return Raised(
         kind=type(error).__name__,
         text=text[:LONGEST_TEXT] + "..." * (len(text) > LONGEST_TEXT),
-        trace=tuple(line for entry in traceback.format_tb(tb) for line in entry.rstrip().splitlines()),
+        trace=tuple(line for entry in traceback.format_list(entries) for line in entry.rstrip().splitlines()),
         index=in_hand([frame for frame, _ in traceback.walk_tb(tb)], completions),
         is_shape_error=isinstance(error, _SHAPE_ERRORS),
         error=error,
