@@ -27,6 +27,7 @@ from podium.rewards.format import (
     xml_format,
     xml_format_partial,
 )
+from podium.rewards.gym import ReasoningGym, gym_rows
 from podium.rewards.json_format import json_format, json_schema
 from podium.rewards.length import (
     get_cosine_scaled_reward,
@@ -55,6 +56,7 @@ FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
     "get_repetition_penalty_reward": get_repetition_penalty_reward,
     "get_soft_overlong_punishment": get_soft_overlong_punishment,
     "normalised": normalised,
+    "reasoning_gym": ReasoningGym,
     "reward_model": RewardModel,
     "scheduled": scheduled,
     "weighted": weighted,
@@ -145,6 +147,7 @@ __all__ = [
     "PARTS",
     "CodeStages",
     "CodeTests",
+    "ReasoningGym",
     "Reward",
     "RewardModel",
     "accuracy_reward",
@@ -157,6 +160,7 @@ __all__ = [
     "get_cosine_scaled_reward",
     "get_repetition_penalty_reward",
     "get_soft_overlong_punishment",
+    "gym_rows",
     "ideal_length",
     "json_format",
     "json_schema",

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+
+from podium.errors import ConfigError, RewardError
+from podium.rewards import library_reward
+from podium.rewards.gym import ReasoningGym, gym_rows
+from podium.rewards.gym_inside import checked_formula
+from podium.rewards.sandbox import probe
+
+
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def backend(request):
+    if complaint := probe(request.param):
+        pytest.skip(f"{request.param} does not work here: {complaint}")
+    return request.param
+
+
+def score(name, backend, answers, row):
+    reward = ReasoningGym(dataset=name, extract="raw", timeout=1, workers=1, sandbox=backend)
+    count = len(answers)
+    return reward(completions=answers, metadata=[row["metadata"]] * count, answer=[row["answer"]] * count)
+
+
+def test_scores_are_reasoning_gym_s_and_hostile_answers_get_nothing(backend, tmp_path):
+    row = gym_rows("countdown", size=1, seed=1)[0]
+    right = json.loads(row["metadata"])["expression"]
+    marker = tmp_path / "marker"
+    hostile = [
+        "9**9**9",
+        f"__import__('os').system('touch {marker}')",
+        f"open('{marker}', 'w')",
+        "exit()",
+        "(" * 5000,
+        "entry['metadata']['target']",
+        "9" * 100_000,
+    ]
+    start = time.monotonic()
+    scores = score("countdown", backend, [right, "1", *hostile, right], row)
+    assert (scores[0], scores[1], scores[-1]) == (1.0, 0.05, 1.0)
+    assert all(value <= 0.05 for value in scores[2:-1])
+    assert not marker.exists()
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("name", ["string_insertion", "spiral_matrix"])
+def test_answers_that_look_the_answer_up_get_nothing(backend, name):
+    """These scorers evaluate what they are given, in a function that knows the right answer."""
+    row = gym_rows(name, size=1, seed=1)[0]
+    hacks = ["[oracle_answer]", "[entry['answer']]", "list(oracle_answer)", "oracle_answer.split()"]
+    assert score(name, backend, [row["answer"], *hacks], row) == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_scorer_keeps_its_worker_and_comes_back_after_a_kill():
+    row = gym_rows("chain_sum", size=1, seed=1)[0]
+    reward = library_reward("reasoning_gym", dataset="chain_sum", workers=1)
+    given = {"metadata": [row["metadata"]] * 2, "answer": [row["answer"]] * 2}
+    completions = [f"<answer>{row['answer']}</answer>", "no tags"]
+    assert reward(completions=completions, **given) == [1.0, 0.0]
+    from podium.rewards import gym
+
+    (worker,) = next(workers for key, workers in gym._pool.items() if key[0] == "chain_sum")
+    first = worker.sandbox.process
+    chat = [[{"role": "assistant", "content": text}] for text in completions]
+    assert reward(completions=chat, **given) == [1.0, 0.0]
+    assert worker.sandbox.process is first
+    first.kill()
+    assert reward(completions=completions, **given) == [1.0, 0.0]
+
+
+def test_rows_without_metadata_are_no_opinion():
+    assert ReasoningGym(dataset="chain_sum")(completions=["<answer>1</answer>"], metadata=[None]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "chain_sums"}, "Did you mean `chain_sum`"),
+        ({"dataset": "chain_sum", "timeout": 0}, "timeout is 0"),
+        ({"dataset": "chain_sum", "extract": "fence"}, "extract is 'fence'"),
+        ({}, "needs `dataset`"),
+    ],
+)
+def test_settings_that_cannot_work(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        library_reward("reasoning_gym", **settings)
+
+
+def test_metadata_that_is_not_json_is_named():
+    with pytest.raises(RewardError, match="metadata"):
+        ReasoningGym(dataset="chain_sum")(completions=["<answer>1</answer>"], metadata=["{"])
+
+
+def test_rows_are_text_and_the_same_for_a_seed():
+    rows = gym_rows("n_queens", size=2, seed=3)
+    assert rows == gym_rows("n_queens", size=2, seed=3)
+    assert all(isinstance(value, str) for row in rows for value in row.values())
+    with pytest.raises(ConfigError, match="cannot make `chain_sum`"):
+        gym_rows("chain_sum", size=2, colour="red")
+
+
+@pytest.mark.parametrize("text", ["x**2/2 + C", "-3*sin(2*x)", "log(x) + exp(-x)", "(8 - 2)*4 + 0", "5!", "1.5e3*x"])
+def test_formulas_pass(text):
+    assert checked_formula(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x.y",
+        "().__class__",
+        "open(x)",
+        "chr(1)",
+        "x[0]",
+        "'a'",
+        "lambda: 1",
+        "eval(x)",
+        "a if b else c",
+        "S(x)",
+        "x" * 3000,
+    ],
+)
+def test_what_is_no_formula_does_not(text):
+    with pytest.raises(ValueError, match="not a formula"):
+        checked_formula(text)
