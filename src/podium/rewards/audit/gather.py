@@ -25,6 +25,9 @@ Scores = Mapping[str, tuple[float, ...]]
 Texts = Mapping[str, Sequence[str | None]]
 """By name: one completion a row, None where there is none."""
 
+MOST_LETTERS = 100_000
+"""Of one call."""
+
 ENDLESS = frozenset({"W002", "W003", "W004", "W005", "W009", "W012", "W014"})
 """What is wrong with every call; nothing more can be learnt."""
 
@@ -47,8 +50,8 @@ class Repeats:
     again: tuple[float, ...] | None = None
     """The same call once more, with the same seed."""
     reseeded: tuple[float, ...] | None = None
-    fresh: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """`base` and `again` by a new process."""
+    remembers: bool | None = None
+    """Where calls differ: whether new processes differ in the same way each time; None where none can be had."""
     shuffled: tuple[float, ...] | None = None
     """Groups, and completions within a group, in another order."""
     alone: tuple[float, ...] | None = None
@@ -92,6 +95,8 @@ class Evidence:
     failures: tuple[Failure, ...] = ()
     mutated: tuple[str, ...] = ()
     seconds_per_completion: float = 0.0
+    is_cut: bool = False
+    """Whether there was no time for all."""
     repeats: Repeats = field(default_factory=Repeats)
     diagnosis: Diagnosis | None = None
 
@@ -139,6 +144,8 @@ def gather(
     if session.failures and session.failures[0].problem.code in ENDLESS:
         return session.finish(evidence)
     evidence = _ask_forms(session, evidence)
+    if session.is_over:
+        return session.finish(evidence)
     if evidence.form is None or not all(_beats(evidence.gold, evidence.wrong, evidence.form.name)):
         evidence = _diagnose(session, evidence)
     evidence = replace(evidence, repeats=_repeat(session, evidence))
@@ -203,13 +210,15 @@ def mean(values: Iterable[float]) -> float:
 def _diagnose(session: _Session, evidence: Evidence) -> Evidence:
     """Nothing for a reward that can know neither the answer nor the question."""
     wants = evidence.described.wants
-    if wants is not None and not {"prompts", evidence.column} & wants:
-        return evidence
-    if not any(case.has_gold for case in evidence.cases):
+    blind = wants is not None and not {"prompts", evidence.column} & wants
+    silent = all(math.isnan(value) for values in evidence.gold.values() for value in values)
+    if not silent and (blind or not any(case.has_gold for case in evidence.cases)):
         return evidence
     texts = {form.name: [form.write(case.gold) for case in session.cases] for form in evidence.forms}
-    swapped = session.scores(texts, columns=_rotated(session.cases, evidence.column), quietly=True)
     asked = session.scores(texts, quietly=True)
+    shifts = (1, -1, max(2, len(session.cases) // 2))
+    rotated = [_rotated(session.cases, evidence.column, shift) for shift in shifts]
+    swapped = [session.scores(texts, columns=columns, quietly=True) for columns in rotated]
     takes_all = wants is None and evidence.column is not None
     missed = session.scores(texts, columns=_without(session.cases, evidence.column), quietly=True) if takes_all else asked
     return replace(
@@ -219,7 +228,7 @@ def _diagnose(session: _Session, evidence: Evidence) -> Evidence:
             prompt_numbers=_ask_prompt_numbers(session, evidence),
             variants=_ask_variants(session, evidence, texts),
             other_kind=_ask_other_kind(session, evidence, texts),
-            depends=differ(swapped, asked),
+            depends=any(differ(scores, asked) for scores in swapped),
             looks=differ(missed, asked),
         ),
     )
@@ -237,10 +246,9 @@ def close(one: float, other: float) -> bool:
     return abs(one - other) <= 1e-6 + 1e-4 * max(abs(one), abs(other))
 
 
-def _rotated(cases: Sequence[Case], column: str | None) -> list[Mapping[str, Any]]:
-    """Each row with the answer of the row half of all rows away."""
-    half = max(1, len(cases) // 2)
-    given = [cases[(place + half) % len(cases)].columns.get(column or "") for place in range(len(cases))]
+def _rotated(cases: Sequence[Case], column: str | None, shift: int) -> list[Mapping[str, Any]]:
+    """Each row with the answer of the row `shift` places on."""
+    given = [cases[(place + shift) % len(cases)].columns.get(column or "") for place in range(len(cases))]
     return [{**case.columns, column: value} if column else case.columns for case, value in zip(cases, given, strict=True)]
 
 
@@ -294,33 +302,40 @@ def _repeat(session: _Session, evidence: Evidence) -> Repeats:
     """Four groups of up to eight completions that gave values before, in calls that should agree."""
     write = evidence.write()
     cases = session.cases[:4]
-    makers: tuple[Callable[[Case], str], ...] = (
-        lambda case: write(case.gold),
-        lambda case: write(case.wrong),
-        lambda case: f"It could be {case.wrong}. Or not. I would say it is:\n{write(case.gold)}",
-        lambda case: f"Once more, step by step.\nOne, two, three.\n{write(case.wrong)}",
-        lambda case: write(case.gold),
-        lambda case: f"{case.question}\n{write(case.wrong)}",
-    )
-    groups = tuple(session.group(case, [make(case) for make in makers]) for case in cases)
+    groups = tuple(session.group(case, _mixed(case, write, num_right=1 + place)) for place, case in enumerate(cases))
     base = session.values(groups)
     if base is None:
         return Repeats()
-    again, reseeded = session.values(groups), session.values(groups, seed=1)
-    fresh = None
-    if again is not None and session.asker.can_restart and any(not close(*pair) for pair in zip(base, again, strict=True)):
-        session.asker.restart()
-        pair = session.values(groups), session.values(groups)
-        fresh = (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
+    again = session.values(groups)
+    changing = again is not None and differ({"": base}, {"": again})
     return Repeats(
         base=base,
         again=again,
-        reseeded=reseeded,
-        fresh=fresh,
+        reseeded=session.values(groups, seed=1),
+        remembers=_remembers(session, groups) if changing and session.asker.can_restart else None,
         shuffled=_shuffled(session, groups),
         alone=_joined([session.values((group,)) for group in groups]),
         single=session.values(tuple(one for group in groups for one in _apart(group))),
     )
+
+
+def _mixed(case: Case, write: Callable[[str], str], num_right: int) -> list[str]:
+    """Six different texts, some of them right: groups that are not alike, and have two texts that are."""
+    answers = [case.gold] * num_right + [case.wrong] * (6 - num_right)
+    leads = ("", "", "Or not. I would say it is:\n", "Once more.\nOne, two, three.\n", "So\n", f"{case.question}\n")
+    return [f"{lead}{write(answer)}" for lead, answer in zip(leads, answers, strict=True)]
+
+
+def _remembers(session: _Session, groups: tuple[Group, ...]) -> bool | None:
+    """Whether two new processes both say first one thing and then another, and the same two."""
+    pairs = []
+    for _ in range(2):
+        session.asker.restart()
+        pairs.append((session.values(groups), session.values(groups)))
+    (first, second), (first_again, second_again) = pairs
+    if first is None or second is None or first_again is None or second_again is None:
+        return None
+    return not differ({"1": first, "2": second}, {"1": first_again, "2": second_again})
 
 
 def _shuffled(session: _Session, groups: Sequence[Group]) -> tuple[float, ...] | None:
@@ -367,6 +382,20 @@ class _Session:
     failures: list[Failure] = field(default_factory=list)
     mutated: tuple[str, ...] = ()
     seconds_per_completion: float = 0.0
+    spent_seconds: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether far more time went than was meant to."""
+        return self.spent_seconds > 2 * self.budget_seconds
+
+    def ask(self, request: Request) -> Answer:
+        """One call, as long as there is time."""
+        if self.is_over:
+            return Answer(values=None)
+        answer = self.asker.ask(request)
+        self.spent_seconds += answer.seconds
+        return answer
 
     def warm_up(self) -> None:
         """The first call imports what it needs; the second is timed."""
@@ -374,7 +403,7 @@ class _Session:
         self.scores(texts)
         if self.failures and self.failures[0].problem.code in ENDLESS:
             return
-        answer = self.asker.ask(Request(groups=self._singles(texts, None, other_kind=False)[0], check_inputs=True))
+        answer = self.ask(Request(groups=self._singles(texts, None, other_kind=False)[0], check_inputs=True))
         self.mutated = answer.mutated
         self.seconds_per_completion = answer.seconds / len(self.cases)
 
@@ -384,6 +413,7 @@ class _Session:
             failures=tuple(self.failures),
             mutated=self.mutated,
             seconds_per_completion=self.seconds_per_completion,
+            is_cut=self.is_over,
         )
 
     def affordable(self, share: float) -> int:
@@ -396,7 +426,7 @@ class _Session:
 
     def values(self, groups: tuple[Group, ...], *, seed: int = 0) -> tuple[float, ...] | None:
         """One call; None where it fails."""
-        return self.asker.ask(Request(groups=groups, seed=seed)).values
+        return self.ask(Request(groups=groups, seed=seed)).values
 
     def group(self, case: Case, texts: Sequence[str], *, columns: Any = None, other_kind: bool = False) -> Group:
         content = _other_kind(case.prompt) if other_kind else case.prompt
@@ -416,13 +446,23 @@ class _Session:
         So a function that is one place off is off by a row. Calls that fail are asked again in parts, and what fails
         alone is noted, unless `quietly`.
         """
-        groups, keys = self._singles(texts, columns, other_kind=other_kind)
         found: dict[tuple[str, int], float] = {}
-        size = max(len(self.cases), min(512, int(2.5 / max(self.seconds_per_completion, 1e-5))))
-        for start in range(0, len(groups), size):
-            found |= self._in_parts(groups[start : start + size], keys[start : start + size], quietly=quietly)
+        for part in self._calls(texts):
+            groups, keys = self._singles(part, columns, other_kind=other_kind)
+            found |= self._in_parts(groups, keys, quietly=quietly)
         rows = range(len(self.cases))
         return {name: tuple(found.get((name, row), math.nan) for row in rows) for name in texts}
+
+    def _calls(self, texts: Texts) -> list[Texts]:
+        """Names that go into one call: seconds of work, and not more than a batch in training has of letters."""
+        most = max(len(self.cases), min(512, int(2.5 / max(self.seconds_per_completion, 1e-5))))
+        calls: list[dict[str, Sequence[str | None]]] = [{}]
+        for name, made in texts.items():
+            together = [text for each in (*calls[-1].values(), made) for text in each if text is not None]
+            if calls[-1] and (len(together) > most or sum(map(len, together)) > MOST_LETTERS):
+                calls.append({})
+            calls[-1][name] = made
+        return list(calls)
 
     def _singles(self, texts: Texts, columns: Any, *, other_kind: bool) -> tuple[Any, Any]:
         keys = [(name, row) for name, made in texts.items() for row, text in enumerate(made) if text is not None]
@@ -438,11 +478,11 @@ class _Session:
         return groups, keys
 
     def _in_parts(self, groups: Any, keys: Any, *, quietly: bool) -> dict[tuple[str, int], float]:
-        answer = self.asker.ask(Request(groups=groups))
+        answer = self.ask(Request(groups=groups))
         if answer.values is not None:
             return dict(zip(keys, answer.values, strict=True))
         names = list(dict.fromkeys(name for name, _ in keys))
-        if quietly or len(keys) == 1 or self._hopeless():
+        if quietly or len(keys) == 1 or self.is_over or self._hopeless():
             self._note(keys, answer, groups, quietly=quietly)
             return {}
         parts = [[k for k, (name, _) in enumerate(keys) if name == each] for each in names]

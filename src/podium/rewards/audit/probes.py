@@ -126,8 +126,6 @@ PROBES = (
     _probe("closed tags, never opened", "W105", lambda _, __: "</answer></think>"),
     _probe("every kind of tag, empty", "W105", lambda _, __: "<think></think><answer></answer>\\boxed{}\n####"),
     _probe("the same tag many times", "W105", lambda _, __: "<answer></answer>" * 50),
-    _probe("very long text", "W105", lambda _, __: _LONG),
-    _probe("very long text in the form", "W105", lambda _, write: write(_LONG)),
     _probe("Chinese", "W105", lambda _, __: "我认为答案是正确的。"),
     _probe("Arabic", "W105", lambda _, __: "أعتقد أن الإجابة صحيحة."),
     _probe("Russian", "W105", lambda _, __: "Я думаю, что ответ верный."),
@@ -176,6 +174,9 @@ PROBES = (
     _probe("case swapped", "", _swapped_case),
     _probe("full-width digits", "W118", _look_alike(_FULL_WIDTH)),
     _probe("Cyrillic look-alikes", "W118", _look_alike(_LOOK_ALIKE)),
+    # --- long; last, as calls that hang may be the end ---
+    _probe("long text in the form", "W105", lambda _, write: write(_LONG[:1000])),
+    _probe("very long text", "W105", lambda _, __: _LONG),
 )
 
 

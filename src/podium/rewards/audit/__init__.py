@@ -1,0 +1,211 @@
+"""Tests of a reward before training: what it says of right answers, wrong ones, and texts that are no answer at all.
+
+    findings = podium.rewards.audit(correct, dataset)
+    report = podium.rewards.examine(correct, dataset)     # and the table of what scored what
+
+No model is needed. `cases` reads rows, `probes` is the table of texts, `asking` calls the function, `gather` asks in
+order, `rules` judges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from podium.errors import ConfigError, PodiumError, RewardError
+from podium.records import Finding
+from podium.rewards.audit.asking import Asker, LocalAsker, RemoteAsker, Source
+from podium.rewards.audit.cases import Case, find_answer_column, forms_for, make_cases
+from podium.rewards.audit.gather import Evidence, Scores, gather
+from podium.rewards.audit.rules import judge
+from podium.rewards.resolve import as_list, check_rewards, resolve_rewards, resolve_weights
+
+__all__ = ["Line", "Report", "Settings", "audit", "examine", "examine_source"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to test."""
+
+    answer_column: str | None = None
+    """The column with the right answer; None: found by name."""
+    num_rows: int = 8
+    limit_seconds: float = 10.0
+    """Of a call; the first may take 30 s."""
+    budget_seconds: float = 60.0
+    """Slow functions are asked fewer rows and numbers, so that they take about as long."""
+    forms: tuple[str, ...] = ()
+    """More ways to write an answer, with `{}` in its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the table: what a kind of text scored in all rows."""
+
+    group: str
+    text: str
+    values: tuple[float, ...]
+    """NaN for None, and where nothing was asked."""
+
+    @property
+    def spread(self) -> tuple[float, float, float] | None:
+        """Least, mean and greatest; None where there is no value."""
+        known = [value for value in self.values if not math.isnan(value)]
+        return (min(known), sum(known) / len(known), max(known)) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of the test of one reward function."""
+
+    name: str
+    where: str = ""
+    kind: str = ""
+    """`correctness`, where the score is about the answer, or `style`."""
+    column: str | None = None
+    """Where right answers were taken from."""
+    form: str = ""
+    """In which answers were written in the probes."""
+    rows: tuple[int, ...] = ()
+    seconds_per_completion: float = 0.0
+    lines: tuple[Line, ...] = ()
+    findings: tuple[Finding, ...] = field(default_factory=tuple)
+
+
+def audit(reward: Any, dataset: Any, *, weights: Sequence[float] | None = None, **settings: Any) -> list[Finding]:
+    """What is wrong with a reward function, or with each of several, as far as texts of our own can tell.
+
+    Args:
+        reward: a function, or a list of them, as for `GRPOTrainer`.
+        dataset: rows with `prompt` and the columns that the functions name; or the name of a dataset.
+        weights: one for each function.
+        settings: fields of `Settings`: `answer_column`, `num_rows`, `limit_seconds`, `budget_seconds`, `forms`.
+
+    Raises:
+        DataError: no rows, or rows without a prompt.
+
+    >>> def lenient(completions, answer):
+    ...     return [float(gold in text) for text, gold in zip(completions, answer)]
+    >>> rows = [{"prompt": f"What is {n} + 9?", "answer": str(n + 9)} for n in range(10, 90, 9)]
+    >>> sorted({finding.code for finding in audit(lenient, rows) if finding.severity == "error"})
+    ['W106', 'W107']
+    """
+    functions = as_list(reward)
+    rows = _rows(dataset)
+    try:
+        known_weights = resolve_weights(weights, functions)
+    except ConfigError as error:
+        return [Finding(code="W015", severity="error", what=str(error), fix="give one weight for each function")]
+    reports = [
+        examine(function, rows, weight=weight, settings=Settings(**settings))
+        for function, weight in zip(functions, known_weights, strict=True)
+    ]
+    return list(chain.from_iterable(report.findings for report in reports))
+
+
+def examine(reward: Any, dataset: Any, *, weight: float = 1.0, settings: Settings | None = None) -> Report:
+    """As `audit` for one function of this process, with all that was seen."""
+    settings = settings or Settings()
+    try:
+        [resolved] = resolve_rewards([reward])
+    except ConfigError as error:
+        return _refused(str(reward), Finding(code="W001", severity="error", what=str(error)))
+    return _examine(LocalAsker(resolved, settings.limit_seconds), _rows(dataset), weight, settings)
+
+
+def examine_source(name: str, source: Source, dataset: Any, *, weight: float = 1.0, settings: Settings) -> Report:
+    """As `examine`, in a process that loads the function and can be killed."""
+    try:
+        asker = RemoteAsker(source)
+    except PodiumError as error:
+        code = error.code if isinstance(error, RewardError) and error.code == "W013" else _code_of_loading(error)
+        return _refused(name, Finding(code=code, severity="error", what=str(error)))
+    return _examine(asker, _rows(dataset), weight, settings)
+
+
+def _code_of_loading(error: PodiumError) -> str:
+    return "W001" if "by position only" in str(error) else "W013"
+
+
+def _refused(name: str, finding: Finding) -> Report:
+    return Report(name=name, findings=(finding,))
+
+
+def _rows(dataset: Any) -> Any:
+    if not isinstance(dataset, str):
+        return dataset
+    from podium.data.load import DataSpec, load_data
+
+    return load_data(DataSpec(dataset=dataset))[0]
+
+
+def _examine(asker: Asker, dataset: Any, weight: float, settings: Settings) -> Report:
+    try:
+        columns = _columns(dataset)
+        column = settings.answer_column or find_answer_column(asker.described.wants, columns)
+        if column is not None and column not in columns:
+            raise ConfigError(f"the dataset has no column `{column}`, but {', '.join(columns)}")
+        missing = _missing_columns(asker, columns)
+        if missing is not None:
+            return _refused(asker.described.name, missing)
+        cases = make_cases(dataset, column, settings.num_rows)
+        forms = forms_for([asker.described.code_text, *(case.prompt_text for case in cases)], settings.forms)
+        evidence = gather(asker, cases, column=column, forms=forms, budget_seconds=settings.budget_seconds)
+    finally:
+        asker.close()
+    return _report(evidence, [*_weight_findings(evidence, weight), *judge(evidence)])
+
+
+def _columns(dataset: Any) -> list[str]:
+    names = getattr(dataset, "column_names", None)
+    return list(names) if names else list(next(iter(dataset), {}))
+
+
+def _missing_columns(asker: Asker, columns: Iterable[str]) -> Finding | None:
+    try:
+        check_rewards([asker.described], columns)  # type: ignore[list-item]
+    except RewardError as error:
+        return Finding(code="W002", severity="error", what=str(error))
+    return None
+
+
+def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:
+    """W102: a reward that knows right from wrong, turned round by its weight."""
+    if weight >= 0 or evidence.form is None:
+        return []
+    what = f"`{evidence.described.name}` scores right answers higher, but its weight is {weight:g}"
+    fix = f"write `weight: {-weight:g}`"
+    return [Finding(code="W102", severity="error", what=what, why="wrong answers are what this trains", fix=fix)]
+
+
+def _report(evidence: Evidence, findings: Sequence[Finding]) -> Report:
+    return Report(
+        name=evidence.described.name,
+        where=evidence.described.where,
+        kind="correctness" if evidence.is_correctness else "style",
+        column=evidence.column,
+        form=evidence.form.name if evidence.form else "",
+        rows=tuple(case.row for case in evidence.cases),
+        seconds_per_completion=evidence.seconds_per_completion,
+        lines=tuple(_lines(evidence)),
+        findings=tuple(findings),
+    )
+
+
+def _lines(evidence: Evidence) -> Iterable[Line]:
+    """The table: right answers, wrong ones in the best form, probes, all numbers in one line."""
+    for name, values in evidence.gold.items():
+        yield Line(group="right answer", text=name, values=values)
+    for name, values in evidence.probes.items():
+        yield Line(group="probe", text=name, values=values)
+    if evidence.numbers:
+        yield Line(group="probe", text="wrong numbers from 0 to 100", values=_flat(evidence.numbers))
+
+
+def _flat(scores: Scores) -> tuple[float, ...]:
+    return tuple(chain.from_iterable(scores.values()))
+
+
