@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from podium.recipe.rewards import find_reward
-from podium.rewards.audit import Report, Settings, Source, examine, examine_source
+from podium.rewards.tester import Report, Settings, Source, examine, examine_source
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")
 
@@ -16,9 +16,7 @@ PLANTED = Path(__file__).with_name("planted_rewards.py")
 def sums(n: int = 12) -> list[dict[str, Any]]:
     """Conversations about numbers; no answer stands in its question."""
     pairs = [(13 + 7 * i, 25 + 3 * i) for i in range(n)]
-    return [
-        {"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "answer": str(a + b)} for a, b in pairs
-    ]
+    return [{"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "answer": str(a + b)} for a, b in pairs]
 
 
 def changed(**columns: Any) -> list[dict[str, Any]]:
@@ -28,7 +26,9 @@ def changed(**columns: Any) -> list[dict[str, Any]]:
 
 UNITS = [
     {"prompt": f"Convert: {n} of the other.", "answer": f"{n} {unit}"}
-    for n, unit in zip(range(3, 15), ["mW", "MW", "kB", "kb", "Mb", "mV", "MV", "mPa", "MPa", "mJ", "MJ", "kW"], strict=True)
+    for n, unit in zip(
+        range(3, 15), ["mW", "MW", "kB", "kb", "Mb", "mV", "MV", "mPa", "MPa", "mJ", "MJ", "kW"], strict=True
+    )
 ]
 
 # name: the codes that must be found (errors and warnings: no others), and the data where it is not the sums
@@ -84,7 +84,9 @@ def serious(report: Report) -> set[str]:
 def test_a_planted_mistake_is_found_under_its_code(name: str) -> None:
     codes, rows = PLANTED_BUGS[name]
     reward = find_reward(f"{PLANTED}:{name}", {})
-    report = examine(reward, rows() if rows else sums(), settings=Settings(budget_seconds=1 if name == "sleeps" else 60))
+    report = examine(
+        reward, rows() if rows else sums(), settings=Settings(budget_seconds=1 if name == "sleeps" else 60)
+    )
     assert serious(report) == codes, "\n".join(map(str, report.findings))
 
 

@@ -193,7 +193,8 @@ def test_the_recipe_in_the_readme_is_one(tmp_path: Path) -> None:
 
 
 def verbs() -> set[str]:
-    return {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    single = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    return single | {group.name for group in app.registered_groups if group.name}
 
 
 @pytest.mark.parametrize("page", BY_NAME)

@@ -13,6 +13,7 @@ from podium.cli.chat import chat
 from podium.cli.explain import explain
 from podium.cli.recipes import recipes
 from podium.cli.report import report
+from podium.cli.rewards import app as rewards
 from podium.cli.sample import sample
 from podium.cli.train import train
 from podium.cli.watch import watch
@@ -59,6 +60,7 @@ app.command()(_guarded(recipes))
 app.command()(_guarded(explain))
 app.command()(_guarded(report))
 app.command()(_guarded(watch))
+app.add_typer(rewards(_guarded), name="rewards")
 
 
 def main() -> None:

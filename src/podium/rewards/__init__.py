@@ -46,6 +46,7 @@ from podium.rewards.resolve import (
     resolve_weights,
 )
 from podium.rewards.score import score
+from podium.rewards.tester import audit, examine
 
 FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
     "code_stages": CodeStages,
@@ -153,10 +154,12 @@ __all__ = [
     "accuracy_reward",
     "answer_correct",
     "answer_format",
+    "audit",
     "check_rewards",
     "clipped",
     "exact_match",
     "gated",
+    "examine",
     "get_cosine_scaled_reward",
     "get_repetition_penalty_reward",
     "get_soft_overlong_punishment",

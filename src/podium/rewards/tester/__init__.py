@@ -1,7 +1,7 @@
 """Tests of a reward before training: what it says of right answers, wrong ones, and texts that are no answer at all.
 
-    findings = podium.rewards.audit(correct, dataset)
-    report = podium.rewards.examine(correct, dataset)     # and the table of what scored what
+    findings = podium.rewards.tester(correct, dataset)
+    report = podium.rewards.examine(correct, dataset)         # with the table of what scored what
 
 No model is needed. `cases` reads rows, `probes` is the table of texts, `asking` calls the function, `gather` asks in
 order, `rules` judges.
@@ -9,21 +9,22 @@ order, `rules` judges.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from podium.errors import ConfigError, PodiumError, RewardError
 from podium.records import Finding
-from podium.rewards.audit.asking import Asker, LocalAsker, RemoteAsker, Source
-from podium.rewards.audit.cases import Case, find_answer_column, forms_for, make_cases
-from podium.rewards.audit.gather import Evidence, Scores, gather
-from podium.rewards.audit.rules import judge
 from podium.rewards.resolve import as_list, check_rewards, resolve_rewards, resolve_weights
+from podium.rewards.tester.asking import Asker, LocalAsker, RemoteAsker, Source
+from podium.rewards.tester.cases import find_answer_column, forms_for, make_cases
+from podium.rewards.tester.gather import Evidence, gather
+from podium.rewards.tester.report import Line, Report, report_of
+from podium.rewards.tester.rules import judge
+from podium.rewards.tester.weighted import judge_sum
 
-__all__ = ["Line", "Report", "Settings", "audit", "examine", "examine_source"]
+__all__ = ["Line", "Report", "Settings", "Source", "audit", "examine", "examine_source", "judge_sum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,40 +40,6 @@ class Settings:
     """Slow functions are asked fewer rows and numbers, so that they take about as long."""
     forms: tuple[str, ...] = ()
     """More ways to write an answer, with `{}` in its place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line of the table: what a kind of text scored in all rows."""
-
-    group: str
-    text: str
-    values: tuple[float, ...]
-    """NaN for None, and where nothing was asked."""
-
-    @property
-    def spread(self) -> tuple[float, float, float] | None:
-        """Least, mean and greatest; None where there is no value."""
-        known = [value for value in self.values if not math.isnan(value)]
-        return (min(known), sum(known) / len(known), max(known)) if known else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What became of the test of one reward function."""
-
-    name: str
-    where: str = ""
-    kind: str = ""
-    """`correctness`, where the score is about the answer, or `style`."""
-    column: str | None = None
-    """Where right answers were taken from."""
-    form: str = ""
-    """In which answers were written in the probes."""
-    rows: tuple[int, ...] = ()
-    seconds_per_completion: float = 0.0
-    lines: tuple[Line, ...] = ()
-    findings: tuple[Finding, ...] = field(default_factory=tuple)
 
 
 def audit(reward: Any, dataset: Any, *, weights: Sequence[float] | None = None, **settings: Any) -> list[Finding]:
@@ -103,7 +70,7 @@ def audit(reward: Any, dataset: Any, *, weights: Sequence[float] | None = None, 
         examine(function, rows, weight=weight, settings=Settings(**settings))
         for function, weight in zip(functions, known_weights, strict=True)
     ]
-    return list(chain.from_iterable(report.findings for report in reports))
+    return [*chain.from_iterable(report.findings for report in reports), *judge_sum(reports, known_weights)]
 
 
 def examine(reward: Any, dataset: Any, *, weight: float = 1.0, settings: Settings | None = None) -> Report:
@@ -156,7 +123,7 @@ def _examine(asker: Asker, dataset: Any, weight: float, settings: Settings) -> R
         evidence = gather(asker, cases, column=column, forms=forms, budget_seconds=settings.budget_seconds)
     finally:
         asker.close()
-    return _report(evidence, [*_weight_findings(evidence, weight), *judge(evidence)])
+    return report_of(evidence, [*_weight_findings(evidence, weight), *judge(evidence)])
 
 
 def _columns(dataset: Any) -> list[str]:
@@ -179,33 +146,3 @@ def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:
     what = f"`{evidence.described.name}` scores right answers higher, but its weight is {weight:g}"
     fix = f"write `weight: {-weight:g}`"
     return [Finding(code="W102", severity="error", what=what, why="wrong answers are what this trains", fix=fix)]
-
-
-def _report(evidence: Evidence, findings: Sequence[Finding]) -> Report:
-    return Report(
-        name=evidence.described.name,
-        where=evidence.described.where,
-        kind="correctness" if evidence.is_correctness else "style",
-        column=evidence.column,
-        form=evidence.form.name if evidence.form else "",
-        rows=tuple(case.row for case in evidence.cases),
-        seconds_per_completion=evidence.seconds_per_completion,
-        lines=tuple(_lines(evidence)),
-        findings=tuple(findings),
-    )
-
-
-def _lines(evidence: Evidence) -> Iterable[Line]:
-    """The table: right answers, wrong ones in the best form, probes, all numbers in one line."""
-    for name, values in evidence.gold.items():
-        yield Line(group="right answer", text=name, values=values)
-    for name, values in evidence.probes.items():
-        yield Line(group="probe", text=name, values=values)
-    if evidence.numbers:
-        yield Line(group="probe", text="wrong numbers from 0 to 100", values=_flat(evidence.numbers))
-
-
-def _flat(scores: Scores) -> tuple[float, ...]:
-    return tuple(chain.from_iterable(scores.values()))
-
-

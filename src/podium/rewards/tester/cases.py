@@ -92,7 +92,9 @@ FORMS = (
     Form(name="<reasoning>, then <answer>", write=lambda x: f"<reasoning>{_THOUGHT}</reasoning>\n<answer>{x}</answer>"),
     Form(name=r"\boxed{x}", write=lambda x: f"\\boxed{{{x}}}"),
     Form(name=r"$\boxed{x}$ in a sentence", write=lambda x: f"The answer is $\\boxed{{{x}}}$."),
-    Form(name=r"<think>, then \boxed{x}", write=lambda x: f"<think>{_THOUGHT}</think>\nThe answer is $\\boxed{{{x}}}$."),
+    Form(
+        name=r"<think>, then \boxed{x}", write=lambda x: f"<think>{_THOUGHT}</think>\nThe answer is $\\boxed{{{x}}}$."
+    ),
     Form(name="#### x", write=lambda x: f"{_THOUGHT}\n#### {x}"),
     Form(name="#### x alone", write=lambda x: f"#### {x}"),
     Form(name="The answer is x.", write=lambda x: f"The answer is {x}."),

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podium.records import Completion, Group, Prompt
-from podium.rewards.audit.asking import Answer, Asker, Described, Problem, Request
-from podium.rewards.audit.cases import Case, Form, gold_of
-from podium.rewards.audit.probes import PROBES, Probe, number_probes
+from podium.rewards.tester.asking import Answer, Asker, Described, Problem, Request
+from podium.rewards.tester.cases import Case, Form, gold_of
+from podium.rewards.tester.probes import PROBES, Probe, number_probes
 
 Scores = Mapping[str, tuple[float, ...]]
 """By name of a probe or form: one value a row, NaN where there is none."""
@@ -154,11 +154,12 @@ def gather(
 
 def _ask_forms(session: _Session, evidence: Evidence) -> Evidence:
     rows = session.affordable_rows(2 * len(evidence.forms), 0.3)
-    right = {form.name: [form.write(case.gold) for case in rows] for form in evidence.forms}
+    right: dict[str, list[str | None]] = {
+        form.name: [form.write(case.gold) for case in rows] for form in evidence.forms
+    }
     wrong = {form.name: [form.write(case.wrong) for case in rows] for form in evidence.forms}
     right["the column as it is"] = [_raw(case, evidence.column) for case in rows]
-    scored = {"gold": session.scores(right), "wrong": session.scores(wrong)}
-    evidence = replace(evidence, **scored)
+    evidence = replace(evidence, gold=session.scores(right), wrong=session.scores(wrong))
     return replace(evidence, form=best_form(evidence))
 
 
@@ -220,7 +221,9 @@ def _diagnose(session: _Session, evidence: Evidence) -> Evidence:
     rotated = [_rotated(session.cases, evidence.column, shift) for shift in shifts]
     swapped = [session.scores(texts, columns=columns, quietly=True) for columns in rotated]
     takes_all = wants is None and evidence.column is not None
-    missed = session.scores(texts, columns=_without(session.cases, evidence.column), quietly=True) if takes_all else asked
+    missed = (
+        session.scores(texts, columns=_without(session.cases, evidence.column), quietly=True) if takes_all else asked
+    )
     return replace(
         evidence,
         diagnosis=Diagnosis(
@@ -249,7 +252,9 @@ def close(one: float, other: float) -> bool:
 def _rotated(cases: Sequence[Case], column: str | None, shift: int) -> list[Mapping[str, Any]]:
     """Each row with the answer of the row `shift` places on."""
     given = [cases[(place + shift) % len(cases)].columns.get(column or "") for place in range(len(cases))]
-    return [{**case.columns, column: value} if column else case.columns for case, value in zip(cases, given, strict=True)]
+    return [
+        {**case.columns, column: value} if column else case.columns for case, value in zip(cases, given, strict=True)
+    ]
 
 
 def _without(cases: Sequence[Case], column: str | None) -> list[Mapping[str, Any]]:
@@ -488,7 +493,8 @@ class _Session:
         parts = [[k for k, (name, _) in enumerate(keys) if name == each] for each in names]
         if len(names) == 1:
             parts = [[k] for k in range(len(keys))]
-        before, found = len(self.failures), {}
+        before = len(self.failures)
+        found: dict[tuple[str, int], float] = {}
         for part in parts:
             found |= self._in_parts(tuple(groups[k] for k in part), [keys[k] for k in part], quietly=quietly)
             if len(names) == 1 and len(self.failures) > before:

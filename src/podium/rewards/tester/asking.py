@@ -8,6 +8,7 @@ All calls go through `podium.rewards.score`, so the function gets what it gets i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import faulthandler
 import functools
@@ -107,7 +108,8 @@ def describe(reward: Reward) -> Described:
         code_text = inspect.getsource(inspect.unwrap(_inner(reward.function)))
     except (OSError, TypeError):
         code_text = ""
-    settings = " ".join(map(str, reward.function.keywords.values())) if _is_partial(reward.function) else ""
+    function = reward.function
+    settings = " ".join(map(str, function.keywords.values())) if isinstance(function, functools.partial) else ""
     return Described(
         name=reward.name,
         where=reward.where,
@@ -118,12 +120,8 @@ def describe(reward: Reward) -> Described:
     )
 
 
-def _is_partial(function: Any) -> bool:
-    return isinstance(function, functools.partial)
-
-
 def _inner(function: Any) -> Any:
-    while _is_partial(function):
+    while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function)
 
@@ -274,7 +272,9 @@ class RemoteAsker:
     def ask(self, request: Request) -> Answer:
         """One call; a process that was lost before is started anew."""
         if self._restarts >= MAX_RESTARTS:
-            return Answer(values=None, problem=Problem(code="W009", message="not asked: too many calls hung or crashed"))
+            return Answer(
+                values=None, problem=Problem(code="W009", message="not asked: too many calls hung or crashed")
+            )
         if self._first is None:
             answer = self._exchange(request, max(self.source.limit_seconds, FIRST_CALL_SECONDS))
             self._first = request if answer.problem is None else None
@@ -314,7 +314,7 @@ class RemoteAsker:
 
     def _start(self) -> Described:
         ours, theirs = Pipe()
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -334,8 +334,10 @@ class RemoteAsker:
             return found
         said = self._said()
         self.close()
-        raise found if isinstance(found, PodiumError) else RewardError(
-            f"loading the reward ended its process\n{said}", code="W013"
+        raise (
+            found
+            if isinstance(found, PodiumError)
+            else RewardError(f"loading the reward ended its process\n{said}", code="W013")
         )
 
     def _lost(self, seconds: float, limit: float | None) -> Answer:
@@ -345,7 +347,9 @@ class RemoteAsker:
         status = self._process.poll()
         self.close()
         self._restarts += 1
-        who = f"reward function `{self.described.name}`" + (f" ({self.described.where})" if self.described.where else "")
+        who = f"reward function `{self.described.name}`" + (
+            f" ({self.described.where})" if self.described.where else ""
+        )
         if limit is not None:
             return Answer(values=None, problem=_hang(who, limit, said), seconds=seconds)
         how = f"signal {-status}" if status is not None and status < 0 else f"exit code {status}"
@@ -355,10 +359,8 @@ class RemoteAsker:
     def _said(self, num_lines: int = 12) -> str:
         """The stack that the process dumped, or the last it wrote to its stderr."""
         assert self._process is not None
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            pass
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", errors="replace").splitlines()
         stack = [line for line in lines if line.startswith("  File ") and not any(ours in line for ours in _OURS)]
@@ -367,11 +369,11 @@ class RemoteAsker:
 
 _PACKAGES = Path(__file__).parents[3]
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "score.py"), "<string>")
-_CHILD = "import sys; from podium.rewards.audit.asking import serve; serve(int(sys.argv[1]))"
+_CHILD = "import sys; from podium.rewards.tester.asking import serve; serve(int(sys.argv[1]))"
 
 
 def serve(fd: int) -> None:
-    """The process of a `RemoteAsker`: loads the function, says what it is, answers requests until the other end goes."""
+    """The process of a `RemoteAsker`: loads the function, says what it is, answers until the other end goes."""
     connection: Connection[Any, Any] = Connection(fd)
     source: Source = connection.recv()
     sys.path[:] = source.path

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Literal
 
 from podium.records import Finding
-from podium.rewards.audit.cases import Case
-from podium.rewards.audit.gather import ENDLESS, Evidence, Failure, Scores, close, gains_of, mean
-from podium.rewards.audit.probes import PROBES
 from podium.rewards.results import excerpt
+from podium.rewards.tester.cases import Case
+from podium.rewards.tester.gather import ENDLESS, Evidence, Failure, Scores, close, gains_of, mean
+from podium.rewards.tester.probes import PROBES
 
 SLOW_SECONDS = 0.25
 """A completion; with 64 completions a round the reward takes 16 s of each."""
@@ -102,9 +102,7 @@ def _shown(value: float) -> str:
     return "None" if math.isnan(value) else f"{value:.3g}"
 
 
-def _from_probes(
-    code: str, severity: Severity, what: str, fix: str
-) -> Callable[[Evidence], Iterator[Finding]]:
+def _from_probes(code: str, severity: Severity, what: str, fix: str) -> Callable[[Evidence], Iterator[Finding]]:
     """A rule that says `what` where probes of its code score like the right answer."""
 
     def look(evidence: Evidence) -> Iterator[Finding]:
@@ -189,7 +187,9 @@ def strictness(evidence: Evidence) -> Iterator[Finding]:
     if evidence.form is None:
         return
     names = ("white space around the answer", "new lines around the answer", "white space around the text")
-    missed = [name for name in names if (hits := hits_of(evidence, name, evidence.probes)).num_rows and hits.share < MOST]
+    missed = [
+        name for name in names if (hits := hits_of(evidence, name, evidence.probes)).num_rows and hits.share < MOST
+    ]
     if missed:
         what = f"the right answer does not score with {', '.join(missed)}"
         why = "models often write a space or a new line there, and learn nothing from a right answer that scores 0"
@@ -224,7 +224,9 @@ def _whose(matrix: Sequence[Sequence[float]]) -> str | None:
     if n < 3:
         return None
     for shift, words in ((1, "the answer of the next row"), (-1, "the answer of the row before")):
-        wins = [matrix[i][(i + shift) % n] > max(matrix[i][j] for j in range(n) if j != (i + shift) % n) for i in range(n)]
+        wins = [
+            matrix[i][(i + shift) % n] > max(matrix[i][j] for j in range(n) if j != (i + shift) % n) for i in range(n)
+        ]
         if sum(wins) >= 0.75 * n:
             return words
     for j, words in ((0, "the answer of the first row"), (n - 1, "the answer of the last row")):
@@ -271,15 +273,13 @@ def _kinds(case: Case) -> tuple[str, str, str]:
 
 def column_unfit(evidence: Evidence) -> Iterator[Finding]:
     """W113: with the answer column cleaned, more right answers would score."""
-    if evidence.diagnosis is None or not evidence.is_correctness and not _variant_helps(evidence):
-        return
-    best = _best_variant(evidence)
+    best = None if evidence.diagnosis is None else _best_variant(evidence)
     if best is None:
         return
     name, now, then = best
     row = next((case for case in evidence.cases if case.has_gold), evidence.cases[0])
     value = row.columns.get(evidence.column or "")
-    what = f"right answers score in {now} of {len(evidence.cases)} rows; with the column `{evidence.column}` {name}, in {then}"
+    what = f"right answers score in {now} of {len(evidence.cases)} rows, with `{evidence.column}` {name} in {then}"
     why = f"row {row.row} has {type(value).__name__} {excerpt(value, 40) if isinstance(value, str) else repr(value)}"
     fix = "clean both sides before comparing: `str(gold).strip() == text.strip()`; or clean the column once"
     yield _finding(evidence, "W113", "error" if now < MOST * len(evidence.cases) else "warning", what, why, fix)
@@ -292,10 +292,6 @@ def _best_variant(evidence: Evidence) -> tuple[str, int, int] | None:
     then = {name: _rows_beaten(evidence, scores) for name, scores in evidence.diagnosis.variants.items()}
     name = max(then, key=lambda each: then[each], default=None)
     return (name, now, then[name]) if name is not None and then[name] > now else None
-
-
-def _variant_helps(evidence: Evidence) -> bool:
-    return _best_variant(evidence) is not None
 
 
 def wrong_sign(evidence: Evidence) -> Iterator[Finding]:
@@ -354,7 +350,9 @@ def never_compared(evidence: Evidence) -> Iterator[Finding]:
     what = f"takes `{evidence.column}`, but no score changed when rows were given each other's answers"
     why = "right and wrong answers score alike, so the model is not taught to be right"
     lengths = _length_rule(evidence)
-    yield _finding(evidence, "W120", "error", f"{what}{lengths}", why, f"compare with `{evidence.column}`; {_SHOW_FORM}")
+    yield _finding(
+        evidence, "W120", "error", f"{what}{lengths}", why, f"compare with `{evidence.column}`; {_SHOW_FORM}"
+    )
 
 
 def _length_rule(evidence: Evidence) -> str:
@@ -366,7 +364,7 @@ def _length_rule(evidence: Evidence) -> str:
         if not math.isnan(value)
     )
     by_length = [mean(value for _, value in same) for _, same in groupby(pairs, key=lambda pair: pair[0])]
-    steps = [b - a for a, b in zip(by_length, by_length[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(by_length)]
     if len(steps) >= 5 and (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
         return "; it follows the length of the text alone"
     return ""
@@ -543,7 +541,9 @@ def stray_hits(evidence: Evidence) -> Iterator[Finding]:
     for hits in _hits_with(evidence, "W118"):
         what = f"{hits.name} count as the answer ({len(hits.hit)} of {hits.num_rows} rows)"
         why = "Python's `int`, `float` and `\\d` take the digits of every script"
-        yield _finding(evidence, "W118", "note", what, why, "where that matters: `re.ASCII`, or refuse `not text.isascii()`")
+        yield _finding(
+            evidence, "W118", "note", what, why, "where that matters: `re.ASCII`, or refuse `not text.isascii()`"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -599,5 +599,3 @@ def named(findings: Iterable[Finding], name: str) -> list[Finding]:
         finding if f"`{name}`" in finding.what else replace(finding, what=f"`{name}`: {finding.what}")
         for finding in findings
     ]
-
-

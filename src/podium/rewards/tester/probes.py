@@ -7,10 +7,10 @@ that rules compare in their own way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from podium.rewards.audit.cases import Case, as_number, numbers_in, same_answer
+from podium.rewards.tester.cases import Case, as_number, numbers_in, same_answer
 
 Write = Callable[[str], str]
 
@@ -22,6 +22,10 @@ class Probe:
     name: str
     code: str
     make: Callable[[Case, Write], str | None]
+
+    def uses_form(self, cases: Iterable[Case]) -> bool:
+        """Whether the text depends on the form that a reward reads, and so is not the same for every reward."""
+        return any(self.make(case, lambda text: text) != self.make(case, lambda text: f"<{text}>") for case in cases)
 
 
 def _probe(name: str, code: str, make: Callable[[Case, Write], str | None]) -> Probe:

@@ -1,0 +1,256 @@
+"""`podium rewards`: the library, and a test of rewards that needs no model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from podium.rewards.tester import Report
+
+FAILED = 1
+"""Exit code where a test found an error."""
+
+FIND = "podium.recipe.rewards:find_reward"
+
+
+def list_rewards() -> None:
+    """The rewards of the library, by family."""
+    from podium.cli.rewards_pages import catalogue
+
+    typer.echo(catalogue(), nl=False)
+
+
+def show(name: Annotated[str, typer.Argument(help="A reward of the library; `podium rewards list` has them.")]) -> None:
+    """What a reward of the library does: its columns and settings, an example for a recipe and for Python."""
+    from podium.cli.rewards_pages import page
+
+    typer.echo(page(name), nl=False)
+
+
+def try_out(
+    target: Annotated[
+        str, typer.Argument(help="file.py:function, package.module:function, a name of the library, or a recipe.")
+    ],
+    data: Annotated[
+        str, typer.Option("--data", help="A file, folder, hub id or builtin:task. Of a recipe: its own.")
+    ] = "",
+    answer_column: Annotated[str, typer.Option(help="The column with the right answer; found by name.")] = "",
+    rows: Annotated[int, typer.Option("--rows", min=2, max=64, help="Rows to test with.")] = 8,
+    args: Annotated[
+        list[str] | None, typer.Option("--args", help="A setting of the reward, key=value; repeatable.")
+    ] = None,
+    form: Annotated[
+        list[str] | None, typer.Option("--form", help="One more way to write an answer, {} in its place; repeatable.")
+    ] = None,
+    limit: Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that a call may take.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Call a reward on real rows with right answers, wrong ones and texts that are none; say what is wrong with it.
+
+    No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
+    """
+    from podium.cli.terminal import prepare_output
+    from podium.rewards.tester import Settings
+
+    prepare_output()
+    settings = Settings(
+        answer_column=answer_column or None, num_rows=rows, limit_seconds=limit, forms=tuple(form or ())
+    )
+    if target.endswith((".yaml", ".yml")) or _is_shipped(target):
+        reports, total = _test_recipe(target, data, settings)
+    else:
+        reports, total = _test_one(target, data, _settings_of(args or []), settings)
+    if as_json:
+        typer.echo(json.dumps(_as_json(reports, total), ensure_ascii=False, indent=2))
+    else:
+        _print(reports, total)
+    if any(finding.severity == "error" for finding in (*total, *(f for report in reports for f in report.findings))):
+        raise typer.Exit(FAILED)
+
+
+# --- what is tested --------------------------------------------------------------------------------------------------
+
+
+def _is_shipped(target: str) -> bool:
+    from podium.recipe import shipped_recipes
+
+    return target in shipped_recipes()
+
+
+def _settings_of(words: Sequence[str]) -> dict[str, Any]:
+    """`key=value`, the value as in YAML."""
+    import yaml
+
+    from podium.errors import ConfigError
+
+    settings = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--args {word}: expected key=value, for example --args tolerance=0.01")
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--args {word}: the value is not YAML ({error})") from error
+    return settings
+
+
+def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> tuple[list[Report], list[Any]]:
+    from podium.data.load import DataSpec, load_data
+    from podium.errors import ConfigError
+    from podium.rewards.tester import Source, examine_source
+
+    if not data:
+        raise ConfigError(f"which rows? Type: podium rewards test {name} --data train.jsonl")
+    dataset = load_data(DataSpec(dataset=data))[0]
+    source = Source(loader=FIND, arguments=(name, dict(args), Path()), limit_seconds=settings.limit_seconds)
+    return [examine_source(name, source, dataset, settings=settings)], []
+
+
+def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], list[Any]]:
+    from podium.data.load import DataSpec, load_data
+    from podium.recipe import load
+    from podium.rewards.tester import Source, examine_source, judge_sum
+
+    recipe = load(path)
+    dataset = load_data(DataSpec(dataset=data) if data else recipe.data)[0]
+    given = recipe.config.get("reward_weights") or [1.0] * len(recipe.rewards)
+    reports = []
+    for index, (spec, weight) in enumerate(zip(recipe.rewards, given, strict=True)):
+        source = Source(
+            loader="podium.cli.rewards:reward_of_recipe", arguments=(path, index), limit_seconds=settings.limit_seconds
+        )
+        reports.append(examine_source(spec.name, source, dataset, weight=weight, settings=settings))
+    return reports, judge_sum(reports, given)
+
+
+def reward_of_recipe(path: str, index: int) -> Any:
+    """One reward of a recipe, as the process that tests it needs it."""
+    from podium.recipe import load
+
+    return load(path).rewards[index].function
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+def _print(reports: Sequence[Report], total: Sequence[Any]) -> None:
+    from podium.cli.terminal import console, shown
+
+    tested = [report for report in reports if report.lines]
+    if tested:
+        console.print(table(tested))
+    for report in tested:
+        console.print(shown(_summary(report)))
+    findings = [finding for report in reports for finding in report.findings] + list(total)
+    for finding in findings:
+        console.print(shown(f"\n{finding}"))
+    counts = {word: sum(finding.severity == word for finding in findings) for word in ("error", "warning", "note")}
+    said = ", ".join(f"{count} {word}{'s' * (count != 1)}" for word, count in counts.items() if count)
+    codes = sorted({finding.code for finding in findings})
+    more = f" `podium explain {codes[0]}` says more." if codes else ""
+    console.print(shown(f"\n{said or 'nothing found'}.{more}"))
+
+
+def _summary(report: Report) -> str:
+    place = f" ({report.where})" if report.where else ""
+    about = (
+        f"about the right answer, from the column `{report.column}`"
+        if report.kind == "correctness"
+        else "of style alone"
+    )
+    form = f"; answers in the form: {report.form}" if report.form else ""
+    speed = f"{1000 * report.seconds_per_completion:.2g} ms a completion"
+    return f"{report.name}{place}: {about}{form}; {len(report.rows)} rows, {speed}"
+
+
+def table(reports: Sequence[Report]) -> Table:
+    """What scored what: least, mean and greatest over the rows, for each reward."""
+    from rich import box
+    from rich.table import Table
+
+    from podium.cli.terminal import shown
+
+    made = Table(box=box.SIMPLE_HEAD)
+    made.add_column("completion", overflow="fold")
+    for report in reports:
+        name = f"{report.name}\n" if len(reports) > 1 else ""
+        for word in ("least", "mean", "most"):
+            made.add_column(f"{name if word == 'least' else name and chr(10)}{word}", justify="right", no_wrap=True)
+    before = ""
+    for group, text in _line_names(reports):
+        if group != before and before:
+            made.add_section()
+        before = group
+        cells = [cell for report in reports for cell in _cells(report, group, text)]
+        made.add_row(shown(_label(group, text)), *cells)
+    return made
+
+
+def _line_names(reports: Sequence[Report]) -> list[tuple[str, str]]:
+    """Lines in the order of the first reward; wrong answers only in a form in which right ones score."""
+    forms = {report.form or "bare" for report in reports}
+    names = [(line.group, line.text) for report in reports for line in report.lines if line.spread]
+    return [name for name in dict.fromkeys(names) if name[0] != "wrong answer" or name[1] in forms]
+
+
+def _label(group: str, text: str) -> str:
+    return text if group == "probe" else f"{group}: {text}"
+
+
+def _cells(report: Report, group: str, text: str) -> tuple[str, ...]:
+    lines = [line for line in report.lines if (line.group, line.text) == (group, text)]
+    spread = lines[0].spread if lines else None
+    return tuple(f"{value:.2f}" for value in spread) if spread else ("", "-", "")
+
+
+def _as_json(reports: Sequence[Report], total: Sequence[Any]) -> dict[str, Any]:
+    findings = [finding for report in reports for finding in report.findings] + list(total)
+    return {
+        "errors": sum(finding.severity == "error" for finding in findings),
+        "warnings": sum(finding.severity == "warning" for finding in findings),
+        "rewards": [_report_as_json(report) for report in reports],
+        "together": [_finding_as_json(finding) for finding in total],
+    }
+
+
+def _report_as_json(report: Report) -> dict[str, Any]:
+    return {
+        "name": report.name,
+        "where": report.where,
+        "kind": report.kind,
+        "answer_column": report.column,
+        "form": report.form,
+        "rows": list(report.rows),
+        "seconds_per_completion": report.seconds_per_completion,
+        "table": [
+            {
+                "group": line.group,
+                "text": line.text,
+                "values": [None if math.isnan(value) else value for value in line.values],
+            }
+            for line in report.lines
+        ],
+        "findings": [_finding_as_json(finding) for finding in report.findings],
+    }
+
+
+def _finding_as_json(finding: Any) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in ("code", "severity", "what", "why", "fix")}
+
+
+def app(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
+    """The verbs under `podium rewards`, each with its mistakes said in one message."""
+    made = typer.Typer(help="The reward library, and a test of rewards that needs no model.", no_args_is_help=True)
+    made.command("list")(guarded(list_rewards))
+    made.command("show")(guarded(show))
+    made.command("test")(guarded(try_out))
+    return made
