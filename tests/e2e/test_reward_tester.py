@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podium.recipe.rewards import find_reward
+from podium.cli.rewards import FIND, reward_by_name
 from podium.rewards.tester import Report, Settings, Source, examine, examine_source
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")
@@ -83,7 +83,7 @@ def serious(report: Report) -> set[str]:
 @pytest.mark.parametrize("name", PLANTED_BUGS)
 def test_a_planted_mistake_is_found_under_its_code(name: str) -> None:
     codes, rows = PLANTED_BUGS[name]
-    reward = find_reward(f"{PLANTED}:{name}", {})
+    reward = reward_by_name(f"{PLANTED}:{name}", {}, Path())
     report = examine(
         reward, rows() if rows else sums(), settings=Settings(budget_seconds=1 if name == "sleeps" else 60)
     )
@@ -92,8 +92,8 @@ def test_a_planted_mistake_is_found_under_its_code(name: str) -> None:
 
 def apart(name: str, rows: Any, **settings: Any) -> Report:
     source = Source(
-        loader="podium.recipe.rewards:find_reward",
-        arguments=(f"{PLANTED}:{name}", {}),
+        loader=FIND,
+        arguments=(f"{PLANTED}:{name}", {}, Path()),
         limit_seconds=settings.get("limit_seconds", 10.0),
     )
     return examine_source(name, source, rows, settings=Settings(**settings))
@@ -107,7 +107,7 @@ def test_state_is_told_from_chance_by_a_second_process() -> None:
 def test_a_hang_is_ended_and_named() -> None:
     report = apart("hangs_on_empty", sums(), limit_seconds=1.0)
     [finding] = [finding for finding in report.findings if finding.severity == "error"]
-    assert finding.code == "W009"
+    assert finding.code == "W016"
     assert "hangs_on_empty" in finding.what
     assert "row 0, empty text" in finding.what
     assert "planted_rewards.py" in finding.why
@@ -116,6 +116,6 @@ def test_a_hang_is_ended_and_named() -> None:
 def test_a_process_that_ends_is_named() -> None:
     report = apart("ends_the_process", sums())
     [finding] = [finding for finding in report.findings if finding.severity == "error"]
-    assert finding.code == "W010"
+    assert finding.code == "W017"
     assert "exit code 3" in finding.what
     assert "row 0, empty text" in finding.what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 FAILED = 1
 """Exit code where a test found an error."""
 
-FIND = "podium.recipe.rewards:find_reward"
+FIND = "podium.cli.rewards:reward_by_name"
+"""How the process that tests a reward gets it."""
 
 
 def list_rewards() -> None:
@@ -124,19 +126,34 @@ def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], lis
     dataset = load_data(DataSpec(dataset=data) if data else recipe.data)[0]
     given = recipe.config.get("reward_weights") or [1.0] * len(recipe.rewards)
     reports = []
-    for index, (spec, weight) in enumerate(zip(recipe.rewards, given, strict=True)):
-        source = Source(
-            loader="podium.cli.rewards:reward_of_recipe", arguments=(path, index), limit_seconds=settings.limit_seconds
-        )
+    for spec, entry, weight in zip(recipe.rewards, _entries(recipe), given, strict=True):
+        args = entry.get("args") or {} if isinstance(entry, dict) else {}
+        source = Source(loader=FIND, arguments=(spec.name, args, _folder(path)), limit_seconds=settings.limit_seconds)
         reports.append(examine_source(spec.name, source, dataset, weight=weight, settings=settings))
     return reports, judge_sum(reports, given)
 
 
-def reward_of_recipe(path: str, index: int) -> Any:
-    """One reward of a recipe, as the process that tests it needs it."""
-    from podium.recipe import load
+def _entries(recipe: Any) -> list[Any]:
+    """The rewards as they are written; a reward model under TRL's key has no settings."""
+    entries = recipe.given.get("rewards") or recipe.given.get("reward_funcs") or []
+    entries = entries if isinstance(entries, list) else [entries]
+    return [*entries, *[{}] * (len(recipe.rewards) - len(entries))]
 
-    return load(path).rewards[index].function
+
+def _folder(path: str) -> Path:
+    return Path(path).parent if Path(path).is_file() else Path()
+
+
+def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
+    """The function that a recipe's entry stands for, loaded into this process, which is there for it alone."""
+    from podium.recipe.rewards import find_reward
+    from podium.workers.functions import apply_args, attribute, find_file, module_from_file
+
+    sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]
+    if ".py:" not in name:
+        return find_reward(name, args, folder)
+    file, _, function = name.rpartition(":")
+    return apply_args(attribute(module_from_file(find_file(file, folder), file), function, file), args, name)
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Calls to the function under audit, each with a limit: in a process that can be killed, or in a thread.
+"""Calls to the function under test, each with a limit: in this process, or in one that can be killed.
 
-    asker = RemoteAsker(Source(loader="podium.recipe.rewards:find_reward", arguments=("my.py:correct", {}, folder)))
+    asker = RemoteAsker(Source(loader="podium.recipe.rewards:find_reward", arguments=("correct", {})))
     asker.ask(Request(groups=groups))         # an Answer: values, or the problem that came instead
 
 All calls go through `podium.rewards.score`, so the function gets what it gets in training.
@@ -8,23 +8,13 @@ All calls go through `podium.rewards.score`, so the function gets what it gets i
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import faulthandler
 import functools
 import inspect
-import os
-import pickle
 import random
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-import traceback
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,14 +22,10 @@ import numpy as np
 from podium.errors import PodiumError, RewardError
 from podium.records import Group
 from podium.rewards.resolve import GIVEN, Reward
-from podium.rewards.score import score
+from podium.rewards.score import CallSettings, score
 
-LOAD_SECONDS = 120.0
-"""Limit of importing the function."""
 FIRST_CALL_SECONDS = 30.0
 """Least limit of the first call: it may import libraries or load a model."""
-MAX_RESTARTS = 6
-"""Hangs and crashes after which the rest is not asked any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +115,16 @@ def _inner(function: Any) -> Any:
 # --- one call --------------------------------------------------------------------------------------------------------
 
 
-def call(reward: Reward, request: Request) -> Answer:
-    """One call in this thread; whatever goes wrong becomes a `Problem`."""
+def call(reward: Reward, request: Request, limit_seconds: float) -> Answer:
+    """One call in this thread, ended by the boundary at its limit; whatever goes wrong becomes a `Problem`."""
     _seed(request.seed)
     changed: list[str] = []
     if request.check_inputs and not reward.is_async:
         reward = replace(reward, function=_watched(reward.function, changed))
     start = time.perf_counter()
     try:
-        scored = score(request.groups, [reward], trainer_state=_trainer_state(reward))
+        settings = CallSettings(limit=limit_seconds)
+        scored = score(request.groups, [reward], trainer_state=_trainer_state(reward), settings=settings)
     except PodiumError as error:
         code = error.code if isinstance(error, RewardError) else "W010"
         return Answer(values=None, problem=Problem(code=code, message=str(error)), seconds=time.perf_counter() - start)
@@ -186,11 +173,11 @@ def _trainer_state(reward: Reward) -> Any:
     return _first_state() if "trainer_state" in (reward.wants or ()) else None
 
 
-# --- in a thread -----------------------------------------------------------------------------------------------------
+# --- in this process -------------------------------------------------------------------------------------------------
 
 
 class LocalAsker:
-    """Calls a function of this process. A call that hangs is left behind in its thread, and no other is made."""
+    """Calls a function of this process, under the watchdog that also stands over it in training."""
 
     can_restart = False
 
@@ -198,218 +185,20 @@ class LocalAsker:
         self.reward = reward
         self.limit_seconds = limit_seconds
         self.described = describe(reward)
-        self._hangs: Problem | None = None
         self._asked = False
 
     def ask(self, request: Request) -> Answer:
-        """In a thread, with the random generators of the process as they were afterwards."""
-        if self._hangs is not None:
-            return Answer(values=None, problem=self._hangs)
-        answers: list[Answer] = []
-        states = random.getstate(), np.random.get_state()
-        thread = threading.Thread(target=lambda: answers.append(call(self.reward, request)), daemon=True)
-        thread.start()
+        """One call; the random generators of the process are afterwards as they were."""
         limit = self.limit_seconds if self._asked else max(self.limit_seconds, FIRST_CALL_SECONDS)
-        thread.join(limit)
+        states = random.getstate(), np.random.get_state()
+        answer = call(self.reward, request, limit)
         random.setstate(states[0])
         np.random.set_state(states[1])
-        if not answers:
-            self._hangs = _hang(str(self.reward), limit, _stack_of(thread))
-            return Answer(values=None, problem=self._hangs, seconds=limit)
-        self._asked = True
-        return answers[0]
+        self._asked = self._asked or answer.problem is None
+        return answer
 
     def restart(self) -> None:
         """What a function keeps in this process cannot be taken from it."""
 
     def close(self) -> None:
-        """A daemon thread ends with the process."""
-
-
-def _stack_of(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
-
-
-def _hang(who: str, limit: float, stack: str) -> Problem:
-    place = f"\n  it was at\n{stack.rstrip()}" if stack.strip() else ""
-    return Problem(code="W009", message=f"{who} did not return within {limit:g} s{place}")
-
-
-# --- in a process ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """How another process gets the function: `loader` is `module:function`, called with `arguments`."""
-
-    loader: str
-    arguments: tuple[Any, ...]
-    limit_seconds: float = 10.0
-    path: tuple[str, ...] = ()
-    """In front of the import path."""
-
-
-class RemoteAsker:
-    """Calls a function that a process of its own loads; the process is killed when it hangs.
-
-    Raises:
-        PodiumError: what the loader said, as it said it.
-    """
-
-    can_restart = True
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection[Any, Any] | None = None
-        self._restarts = 0
-        self._is_new = True
-        self._first: Request | None = None
-        """The first call that went well; a new process makes it before others."""
-        self.described = self._start()
-
-    def ask(self, request: Request) -> Answer:
-        """One call; a process that was lost before is started anew."""
-        if self._restarts >= MAX_RESTARTS:
-            return Answer(
-                values=None, problem=Problem(code="W009", message="not asked: too many calls hung or crashed")
-            )
-        if self._first is None:
-            answer = self._exchange(request, max(self.source.limit_seconds, FIRST_CALL_SECONDS))
-            self._first = request if answer.problem is None else None
-            return answer
-        if self._is_new:  # what took long at the first call takes long again
-            self._exchange(self._first, max(self.source.limit_seconds, FIRST_CALL_SECONDS))
-        return self._exchange(request, self.source.limit_seconds)
-
-    def _exchange(self, request: Request, limit: float) -> Answer:
-        start = time.perf_counter()
-        if self._connection is None:
-            self._start()
-        assert self._connection is not None
-        try:
-            self._connection.send(request)
-            if not self._connection.poll(limit):
-                return self._lost(time.perf_counter() - start, limit)
-            self._is_new = False
-            return self._connection.recv()
-        except (EOFError, OSError):
-            return self._lost(time.perf_counter() - start, None)
-
-    def restart(self) -> None:
-        """A new process at the next call."""
-        self.close()
-
-    def close(self) -> None:
-        """Kill the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._errors.close()
-        if self._connection is not None:
-            self._connection.close()
-        self._process = self._connection = None
-        self._is_new = True
-
-    def _start(self) -> Described:
-        ours, theirs = Pipe()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # what a function prints is not the tester's output
-            stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_PACKAGES), os.environ.get("PYTHONPATH", "")])},
-        )
-        theirs.close()
-        self._connection = ours
-        ours.send(replace(self.source, path=tuple(sys.path)))
-        try:
-            found = ours.recv() if ours.poll(LOAD_SECONDS) else None
-        except EOFError:
-            found = None
-        if isinstance(found, Described):
-            return found
-        said = self._said()
-        self.close()
-        raise (
-            found
-            if isinstance(found, PodiumError)
-            else RewardError(f"loading the reward ended its process\n{said}", code="W013")
-        )
-
-    def _lost(self, seconds: float, limit: float | None) -> Answer:
-        """The process hangs (with a `limit`) or has ended; the next call starts another."""
-        assert self._process is not None
-        said = self._said()
-        status = self._process.poll()
-        self.close()
-        self._restarts += 1
-        who = f"reward function `{self.described.name}`" + (
-            f" ({self.described.where})" if self.described.where else ""
-        )
-        if limit is not None:
-            return Answer(values=None, problem=_hang(who, limit, said), seconds=seconds)
-        how = f"signal {-status}" if status is not None and status < 0 else f"exit code {status}"
-        message = f"{who} ended the process it ran in ({how})\n{said}".rstrip()
-        return Answer(values=None, problem=Problem(code="W010", message=message), seconds=seconds)
-
-    def _said(self, num_lines: int = 12) -> str:
-        """The stack that the process dumped, or the last it wrote to its stderr."""
-        assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=0.5)
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", errors="replace").splitlines()
-        stack = [line for line in lines if line.startswith("  File ") and not any(ours in line for ours in _OURS)]
-        return "\n".join(f"  {line}" for line in (stack or lines)[:num_lines])
-
-
-_PACKAGES = Path(__file__).parents[3]
-_OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "score.py"), "<string>")
-_CHILD = "import sys; from podium.rewards.tester.asking import serve; serve(int(sys.argv[1]))"
-
-
-def serve(fd: int) -> None:
-    """The process of a `RemoteAsker`: loads the function, says what it is, answers until the other end goes."""
-    connection: Connection[Any, Any] = Connection(fd)
-    source: Source = connection.recv()
-    sys.path[:] = source.path
-    try:
-        reward = load(source)
-        connection.send(describe(reward))
-    except PodiumError as error:
-        connection.send(_portable(error))
-        return
-    while True:
-        try:
-            request: Request = connection.recv()
-        except EOFError:
-            return
-        # Said before the other end loses patience; kept for functions that hang in C, where no signal is handled.
-        faulthandler.dump_traceback_later(max(0.1, 0.9 * source.limit_seconds), exit=False)
-        answer = call(reward, request)
-        faulthandler.cancel_dump_traceback_later()
-        connection.send(answer)
-
-
-def load(source: Source) -> Reward:
-    """The reward that a source stands for."""
-    import importlib
-
-    from podium.rewards.resolve import resolve_rewards
-
-    module, _, name = source.loader.partition(":")
-    found = getattr(importlib.import_module(module), name)(*source.arguments)
-    return resolve_rewards([found])[0]
-
-
-def _portable(error: PodiumError) -> PodiumError:
-    """The error, if it can be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return RewardError(str(error), code="W013")
-    return error
+        """Nothing is left running."""

@@ -28,7 +28,7 @@ Texts = Mapping[str, Sequence[str | None]]
 MOST_LETTERS = 100_000
 """Of one call."""
 
-ENDLESS = frozenset({"W002", "W003", "W004", "W005", "W009", "W012", "W014"})
+ENDLESS = frozenset({"W002", "W003", "W004", "W005", "W016", "W012", "W014"})
 """What is wrong with every call; nothing more can be learnt."""
 
 
@@ -505,8 +505,8 @@ class _Session:
 
     def _hopeless(self) -> bool:
         """Whether calls are wrong in a way that splitting them does not tell more about."""
-        slow = [failure for failure in self.failures if failure.problem.code == "W009"]
-        return len(slow) >= 2 or any(failure.problem.code in ENDLESS - {"W009"} for failure in self.failures)
+        slow = [failure for failure in self.failures if failure.problem.code == "W016"]
+        return len(slow) >= 2 or any(failure.problem.code in ENDLESS - {"W016"} for failure in self.failures)
 
     def _note(self, keys: Any, answer: Answer, groups: Any, *, quietly: bool) -> None:
         if quietly or answer.problem is None:

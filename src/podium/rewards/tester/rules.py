@@ -412,7 +412,8 @@ def constant(evidence: Evidence) -> Iterator[Finding]:
     count = sum(map(len, rows))
     if evidence.repeats.base and not all(close(value, evidence.repeats.base[0]) for value in evidence.repeats.base):
         return
-    if count < 20 or evidence.is_cut or any(failure.problem.code in ENDLESS for failure in evidence.failures):
+    failed = any(failure.problem.code in ENDLESS or failure.probe in evidence.gold for failure in evidence.failures)
+    if count < 20 or evidence.is_cut or failed:
         return
     if not any(known):
         text = "None for everything" if not evidence.failures else ""
@@ -562,7 +563,7 @@ RULES = (
     Rule(look=other_kind),
     Rule(look=failures, unless=("W012",)),
     Rule(look=mutation),
-    Rule(look=slow, unless=("W009",)),
+    Rule(look=slow, unless=("W016",)),
     Rule(look=large_values, unless=("W007",)),
     Rule(look=unstable),
     # why right answers do not score, from the most to the least particular
