@@ -24,7 +24,6 @@ LIKE = 0.9
 """Of the way from the wrong answer's score to the right one's: from here on a text scores like the right answer."""
 MOST = 0.5
 """Share of the rows from which on a finding is no accident."""
-LARGE = 1e6
 
 Severity = Literal["error", "warning", "note"]
 
@@ -429,19 +428,6 @@ def constant(evidence: Evidence) -> Iterator[Finding]:
         yield _finding(evidence, "W008", severity, what, why, f"return more for better completions; {_SHOW_FORM}")
 
 
-def large_values(evidence: Evidence) -> Iterator[Finding]:
-    """W007: finite, but so large that other rewards and float32 drown in it."""
-    tables = {**evidence.probes, **evidence.gold}
-    name, value = max(
-        ((name, value) for name, values in tables.items() for value in values if not math.isnan(value)),
-        key=lambda pair: abs(pair[1]),
-        default=("", 0.0),
-    )
-    if abs(value) > LARGE:
-        what = f"scores {value:.3g} for {name}; beside it other rewards count for nothing"
-        yield _finding(evidence, "W007", "warning", what, "", "scale or clip it, best to the range from 0 to 1")
-
-
 def failures(evidence: Evidence) -> Iterator[Finding]:
     """What the boundary refused, and what was raised: one finding for each kind, at its first place."""
     kinds: dict[tuple[str, str], list[Failure]] = {}
@@ -556,7 +542,7 @@ class Rule:
 
 
 _UNSTABLE = ("W111", "W112")
-_ELSEWHERE = ("W103", "W104", "W102", "W012", "W113", *_UNSTABLE)
+_ELSEWHERE = ("W006", "W007", "W102", "W103", "W104", "W012", "W113", *_UNSTABLE)
 """Said instead of what follows from them."""
 
 RULES = (
@@ -564,7 +550,6 @@ RULES = (
     Rule(look=failures, unless=("W012",)),
     Rule(look=mutation),
     Rule(look=slow, unless=("W016",)),
-    Rule(look=large_values, unless=("W007",)),
     Rule(look=unstable),
     # why right answers do not score, from the most to the least particular
     Rule(look=other_rows, unless=("W012", *_UNSTABLE)),
