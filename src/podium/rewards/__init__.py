@@ -29,6 +29,7 @@ from podium.rewards.format import (
 )
 from podium.rewards.gym import ReasoningGym, gym_rows
 from podium.rewards.json_format import json_format, json_schema
+from podium.rewards.judge import Judge
 from podium.rewards.length import (
     get_cosine_scaled_reward,
     get_repetition_penalty_reward,
@@ -56,6 +57,7 @@ FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
     "get_cosine_scaled_reward": get_cosine_scaled_reward,
     "get_repetition_penalty_reward": get_repetition_penalty_reward,
     "get_soft_overlong_punishment": get_soft_overlong_punishment,
+    "judge": Judge,
     "normalised": normalised,
     "reasoning_gym": ReasoningGym,
     "reward_model": RewardModel,
@@ -148,7 +150,11 @@ __all__ = [
     "PARTS",
     "CodeStages",
     "CodeTests",
+<<<<<<< HEAD
     "ReasoningGym",
+=======
+    "Judge",
+>>>>>>> 0627d8f (A judge behind an OpenAI-compatible address: in time, tried again, remembered, its key kept)
     "Reward",
     "RewardModel",
     "accuracy_reward",
