@@ -150,11 +150,8 @@ __all__ = [
     "PARTS",
     "CodeStages",
     "CodeTests",
-<<<<<<< HEAD
-    "ReasoningGym",
-=======
     "Judge",
->>>>>>> 0627d8f (A judge behind an OpenAI-compatible address: in time, tried again, remembered, its key kept)
+    "ReasoningGym",
     "Reward",
     "RewardModel",
     "accuracy_reward",
