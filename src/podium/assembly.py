@@ -136,6 +136,7 @@ def assemble(
         device=args.device,
     )
     advantage = advantage_settings(args, len(rewards))
+    _say_idle_workers(args, rewards)
     adaptive = AdaptiveWeights.of([reward.name for reward in rewards], advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
     config = loading.load_config(model, settings)
@@ -215,6 +216,14 @@ def _refuse(args: GRPOConfig, not_supported: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"One process sees {args.n_gpu} GPUs. Start one process per GPU (`accelerate launch --num_processes "
             f"{args.n_gpu} script.py`), or show it one: CUDA_VISIBLE_DEVICES=0."
+        )
+
+
+def _say_idle_workers(args: GRPOConfig, rewards: tuple[Reward, ...]) -> None:
+    if args.reward_workers > 1 and not any(getattr(reward.function, "row_wise", False) for reward in rewards):
+        logger.warning(
+            "reward_workers=%d does nothing: no reward here is a function in a file that says `row_wise`.",
+            args.reward_workers,
         )
 
 

@@ -147,6 +147,34 @@ def test_scalings_and_aggregations_train(make_trainer: Callable, scale: Any, agg
     assert logs(trainer, "grad_norm")[0] > 0
 
 
+def test_a_function_in_a_file_draws_the_same_numbers_after_a_resume(make_trainer: Callable, tmp_path: Path) -> None:
+    """Its process knows nothing of the run's generators but the seed that comes with every call."""
+    (tmp_path / "mine.py").write_text(
+        "import random\ndef noisy(completions, trainer_state, log_metric):\n"
+        "    log_metric('seen', trainer_state.global_step)\n"
+        "    return [len(text) + random.random() for text in completions]\n"
+    )
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    whole = make_trainer(f"{tmp_path}/mine.py:noisy", **settings)
+    whole.train()
+    again = make_trainer(f"{tmp_path}/mine.py:noisy", **settings)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-2"))
+    assert logs(again, "rewards/noisy/mean") == logs(whole, "rewards/noisy/mean")
+    assert logs(again, "loss") == logs(whole, "loss")
+    assert logs(whole, "seen") == [0, 1, 2]
+
+
+def test_a_judge_that_fails_is_left_out_and_the_run_goes_on(make_trainer: Callable, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\ndef dies(completions):\n    os._exit(1)\n")
+    trainer = make_trainer([f"{tmp_path}/mine.py:dies", length], on_reward_error="none", max_steps=2)
+    trainer.train()
+    assert logs(trainer, "rewards/dies/failed") == [1.0, 1.0]
+    assert logs(trainer, "rewards/dies/mean") == [None, None]
+    assert logs(trainer, "reward") == logs(trainer, "rewards/length/mean")
+    with pytest.raises(RewardError, match="16 of 16 completions of this round are unscored because of errors"):
+        make_trainer(f"{tmp_path}/mine.py:dies", on_reward_error="none").train()
+
+
 # ---- what goes wrong ----
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trl
 
+from podium.config import call_settings
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, load, shipped_recipes
 from podium.recipe.schema import key_types
@@ -186,6 +187,56 @@ def test_rewards_that_cannot_be_found_have_a_line_and_near_names(recipe, tmp_pat
     found = problems(recipe, with_rewards(f"  - {entry}\n"))
     assert found[0].startswith("run.yaml:4: ")
     assert re.search(message, found[0])
+
+
+def test_what_a_reward_from_a_file_and_an_adaptive_one_may_say(recipe, tmp_path):
+    (tmp_path / "mine.py").write_text(REWARDS)
+    made = recipe(
+        with_rewards(
+            "  - {name: answer_correct, weight: 2, adaptive: true}\n"
+            "  - {function: mine.py:short, row_wise: true, env: [JUDGE_KEY], adaptive: {low: 0.1}}\n"
+            "  - mine.py:short\n"
+        )
+        + "reward_timeout: 5\nreward_workers: 2\non_reward_error: none\n"
+    )
+    first, second, third = made.rewards
+    assert (second.function.row_wise, second.function.env) == (True, ("JUDGE_KEY",))
+    assert (third.function.row_wise, third.function.env) == (False, ())
+    assert made.config["adaptive_rewards"] == {"answer_correct": True, "short": {"low": 0.1}}
+    settings = call_settings(made.arguments())
+    assert (settings.limit, settings.on_error, settings.num_workers) == (5, "none", 2)
+    assert first.adaptive is True
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("0", 0.0), ("-1.5", -1.5), ("none", "none"), ("raise", "raise"), ("'0.5'", 0.5)]
+)
+def test_what_errors_of_rewards_become(recipe, value, expected):
+    made = recipe(BASE + f"on_reward_error: {value}\nreward_timeout: 0\n")
+    settings = call_settings(made.arguments())
+    assert (settings.on_error, settings.limit) == (expected, None)
+
+
+@pytest.mark.parametrize("value", ["nun", "nan", "true"])
+def test_what_errors_of_rewards_cannot_become(recipe, value):
+    with pytest.raises(ConfigError, match="on_reward_error"):
+        recipe(BASE + f"on_reward_error: {value}\n").arguments()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{name: answer_format, row_wise: true}", "`row_wise` is for functions in files"),
+        ("{name: answer_format, adaptive: {lo: 1}}", "unknown setting `lo`. Did you mean `low`"),
+        ("{name: answer_format, adaptive: 3}", "`adaptive` must be true or a mapping of settings"),
+        ("{function: mine.py:short, env: KEY}", "`env` must be a list of variable names"),
+    ],
+)
+def test_settings_of_a_reward_that_cannot_work(recipe, tmp_path, entry, message):
+    (tmp_path / "mine.py").write_text(REWARDS)
+    [line] = problems(recipe, with_rewards(f"  - {entry}\n"))
+    assert message in line
+    assert line.startswith("run.yaml:4: ")
 
 
 def test_weights_said_twice_are_refused(recipe):

@@ -27,6 +27,7 @@ from podium.rewards.format import (
     xml_format,
     xml_format_partial,
 )
+from podium.rewards.from_file import file_reward
 from podium.rewards.gym import ReasoningGym, gym_rows
 from podium.rewards.json_format import json_format, json_schema
 from podium.rewards.judge import Judge
@@ -46,7 +47,7 @@ from podium.rewards.resolve import (
     resolve_rewards,
     resolve_weights,
 )
-from podium.rewards.score import score
+from podium.rewards.score import CallSettings, score
 from podium.rewards.tester import audit, examine
 
 FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
@@ -148,6 +149,7 @@ __all__ = [
     "FACTORIES",
     "LIBRARY",
     "PARTS",
+    "CallSettings",
     "CodeStages",
     "CodeTests",
     "Judge",
@@ -162,6 +164,7 @@ __all__ = [
     "clipped",
     "exact_match",
     "examine",
+    "file_reward",
     "gated",
     "get_cosine_scaled_reward",
     "get_repetition_penalty_reward",

@@ -23,7 +23,7 @@ from typing import Any
 from podium.errors import ConfigError, RewardError
 from podium.workers.functions import find_file
 from podium.workers.pool import Lost, exchange, workers_of
-from podium.workers.replies import Outcome, Returned, Stopped, from_json
+from podium.workers.replies import Odd, Outcome, Returned, Stopped, from_json
 
 LOAD_SECONDS = 60.0
 """Longest that the import of a file may take."""
@@ -83,10 +83,10 @@ class FileReward:
         services = {name: arguments.pop(name) for name in SERVICES if name in arguments}
         count = max((len(values) for values in arguments.values() if isinstance(values, (list, tuple))), default=0)
         found = self.ask(arguments, num_completions=count, services=tuple(services), limit=60.0)
-        if not isinstance(found.outcome, Returned):
-            raise RewardError(f"reward function `{self.__name__}` ({self.where}): {found.outcome}")
+        if (wrong := _in_words(found.outcome)) is not None:
+            raise RewardError(f"reward function `{self.__name__}` ({self.where}) {wrong}")
         replay(found, services)
-        return [value if value is None else float(value) for value in found.outcome.values]  # type: ignore[arg-type]
+        return list(found.outcome.values)  # type: ignore[union-attr,arg-type]
 
     def ask(
         self,
@@ -236,6 +236,16 @@ def _stopped(lost: Lost, limit: float | None) -> Stopped:
 OVERRUN_FIX = (
     "give what may hang a limit of its own (`timeout=...`), or raise `reward_timeout` (seconds a call; 0: no limit)"
 )
+
+
+def _in_words(outcome: Outcome) -> str | None:
+    """What is wrong with a call that nobody makes for a run; None: nothing."""
+    if isinstance(outcome, Returned):
+        odd = next((value for value in outcome.values if isinstance(value, Odd)), None)
+        what = outcome.instead or (odd and f"{odd.kind} {odd.shown} as a value")
+        return f"returned {what}" if what else None
+    what = outcome.how if isinstance(outcome, Stopped) else f"raised {outcome.kind}: {outcome.text}"
+    return "\n  ".join([what, *outcome.trace])
 
 
 def _joined(answers: Sequence[Answer], shares: Sequence[range]) -> Answer:
