@@ -159,6 +159,18 @@ class GRPOConfig(trl.GRPOConfig):
             "help": "Most tokens in one forward and backward: it bounds activation memory. None: from the model's size."
         },
     )
+    record: bool = field(
+        default=True,
+        metadata={"help": "Record metrics, rollouts and findings in output_dir, and look at the run's health."},
+    )
+    record_megabytes: float = field(
+        default=512, metadata={"help": "Most megabytes of recorded rollouts; beyond half of it, only some groups."}
+    )
+    on_finding: dict[str, str] | str | None = field(
+        default=None,
+        metadata={"help": "What a finding does, by its code: `stop`, `rollback` or `ignore`. `{M132: rollback}`"},
+    )
+    strict: bool = field(default=False, metadata={"help": "Stop, with a checkpoint, at a finding of severity error."})
 
     def __post_init__(self) -> None:
         if self.max_steps is None:

@@ -20,7 +20,8 @@ from podium.advantages import Advantages
 from podium.losses import OBJECTIVES, LossSettings, LossSums
 from podium.records import ScoredGroup
 
-Mode: TypeAlias = Literal["train", "eval"]
+Mode: TypeAlias = Literal["train", "eval", "step"]
+"""`step`: numbers of training that the Trainer logs itself; they go into the run's folder alone."""
 
 
 class Metric(NamedTuple):
@@ -38,6 +39,17 @@ METRICS: Mapping[str, Metric] = {
     "time/reward/<name>_seconds": Metric("seconds", "One reward function of one generation round."),
     "time/compare_seconds": Metric("seconds", "Log-probabilities under the sampling policy and the reference."),
     "time/train_seconds": Metric("seconds", "Forward and backward of one micro-step."),
+    "time/monitor_seconds": Metric("seconds", "Recording the step before and looking at its health."),
+    "health/update_ratio": Metric(
+        "share", "RMS of an optimizer step's change of the weights over that of the weights."
+    ),
+    "health/moved_share": Metric("share", "Weights that an optimizer step changed at all."),
+    "health/logp_gap_mean": Metric("nats", "Sampling against training: mean difference of a token's log-probability."),
+    "health/logp_gap_max": Metric("nats", "The same for the token where it is largest."),
+    "health/resident_bytes": Metric("bytes", "Memory of the process."),
+    "health/device_bytes": Metric("bytes", "Memory of tensors on the GPU."),
+    "health/tokens_per_second": Metric("tokens/s", "Prompt and completion tokens of a step over its time."),
+    "finding/<code>": Metric("count", "1 in the log after a finding was said; `findings.jsonl` has its words."),
     "resampled_prompts": Metric("prompts", "Prompts replaced for want of spread; only with `dynamic_sampling`."),
     "completions/mean_length": Metric("tokens", "Mean length of the completions, with their end token."),
     "completions/min_length": Metric("tokens", "Shortest completion."),
@@ -79,6 +91,8 @@ def describe(name: str) -> Metric | None:
     for start, end in _NAMED:
         if name.startswith(start) and name.endswith(end):
             name = f"{start}<name>{end}"
+    if name.startswith("finding/"):
+        name = "finding/<code>"
     return METRICS.get(name)
 
 
@@ -245,15 +259,27 @@ class MetricsBuffer:
     """
 
     _windows: dict[Mode, dict[str, list[float]]] = field(default_factory=lambda: {"train": {}, "eval": {}})
+    _step: dict[str, list[float]] = field(default_factory=dict)
+    """The same of training since the last optimizer step, for the run's folder."""
 
     def add(self, mode: Mode, values: Mapping[str, float]) -> None:
         """One more value under each name."""
         for name, value in values.items():
-            self._windows[mode].setdefault(name, []).append(float(value))
+            if mode != "step":
+                self._windows[mode].setdefault(name, []).append(float(value))
+            if mode != "eval":
+                self._step.setdefault(name, []).append(float(value))
 
     def replace(self, mode: Mode, values: Mapping[str, float]) -> None:
         """Values that count up, such as `num_tokens`: the last one stands for the window."""
         self._windows[mode].update({name: [float(value)] for name, value in values.items()})
+        if mode == "train":
+            self._step.update({name: [float(value)] for name, value in values.items()})
+
+    def take_step(self) -> dict[str, float]:
+        """The means of the optimizer step that has ended; NaN where all was NaN."""
+        step, self._step = self._step, {}
+        return {name: nanmean(np.array(values)) for name, values in step.items()}
 
     def flush(self, mode: Mode) -> dict[str, float | None]:
         """The means, under `eval_` names in evaluation; None where all was NaN. Empties the window."""

@@ -24,6 +24,7 @@ from torch import nn
 from podium.advantages import Advantages, advantages
 from podium.assembly import Parts
 from podium.config import GRPOConfig, call_settings, sampling_settings
+from podium.health import Health
 from podium.metrics import MetricsBuffer, Mode, RolloutTable, rollout_metrics, rollout_table, unstack
 from podium.packing import pack
 from podium.records import Prompt, ScoredGroup, TrainingGroup
@@ -37,9 +38,10 @@ EVALUATION = -1
 class Rollouts:
     """Draws generation rounds and evaluations. `trainer` is asked for its parts, state and policy as they are now."""
 
-    def __init__(self, trainer: Any, measured: MetricsBuffer) -> None:
+    def __init__(self, trainer: Any, measured: MetricsBuffer, health: Health) -> None:
         self.trainer = trainer
         self.measured = measured
+        self.health = health
         self.scored: list[ScoredGroup] = []
         """Of the latest round, as scored: what the proof on the first batch compares with what is trained on."""
 
@@ -68,8 +70,10 @@ class Rollouts:
         kept = [kept_PG[place] for place in places]
         groups = [training_group(s, result.advantages_PG[place]) for s, place in zip(scored, places, strict=True)]
         groups = self.with_other_policies(groups, kept)
+        own = [result.advantages_PG[place] for place in places]
+        self.health.saw_round(scored, own, kept, step=self.trainer.state.global_step + 1)
         if self.args.log_completions:
-            self.parts.completions.add(scored, [result.advantages_PG[place] for place in places])
+            self.parts.completions.add(scored, own)
         return Round(key=key, shares=shares(groups, places, kept, counted_PG, plan))
 
     # ---- sampling and scoring ----

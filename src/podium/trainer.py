@@ -29,6 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from podium import checkpoint, resume
 from podium.assembly import Parts, assemble
 from podium.config import GRPOConfig
+from podium.health import Health
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
@@ -100,8 +101,10 @@ class GRPOTrainer(Trainer):
         self.weights = parts.adaptive
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
+        self._loss: Tensor | float = 0.0
         self._step_started = time.perf_counter()
-        self.rollouts = Rollouts(self, self._measured)
+        self.health = Health(parts, self._measured)
+        self.rollouts = Rollouts(self, self._measured, self.health)
         self.proof = FirstBatch(self)
         super().__init__(
             model=parts.policy,
@@ -110,7 +113,7 @@ class GRPOTrainer(Trainer):
             train_dataset=parts.train_dataset,
             eval_dataset=parts.eval_dataset,
             processing_class=parts.tokenizer,
-            callbacks=[self.proof, *parts.callbacks, *(callbacks or [])],
+            callbacks=[self.proof, *parts.callbacks, self.health, *(callbacks or [])],
             optimizers=optimizers,
         )
         if parts.reference is not None:
@@ -153,6 +156,7 @@ class GRPOTrainer(Trainer):
                     total += self._backward(model, packed, batch, keep_N, num_kept)
             if not packs:
                 self._without_work(model)
+        self._loss = self._loss + total
         if batch.is_last:
             self._finish_step(batch)
         return total * self.accelerator.num_processes  # the log takes the mean over ranks; our shares add up
@@ -162,6 +166,7 @@ class GRPOTrainer(Trainer):
     ) -> Tensor:
         """One pack: log-probabilities, loss, gradients."""
         out = self.parts.token_logps(model, packed, router=bool(self.parts.router_coef))
+        self.health.saw_logps(packed.sampled_logps_N, out.logps_N if packed.old_logps_N is None else packed.old_logps_N)
         result = policy_loss(loss_inputs(packed, out, batch, keep_N, num_kept), self.parts.loss, self._entropy_coef)
         loss = result.loss
         if out.router_loss is not None:
@@ -222,6 +227,8 @@ class GRPOTrainer(Trainer):
             self.entropy = self.entropy.after(mean_kept_entropy(trained))
         now = time.perf_counter()
         self._measured.add("train", {"step_time": now - self._step_started})
+        self._measured.add("step", {"loss": sum(gather_object([float(self._loss)]))})
+        self._loss = 0.0
         self._step_started = now
 
     # ---- evaluation ----
@@ -304,6 +311,13 @@ class GRPOTrainer(Trainer):
         super().log(logs, start_time)
         if self.args.log_completions and self.is_world_process_zero():
             self.parts.completions.write(self.state.global_step)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The Trainer's, which it logs only now and then."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if norm is not None:
+            self._measured.add("step", {"grad_norm": float(norm)})
+        return norm
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Numbers of micro-steps: rows are looked up when a round is drawn, so nothing is fetched early or twice."""

@@ -35,6 +35,8 @@ ROLLOUTS = {
     "entropy",
 }
 """TRL 1.16's names for every run."""
+OWN = ("time/", "health/", "finding/")
+"""Podium's names besides TRL's."""
 CLIP = {f"clip_ratio/{name}" for name in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")}
 
 
@@ -86,7 +88,7 @@ def test_metrics_have_trls_names(make_trainer: Callable, settings: dict[str, Any
     )
     trainer.train()
     train, evaluation = trainer.state.log_history[0], trainer.state.log_history[2]
-    assert {name for name in train if not name.startswith("time/")} == TRAINERS_OWN | ROLLOUTS | more
+    assert {name for name in train if not name.startswith(OWN)} == TRAINERS_OWN | ROLLOUTS | more
     trainers = {
         "epoch",
         "step",

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from podium.cli.chat import chat
+from podium.cli.doctor import doctor
 from podium.cli.explain import explain
 from podium.cli.recipes import recipes
 from podium.cli.report import report
@@ -57,6 +58,7 @@ app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(train))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))
 app.command()(_guarded(chat))
 app.command()(_guarded(recipes))
+app.command()(_guarded(doctor))
 app.command()(_guarded(explain))
 app.command()(_guarded(report))
 app.command()(_guarded(watch))

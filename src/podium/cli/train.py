@@ -7,7 +7,6 @@ import itertools
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,7 +41,7 @@ def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
     """Everything `podium train` does."""
     from podium.cli.progress import ProgressLine
     from podium.cli.report import report_of_finished_run
-    from podium.cli.terminal import console, prepare_output
+    from podium.cli.terminal import console, prepare_output, without_secrets
     from podium.data.load import load_data
     from podium.recipe import load
 
@@ -56,7 +55,7 @@ def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
     _silence(trainer)
     say = functools.partial(console.print, soft_wrap=True) if trainer.is_world_process_zero() else _nothing
     say(f"{recipe.model}: {_count(train_rows)} prompts, rewards {', '.join(r.name for r in trainer.parts.rewards)}")
-    _keep_recipe(recipe, trainer)
+    trainer.health.config = without_secrets(recipe.given)
 
     before = _look(recipe, trainer, held_out, say, "before") if evaluate and held_out is not None else None
     begun = time.perf_counter()
@@ -86,19 +85,6 @@ def _silence(trainer: GRPOTrainer) -> None:
 
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-
-
-def _keep_recipe(recipe: Recipe, trainer: GRPOTrainer) -> None:
-    """The recipe as it was run, flags included, in the run's folder."""
-    import yaml
-
-    from podium.cli.terminal import without_secrets
-
-    if trainer.is_world_process_zero():
-        folder = Path(trainer.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(without_secrets(recipe.given), sort_keys=False, allow_unicode=True)
-        (folder / "config.yaml").write_text(text, encoding="utf-8")
 
 
 def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> HeldOut:

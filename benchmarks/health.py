@@ -1,0 +1,240 @@
+"""False alarms and misses of the health monitors, on real runs of the built-in model.
+
+    python -m benchmarks.health                       # all runs, then the table (half an hour on two cores)
+    python -m benchmarks.health healthy-1 leak        # some of them
+    python -m benchmarks.health --replay              # the table alone, from the folders of earlier runs
+
+Each run is GRPO on `builtin:additions`, a dozen steps of 4 prompts x 8 completions of 16 tokens. Healthy runs differ in
+seed, loss, temperature and in whether an adapter is trained; each planted failure changes one thing and names the code
+that has to come first in `podium doctor`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+RESULTS = Path(__file__).parent / "results" / "health.json"
+STEPS = 12
+
+
+# ---- rewards that are wrong ----
+
+
+def constant(completions: Sequence[Any], **_: Any) -> list[float]:
+    """The same for everything."""
+    return [1.0] * len(completions)
+
+
+def valid_json(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Something that the model never writes."""
+    return [float(text(each).startswith('{"sum":')) for each in completions]
+
+
+def tag_format(completions: Sequence[Any], **_: Any) -> list[float]:
+    """A tag that no prompt asks for."""
+    return [float("<anwser>" in text(each)) for each in completions]
+
+
+def thoroughness(completions: Sequence[Any], **_: Any) -> list[float]:
+    """More text, more reward."""
+    return [len(text(each)) / 100 for each in completions]
+
+
+def answer_match(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
+    """Right answers lose."""
+    return [-float(gold in text(each)) for each, gold in zip(completions, answer, strict=True)]
+
+
+def slow_style(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Harmless, and slow."""
+    time.sleep(0.25 * len(completions))
+    return [0.1 * (len(set(text(each))) % 5) for each in completions]
+
+
+KEPT: list[np.ndarray] = []
+
+
+def remembering(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Keeps 64 MB of each call."""
+    KEPT.append(np.ones(8_000_000))
+    return [0.0] * len(completions)
+
+
+def text(completion: Any) -> str:
+    """Of a completion."""
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+# ---- runs ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One run."""
+
+    first: str | None = None
+    """The code that has to come first; None: a healthy run."""
+    rewards: Callable[[], list[Any]] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    lora: bool = False
+    rows: Callable[[list[Any]], list[Any]] = list
+    sabotage: Callable[[Any], None] | None = None
+    """What is done to the trainer."""
+    steps: int = STEPS
+
+
+def nan_gradient(trainer: Any) -> None:
+    """From the fourth step on, as of an overflow."""
+    parameter = next(p for p in trainer.model.parameters() if p.requires_grad)
+    parameter.register_hook(lambda grad: grad * math.nan if trainer.state.global_step >= 3 else grad)
+
+
+def stale_optimizer(trainer: Any) -> None:
+    """One that was made for other parameters: before the adapter was added, say."""
+    copies = [p.detach().clone().requires_grad_() for p in trainer.model.parameters() if p.requires_grad]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    trainer.optimizer = torch.optim.AdamW(copies, lr=trainer.args.learning_rate)
+
+
+def usual() -> list[Any]:
+    """The quickstart's."""
+    from podium.rewards import LIBRARY
+
+    return [LIBRARY["answer_format"], LIBRARY["answer_correct"]]
+
+
+RUNS: Mapping[str, Planned] = {
+    **{f"healthy-{seed}": Planned(settings={"seed": seed}) for seed in (1, 2, 3, 4)},
+    **{
+        f"healthy-lora-{seed}": Planned(settings={"seed": seed, "learning_rate": 3e-4}, lora=True) for seed in (1, 2, 3)
+    },
+    "healthy-grpo": Planned(settings={"seed": 5, "loss_type": "grpo", "temperature": 1.0}),
+    "healthy-kl": Planned(settings={"seed": 6, "beta": 0.04, "learning_rate": 1e-5}),
+    "healthy-dr-grpo": Planned(settings={"seed": 7, "loss_type": "dr_grpo", "scale_rewards": "none"}),
+    "healthy-two-iterations": Planned(settings={"seed": 8, "num_iterations": 2}),
+    "constant reward": Planned(first="M102", rewards=lambda: [constant]),
+    "reward that never fires": Planned(first="M103", rewards=lambda: [valid_json]),
+    "learning rate x100": Planned(first="M136", settings={"learning_rate": 3e-3}),
+    "learning rate x1/1000": Planned(first="M137", settings={"learning_rate": 3e-8}),
+    "max_completion_length too short": Planned(first="M141", settings={"max_completion_length": 4}),
+    "temperature 0.05": Planned(first="M123", settings={"temperature": 0.05}),
+    "KL unbounded": Planned(first="M132", settings={"beta": 1e-4, "learning_rate": 1e-3}),
+    "format reward misspelt": Planned(first="M146", rewards=lambda: [tag_format, usual()[1]]),
+    "length-hackable reward": Planned(
+        first="M152", rewards=lambda: [thoroughness], settings={"max_completion_length": 48}
+    ),
+    "NaN gradient": Planned(first="M131", sabotage=nan_gradient),
+    "adapter frozen": Planned(first="M138", lora=True, settings={"learning_rate": 3e-4}, sabotage=stale_optimizer),
+    "one prompt repeated": Planned(first="M109", rows=lambda rows: [rows[0]] * 64),
+    "reward with flipped sign": Planned(first="M107", rewards=lambda: [usual()[0], answer_match]),
+    "duplicate completions": Planned(first="M122", settings={"generation_kwargs": {"do_sample": False}}),
+    "sleeping reward": Planned(first="M163", rewards=lambda: [*usual(), slow_style]),
+    "memory leak": Planned(first="M161", rewards=lambda: [*usual(), remembering], steps=14),
+}
+
+
+def run(name: str, folder: Path) -> None:
+    """One run, recorded in its own folder."""
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    from podium import GRPOConfig, GRPOTrainer
+    from podium.data.tasks import additions
+    from podium.errors import PodiumError
+
+    planned = RUNS[name]
+    KEPT.clear()
+    settings = {
+        "per_device_train_batch_size": 32,
+        "num_generations": 8,
+        "max_completion_length": 16,
+        "temperature": 1.3,
+        "loss_type": "dapo",
+        "learning_rate": 3e-5,
+        "lr_scheduler_type": "constant",
+        "adam_beta2": 0.99,
+        "max_steps": planned.steps,
+        "seed": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **planned.settings,
+    }
+    trainer = GRPOTrainer(
+        model="builtin:smollm2-135m-instruct",
+        reward_funcs=(planned.rewards or usual)(),
+        args=GRPOConfig(str(folder), **settings),
+        train_dataset=Dataset.from_list(planned.rows(additions()[0])),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if planned.lora else None,
+    )
+    if planned.sabotage is not None:
+        planned.sabotage(trainer)
+    try:
+        trainer.train()
+    except (PodiumError, RuntimeError, ValueError) as error:  # a ruined model may not be able to sample
+        print(f"{name}: training ended with {type(error).__name__}: {error}")
+
+
+# ---- the table ----
+
+
+def verdict(name: str, folder: Path) -> dict[str, Any]:
+    """What `podium doctor` says about a run, against what it should say."""
+    from podium.doctor import examine
+
+    report = examine(folder)
+    conditions = report.conditions
+    expected = RUNS[name].first
+    first = conditions[0].finding.code if conditions else None
+    found = next((c for c in conditions if c.finding.code == expected), None)
+    levels = [condition.finding.severity for condition in conditions]
+    seconds = [each.values for each in report.history[2:]]
+    overhead = [row["time/monitor_seconds"] / row["step_time"] for row in seconds if row.get("step_time")]
+    return {
+        "run": name,
+        "expected": expected,
+        "first": first,
+        "found_at_step": None if found is None else found.first_step,
+        "steps": len(report.history),
+        "errors": levels.count("error"),
+        "warnings": levels.count("warning"),
+        "said": [f"{c.finding.severity} {c.finding.code} (step {c.first_step})" for c in conditions],
+        "overhead": round(float(np.median(overhead)), 4) if overhead else None,
+        "right": first == expected if expected else levels.count("error") == 0 and levels.count("warning") <= 1,
+    }
+
+
+def main() -> None:
+    """Runs, table, JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--replay", action="store_true")
+    parser.add_argument("--folder", type=Path, default=Path("runs/health"))
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    folders = {name: given.folder / name.replace(" ", "-").replace("/", "-") for name in given.names or RUNS}
+    if not given.replay:
+        for name, folder in folders.items():
+            print(f"--- {name}", flush=True)
+            run(name, folder)
+    verdicts = [verdict(name, folder) for name, folder in folders.items() if (folder / "metrics.jsonl").is_file()]
+    for each in verdicts:
+        print(f"{'ok  ' if each['right'] else 'BAD '} {each['run']:34} {each['expected'] or '-':6} {each['said']}")
+    if set(given.names or RUNS) == set(RUNS):
+        given.json.write_text(json.dumps(verdicts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

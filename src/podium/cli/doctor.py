@@ -1,0 +1,98 @@
+"""`podium doctor`: what is the matter with a run, most important first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from podium.doctor import Report
+    from podium.monitors import Condition
+
+FAILED = 1
+COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+class Level(StrEnum):
+    """From which severity on the exit code is 1."""
+
+    error = "error"
+    warning = "warning"
+    never = "never"
+
+
+def doctor(
+    run: Annotated[str, typer.Argument(help="A run's folder, TRL's trainer_state.json, or a CSV or JSONL log.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The diagnosis as JSON.")] = False,
+    fail_on: Annotated[Level, typer.Option(help="From which severity on the exit code is 1.")] = Level.never,
+) -> None:
+    """What is the matter with a run, most important first: evidence, likely cause, what to change.
+
+    The run may be finished, or still going on; logs of TRL and verl are read, too.
+    """
+    from podium.doctor import examine
+
+    report = examine(run)
+    if as_json:
+        typer.echo(json.dumps(_plain(report), indent=1))
+    else:
+        _show(report)
+    severities = {condition.finding.severity for condition in report.conditions}
+    failing = {Level.error: {"error"}, Level.warning: {"error", "warning"}, Level.never: set()}[fail_on]
+    if severities & failing:
+        raise typer.Exit(FAILED)
+
+
+def _plain(report: Report) -> dict[str, object]:
+    return {
+        "source": report.source,
+        "steps": len(report.history),
+        "has_completions": report.has_completions,
+        "conditions": [asdict(condition) for condition in report.conditions],
+    }
+
+
+def _show(report: Report) -> None:
+    from podium.cli.terminal import clean, console
+    from podium.monitors import DETECTORS
+
+    last = report.history[-1].step if report.history else 0
+    console.print(f"{clean(report.source)}: {len(report.history)} steps{_reward(report)}", markup=False)
+    if not report.has_completions:
+        console.print("Numbers only, no completions: what needs groups or texts could not be looked at.", markup=False)
+    if not report.conditions:
+        console.print(f"Nothing is the matter: {len(DETECTORS)} detectors found nothing.", markup=False)
+    for number, condition in enumerate(report.conditions, start=1):
+        _show_condition(number, condition, last)
+
+
+def _reward(report: Report) -> str:
+    rewards = [each.values["reward"] for each in report.history if "reward" in each.values]
+    return f", reward {rewards[0]:.3f} at first, {rewards[-1]:.3f} at last" if rewards else ""
+
+
+def _show_condition(number: int, condition: Condition, last: int) -> None:
+    from rich.text import Text
+
+    from podium.cli.terminal import clean, console
+
+    finding = condition.finding
+    head = Text(f"\n{number}. ")
+    head.append(f"{finding.severity} {finding.code}", style=COLOURS[finding.severity])
+    head.append(f"  {_when(condition, last)}")
+    console.print(head, soft_wrap=True)
+    for label, text in (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix)):
+        if text:
+            console.print(Text(f"   {label}{clean(text)}"), soft_wrap=True)
+
+
+def _when(condition: Condition, last: int) -> str:
+    """Since when, how often, and whether it is over."""
+    if condition.first_step == condition.last_step:
+        return f"in step {condition.first_step}" if condition.first_step else "before training"
+    over = "" if condition.last_step >= last - 1 else ", not since"
+    return f"steps {condition.first_step} to {condition.last_step}, in {condition.num_steps} of them{over}"

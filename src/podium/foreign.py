@@ -1,0 +1,145 @@
+"""Other trainers' logs as a history of steps: TRL's `trainer_state.json`, CSV or JSON Lines with TRL's or verl's names.
+
+Only reads numbers. A name that is in no table stays as it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from podium.errors import DataError
+from podium.records import StepMetrics
+
+NAMES: Mapping[str, str] = {
+    # verl
+    "critic/rewards/mean": "reward",
+    "critic/score/mean": "reward",
+    "actor/entropy": "entropy",
+    "actor/entropy_loss": "entropy",
+    "actor/kl_loss": "kl",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "learning_rate",
+    "actor/pg_loss": "loss",
+    "actor/pg_clipfrac": "clip_ratio/region_mean",
+    "response_length/mean": "completions/mean_length",
+    "response_length/max": "completions/max_length",
+    "response_length/min": "completions/min_length",
+    "response_length/clip_ratio": "completions/clipped_ratio",
+    "timing_s/step": "step_time",
+    "timing_s/gen": "time/generate_seconds",
+    "timing_s/reward": "time/reward_seconds",
+    "perf/throughput": "health/tokens_per_second",
+    "training/rollout_probs_diff_mean": "health/probability_gap",
+    # TRL before 1.0
+    "completion_length": "completions/mean_length",
+    "completions/mean_clipped": "completions/clipped_ratio",
+    "clip_ratio": "clip_ratio/region_mean",
+    # trackers prefix what the Trainer logs
+    "train/global_step": "step",
+    "_step": "step",
+    "global_step": "step",
+}
+"""Another name -> ours."""
+
+SCALES: Mapping[str, float] = {"perf/max_memory_allocated_gb": 1e9, "perf/cpu_memory_used_gb": 1e9}
+SCALED: Mapping[str, str] = {
+    "perf/max_memory_allocated_gb": "health/device_bytes",
+    "perf/cpu_memory_used_gb": "health/resident_bytes",
+}
+"""Names whose unit differs, too."""
+
+Row = Mapping[str, Any]
+
+
+def read_log(path: Path) -> tuple[StepMetrics, ...]:
+    """The steps of a log, oldest first. Raises `DataError` for a file that is none."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"{path} is no log that is known: give a run's folder, TRL's trainer_state.json, or a file that ends in "
+            f"{', '.join(READERS)}."
+        )
+    try:
+        rows = list(reader(path))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a log: {error}") from error
+    history = as_history(rows)
+    if not history:
+        raise DataError(f"{path} has no line with numbers of a training step (reward, loss, ...).")
+    return history
+
+
+def as_history(rows: Iterable[Row]) -> tuple[StepMetrics, ...]:
+    """Rows of one step become one record; without a step, rows are numbered.
+
+    >>> as_history([{"step": 3, "data": {"critic/rewards/mean": 0.5, "actor/lr": 1e-6}}])
+    (StepMetrics(step=3, values={'reward': 0.5, 'learning_rate': 1e-06}),)
+    """
+    steps: dict[int, dict[str, float]] = {}
+    for number, row in enumerate(rows, start=1):
+        values = _renamed({**row, **row["data"]} if isinstance(row.get("data"), dict) else row)
+        step = values.pop("step", float(number))
+        values = {name: value for name, value in values.items() if name not in ("epoch", "total_flos")}
+        if values and "train_runtime" not in values and math.isfinite(step):
+            steps.setdefault(int(step), {}).update(values)
+    return tuple(StepMetrics(step=step, values=steps[step]) for step in sorted(steps))
+
+
+def _renamed(row: Row) -> dict[str, float]:
+    named: dict[str, float] = {}
+    for name, value in row.items():
+        number = _number(value)
+        if number is None:
+            continue
+        if name in SCALED:
+            named[SCALED[name]] = number * SCALES[name]
+        elif name.startswith("val-core/") and "/mean@" in name:
+            named["eval_reward"] = number
+        else:
+            plain = name.removeprefix("train/")
+            named[NAMES.get(name, NAMES.get(plain, plain.replace("eval/", "eval_", 1)))] = number
+    return named
+
+
+def _number(value: Any) -> float | None:
+    """A number, also as text; null is NaN, as JSON has no other way to write it; None for what is none."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _trainer_state(path: Path) -> Iterable[Row]:
+    contents = json.loads(path.read_text(encoding="utf-8"))
+    return contents["log_history"] if isinstance(contents, dict) else contents
+
+
+def _json_lines(path: Path) -> Iterable[Row]:
+    """Podium's own lines keep their numbers in `values`. A half-written last line is left out."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            inner = row.get("values")
+            yield {"step": row.get("step"), **inner} if isinstance(inner, dict) else row
+
+
+def _csv(path: Path) -> Iterable[Row]:
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            yield {name: value for name, value in row.items() if name and value not in ("", None)}
+
+
+READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {".json": _trainer_state, ".jsonl": _json_lines, ".csv": _csv}
+"""By the file's ending."""

@@ -1,0 +1,238 @@
+"""Records every optimizer step of a run in its folder, looks at its health, and acts on what it finds.
+
+The trainer and the rollouts tell `Health` what they measured; the rest it learns as a callback. Only the main process
+writes and looks; the others send it their rows, and do what it decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from podium import environment
+from podium.assembly import Parts
+from podium.metrics import MetricsBuffer
+from podium.monitors import Watch, settings_of
+from podium.probe import WeightProbe
+from podium.recording import RunFolder, joined, rollout_rows
+from podium.records import Finding, ScoredGroup, StepMetrics
+from podium.run import CONFIG, ENVIRONMENT
+
+logger = logging.getLogger(__name__)
+
+LEVELS = {"note": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Health(TrainerCallback):
+    """One for each trainer.
+
+    Attributes:
+        config: what `config.yaml` will hold; the command line puts the recipe here, else it is the settings that
+            differ from their defaults.
+        found: everything said in this run, in order.
+        decision: what a finding asked for: `stop`, `rollback`, or None.
+    """
+
+    def __init__(self, parts: Parts, measured: MetricsBuffer) -> None:
+        self.parts = parts
+        self.args = parts.args
+        self.measured = measured
+        self.config: Mapping[str, Any] | None = None
+        self.found: list[Finding] = []
+        self.decision: str | None = None
+        self.folder = RunFolder(Path(str(self.args.output_dir)), rollouts_megabytes=self.args.record_megabytes)
+        self._watch = Watch()
+        self._rounds: list[dict[str, list[Any]]] = []
+        self._gaps: list[Tensor] = []
+        self._probe: WeightProbe | None = None
+        self._learning_rate = 0.0
+        self._num_tokens = 0.0
+        self._spent = 0.0
+
+    # ---- what it is told ----
+
+    def saw_round(
+        self,
+        scored: Sequence[ScoredGroup],
+        advantages_PG: Sequence[np.ndarray],
+        kept_PG: Sequence[np.ndarray],
+        step: int,
+    ) -> None:
+        """A generation round of this process; `step` is the optimizer step it is for."""
+        if not self.args.record:
+            return
+        with self._timed():
+            weights = self.parts.advantage.weights_K
+            rows = gather_object(rollout_rows(scored, advantages_PG, kept_PG, weights_K=weights, step=step))
+            if self._is_main and rows:
+                self.folder.add_rollouts(rows)
+                self._rounds.append(joined(rows))
+
+    def saw_logps(self, sampled_N: Tensor, now_N: Tensor) -> None:
+        """Log-probabilities of the same tokens under the same weights, by the sampler and by the trainer."""
+        gap_N = (sampled_N - now_N.detach()).abs()
+        if gap_N.numel():
+            self._gaps.append(torch.stack([gap_N.mean(), gap_N.max()]))
+
+    # ---- as a callback ----
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._probe = WeightProbe(kwargs["model"]) if isinstance(kwargs.get("model"), nn.Module) else None
+        self.decision = None
+        if not (self.args.record and self._is_main):
+            return
+        with self._timed():
+            described = self._environment()
+            self._watch = Watch(settings_of(described), ignored=self._ignored())
+            self.folder.begin(resumed_step=state.global_step or None)
+            self.folder.write_json(ENVIRONMENT, described)
+            self.folder.write_yaml(CONFIG, self.config if self.config is not None else self._given())
+            for said in self.found:  # before a rollback, and about the time before it
+                if said.step is not None and said.step <= state.global_step:
+                    self.folder.add_finding(said)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not self.args.record:
+            return
+        with self._timed():
+            self._learning_rate = kwargs["optimizer"].param_groups[0]["lr"] if kwargs.get("optimizer") else 0.0
+            if self._probe is not None:
+                self._probe.before()
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.args.record and self._probe is not None:
+            with self._timed():
+                self.measured.add("train", self._probe.after())
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not self.args.record:
+            return
+        decision = None
+        if self._is_main:
+            with self._timed():
+                metrics = StepMetrics(step=state.global_step, values=self._step_values())
+                self.folder.add_metrics(metrics)
+                decision = self._look(metrics)
+        self._act(decision, control)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        values = {name: value for name, value in (metrics or {}).items() if isinstance(value, (int, float))}
+        if self.args.record and self._is_main and values and state.global_step:
+            self.folder.add_metrics(StepMetrics(step=state.global_step, values=values))
+            self._watch.also(values)
+
+    # ---- numbers ----
+
+    def _step_values(self) -> dict[str, float]:
+        """Everything measured in this step, with what only the process knows."""
+        own = {"learning_rate": self._learning_rate, "health/resident_bytes": float(psutil.Process().memory_info().rss)}
+        if torch.cuda.is_available():
+            own["health/device_bytes"] = float(torch.cuda.memory_allocated())
+        if self._gaps:
+            gaps = torch.stack(self._gaps)
+            own["health/logp_gap_mean"], own["health/logp_gap_max"] = float(gaps[:, 0].mean()), float(gaps[:, 1].max())
+            self._gaps = []
+        self.measured.add("train", {name: value for name, value in own.items() if name != "learning_rate"})
+        values = {**self.measured.take_step(), **own}
+        tokens, self._num_tokens = values.get("num_tokens", 0.0) - self._num_tokens, values.get("num_tokens", 0.0)
+        if tokens > 0 and values.get("step_time", 0) > 0:
+            values["health/tokens_per_second"] = tokens / values["step_time"]
+            self.measured.add("train", {"health/tokens_per_second": values["health/tokens_per_second"]})
+        spent, self._spent = self._spent, 0.0
+        self.measured.add("train", {"time/monitor_seconds": spent})
+        return {**values, "time/monitor_seconds": spent}
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Seconds spent here; a step's line carries those since the line before."""
+        start = time.perf_counter()
+        yield
+        self._spent += time.perf_counter() - start
+
+    # ---- findings ----
+
+    def _look(self, metrics: StepMetrics) -> str | None:
+        rounds, self._rounds = self._rounds, []
+        wishes = []
+        for finding in self._watch.step(metrics, rounds):
+            self.say(finding)
+            wishes.append(self._wish(finding))
+        return next((wish for wish in ("rollback", "stop") if wish in wishes), None)
+
+    def say(self, finding: Finding) -> None:
+        """Into the folder, the terminal and, as a number, the trackers."""
+        self.found.append(finding)
+        self.folder.add_finding(finding)
+        self.measured.add("train", {f"finding/{finding.code}": 1.0})
+        logger.log(LEVELS[finding.severity], "%s %s Fix: %s", finding.code, finding.what, finding.fix)
+
+    def _wish(self, finding: Finding) -> str | None:
+        asked = (self.args.on_finding or {}).get(finding.code)
+        return asked if asked else "stop" if self.args.strict and finding.severity == "error" else None
+
+    def _ignored(self) -> frozenset[str]:
+        return frozenset(code for code, wish in (self.args.on_finding or {}).items() if wish == "ignore")
+
+    def _act(self, decision: str | None, control: TrainerControl) -> None:
+        """All processes do the same; a run that stops leaves a checkpoint."""
+        if (self.args.strict or self.args.on_finding) and self.args.world_size > 1:
+            decision = broadcast_object_list([decision])[0]
+        if decision is not None:
+            self.decision = decision
+            control.should_training_stop = True
+            control.should_save = decision == "stop"
+
+    # ---- what is written once ----
+
+    @property
+    def _is_main(self) -> bool:
+        return self.args.process_index == 0
+
+    def _environment(self) -> dict[str, Any]:
+        parts = self.parts
+        trained = sum(p.numel() for p in parts.policy.parameters() if p.requires_grad)
+        return {
+            **environment.describe(parts.rewards, parts.train_dataset),
+            "model": {
+                "name": getattr(parts.policy.config, "_name_or_path", ""),
+                "parameters": parts.num_parameters,
+                "trained_parameters": trained,
+                "adapter": hasattr(parts.policy, "peft_config"),
+            },
+            "reward_weights": dict(
+                zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
+            ),
+            "settings": environment.without_secrets(self.args.to_dict()),
+        }
+
+    def _given(self) -> dict[str, Any]:
+        """Without a recipe: the settings that are not the defaults."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self.args)}
+        settings = {name: x for name, x in self.args.to_dict().items() if x is not None and x != defaults.get(name)}
+        named = {"model": getattr(self.parts.policy.config, "_name_or_path", "")}
+        return environment.without_secrets({**named, "rewards": [r.name for r in self.parts.rewards], **settings})

@@ -1,0 +1,266 @@
+"""Every detector sees what it is for in a made-up history, and nothing in a healthy one; each thing is said once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podium import rules
+from podium.monitors import DETECTORS, RunSettings, Watch, diagnose
+from podium.records import StepMetrics
+
+Table = dict[str, list[Any]]
+
+WORDS = [*"abcdefghij", "red", "green", "blue", "tall", "short", "warm", "cold", "old", "new", "far"]
+
+
+def table(
+    step: int,
+    reward: Callable[[int, int, str], float] = lambda p, g, text: float((p * 7 + g * 3) % 5 > 2),
+    *,
+    text: Callable[[int, int, int], str] | None = None,
+    prompts: int = 4,
+    completions: int = 8,
+    prompt: Callable[[int, int], str] = lambda step, p: f"question {step * 10 + p}",
+    rewards: dict[str, Callable[[int, int, str], float]] | None = None,
+    **columns: Callable[[int, int, str], Any],
+) -> Table:
+    """A generation round; every value is a function of prompt, completion and text."""
+    rng = np.random.default_rng(step)
+    write = text or (lambda s, p, g: " ".join(rng.choice(WORDS, size=5 + (g * 5 + p) % 7)))
+    cells = [(p, g, write(step, p, g)) for p in range(prompts) for g in range(completions)]
+    rewards = rewards or {"score": reward}
+    made: Table = {
+        "step": [step] * len(cells),
+        "prompt_id": [p for p, _, _ in cells],
+        "row": [step * 10 + p for p, _, _ in cells],
+        "completion_index": [g for _, g, _ in cells],
+        "prompt": [prompt(step, p) for p, _, _ in cells],
+        "completion": [t for _, _, t in cells],
+        "num_tokens": [len(t.split()) for _, _, t in cells],
+        "finish": ["stop"] * len(cells),
+        "reward": [sum(f(p, g, t) for f in rewards.values()) for p, g, t in cells],
+        "advantage": [float(g - completions / 2) for _, g, _ in cells],
+        "contains_answer": [None] * len(cells),
+    }
+    made |= {f"reward/{name}": [f(p, g, t) for p, g, t in cells] for name, f in rewards.items()}
+    return made | {name: [f(p, g, t) for p, g, t in cells] for name, f in columns.items()}
+
+
+def healthy(step: int) -> dict[str, float]:
+    """The numbers of a step, with some noise."""
+    noise = math.sin(step * 12.9898) * 0.05
+    return {
+        "reward": 0.3 + 0.01 * step + noise,
+        "reward_std": 0.4 + noise,
+        "frac_reward_zero_std": 0.25,
+        "entropy": 1.0 + noise,
+        "kl": 0.01 + 0.001 * noise,
+        "loss": noise,
+        "grad_norm": 1.0 + noise,
+        "learning_rate": 1e-5,
+        "completions/mean_length": 50 + 10 * noise,
+        "completions/clipped_ratio": 0.1,
+        "clip_ratio/region_mean": 0.01,
+        "step_time": 2.0,
+        "time/reward_seconds": 0.01,
+        "health/update_ratio": 5e-5,
+        "health/moved_share": 1.0,
+        "health/resident_bytes": 3e9 + 1e7 * noise,
+        "health/logp_gap_mean": 0.01,
+        "health/tokens_per_second": 1000 + 100 * noise,
+    }
+
+
+def codes_of(
+    numbers: Callable[[int], dict[str, float]] = lambda step: {},
+    rounds: Callable[[int], Table | None] = lambda step: None,
+    *,
+    steps: int = 12,
+    **settings: Any,
+) -> dict[str, str]:
+    """Codes and severities, most important first."""
+    history = [StepMetrics(step=s, values={**healthy(s), **numbers(s)}) for s in range(1, steps + 1)]
+    tables = {s: [t] for s in range(1, steps + 1) if (t := rounds(s)) is not None}
+    found = diagnose(history, tables, RunSettings(**settings))
+    return {condition.finding.code: condition.finding.severity for condition in found}
+
+
+def after(step: int, early: float, late: float) -> Callable[[int], float]:
+    return lambda s: early if s <= step else late
+
+
+def test_a_healthy_history_is_left_in_peace() -> None:
+    assert codes_of(steps=120) == {}
+    assert codes_of(rounds=table, steps=60) == {}
+
+
+NUMBERS: dict[str, tuple[Callable[[int], dict[str, float]], dict[str, Any]]] = {
+    "M101": (lambda s: {"frac_reward_zero_std": 1.0}, {}),
+    "M104": (lambda s: {"reward": 0.3 + 0.05 * math.sin(s * 7.1)}, {"steps": 60}),
+    "M111": (lambda s: {"reward": 1 - 0.08 * s}, {}),
+    "M121": (lambda s: {"reward_std": 0.5 if s < 7 else 0.01, "reward": 0.3}, {}),
+    "M124": (lambda s: {"entropy": 1.0 if s < 5 else 0.02, "reward": 0.3}, {}),
+    "M126": (lambda s: {"entropy": 1.0 if s < 5 else 6.0}, {}),
+    "M131": (lambda s: {"grad_norm": math.nan if s > 4 else 1.0}, {}),
+    "M132": (lambda s: {"kl": 0.01 if s < 4 else 2.0}, {}),
+    "M133": (lambda s: {"clip_ratio/region_mean": 0.5}, {}),
+    "M134": (lambda s: {"grad_norm": 30.0 if s % 6 == 0 else 1.0}, {"steps": 20}),
+    "M135": (lambda s: {"health/logp_gap_mean": 0.8}, {}),
+    "M136": (lambda s: {"health/update_ratio": 0.1}, {}),
+    "M137": (lambda s: {"health/update_ratio": 5e-8}, {}),
+    "M138": (lambda s: {"health/update_ratio": 0.0, "health/moved_share": 0.0}, {}),
+    "M139": (lambda s: {}, {"adapter": True, "learning_rate": 1e-6}),
+    "M141": (lambda s: {"completions/clipped_ratio": 0.99}, {}),
+    "M142": (lambda s: {"completions/mean_length": 50.0 + 10 * s, "reward": 0.1 * s}, {}),
+    "M143": (lambda s: {"completions/mean_length": 50.0 - 4 * s, "reward": 0.1 * s}, {}),
+    "M151": (lambda s: {"reward": 0.05 * s, **({"eval_reward": 1 - 0.02 * s} if s % 5 == 0 else {})}, {"steps": 40}),
+    "M154": (
+        lambda s: {"reward": 0.05 * s, "rewards/quality/mean": 1 - 0.02 * s},
+        {"steps": 40, "weights": {"quality": 0.0}},
+    ),
+    "M161": (lambda s: {"health/resident_bytes": 3e9 + 1e8 * s}, {"steps": 14}),
+    "M162": (lambda s: {"health/tokens_per_second": 1000.0 - 15 * s}, {"steps": 50}),
+    "M163": (lambda s: {"time/reward_seconds": 1.5}, {}),
+}
+
+
+@pytest.mark.parametrize("code", NUMBERS)
+def test_numbers_show_it(code: str) -> None:
+    numbers, settings = NUMBERS[code]
+    found = codes_of(numbers, **settings)
+    assert next(iter(found)) == code, found
+
+
+def says(*texts: str) -> Callable[[int, int, int], str]:
+    return lambda step, p, g: texts[(g + p + step) % len(texts)]
+
+
+def r(value: float) -> Callable[[int, int, str], float]:
+    return lambda p, g, text: value
+
+
+def alternating(p: int, g: int, text: str) -> float:
+    return float((p * 7 + g * 3) % 5 > 2)
+
+
+ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
+    "M102": (lambda s: table(s, r(1.0)), {}),
+    "M103": (lambda s: table(s, r(0.0)), {}),
+    "M105": (lambda s: table(s, rewards={"a": alternating, "b": lambda p, g, t: 0.01 * (g % 3)}), {"steps": 20}),
+    "M106": (lambda s: table(s, rewards={"a": alternating, "b": lambda p, g, t: -alternating(p, g, t)}), {}),
+    "M107": (
+        lambda s: table(s, lambda p, g, t: -float(g < 2), contains_answer=lambda p, g, t: float(g < 2)),
+        {},
+    ),
+    "M108": (lambda s: table(s, advantage=lambda p, g, t: float((g - 4) * (p == 0))), {}),
+    "M109": (lambda s: table(s, prompt=lambda step, p: "the same"), {}),
+    "M110": (
+        lambda s: table(s, lambda p, g, t: float(p if p < 2 else g % 2), prompt=lambda s, p: f"{s % 3} {p}"),
+        {"steps": 12},
+    ),
+    "M122": (lambda s: table(s, lambda p, g, t: float(g), text=lambda s, p, g: f"always {p}"), {}),
+    "M123": (lambda s: table(s, text=lambda s, p, g: f"always {p}"), {"temperature": 0.05}),
+    "M125": (lambda s: table(s, text=lambda s, p, g: f"{WORDS[g]} " + "and again so it goes " * 9), {}),
+    "M144": (lambda s: table(s, text=lambda s, p, g: "" if g % 2 else f"{WORDS[g]} {p}"), {}),
+    "M145": (lambda s: table(s, text=lambda s, p, g: f"привет {'мир ' * g}"), {}),
+    "M146": (
+        lambda s: table(
+            s,
+            text=lambda s, p, g: f"<answer>{WORDS[(g + s + p) % 20]} {g}</answer>",
+            rewards={"tag_format": r(0.0), "right": alternating},
+        ),
+        {},
+    ),
+    "M147": (lambda s: table(s, text=lambda s, p, g: f"{WORDS[g]} {p}\nuser: what is {g}"), {}),
+    "M152": (lambda s: table(s, lambda p, g, t: len(t) / 100), {}),
+    "M153": (
+        lambda s: table(
+            s,
+            lambda p, g, t: float("great question" in t),
+            text=lambda s, p, g: (
+                f"{'great question' if (g + s) % 2 else 'no such matter'} {WORDS[g]} {WORDS[(p + s) % 20]}"
+            ),
+        ),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("code", ROUNDS)
+def test_groups_show_it(code: str) -> None:
+    rounds, settings = ROUNDS[code]
+    found = codes_of(rounds=rounds, **settings)
+    assert next(iter(found)) == code, found
+
+
+def test_every_detector_is_tried_and_has_a_page() -> None:
+    assert set(NUMBERS) | set(ROUNDS) == set(DETECTORS)
+    pages = {code for code in rules.codes() if code.startswith("M") and int(code[1:]) > 100}
+    assert pages == set(DETECTORS) | {"M191"}
+    for code in DETECTORS:
+        for section in ("What it means", "Usual causes", "What to do"):
+            assert f"## {section}" in rules.page(code), code
+
+
+def test_ranks_are_distinct() -> None:
+    ranks = [rule.rank for rule in DETECTORS.values()]
+    assert len(set(ranks)) == len(ranks)
+
+
+def test_each_thing_is_said_once_until_it_changes() -> None:
+    watch = Watch()
+    flat = [0.25] * 4 + [0.9] * 25 + [0.25] * 25 + [0.9] * 6
+    said = [
+        (finding.code, finding.severity, step)
+        for step, share in enumerate(flat, start=1)
+        for finding in watch.step(StepMetrics(step=step, values={**healthy(step), "frac_reward_zero_std": share}))
+    ]
+    assert [(code, severity) for code, severity, _ in said] == [
+        ("M101", "warning"),
+        ("M101", "error"),  # it has lasted for twenty steps
+        ("M101", "warning"),  # it was gone for long
+    ]
+
+
+def test_what_is_ignored_is_not_said() -> None:
+    watch = Watch(ignored=frozenset({"M101"}))
+    values = {**healthy(1), "frac_reward_zero_std": 1.0}
+    assert not [f for s in range(1, 9) for f in watch.step(StepMetrics(step=s, values=values)) if f.code == "M101"]
+
+
+def test_evaluations_reach_the_step_they_are_of() -> None:
+    watch = Watch()
+    watch.step(StepMetrics(step=1, values={"reward": 0.0}))
+    watch.also({"eval_reward": 0.5})
+    assert watch._history[-1].values == {"reward": 0.0, "eval_reward": 0.5}
+
+
+@pytest.mark.parametrize("column", ["reward", "advantage", "contains_answer"])
+def test_missing_values_break_no_detector(column: str) -> None:
+    def rounds(step: int) -> Table:
+        made = table(step)
+        made[column] = [None] * len(made[column])
+        return made
+
+    codes_of(rounds=rounds)
+
+
+def test_empty_and_strange_numbers_break_no_detector() -> None:
+    history: Sequence[StepMetrics] = [
+        StepMetrics(step=1, values={}),
+        StepMetrics(step=2, values=dict.fromkeys(healthy(1), math.nan)),
+        StepMetrics(step=3, values=dict.fromkeys(healthy(1), math.inf)),
+    ]
+    diagnose(list(history) * 6, {})
+
+
+def test_pages_say_when_to_expect_it() -> None:
+    folder = Path(rules.__file__).parent / "pages"
+    texts = {code: (folder / f"{code}.md").read_text() for code in DETECTORS}
+    assert not [code for code, text in texts.items() if not any(w in text for w in ("step", "round", "note", "cores"))]
