@@ -24,7 +24,9 @@ import numpy as np
 import torch
 
 RESULTS = Path(__file__).parent / "results" / "health.json"
-STEPS = 12
+STEPS = 8
+"""Of a planted failure; healthy runs go on for longer, as a false alarm needs time."""
+HEALTHY_STEPS = 12
 
 
 # ---- rewards that are wrong ----
@@ -90,7 +92,7 @@ class Planned:
     rows: Callable[[list[Any]], list[Any]] = list
     sabotage: Callable[[Any], None] | None = None
     """What is done to the trainer."""
-    steps: int = STEPS
+    steps: int | None = None
 
 
 def nan_gradient(trainer: Any) -> None:
@@ -164,7 +166,7 @@ def run(name: str, folder: Path) -> None:
         "learning_rate": 3e-5,
         "lr_scheduler_type": "constant",
         "adam_beta2": 0.99,
-        "max_steps": planned.steps,
+        "max_steps": planned.steps or (STEPS if planned.first else HEALTHY_STEPS),
         "seed": 1,
         "logging_steps": 1,
         "save_strategy": "no",

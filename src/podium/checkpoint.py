@@ -83,7 +83,12 @@ def damage(folder: Path) -> str | None:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoint folders of a run, newest first."""
     found = [p for p in folder.glob(f"{PREFIX}*") if p.is_dir() and p.name.removeprefix(PREFIX).isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)), reverse=True)
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step that a checkpoint's folder is named after."""
+    return int(checkpoint.name.removeprefix(PREFIX))
 
 
 def newest(folder: Path) -> Path | None:

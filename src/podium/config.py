@@ -16,12 +16,14 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 import trl
+import yaml
 
 from podium.advantages import AGGREGATIONS, AdvantageSettings
 from podium.errors import ConfigError, did_you_mean
 from podium.losses import OBJECTIVES, EntropyControl, LossSettings
 from podium.records import SamplingSettings
 from podium.rewards.score import CallSettings
+from podium.rules import codes
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +180,7 @@ class GRPOConfig(trl.GRPOConfig):
         self._check_choices()
         self._check_ranges()
         self._check_refused()
+        self.on_finding = actions(self.on_finding)
         self._follow_device()
         checkpointing = self.gradient_checkpointing
         self.gradient_checkpointing = bool(checkpointing)
@@ -294,6 +297,28 @@ _CODES = (
 def _code_of(message: str) -> str:
     """The code of a rule that TRL or transformers checks; C030 where there is none of its own."""
     return next((code for part, code in _CODES if part in message), "C030")
+
+
+ACTIONS = ("stop", "rollback", "ignore")
+
+
+def actions(given: Any) -> dict[str, str]:
+    """`on_finding` as a mapping from codes to actions, checked; text is YAML, as from the command line.
+
+    >>> actions("{m132: stop}")
+    {'M132': 'stop'}
+    """
+    try:
+        asked = yaml.safe_load(given) if isinstance(given, str) else given or {}
+        wishes = {str(code).upper(): str(wish) for code, wish in asked.items()}
+    except (AttributeError, yaml.YAMLError):
+        raise ConfigError(f"on_finding is {given!r}; it must be like {{M132: stop, M161: ignore}}.") from None
+    for code, wish in wishes.items():
+        if code not in codes():
+            raise ConfigError(f"on_finding names {code}, which is no finding.{did_you_mean(code, codes())}")
+        if wish not in ACTIONS:
+            raise ConfigError(f"on_finding for {code} is {wish!r}; it must be one of {', '.join(ACTIONS)}.")
+    return wishes
 
 
 # ---- what each room gets ----

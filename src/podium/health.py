@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from podium import environment
+from podium import checkpoint, environment
 from podium.assembly import Parts
 from podium.metrics import MetricsBuffer
 from podium.monitors import Watch, settings_of
@@ -31,6 +31,8 @@ from podium.records import Finding, ScoredGroup, StepMetrics
 from podium.run import CONFIG, ENVIRONMENT
 
 logger = logging.getLogger(__name__)
+
+MOST_ROLLBACKS = 3
 
 LEVELS = {"note": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -53,6 +55,7 @@ class Health(TrainerCallback):
         self.found: list[Finding] = []
         self.decision: str | None = None
         self.folder = RunFolder(Path(str(self.args.output_dir)), rollouts_megabytes=self.args.record_megabytes)
+        self._wishes = cast("dict[str, str]", self.args.on_finding or {})
         self._watch = Watch()
         self._rounds: list[dict[str, list[Any]]] = []
         self._gaps: list[Tensor] = []
@@ -60,6 +63,7 @@ class Health(TrainerCallback):
         self._learning_rate = 0.0
         self._num_tokens = 0.0
         self._spent = 0.0
+        self._rollbacks = 0
 
     # ---- what it is told ----
 
@@ -192,11 +196,11 @@ class Health(TrainerCallback):
         logger.log(LEVELS[finding.severity], "%s %s Fix: %s", finding.code, finding.what, finding.fix)
 
     def _wish(self, finding: Finding) -> str | None:
-        asked = (self.args.on_finding or {}).get(finding.code)
+        asked = self._wishes.get(finding.code)
         return asked if asked else "stop" if self.args.strict and finding.severity == "error" else None
 
     def _ignored(self) -> frozenset[str]:
-        return frozenset(code for code, wish in (self.args.on_finding or {}).items() if wish == "ignore")
+        return frozenset(code for code, wish in self._wishes.items() if wish == "ignore")
 
     def _act(self, decision: str | None, control: TrainerControl) -> None:
         """All processes do the same; a run that stops leaves a checkpoint."""
@@ -206,6 +210,52 @@ class Health(TrainerCallback):
             self.decision = decision
             control.should_training_stop = True
             control.should_save = decision == "stop"
+
+    # ---- rolling back ----
+
+    def back_to(self) -> Path | None:
+        """After training has ended: the checkpoint to go on from, or None where the run is to end here.
+
+        Later checkpoints are set aside. The same on every process.
+        """
+        if self.decision != "rollback":
+            return None
+        healthy = self._newest_healthy() if self._is_main and self._rollbacks < MOST_ROLLBACKS else None
+        if self.args.world_size > 1:
+            healthy = broadcast_object_list([healthy])[0]
+        self.decision = "stop" if healthy is None else None
+        self._rollbacks += 1
+        if healthy is None and self._is_main:
+            logger.error("There is no healthy checkpoint to go back to (save_steps), or it did not help: the run ends.")
+        return healthy
+
+    def _newest_healthy(self) -> Path | None:
+        """The newest whole checkpoint from before the finding began; those after it are set aside."""
+        bad = next(finding for finding in reversed(self.found) if self._wishes.get(finding.code) == "rollback")
+        began = self._watch.conditions[bad.code].first_step
+        folders = checkpoint.checkpoints(self.folder.folder)
+        earlier = (folder for folder in folders if checkpoint.step_of(folder) < began)
+        healthy = next((folder for folder in earlier if checkpoint.damage(folder) is None), None)
+        if healthy is None:
+            return None
+        kept = checkpoint.step_of(healthy)
+        for folder in folders:
+            if checkpoint.step_of(folder) > kept:
+                folder.rename(folder.with_name(f"set-aside-{folder.name}"))
+        what = f"{bad.code} in step {bad.step}: went back to step {kept}, with half the learning rate."
+        self.found.append(Finding(code="M191", severity="warning", what=what, why=bad.what, fix=bad.fix, step=kept))
+        logger.warning("%s", what)
+        return healthy
+
+    def slow_down(self, optimizer: Any, scheduler: Any) -> None:
+        """Half the learning rate for every rollback so far, also for the rest of the schedule."""
+        factor = 0.5**self._rollbacks
+        if factor == 1:
+            return
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+            group["initial_lr"] = group.get("initial_lr", group["lr"]) * factor
+        scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 
     # ---- what is written once ----
 

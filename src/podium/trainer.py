@@ -335,7 +335,10 @@ class GRPOTrainer(Trainer):
         if self.is_world_process_zero():
             checkpoint.sweep(Path(self.args.output_dir))
         found = checkpoint.to_resume_from(Path(self.args.output_dir), asked=resume_from_checkpoint)
-        return super().train(resume_from_checkpoint=found, **kwargs)
+        result = super().train(resume_from_checkpoint=found, **kwargs)
+        while (healthy := self.health.back_to()) is not None:
+            result = super().train(resume_from_checkpoint=str(healthy), **kwargs)
+        return result
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(folder)
@@ -343,6 +346,7 @@ class GRPOTrainer(Trainer):
             state = self._podium_state()
             self.round, self.entropy, self.weights = resume.load(Path(folder), self.args.process_index, state)
             self._random_numbers_in = folder
+            self.health.slow_down(self.optimizer, self.lr_scheduler)
 
     def _podium_state(self) -> resume.State:
         parts = self.parts

@@ -184,7 +184,7 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
             s,
             lambda p, g, t: float("great question" in t),
             text=lambda s, p, g: (
-                f"{'great question' if (g + s) % 2 else 'no such matter'} {WORDS[g]} {WORDS[(p + s) % 20]}"
+                f"{'great question' if (g + s) % 2 else 'empty sentence'} {WORDS[g]} {WORDS[(p + s) % 20]}"
             ),
         ),
         {},

@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from podium.evaluation import HeldOut
     from podium.recipe import Recipe
     from podium.trainer import GRPOTrainer
+
+STOPPED = 3
+"""Exit code of a run that a finding has stopped."""
 
 EXAMPLES = 3
 """Held-out prompts whose completions are printed before and after."""
@@ -75,8 +79,18 @@ def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
         say(report_of_finished_run(str(arguments.output_dir)))
     if arguments.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.data.dataset)
+    _end(trainer, say)
+
+
+def _end(trainer: GRPOTrainer, say: Any) -> None:
+    """Close what is open; a run that a finding has stopped says so, and to scripts, too."""
+    stopped = trainer.health.decision == "stop"
+    if stopped:
+        say("Training was stopped by a finding; `podium doctor` on the run's folder says more.")
     if hasattr(trainer, "end"):  # transformers 5.18 and later: trackers and process groups
         trainer.end()
+    if stopped:
+        raise typer.Exit(STOPPED)
 
 
 def _silence(trainer: GRPOTrainer) -> None:

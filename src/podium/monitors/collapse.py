@@ -45,12 +45,14 @@ def _tops(view: RoundView) -> np.ndarray:
 def duplicates(sight: Sight) -> Symptom | None:
     """M122: the completions of a group say the same."""
     shares = [duplicates_of(view) for view in sight.rounds[-3:]]
-    if len(shares) < 3 or min(shares) < 0.75:
+    if len(shares) < 3 or min(shares) < 0.85:
         return None
+    reward = sight.series("reward")
+    better = mean(reward[-3:]) > mean(reward[:3]) + 1e-6
     share, entropy = float(np.mean(shares)), mean(sight.series("entropy", last=3))
     sampled = entropy > 0.3  # a policy that is unsure, and yet always says the same
     return Symptom(
-        severity="error" if share >= 0.9 else "warning",
+        severity="note" if better else "error" if share >= 0.95 else "warning",
         what=f"{percent(share)} of completions repeat another of their group, over {len(shares)} rounds"
         + (f", although the policy is unsure (entropy {entropy:.2f} nats a token)." if sampled else "."),
         why="Completions are not sampled but chosen: the likeliest token, or one random number for all."
@@ -88,11 +90,9 @@ def entropy_collapse(sight: Sight) -> Symptom | None:
     early, late = mean(entropy[:3]), mean(entropy[-3:])
     if not (late < 0.1 * early and late < 0.15):
         return None
-    flat = mean(sight.series("frac_reward_zero_std", last=3))
     reward = sight.series("reward")
-    worse = mean(reward[-3:]) <= mean(reward[:3])
     return Symptom(
-        severity="error" if worse else "warning" if flat > 0.5 else "note",
+        severity="error" if mean(reward[-3:]) <= mean(reward[:3]) else "note",
         what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from "
         f"{mean(reward[:3]):.3f} to {mean(reward[-3:]):.3f}.",
         why="A policy that is sure writes the same again and again: equal rewards, no advantage, no learning.",

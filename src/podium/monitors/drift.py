@@ -7,10 +7,10 @@ import numpy as np
 from podium.monitors.sight import Sight
 from podium.monitors.symptom import Symptom, mean, percent, trend
 
-TOO_FAR = {False: (0.012, 0.03), True: (0.08, 0.16)}
+TOO_FAR = {False: (0.006, 0.02), True: (0.08, 0.16)}
 """By whether an adapter is trained: change of the weights in one step, relative to their size, that warns and errs."""
 
-TOO_LITTLE = {False: 2.5e-6, True: 2.5e-5}
+TOO_LITTLE = {False: 5e-7, True: 5e-6}
 """Likewise, below which a run of ordinary length goes nowhere."""
 
 
@@ -109,17 +109,18 @@ def _moves(sight: Sight) -> tuple[np.ndarray, np.ndarray]:
 
 
 def steps_too_large(sight: Sight) -> Symptom | None:
-    """M136: every step changes the weights by a large share of themselves."""
-    moved, rates = _moves(sight)
-    moved, rates = moved[np.isfinite(moved)][-5:], rates[np.isfinite(moved)][-5:]
+    """M136: a step changes the weights by a large share of themselves."""
+    moved, rates = sight.series("health/update_ratio", last=50), sight.series("learning_rate", last=50)
     warns, errs = TOO_FAR[sight.settings.adapter]
-    if len(moved) < 2 or not np.median(moved) > warns:
+    if len(moved) < 2 or not np.isfinite(moved).any() or np.nanmax(moved) < warns:
         return None
-    size, rate = float(np.median(moved)), mean(rates)
+    size, rate = float(np.nanmax(moved)), float(np.nanmax(rates)) if np.isfinite(rates).any() else np.nan
+    flat = sight.series("frac_reward_zero_std")
+    ruined = mean(flat[-3:]) > 0.95 and flat[0] < 0.9
     return Symptom(
-        severity="error" if size > errs else "warning",
-        what=f"Each step changes the weights by {percent(size) if size >= 0.01 else f'{size:.1e}'} of their size, at "
-        f"learning rate {rate:.1e}; {warns:g} of it is much.",
+        severity="error" if size > errs or ruined else "warning",
+        what=f"One step changed the weights by {100 * size:.1f} % of their size, at learning rate {rate:.1e}"
+        + ("; since then all groups have equal rewards." if ruined else f"; {100 * warns:.1f} % is much."),
         why="Such steps overwrite what the model knows faster than rewards can tell what to keep.",
         fix=f"Set learning_rate: {rate * warns / size / 10:.0e}.",
     )
@@ -133,6 +134,7 @@ def steps_too_small(sight: Sight) -> Symptom | None:
     if len(moved) < 4 or rate <= 0 or not 0 < np.median(moved[-20:]) < TOO_LITTLE[sight.settings.adapter]:
         return None
     size = float(np.median(moved[-20:]))
+    usual = rate * 100 * TOO_LITTLE[sight.settings.adapter] / size
     share = mean(sight.series("health/moved_share", last=10))
     lost = share < 0.5
     return Symptom(
@@ -142,8 +144,7 @@ def steps_too_small(sight: Sight) -> Symptom | None:
         why="The weights' precision swallows such updates."
         if lost
         else "At this pace a thousand steps change the weights by less than a thousandth part: the run goes nowhere.",
-        fix=f"Set learning_rate: {rate * 40 * TOO_LITTLE[sight.settings.adapter] / size:.0e}"
-        + ("; keep trained weights in float32." if lost else "."),
+        fix=f"Set learning_rate: {usual:.0e}" + ("; keep trained weights in float32." if lost else "."),
     )
 
 

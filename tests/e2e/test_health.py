@@ -1,0 +1,168 @@
+"""A run records itself, findings are said, and stop it or send it back, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import podium
+from podium.doctor import examine
+from podium.errors import ConfigError
+
+
+def one(completions: list[str], **_: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_every_step_is_recorded_whatever_is_logged(make_trainer: Callable) -> None:
+    trainer = make_trainer(max_steps=3, logging_steps=100, hub_token="hf_secret")
+    trainer.train()
+    run = podium.Run.load(trainer.args.output_dir)
+    assert run.metrics["step"].tolist() == [1, 2, 3]
+    assert (
+        run.metrics[["loss", "grad_norm", "reward", "learning_rate", "entropy", "time/monitor_seconds"]]
+        .notna()
+        .all(None)
+    )
+    assert (run.metrics["health/update_ratio"] > 0).all()
+    assert run.metrics["health/logp_gap_mean"].max() < 1e-4
+    assert run.rollouts.groupby("step").size().tolist() == [16, 16, 16]
+    assert run.rollouts["policy_step"].tolist() == (run.rollouts["step"] - 1).tolist()
+    by_step = run.rollouts.groupby("step")["reward"].mean()
+    assert by_step.tolist() == pytest.approx(run.metrics["reward"].tolist())
+    assert run.config["learning_rate"] == 0.1
+    assert run.environment["data"]["rows"] == 12
+    assert "sha256" in run.environment["rewards"]["digits"]
+    for path in ("environment.json", "config.yaml"):
+        assert "hf_secret" not in (run.folder / path).read_text()
+
+
+def test_what_is_logged_is_what_is_recorded(make_trainer: Callable) -> None:
+    trainer = make_trainer(
+        max_steps=2, beta=0.1, num_iterations=2, per_device_train_batch_size=8, gradient_accumulation_steps=2
+    )
+    trainer.train()
+    run = podium.Run.load(trainer.args.output_dir)
+    for entry, row in zip(trainer.state.log_history, run.history, strict=False):
+        for name in ("loss", "grad_norm", "reward", "kl", "entropy"):
+            if name in entry:
+                assert row.values[name] == pytest.approx(entry[name], rel=1e-3, abs=1e-4), name
+
+
+def test_a_resumed_run_goes_on_with_its_record(make_trainer: Callable) -> None:
+    make_trainer(max_steps=4, save_strategy="steps", save_steps=2).train()
+    trainer = make_trainer(max_steps=4, save_strategy="steps", save_steps=2)
+    folder = Path(trainer.args.output_dir)
+    whole = podium.Run.load(folder)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    again = podium.Run.load(folder)
+    assert again.metrics["step"].tolist() == [1, 2, 3, 4]
+    assert again.rollouts["completion"].tolist() == whole.rollouts["completion"].tolist()
+    assert not (folder / "earlier-1").exists()
+
+
+def test_findings_are_said_recorded_and_tracked(make_trainer: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(one, max_steps=5)
+    with caplog.at_level(logging.INFO, logger="podium.health"):
+        trainer.train()
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("M102")]
+    assert len(said) == 1
+    assert "Constant reward" in said[0]
+    codes = podium.Run.load(trainer.args.output_dir).findings["code"].tolist()
+    assert codes.count("M102") == 1
+    assert any(entry.get("finding/M102") == 1 for entry in trainer.state.log_history)
+    assert examine(trainer.args.output_dir).conditions[0].finding.code == "M102"
+
+
+@pytest.mark.parametrize("settings", [{"strict": True}, {"on_finding": {"M102": "stop"}}])
+def test_a_finding_stops_the_run_with_a_checkpoint(make_trainer: Callable, settings: dict[str, Any]) -> None:
+    trainer = make_trainer(one, max_steps=9, **settings)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert trainer.health.decision == "stop"
+    assert (Path(trainer.args.output_dir) / "checkpoint-3/trainer_state.json").is_file()
+
+
+def test_what_is_ignored_does_not_stop(make_trainer: Callable) -> None:
+    trainer = make_trainer(
+        one, max_steps=4, strict=True, on_finding={"M102": "ignore", "M101": "ignore", "M141": "ignore"}
+    )
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def test_a_finding_sends_the_run_back_to_a_healthy_checkpoint(make_trainer: Callable) -> None:
+    """The weights are spoilt once, in step 4; the run returns to step 2 or 3, slower, and gets through."""
+    trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=1, on_finding='{"M131": "rollback"}')
+    spoilt: list[int] = []
+
+    def spoil(grad: Any) -> Any:
+        if trainer.state.global_step == 3 and not spoilt:
+            spoilt.append(3)
+            return grad * float("nan")
+        return grad
+
+    next(p for p in trainer.model.parameters() if p.requires_grad).register_hook(spoil)
+    trainer.train()
+    folder = Path(trainer.args.output_dir)
+    run = podium.Run.load(folder)
+    assert spoilt == [3]
+    assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert run.metrics[["loss", "grad_norm"]].notna().all(axis=None)
+    rates = run.metrics["learning_rate"].tolist()
+    assert rates[3] == pytest.approx(0.5 * 0.1 * 3 / 6)
+    [went_back] = run.findings[run.findings["code"] == "M191"].to_dict("records")
+    assert "M131 in step 4: went back to step 3" in went_back["what"]
+    assert trainer.state.global_step == 6
+
+
+def test_without_a_checkpoint_a_rollback_is_a_stop(make_trainer: Callable) -> None:
+    trainer = make_trainer(one, max_steps=9, on_finding={"M102": "rollback"})
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert trainer.health.decision == "stop"
+
+
+def test_recording_can_be_switched_off(make_trainer: Callable) -> None:
+    trainer = make_trainer(record=False)
+    trainer.train()
+    assert not (Path(trainer.args.output_dir) / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"M999": "stop"}, "no finding"), ({"M101": "explode"}, "one of stop, rollback, ignore"), ("[M101]", "like")],
+)
+def test_wrong_actions_are_said(make_trainer: Callable, given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(on_finding=given)
+
+
+# ---- other trainers' logs ----
+
+
+def test_doctor_reads_trainer_states(make_trainer: Callable, tmp_path: Path) -> None:
+    history = [{"step": s, "reward": 0.5, "kl": 0.01 if s < 5 else 3.0, "loss": 0.0} for s in range(1, 10)]
+    state = tmp_path / "out/checkpoint-9/trainer_state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"log_history": [*history, {"step": 9, "train_runtime": 1.0}]}))
+    for place in (state, tmp_path / "out"):
+        report = examine(place)
+        assert report.conditions[0].finding.code == "M132"
+        assert not report.has_completions
+        assert len(report.history) == 9
+
+
+def test_doctor_reads_verl_and_csv(tmp_path: Path) -> None:
+    verl = tmp_path / "log.jsonl"
+    rows = [{"step": s, "data": {"critic/rewards/mean": 0.1, "response_length/clip_ratio": 0.99}} for s in range(9)]
+    verl.write_text("\n".join(json.dumps(row) for row in rows))
+    assert examine(verl).conditions[0].finding.code == "M141"
+    table = tmp_path / "log.csv"
+    table.write_text("train/global_step,train/reward,train/kl\n" + "".join(f"{s},0.5,{s}\n" for s in range(1, 9)))
+    assert examine(table).conditions[0].finding.code == "M132"
