@@ -320,7 +320,7 @@ def _repeat(session: _Session, evidence: Evidence) -> Repeats:
         remembers=_remembers(session, groups) if changing and session.asker.can_restart else None,
         shuffled=_shuffled(session, groups),
         alone=_joined([session.values((group,)) for group in groups]),
-        single=session.values(tuple(one for group in groups for one in _apart(group))),
+        single=_one_by_one(session, groups),
     )
 
 
@@ -350,8 +350,14 @@ def _shuffled(session: _Session, groups: Sequence[Group]) -> tuple[float, ...] |
     return None if values is None else values[::-1]
 
 
-def _apart(group: Group) -> list[Group]:
-    return [replace(group, completions=(completion,)) for completion in group.completions]
+def _one_by_one(session: _Session, groups: Sequence[Group]) -> tuple[float, ...] | None:
+    """Neighbours are of different prompts; the values come back in the order of the groups."""
+    size = len(groups[0].completions)
+    singles = [replace(group, completions=(group.completions[g],)) for g in range(size) for group in groups]
+    values = session.values(tuple(singles))
+    return (
+        None if values is None else tuple(values[g * len(groups) + p] for p in range(len(groups)) for g in range(size))
+    )
 
 
 def _joined(parts: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None:

@@ -154,7 +154,7 @@ PROBES = (
     _probe("answer of another row, bare", "W115", lambda case, _: _other_than(case, case.wrong)),
     _probe("one more", "W115", _written(_shifted(1))),
     _probe("one less", "W115", _written(_shifted(-1))),
-    _probe("a hundredth more", "W115", _written(_shifted(0.01))),
+    _probe("a hundredth more", "", _written(_shifted(0.01))),
     _probe("negated", "W115", _written(_scaled(-1))),
     _probe("ten times", "W115", _written(_scaled(10))),
     _probe("a tenth", "W115", _written(_scaled(0.1))),

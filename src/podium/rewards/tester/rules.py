@@ -128,7 +128,13 @@ all_candidates = _from_probes("W106", "error", "a list of all candidates scores 
 part_of_answer = _from_probes(
     "W107", "error", "a part of the answer, or more than the answer, scores like it", "compare with `==`, not `in`"
 )
-wrong_answers = _from_probes("W115", "error", "wrong answers score like the right one", _COMPARE)
+
+
+def wrong_answers(evidence: Evidence) -> Iterator[Finding]:
+    """W115; one more and one less alone may be a tolerance that is meant."""
+    hits = _hits_with(evidence, "W115")
+    severity: Severity = "warning" if {each.name for each in hits} <= {"one more", "one less"} else "error"
+    yield from _from_probes("W115", severity, "wrong answers score like the right one", _COMPARE)(evidence)
 
 
 def any_number(evidence: Evidence) -> Iterator[Finding]:
@@ -342,7 +348,7 @@ def _tried(evidence: Evidence) -> str:
 
 def never_compared(evidence: Evidence) -> Iterator[Finding]:
     """W120: right and wrong answers score alike, though the signature asks for the answer."""
-    if evidence.form is not None or not evidence.is_correctness or evidence.diagnosis is None:
+    if evidence.form is not None or not evidence.is_correctness or evidence.diagnosis is None or _is_relative(evidence):
         return
     if evidence.diagnosis.depends or not any(case.has_gold for case in evidence.cases):
         return
@@ -511,7 +517,17 @@ def company(evidence: Evidence) -> Iterator[Finding]:
         yield _finding(evidence, "W110", "warning", what, why, "score by itself, or within the group of one prompt")
     elif repeats.single is not None and not _alike(repeats.base, repeats.single):
         what = "the score of a text depends on the other completions of its prompt"
+        if evidence.form is None:
+            what += "; asked one by one, right and wrong answers cannot be told apart: test the reward inside"
         yield _finding(evidence, "W110", "note", what, "that is right for diversity, and wrong for correctness")
+
+
+def _is_relative(evidence: Evidence) -> bool:
+    """Whether a text is scored by comparison with the others of its prompt, and by nothing else."""
+    repeats = evidence.repeats
+    if repeats.single is None or repeats.alone is None:
+        return False
+    return _alike(repeats.base, repeats.alone) and not _alike(repeats.base, repeats.single)
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
