@@ -57,7 +57,7 @@ class Repeats:
     alone: tuple[float, ...] | None = None
     """Each group in a call of its own."""
     single: tuple[float, ...] | None = None
-    """Each completion as a group of its own, all in one call."""
+    """The completions of the first group, each in a call of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +320,7 @@ def _repeat(session: _Session, evidence: Evidence) -> Repeats:
         remembers=_remembers(session, groups) if changing and session.asker.can_restart else None,
         shuffled=_shuffled(session, groups),
         alone=_joined([session.values((group,)) for group in groups]),
-        single=_one_by_one(session, groups),
+        single=_one_by_one(session, groups[0]),
     )
 
 
@@ -350,14 +350,10 @@ def _shuffled(session: _Session, groups: Sequence[Group]) -> tuple[float, ...] |
     return None if values is None else values[::-1]
 
 
-def _one_by_one(session: _Session, groups: Sequence[Group]) -> tuple[float, ...] | None:
-    """Neighbours are of different prompts; the values come back in the order of the groups."""
-    size = len(groups[0].completions)
-    singles = [replace(group, completions=(group.completions[g],)) for g in range(size) for group in groups]
-    values = session.values(tuple(singles))
-    return (
-        None if values is None else tuple(values[g * len(groups) + p] for p in range(len(groups)) for g in range(size))
-    )
+def _one_by_one(session: _Session, group: Group) -> tuple[float, ...] | None:
+    """Each completion in a call of its own."""
+    singles = [replace(group, completions=(completion,)) for completion in group.completions]
+    return _joined([session.values((single,)) for single in singles])
 
 
 def _joined(parts: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None:

@@ -515,7 +515,7 @@ def company(evidence: Evidence) -> Iterator[Finding]:
         what = f"the score of a text depends on other prompts' completions ({_change(repeats.base, repeats.alone)})"
         why = "advantages compare within a group; what other prompts got is noise there, and changes with batch size"
         yield _finding(evidence, "W110", "warning", what, why, "score by itself, or within the group of one prompt")
-    elif repeats.single is not None and not _alike(repeats.base, repeats.single):
+    elif _is_relative(evidence):
         what = "the score of a text depends on the other completions of its prompt"
         if evidence.form is None:
             what += "; asked one by one, right and wrong answers cannot be told apart: test the reward inside"
@@ -527,7 +527,8 @@ def _is_relative(evidence: Evidence) -> bool:
     repeats = evidence.repeats
     if repeats.single is None or repeats.alone is None:
         return False
-    return _alike(repeats.base, repeats.alone) and not _alike(repeats.base, repeats.single)
+    first = repeats.base[: len(repeats.single)]
+    return _alike(repeats.base, repeats.alone) and not _alike(first, repeats.single)
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
