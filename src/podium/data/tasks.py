@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from podium.data.functions import tiny_functions
 from podium.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -85,4 +86,7 @@ def _by_content(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: hashlib.sha256(f"{pair[0]}+{pair[1]}".encode()).digest())
 
 
-TASKS: dict[str, Callable[[], tuple[list[Row], list[Row]]]] = {"additions": additions}
+TASKS: dict[str, Callable[[], tuple[list[Row], list[Row]]]] = {
+    "additions": additions,
+    "tiny-functions": tiny_functions,
+}
