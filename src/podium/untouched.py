@@ -33,8 +33,9 @@ def untouched(trainer: GRPOTrainer) -> Iterator[None]:
     started, step_started = time.perf_counter(), trainer._step_started
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = [module for module in model.modules() if module.training]
-    mine = {name: copy.deepcopy(getattr(trainer, name)) for name in ("_measured", "_sums", "entropy")}
+    mine = {name: copy.deepcopy(getattr(trainer, name)) for name in ("_measured", "_sums", "_loss", "entropy")}
     buffer, tokens = trainer._measured, trainer.state.num_input_tokens_seen
+    gaps = list(trainer.health._gaps)
     clear_gradients(model)
     try:
         with same_random_numbers(), without_dropout(model):
@@ -47,7 +48,8 @@ def untouched(trainer: GRPOTrainer) -> Iterator[None]:
         for module in training:
             module.training = True
         buffer._windows = mine["_measured"]._windows  # the rollouts hold the buffer, too
-        trainer._sums, trainer.entropy = mine["_sums"], mine["entropy"]
+        trainer._sums, trainer._loss, trainer.entropy = mine["_sums"], mine["_loss"], mine["entropy"]
+        trainer.health._gaps[:] = gaps
         trainer.state.num_input_tokens_seen = tokens
         trainer._step_started = step_started + time.perf_counter() - started
 
