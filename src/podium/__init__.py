@@ -15,12 +15,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from podium import advantages, losses, packing, rewards
+    from podium.checks import check
     from podium.config import GRPOConfig
     from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
     from podium.run import Run
     from podium.trainer import GRPOTrainer
 
 _HOME = {
+    "check": "podium.checks",
     "GRPOConfig": "podium.config",
     "GRPOTrainer": "podium.trainer",
     "Completion": "podium.records",
@@ -31,7 +33,7 @@ _HOME = {
     "ScoredGroup": "podium.records",
     "StepMetrics": "podium.records",
 }
-"""Where each public class lives."""
+"""Where each public name lives."""
 
 _MODULES = frozenset({"advantages", "losses", "packing", "rewards"})
 """Public modules, `podium.losses` and so on."""
@@ -48,6 +50,7 @@ __all__ = [
     "StepMetrics",
     "__version__",
     "advantages",
+    "check",
     "losses",
     "packing",
     "rewards",

@@ -11,6 +11,7 @@ import typer
 
 from podium.cli.chat import chat
 from podium.cli.doctor import doctor
+from podium.cli.check import check
 from podium.cli.explain import explain
 from podium.cli.recipes import recipes
 from podium.cli.report import report
@@ -55,6 +56,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(train))
+app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(check))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))
 app.command()(_guarded(chat))
 app.command()(_guarded(recipes))

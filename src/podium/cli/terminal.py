@@ -61,6 +61,16 @@ class _Notes(logging.Handler):
         errors.print(Text(f"{word}: {clean(record.getMessage())}"))
 
 
+def quiet() -> None:
+    """Keep the progress bars of transformers and datasets off the terminal."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+
+
 def prepare_output() -> None:
     """Show Podium's own notes; keep the progress bars of transformers and datasets off the terminal."""
     import datasets

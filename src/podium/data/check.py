@@ -37,6 +37,9 @@ IMAGE_COLUMNS = ("image", "images")
 MAX_LISTED = 20
 """Problems written out in one message; the rest is counted."""
 
+SHOWN_PLACES = 5
+"""Rows that a count of rows names."""
+
 STREAM_ROWS = 100
 """Rows of a stream that are looked at before training. The others are checked when they are drawn."""
 
@@ -80,22 +83,22 @@ def find_problems(
     builder: PromptBuilder | None = None,
 ) -> list[Finding]:
     """What `check_dataset` raises and warns of, as a list: the columns first, then the rows in order, then counts."""
-    if _is_read_once(dataset):
+    if is_read_once(dataset):
         return []
     columns = _column_names(dataset)
     if not columns:
-        return [_empty(name)]
-    findings = _column_problems(columns, name)
+        return [no_rows(name)]
+    findings = column_problems(columns, name)
     if any(finding.code == "D001" for finding in findings):
         return findings
     template = _template(tokenizer, builder)
-    survey = _Survey(builder=builder)
+    survey = Survey(builder=builder)
     for index, row in enumerate(_rows_with_prompts(dataset)):
         survey.add(index, row, check_row(row, index, chat_template=template))
     findings += survey.findings
-    if survey.chat_rows and template is None and (tokenizer or builder):
-        findings.append(no_template(survey.chat_rows[0]))
-    findings += [*_mixed(survey), *_continued(survey), *_overlong(survey)]
+    if survey.chat_rows.count and template is None and (tokenizer or builder):
+        findings.append(no_template(survey.chat_rows.first[0]))
+    findings += [*mixed(survey), *continued(survey), *overlong(survey, builder)]
     return [*findings, *_too_few(dataset, survey, num_needed, name)]
 
 
@@ -240,7 +243,8 @@ def _has_text(content: Any) -> bool:
 _TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
 
 
-def _column_problems(columns: Sequence[str], name: str) -> list[Finding]:
+def column_problems(columns: Sequence[str], name: str) -> list[Finding]:
+    """What is wrong with the columns of a dataset."""
     findings = []
     if "prompt" not in columns:
         findings.append(
@@ -270,38 +274,67 @@ def _rename(columns: Iterable[str], name: str = "dataset") -> str:
     return f'GRPO needs a column `prompt`: {name} = {name}.rename_column("{column}", "prompt")'
 
 
-def _empty(name: str) -> Finding:
+def no_rows(name: str) -> Finding:
+    """A dataset without rows."""
     return _problem("D022", None, "no rows", f"look at how {name} is loaded and filtered")
 
 
-@dataclass
-class _Survey:
+@dataclass(slots=True)
+class Places:
+    """How many rows, and which were the first; a large number of them takes no more memory than a few."""
+
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def add(self, row: int) -> None:
+        """One more row."""
+        self.count += 1
+        if len(self.first) < SHOWN_PLACES:
+            self.first.append(row)
+
+    def __str__(self) -> str:
+        rows = ", ".join(map(str, self.first)) + ", ..." * (self.count > len(self.first))
+        return f"row{'s' * (self.count > 1)} {rows}"
+
+
+@dataclass(slots=True)
+class Survey:
     """What is counted while the rows go by."""
 
-    builder: PromptBuilder | None
+    builder: PromptBuilder | None = None
+    """Measures the prompts; None: nobody does, or the caller does."""
     findings: list[Finding] = field(default_factory=list)
     num_rows: int = 0
-    chat_rows: list[int] = field(default_factory=list)
-    plain_rows: list[int] = field(default_factory=list)
-    continued_rows: list[int] = field(default_factory=list)
-    long_rows: dict[int, int] = field(default_factory=dict)
-    """Number of tokens by row, of prompts over the builder's limit."""
+    chat_rows: Places = field(default_factory=Places)
+    plain_rows: Places = field(default_factory=Places)
+    continued_rows: Places = field(default_factory=Places)
+    long_rows: Places = field(default_factory=Places)
+    """Prompts over the limit."""
+    longest: tuple[int, int] = (0, -1)
+    """Tokens of the longest prompt that was measured, and its row."""
 
     def add(self, index: int, row: Any, problem: Finding | None) -> None:
+        """One row that was checked; `problem` is what is wrong with it."""
         self.num_rows += 1
         prompt = row.get("prompt") if isinstance(row, Mapping) else None
         if problem is not None:
             self.findings.append(problem)
         if isinstance(prompt, str):
-            self.plain_rows.append(index)
+            self.plain_rows.add(index)
         elif isinstance(prompt, (list, tuple)):
-            self.chat_rows.append(index)
+            self.chat_rows.add(index)
         if problem is None:
-            self._measure(index, prompt)
+            self._look_at(index, prompt)
 
-    def _measure(self, index: int, prompt: Any) -> None:
+    def measured(self, index: int, num_tokens: int, limit: int | None) -> None:
+        """One prompt's length."""
+        self.longest = max(self.longest, (num_tokens, index))
+        if limit is not None and num_tokens > limit:
+            self.long_rows.add(index)
+
+    def _look_at(self, index: int, prompt: Any) -> None:
         if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-            self.continued_rows.append(index)
+            self.continued_rows.add(index)
         if self.builder is None or self.num_rows > TOKENIZED_ROWS:
             return
         if self.builder.chat_template is None and not isinstance(prompt, str):
@@ -309,8 +342,8 @@ class _Survey:
         token_ids = self.builder.tokenize(prompt, index)
         if isinstance(token_ids, Finding):
             self.findings.append(token_ids)
-        elif self.builder.limit is not None and len(token_ids) > self.builder.limit:
-            self.long_rows[index] = len(token_ids)
+        else:
+            self.measured(index, len(token_ids), self.builder.limit)
 
 
 def _template(tokenizer: Any, builder: PromptBuilder | None) -> str | None:
@@ -320,65 +353,67 @@ def _template(tokenizer: Any, builder: PromptBuilder | None) -> str | None:
     return None if template is None else str(template)
 
 
-def _mixed(survey: _Survey) -> list[Finding]:
+def mixed(survey: Survey) -> list[Finding]:
+    """Conversations and plain strings in one dataset."""
     chat, plain = survey.chat_rows, survey.plain_rows
-    if not chat or not plain:
+    if not chat.count or not plain.count:
         return []
-    few, kind = (plain, "plain") if len(plain) <= len(chat) else (chat, "chat")
-    rows = ", ".join(map(str, few[:5])) + (", ..." if len(few) > 5 else "")
+    few, kind = (plain, "plain") if plain.count <= chat.count else (chat, "chat")
     return [
         _problem(
             "D013",
             None,
-            f"conversations and plain strings are mixed: {len(chat)} rows are chat, {len(plain)} are plain "
-            f"({kind}: row{'s' * (len(few) > 1)} {rows})",
+            f"conversations and plain strings are mixed: {chat.count} rows are chat, {plain.count} are plain "
+            f"({kind}: {few})",
             'write all prompts one way; a string becomes a conversation as [{"role": "user", "content": text}]',
         )
     ]
 
 
-def _continued(survey: _Survey) -> list[Finding]:
+def continued(survey: Survey) -> list[Finding]:
+    """Conversations that end with the assistant's turn."""
     rows = survey.continued_rows
-    if not rows:
+    if not rows.count:
         return []
-    what = f"{_count(rows)} with an assistant turn, which the completion will continue (first: row {rows[0]})"
+    ending = "1 row ends" if rows.count == 1 else f"{rows.count} rows end"
+    what = f"{ending} with an assistant turn, which the completion will continue (first: row {rows.first[0]})"
     fix = "if the last turn is the answer you want, take it out of `prompt` and keep it in a column of its own"
     return [Finding(code="D011", severity="warning", what=what, fix=fix)]
 
 
-def _count(rows: Sequence[int]) -> str:
-    return "1 row ends" if len(rows) == 1 else f"{len(rows)} rows end"
-
-
-def _overlong(survey: _Survey) -> list[Finding]:
-    builder, long_rows = survey.builder, survey.long_rows
-    if builder is None or not long_rows:
+def overlong(survey: Survey, builder: PromptBuilder | None) -> list[Finding]:
+    """Prompts over the builder's limit."""
+    if builder is None or not survey.long_rows.count:
         return []
-    row = max(long_rows, key=lambda index: long_rows[index])
-    rows = "1 prompt is" if len(long_rows) == 1 else f"{len(long_rows)} prompts are"
-    what = f"{rows} too long: {builder.limit_text} (longest, row {row}: {long_rows[row]} tokens)"
+    tokens, row = survey.longest
+    rows = "1 prompt is" if survey.long_rows.count == 1 else f"{survey.long_rows.count} prompts are"
+    what = f"{rows} too long: {builder.limit_text} (longest, row {row}: {tokens} tokens)"
     if builder.overlong == "error":
-        return [_problem("D014", None, what, builder.cure(long_rows[row]))]
+        return [_problem("D014", None, what, builder.cure(tokens))]
     done = {"drop": "left out", "truncate": "cut to the last tokens"}[builder.overlong]
     return [Finding(code="D014", severity="warning", what=f"{what}; {done}")]
 
 
-def _too_few(dataset: Any, survey: _Survey, num_needed: int | None, name: str) -> list[Finding]:
+def _too_few(dataset: Any, survey: Survey, num_needed: int | None, name: str) -> list[Finding]:
     """Nothing to say about a stream: its length is not known."""
     if survey.num_rows == 0:
-        return [_empty(name)]
+        return [no_rows(name)]
     if _is_stream(dataset):
         return []
-    dropped = len(survey.long_rows) if survey.builder is not None and survey.builder.overlong == "drop" else 0
-    left = survey.num_rows - dropped
-    if left >= max(num_needed or 1, 1):
+    dropped = survey.long_rows.count if survey.builder is not None and survey.builder.overlong == "drop" else 0
+    return too_few(survey.num_rows - dropped, dropped, num_needed)
+
+
+def too_few(num_left: int, dropped: int, num_needed: int | None) -> list[Finding]:
+    """Fewer prompts than one generation round takes; `dropped` are those left out for their length."""
+    if num_left >= max(num_needed or 1, 1):
         return []
     without = f" once {dropped} too long ones are left out" if dropped else ""
     return [
         _problem(
             "D023",
             None,
-            f"{left} prompt{'s' * (left != 1)}{without}, but one generation round takes {num_needed or 1}",
+            f"{num_left} prompt{'s' * (num_left != 1)}{without}, but one generation round takes {num_needed or 1}",
             "add rows, or lower `generation_batch_size` (or `per_device_train_batch_size`, "
             "`gradient_accumulation_steps`, `steps_per_generation`), or raise `num_generations`: a round takes "
             "generation_batch_size / num_generations prompts",
@@ -393,18 +428,19 @@ def _is_stream(dataset: Any) -> bool:
 def _column_names(dataset: Any) -> list[str]:
     """Columns of the rows as they are drawn: a transform may add or rename some. Empty where there is no row."""
     names = getattr(dataset, "column_names", None)
-    if names and not _is_transformed(dataset) and (_is_stream(dataset) or len(dataset) > 0):
+    if names and not is_transformed(dataset) and (_is_stream(dataset) or len(dataset) > 0):
         return list(names)
     first = next(iter(_rows(dataset)), None)
     return list(first) if isinstance(first, Mapping) else ["prompt"] * (first is not None)
 
 
-def _is_transformed(dataset: Any) -> bool:
+def is_transformed(dataset: Any) -> bool:
+    """Whether a function of the user's makes the rows as they are read."""
     settings = getattr(dataset, "format", None)
     return isinstance(settings, Mapping) and settings.get("type") == "custom"
 
 
-def _is_read_once(dataset: Any) -> bool:
+def is_read_once(dataset: Any) -> bool:
     """A generator or the like: looking at its rows would use them up."""
     return _is_stream(dataset) and iter(dataset) is dataset
 
@@ -419,7 +455,7 @@ def _rows(dataset: Any) -> Iterator[Any]:
 def _rows_with_prompts(dataset: Any) -> Iterator[Any]:
     """The rows with at least their prompts. Of a `datasets.Dataset` that column alone is read, in batches."""
     select: Callable[[str], Any] | None = getattr(dataset, "select_columns", None)
-    if select is None or _is_stream(dataset) or _is_transformed(dataset):
+    if select is None or _is_stream(dataset) or is_transformed(dataset):
         return _rows(dataset)
     batches = select("prompt").iter(batch_size=1000)
     return ({"prompt": prompt} for batch in batches for prompt in batch["prompt"])

@@ -63,11 +63,19 @@ def load_data(spec: DataSpec) -> tuple[Any, Any | None]:
     return train, _held_out(spec, splits, name)
 
 
+def load_eval(spec: DataSpec) -> Any:
+    """The rows of `eval_dataset`, which must be given. Raises `DataError`."""
+    assert spec.eval_dataset is not None
+    splits = load_splits(spec.eval_dataset, streaming=spec.dataset_streaming)
+    only = next(iter(splits.values())) if len(splits) == 1 else None
+    return (
+        only if only is not None else _split(splits, spec.dataset_test_split, spec.eval_dataset, "dataset_test_split")
+    )
+
+
 def _held_out(spec: DataSpec, splits: Mapping[str, Any], name: str) -> Any | None:
     if spec.eval_dataset is not None:
-        name, splits = spec.eval_dataset, load_splits(spec.eval_dataset, streaming=spec.dataset_streaming)
-        only = next(iter(splits.values())) if len(splits) == 1 else None
-        return only if only is not None else _split(splits, spec.dataset_test_split, name, "dataset_test_split")
+        return load_eval(spec)
     if spec.held_out == "needed":
         return _split(splits, spec.dataset_test_split, name, "dataset_test_split")
     return splits.get(spec.dataset_test_split) if spec.held_out == "if there" else None

@@ -50,23 +50,26 @@ class PromptBuilder:
 
     def __post_init__(self) -> None:
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            raise ConfigError(f"max_prompt_length is {self.max_prompt_length}; it must be at least 1, or None.")
+            raise ConfigError(
+                f"max_prompt_length is {self.max_prompt_length}; it must be at least 1, or None.", code="C016"
+            )
         if self.context_room is not None and self.context_room < 1:
             raise ConfigError(
                 f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "
                 f"{self.context_length} positions for prompt and completion together. "
-                f"Set max_completion_length under {self.context_length}."
+                f"Set max_completion_length under {self.context_length}.",
+                code="D015",
             )
 
     def __call__(self, row: Mapping[str, Any], id: int, row_index: int) -> Prompt | None:
         """The row as a prompt, or None where it is too long and `overlong` is "drop"."""
         problem = check_row(row, row_index, chat_template=self.chat_template)
         if problem is not None:
-            raise DataError(describe(self.name, [problem]))
+            raise DataError(describe(self.name, [problem]), code=problem.code)
         content = row["prompt"]
         token_ids = self.tokenize(content, row_index)
         if isinstance(token_ids, Finding):
-            raise DataError(describe(self.name, [token_ids]))
+            raise DataError(describe(self.name, [token_ids]), code=token_ids.code)
         text = None
         if self.limit is not None and len(token_ids) > self.limit:
             if self.overlong == "error":
@@ -125,6 +128,27 @@ class PromptBuilder:
             except (TemplateError, ValueError, TypeError, KeyError) as error:
                 return _refused(error, row_index)
         return list(token_ids) if len(token_ids) else _no_tokens(row_index)
+
+    def lengths(self, contents: Sequence[tuple[int, str | Sequence[Message]]]) -> list[int | Finding]:
+        """Token counts of many checked prompts `(row, content)` in one call of the tokenizer; or what is wrong."""
+        plain = [isinstance(content, str) for _, content in contents]
+        texts = [content if isinstance(content, str) else self._rendered(content, row) for row, content in contents]
+        counts: list[int | Finding] = [text if isinstance(text, Finding) else 0 for text in texts]
+        for special in (True, False):  # a template writes the special tokens itself
+            chosen = [i for i, text in enumerate(texts) if plain[i] is special and not isinstance(text, Finding)]
+            if chosen:
+                encoded = self.tokenizer([texts[i] for i in chosen], add_special_tokens=special)["input_ids"]
+                for i, token_ids in zip(chosen, encoded, strict=True):
+                    counts[i] = len(token_ids) or _no_tokens(contents[i][0])
+        return counts
+
+    def _rendered(self, content: Sequence[Message], row_index: int) -> str | Finding:
+        if self.chat_template is None:
+            return no_template(row_index)
+        try:
+            return str(self._apply_template(content, tokenize=False))
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            return _refused(error, row_index)
 
     def cure(self, num_tokens: int) -> str:
         """What to type so that a prompt of `num_tokens` tokens is taken."""

@@ -56,7 +56,7 @@ class Recipe:
     eval_rows: int = 200
     """Most held-out prompts that are looked at, before and after."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """Where each argument of `GRPOConfig` was set: `run.yaml:7`, or `--flag`."""
+    """Where each key was set: `run.yaml:7`, or `--flag`."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """The keys and values as written, flags included: what `config.yaml` in the run's folder holds."""
 
@@ -75,8 +75,8 @@ class Recipe:
             raise ConfigError(f"{self.place_of(str(error))}: {error}", code=code) from error
 
     def place_of(self, message: str) -> str:
-        """Where the first setting that a message mentions was made."""
-        words = re.findall(r"\w+", message)
+        """Where the first argument of `GRPOConfig` that a message mentions was set."""
+        words = (word for word in re.findall(r"\w+", message) if word in self.config)
         return next((self.places[word] for word in words if word in self.places), self.name)
 
     def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
@@ -99,12 +99,12 @@ class Recipe:
             args=arguments,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            peft_config=self._peft_config(),
+            peft_config=self.peft_config(),
             quantization_config=self._quantization_config(),
             **more,
         )
 
-    def _peft_config(self) -> Any:
+    def peft_config(self) -> Any:
         if self.lora is None:
             return None
         from peft import LoraConfig

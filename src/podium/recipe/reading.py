@@ -94,7 +94,7 @@ def survey(document: Document, overrides: Mapping[str, Any]) -> tuple[Recipe, li
         eval_samples=values.get("eval_samples", 4),
         eval_temperature=values.get("eval_temperature"),
         eval_rows=values.get("eval_rows", 200),
-        places={key: reading.where((key,)) for key in config if key in values},
+        places={key: reading.where((key,)) for key in values},
         given={**document.values, **overrides},
     )
     return recipe, in_order(reading.problems)

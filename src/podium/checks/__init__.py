@@ -1,0 +1,76 @@
+"""What is wrong with a run, all of it, before any weight is loaded.
+
+    for finding in podium.check("run.yaml"):
+        print(finding)
+
+The list is the table in `podium.checks.table`: plain functions of a `Setup`, which holds what is knowable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podium.records import Finding
+
+if TYPE_CHECKING:
+    from podium.config import GRPOConfig
+
+__all__ = ["check", "check_recipe"]
+
+
+def check(
+    model: Any,
+    reward_funcs: Any = None,
+    args: GRPOConfig | None = None,
+    train_dataset: Any = None,
+    eval_dataset: Any = None,
+    processing_class: Any = None,
+    reward_processing_classes: Any = None,
+    quantization_config: Any = None,
+    peft_config: Any = None,
+) -> list[Finding]:
+    """What is wrong with a run, errors first. No weight is loaded, and nothing is raised for what is wrong.
+
+    Takes the arguments of `GRPOTrainer`; or, alone, a recipe: the path of a YAML file, the name of a recipe that comes
+    with Podium, or a `Recipe`.
+
+    >>> from podium import GRPOConfig, check
+    >>> rows = [{"prompt": "1 + 1 = ", "answer": "2"}, {"prompt": None, "answer": "3"}]
+    >>> def right(completions, answer):
+    ...     return [float(a in text) for text, a in zip(completions, answer)]
+    >>> args = GRPOConfig("out", per_device_train_batch_size=2, num_generations=2)
+    >>> found = check("./my-model", right, args, rows)
+    >>> [(finding.code, finding.what) for finding in found if finding.severity == "error"]
+    [('M001', 'There is no folder ./my-model.'), ('D005', 'train_dataset, row 1: prompt is null')]
+    """
+    from podium.checks.setup import from_arguments, of_recipe
+    from podium.checks.table import findings
+    from podium.recipe import Recipe
+
+    alone = reward_funcs is None and args is None and train_dataset is None
+    if isinstance(model, Recipe):
+        return findings(of_recipe(model))
+    if alone and isinstance(model, (str, Path)):
+        return check_recipe(model)
+    return findings(
+        from_arguments(
+            model,
+            reward_funcs,
+            args,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            quantization_config,
+            peft_config,
+        )
+    )
+
+
+def check_recipe(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
+    """What is wrong with a recipe and values that override it, errors first."""
+    from podium.checks.setup import from_recipe
+    from podium.checks.table import findings
+
+    return findings(from_recipe(path, overrides))

@@ -1,0 +1,115 @@
+"""What is known of a model without its weights: its configurations, and the headers of its files."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from podium.errors import ModelError, PodiumError
+from podium.models.builtin import resolve_model
+from podium.models.check import check_model_name
+from podium.models.loading import LoadSettings, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_HEADER = 100_000_000
+"""Bytes; the same limit as in safetensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model as far as it can be known without loading it."""
+
+    name: str
+    config: PretrainedConfig | None = None
+    generation_config: GenerationConfig | None = None
+    folder: Path | None = None
+    """None: on the hub and not here, or given as an object."""
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes by name, from the headers of safetensors files; empty where there are none to read."""
+
+    @property
+    def num_parameters(self) -> int:
+        """0: not known."""
+        return sum(prod(shape) for shape in self.tensors.values())
+
+    @property
+    def embedding(self) -> tuple[int, ...] | None:
+        """Shape [vocabulary, width] of the input embedding."""
+        endings = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+        return next((shape for name, shape in self.tensors.items() if name.endswith(endings)), None)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """That the generation configuration names."""
+        ids = getattr(self.generation_config, "eos_token_id", None)
+        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> ModelFacts:
+    """Raises `ModelError` for a name that cannot become a language model."""
+    if not isinstance(model, str):
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        generation = getattr(model, "generation_config", None)
+        name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        return ModelFacts(name=name, config=model.config, generation_config=generation, tensors=shapes)
+    check_model_name(model, needs_tokenizer=needs_tokenizer, trust_remote_code=settings.trust_remote_code)
+    source, revision = resolve_model(model), settings.init_kwargs.get("revision")
+    folder = Path(source).expanduser()
+    try:
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelError(
+            f"{model}: transformers does not know how to read its config.json ({_first_line(error)}).",
+            code="M013",
+            fix="Take a causal language model that transformers has, or install a newer transformers.",
+        ) from error
+    return ModelFacts(
+        name=model,
+        config=config,
+        generation_config=_generation_config(source, revision),
+        folder=folder if folder.is_dir() else None,
+        tensors=dict(_headers(folder)) if folder.is_dir() else {},
+    )
+
+
+def tokenizer_of(model: Any, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
+    """Raises `ModelError` where there is none that can be used."""
+    try:
+        return load_tokenizer(model, given, settings)
+    except PodiumError:
+        raise
+    except Exception as error:  # tokenizers raises plain `Exception` for a file that it cannot read
+        raise ModelError(
+            f"{model}: its tokenizer cannot be read ({_first_line(error)}).",
+            code="M003",
+            fix="Copy the tokenizer's files from the original model, or pass `processing_class=` in Python.",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+
+
+def _generation_config(source: str, revision: str | None) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(source, revision=revision)
+    except (OSError, ValueError):  # many models have none
+        return None
+
+
+def _headers(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor; the files were found whole before."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length)) if length < MAX_HEADER else {}
+        yield from ((name, tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__")

@@ -1,0 +1,283 @@
+"""Rules about the model and its tokenizer, from their small files and the headers of the large ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import torch
+
+from podium.checks.setup import Setup
+from podium.records import Finding
+
+BYTES = {"weights": 4, "gradients": 4, "optimizer": 8}
+"""A trained parameter in float32 with AdamW."""
+
+
+def vocabulary(setup: Setup) -> Iterator[Finding]:
+    """A row of the embedding for every token, and the shapes that the configuration promises."""
+    facts, tokenizer = setup.model, setup.tokenizer
+    if facts is None or facts.config is None:
+        return
+    text = facts.config.get_text_config()
+    promised = (text.vocab_size, text.hidden_size)
+    shape = facts.embedding
+    if shape is not None and shape != promised:
+        yield Finding(
+            code="M022",
+            severity="error",
+            what=f"{facts.name}: the embedding in the weights is {shape[0]:,} x {shape[1]:,}, but config.json says "
+            f"{promised[0]:,} x {promised[1]:,} (vocab_size x hidden_size)",
+            why="the weights belong to another configuration; loading fails, or leaves random rows",
+            fix="copy config.json and the weights from one place again",
+        )
+    rows = promised[0] if shape is None else shape[0]
+    if tokenizer is not None and len(tokenizer) > rows:
+        token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)
+        yield Finding(
+            code="M007",
+            severity="error",
+            what=f"{facts.name}: the embedding has {rows:,} rows, but the tokenizer has {len(tokenizer):,} tokens; "
+            f"token {len(tokenizer) - 1} (`{token}`) has no row",
+            why="the first prompt with such a token ends in `index out of range`",
+            fix="take the model's own tokenizer, or once: model.resize_token_embeddings(len(tokenizer)); "
+            "model.save_pretrained(folder)",
+        )
+
+
+def special_tokens(setup: Setup) -> Iterator[Finding]:
+    """Padding and end."""
+    tokenizer = setup.tokenizer
+    if tokenizer is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
+        yield Finding(
+            code="M005",
+            severity="note",
+            what=f"pad and end token are the same (`{tokenizer.eos_token}`, id {tokenizer.eos_token_id})",
+            why="harmless here: what is padding is known by position, never by id",
+        )
+
+
+def end_tokens(setup: Setup) -> Iterator[Finding]:
+    """The tokens that end a turn, as the tokenizer, the generation configuration and the chat template have them."""
+    facts, tokenizer = setup.model, setup.tokenizer
+    if facts is None or tokenizer is None:
+        return
+    ends = facts.end_ids | {tokenizer.eos_token_id} - {None}
+    closing = _closing_token(setup)
+    names = ", ".join(f"`{tokenizer.convert_ids_to_tokens(i)}` ({i})" for i in sorted(ends) if i < len(tokenizer))
+    if closing is not None and closing not in ends:
+        token = tokenizer.convert_ids_to_tokens(closing)
+        yield Finding(
+            code="M018",
+            severity="warning",
+            what=f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at "
+            f"{names}",
+            why="the model writes its end and goes on: completions run to max_completion_length",
+            fix=f"generation_kwargs: {{eos_token_id: {sorted({closing, *ends})}}}",
+        )
+    elif facts.end_ids and tokenizer.eos_token_id not in facts.end_ids:
+        yield Finding(
+            code="M018",
+            severity="note",
+            what=f"{facts.name}: the tokenizer's end token {tokenizer.eos_token_id} is not among the end tokens of the "
+            f"generation configuration, {sorted(facts.end_ids)}; a completion ends at each of {names}",
+        )
+
+
+def _render(setup: Setup, messages: list[dict[str, str]], *, prompt: bool) -> str | None:
+    assert setup.tokenizer is not None
+    kwargs = dict(setup.builder.chat_template_kwargs) if setup.builder is not None else {}
+    try:
+        return str(
+            setup.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **kwargs)
+        )
+    except Exception:  # noqa: BLE001 - a template can raise anything; its rows are tried one by one elsewhere
+        return None
+
+
+_USER, _ANSWER = {"role": "user", "content": "2+2?"}, "It is four."
+
+
+def _closing_token(setup: Setup) -> int | None:
+    """The first special token behind an assistant's answer."""
+    assert setup.tokenizer is not None
+    if not getattr(setup.tokenizer, "chat_template", None):
+        return None
+    text = _render(setup, [_USER, {"role": "assistant", "content": _ANSWER}], prompt=False)
+    if text is None or _ANSWER not in text:
+        return None
+    rest = setup.tokenizer(text.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
+    special = set(setup.tokenizer.all_special_ids) | set(setup.tokenizer.added_tokens_decoder)
+    return next((i for i in rest if i in special), None)
+
+
+def template(setup: Setup) -> Iterator[Finding]:
+    """That the prompt of a turn is the beginning of the text with the answer."""
+    if setup.tokenizer is None or not getattr(setup.tokenizer, "chat_template", None):
+        return
+    before = _render(setup, [_USER], prompt=True)
+    after = _render(setup, [_USER, {"role": "assistant", "content": _ANSWER}], prompt=False)
+    if before is None or after is None or after.startswith(before):
+        return
+    same = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+    )
+    yield Finding(
+        code="M019",
+        severity="note",
+        what=f"the chat template is not prefix-stable: with the answer in place the text differs from the prompt at "
+        f"character {same} ({before[same : same + 30]!r} became {after[same : same + 30]!r})",
+        why="harmless for one answer, which is sampled from the prompt as it is; a conversation of several turns would "
+        "not be seen as it was sampled",
+        fix="give chat_template_kwargs that keep the prompt, such as {enable_thinking: false} for Qwen3",
+    )
+
+
+def pickles(setup: Setup) -> Iterator[Finding]:
+    """Weights in Python's pickle format."""
+    folder = setup.model.folder if setup.model is not None else None
+    if folder is None or any(folder.glob("*.safetensors")):
+        return
+    for file in sorted(folder.glob("pytorch_model*.bin"))[:1]:
+        yield Finding(
+            code="M010",
+            severity="warning",
+            what=f"{folder} has its weights as a pickle ({file.name}) and not as safetensors",
+            why="a pickle is a program; it is read without running it, but cannot be checked before",
+            fix=f'python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{folder}').save_pretrained('{folder}')\"",
+        )
+
+
+def quantized(setup: Setup) -> Iterator[Finding]:
+    """Rounded weights that are to be trained themselves, and the library that reads them."""
+    of_model = getattr(setup.model.config, "quantization_config", None) if setup.model and setup.model.config else None
+    asked = _kind(setup.quantization)
+    if (of_model is not None or asked) and setup.lora is None:
+        what = asked or f"{_kind(of_model) or 'quantized'} (its config.json has a quantization_config)"
+        yield Finding(
+            code="M014",
+            severity="error",
+            what=f"{setup.at('model')}: its weights are {what}, and rounded weights cannot be trained themselves",
+            why="a step is smaller than the distance between two values that they can have",
+            fix="train an adapter: `lora: {r: 16}` (peft_config=LoraConfig(...) in Python)",
+        )
+    if asked and importlib.util.find_spec("bitsandbytes") is None:
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"weights in {asked} need bitsandbytes, which is not installed",
+            fix="pip install bitsandbytes, or leave load_in_4bit and load_in_8bit out",
+        )
+
+
+def _kind(settings: Any) -> str:
+    values = settings if isinstance(settings, dict) else {}
+    return next((f"{bits} bits" for bits in (4, 8) if values.get(f"load_in_{bits}bit")), "")
+
+
+_ATTENTION = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+
+
+def precision(setup: Setup) -> Iterator[Finding]:
+    """A dtype and an attention that are there."""
+    if setup.args is None:
+        return
+    asked = dict(setup.args.model_init_kwargs or {})
+    dtype = str(asked.get("dtype") or asked.get("torch_dtype") or "").removeprefix("torch.")
+    on_gpu = torch.cuda.is_available() and not setup.args.use_cpu
+    if dtype == "float16" and not on_gpu:
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('dtype')} is float16, and there is no GPU",
+            why="products in float16 are slow or missing on a CPU, and gradients below 6e-8 vanish",
+            fix=setup.line("dtype", "float32"),
+        )
+    if dtype == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('dtype')} is bfloat16, which {torch.cuda.get_device_name()} does not have",
+            fix=setup.line("dtype", "float32"),
+        )
+    package = _ATTENTION.get(str(asked.get("attn_implementation")))
+    if package is not None and (not on_gpu or importlib.util.find_spec(package) is None):
+        missing = "there is no GPU" if not on_gpu else f"the package {package} is not installed"
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('attn_implementation')} is {asked['attn_implementation']}, and {missing}",
+            fix="leave it out: attention over shared prefixes is Podium's own",
+        )
+
+
+def adapter_targets(setup: Setup) -> Iterator[Finding]:
+    """Layers that the adapter names and the model has."""
+    targets = (setup.lora or {}).get("target_modules")
+    if setup.model is None or isinstance(targets, str) or not targets:
+        return
+    if "lm_head" in targets:
+        yield Finding(
+            code="M020",
+            severity="error",
+            what=f"{setup.at('lora')}: target_modules names lm_head; an adapter on the head is not supported",
+            fix="take lm_head out of target_modules",
+        )
+    modules = [name.removesuffix(".weight") for name in setup.model.tensors if name.endswith(".weight")]
+    missing = [name for name in sorted(targets) if not any(m == name or m.endswith(f".{name}") for m in modules)]
+    if modules and len(missing) == len(targets):
+        linear = [n for n, shape in setup.model.tensors.items() if len(shape) == 2 and "embed" not in n]
+        layers = sorted({name.split(".")[-2] for name in linear if name.count(".") > 1})
+        yield Finding(
+            code="M020",
+            severity="error",
+            what=f"{setup.at('lora')}: target_modules {', '.join(missing)} name no layer of {setup.model.name}",
+            why=f"its layers are {', '.join(layers)}",
+            fix='target_modules: all-linear ("all-linear" takes them all but the head)',
+        )
+
+
+def router(setup: Setup) -> Iterator[Finding]:
+    """A load-balancing loss for a model without a router."""
+    coef = setup.args.router_aux_loss_coef if setup.args is not None else None
+    config = setup.model.config if setup.model is not None else None
+    if not coef or config is None:
+        return
+    text = config.get_text_config()
+    if not any(hasattr(text, name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        yield Finding(
+            code="M021",
+            severity="error",
+            what=f"{setup.at('router_aux_loss_coef')} is {coef:g}, but this model ({text.model_type}) has no router",
+            fix="leave router_aux_loss_coef out",
+        )
+
+
+def reference_memory(setup: Setup) -> Iterator[Finding]:
+    """A second copy of the model beside the optimizer, where beta asks for one: weights alone, so a lower bound."""
+    args, facts = setup.args, setup.model
+    if args is None or facts is None or not args.beta or setup.lora is not None or not facts.num_parameters:
+        return
+    per_parameter = sum(BYTES.values()) + BYTES["weights"]
+    needed = facts.num_parameters * per_parameter
+    there = _memory(args)
+    if needed <= there:
+        return
+    yield Finding(
+        code="C015",
+        severity="error",
+        what=f"{setup.at('beta')} is {args.beta:g}: the reference is a second copy of {facts.num_parameters / 1e9:.2f} "
+        f"billion parameters; weights, gradients, optimizer and the copy take {needed / 1e9:.1f} GB, there are "
+        f"{there / 1e9:.1f} GB",
+        why="the run would end out of memory, at the start or at the first step",
+        fix=f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it",
+    )
+
+
+def _memory(args: Any) -> int:
+    if torch.cuda.is_available() and not args.use_cpu:
+        return int(torch.cuda.mem_get_info()[1])
+    return int(psutil.virtual_memory().total)

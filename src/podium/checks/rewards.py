@@ -1,0 +1,96 @@
+"""Rules about the rewards: what they ask for, and what they do with a handful of real rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from podium.checks.setup import Setup, findings_of
+from podium.config import advantage_settings
+from podium.data.check import check_row
+from podium.errors import PodiumError, RewardError
+from podium.records import Completion, Finding, Group, Prompt
+from podium.rewards.model import RewardModel
+from podium.rewards.resolve import GOLD, Reward, check_rewards
+from podium.rewards.score import score
+
+SLOW_SECONDS = 0.05
+"""Per completion."""
+
+
+def needs(setup: Setup) -> Iterator[Finding]:
+    """Columns that are there, and a weight for each."""
+    survey, args = setup.train, setup.args
+    if args is not None and setup.rewards:
+        try:
+            advantage_settings(args, len(setup.rewards))
+        except PodiumError as error:
+            names = ", ".join(reward.name for reward in setup.rewards)
+            for finding in findings_of(error):
+                yield replace(finding, what=f"{finding.what} The functions are {names}.")
+    if survey is None or not survey.columns:
+        return
+    columns = ["prompt"] if args is not None and args.remove_unused_columns else list(survey.columns)
+    for reward in setup.rewards:
+        try:
+            check_rewards([reward], columns)
+        except RewardError as error:
+            first, _, rest = str(error).partition("\n")
+            yield Finding(
+                code="W002",
+                severity="error",
+                what=f"{survey.name}: {first}",
+                why=rest.partition("\n")[0],
+                fix="rename the column or the argument, or give the argument a default",
+            )
+
+
+def trials(setup: Setup) -> Iterator[Finding]:
+    """Every reward on a few rows, with the gold answer and with nothing as the completion."""
+    groups = _groups(setup)
+    for reward in setup.rewards if groups else ():
+        if isinstance(reward.function, RewardModel) or any(finding.code == "W002" for finding in needs(setup)):
+            continue
+        started = time.perf_counter()
+        try:
+            score(groups, [reward])
+        except PodiumError as error:
+            yield from findings_of(error)
+        else:
+            yield from _slow(setup, reward, (time.perf_counter() - started) / (2 * len(groups)))
+
+
+def _slow(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
+    if setup.args is None or seconds < SLOW_SECONDS:
+        return
+    count = setup.args.generation_batch_size or 0
+    yield Finding(
+        code="W009",
+        severity="warning",
+        what=f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions",
+        why="the model waits for it in every round",
+        fix="do the slow part once for all completions, or write it with `async def` and await inside",
+    )
+
+
+def _groups(setup: Setup) -> list[Group]:
+    """The survey's example rows as groups of two completions: the gold answer, and nothing."""
+    if setup.train is None:
+        return []
+    rows = [row for row in setup.train.examples if check_row(row, 0) is None]
+    return [_group(setup, index, row) for index, row in enumerate(rows)]
+
+
+def _group(setup: Setup, index: int, row: dict[str, Any]) -> Group:
+    content = row["prompt"]
+    columns = {key: value for key, value in row.items() if key not in ("prompt", "completion", "completion_ids")}
+    prompt = Prompt(id=index, row=index, token_ids=(0,), text=str(content), content=content, columns=columns)
+    gold = next((str(row[name]) for name in GOLD if row.get(name) is not None), "")
+    return Group(prompt=prompt, completions=tuple(_completion(setup, text) for text in (gold, "")))
+
+
+def _completion(setup: Setup, text: str) -> Completion:
+    ids: Sequence[int] = (0,) if setup.tokenizer is None else setup.tokenizer(text)["input_ids"] or (0,)
+    return Completion(token_ids=tuple(ids), logps=(0.0,) * len(ids), finish="stop", text=text, policy_step=0)

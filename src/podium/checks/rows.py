@@ -1,0 +1,282 @@
+"""One pass over a dataset, in constant memory: what is wrong with its rows, and what is counted by the way.
+
+    survey = look_at(jsonl_source(Path("train.jsonl")), builder)
+
+Knows rows, and of tokenizers what a `PromptBuilder` tells. Judges nothing but single rows: `podium.checks.data` does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from podium.checks.distinct import DistinctSample
+from podium.data.check import Places, Survey, check_row, is_read_once, is_transformed
+from podium.data.load import jsonl_rows
+from podium.data.prompts import PromptBuilder
+from podium.errors import DataError
+from podium.records import Finding
+from podium.rewards.resolve import GOLD
+
+MAX_SHOWN = 20
+"""Bad rows of one kind that are written out; the rest is counted."""
+
+MEASURED_ROWS = 10_000
+"""Prompts whose tokens are counted, evenly over the whole dataset; all that may be too long come on top, as many."""
+
+STREAM_ROWS = 10_000
+"""Rows of a stream without an end that are looked at."""
+
+EXAMPLES = 4
+"""Usable rows that are kept, for trying the rewards on."""
+
+LARGE_ROW = 1_000_000
+"""Characters of a prompt from which on it is worth a word."""
+
+_BATCH = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where rows come from."""
+
+    name: str
+    """For messages: a file, or `train_dataset`."""
+    rows: Callable[[], Iterator[tuple[int | None, Any]]]
+    """Number of the line (None: not a file of lines) and row; a Finding in place of a row that cannot be read."""
+    about: int | None
+    """How many rows there are, roughly; None: not known."""
+    columns: tuple[str, ...] | None = None
+    """None: those of the rows."""
+    is_stream: bool = False
+    has_bom: bool = False
+
+
+@dataclass(slots=True)
+class Column:
+    """One column's values."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    nulls: Places = field(default_factory=Places)
+    long: Places = field(default_factory=Places)
+    """Answers that are longer than a completion may be."""
+    longest: tuple[int, int] = (0, -1)
+    """Tokens of the longest answer that was measured, and its row."""
+
+
+@dataclass(slots=True)
+class RowSurvey:
+    """What one pass over a dataset has seen."""
+
+    source: Source
+    builder: PromptBuilder | None
+    counts: Survey = field(default_factory=Survey)
+    bad: dict[str, list[Finding]] = field(default_factory=dict)
+    """By code, the first of them."""
+    num_bad: Counter[str] = field(default_factory=Counter)
+    columns: dict[str, Column] = field(default_factory=dict)
+    prompts: DistinctSample = field(default_factory=DistinctSample)
+    shared: Places = field(default_factory=Places)
+    """Rows whose prompts are in the other dataset too."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of the evenly spread prompts."""
+    late_system: Places = field(default_factory=Places)
+    """Conversations with a system message that is not the first."""
+    nul: Places = field(default_factory=Places)
+    large: Places = field(default_factory=Places)
+    num_suspects: int = 0
+    """Prompts measured because they may be too long."""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    _pending: list[tuple[int, Any, bool]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.source.name
+
+    @property
+    def stride(self) -> int:
+        """Every how manieth prompt is measured."""
+        return max(1, -(-(self.source.about or 0) // MEASURED_ROWS))
+
+    def add(self, index: int, line: int | None, row: Any, other: DistinctSample | None) -> None:
+        """One row."""
+        if isinstance(row, Finding):
+            self._note(row, index, line)
+            self.counts.num_rows += 1
+            return
+        problem = check_row(row, index, chat_template=None if self.builder is None else self.builder.chat_template)
+        self.counts.add(index, row, problem)
+        self.counts.findings.clear()
+        if problem is not None:
+            self._note(problem, index, line)
+        if isinstance(row, Mapping):
+            self._count_columns(index, row)
+            if problem is None:
+                self._look_at(index, row, other)
+
+    def _note(self, finding: Finding, index: int, line: int | None) -> None:
+        self.num_bad[finding.code] += 1
+        shown = self.bad.setdefault(finding.code, [])
+        if len(shown) < MAX_SHOWN:
+            shown.append(replace(finding, what=_placed(finding.what, self.name, index, line)))
+
+    def _count_columns(self, index: int, row: Mapping[str, Any]) -> None:
+        for key, value in row.items():
+            column = self.columns.get(key)
+            if column is None:
+                column = self.columns[key] = Column()
+                column.nulls.count = index  # rows before this one did not have it
+                column.nulls.first = list(range(min(index, 5)))
+            if value is None:
+                column.nulls.add(index)
+            else:
+                column.kinds[type(value).__name__] += 1
+
+    def _look_at(self, index: int, row: Mapping[str, Any], other: DistinctSample | None) -> None:
+        prompt = row["prompt"]
+        key = _key(prompt)
+        self.prompts.add(key, index)
+        if other is not None and key in other:
+            self.shared.add(index)
+        texts = [prompt] if isinstance(prompt, str) else [str(message.get("content")) for message in prompt]
+        size = sum(map(_most_tokens, texts))
+        if any("\x00" in text for text in texts):
+            self.nul.add(index)
+        if size > LARGE_ROW:
+            self.large.add(index)
+        if not isinstance(prompt, str) and any(message["role"] == "system" for message in prompt[1:]):
+            self.late_system.add(index)
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(dict(row))
+        if self.builder is not None:
+            self._queue(index, prompt, size)
+            self._measure_answers(index, row)
+
+    def _queue(self, index: int, prompt: Any, size: int) -> None:
+        assert self.builder is not None
+        spread = index % self.stride == 0
+        limit = self.builder.limit
+        suspect = limit is not None and size + _TEMPLATE > limit and self.num_suspects < MEASURED_ROWS
+        self.num_suspects += suspect and not spread
+        if spread or suspect:
+            self._pending.append((index, prompt, spread))
+            if len(self._pending) >= _BATCH or size > LARGE_ROW:
+                self.measure()
+
+    def measure(self) -> None:
+        """The lengths of the prompts that wait for it."""
+        if self.builder is None or not self._pending:
+            return
+        waiting, self._pending = self._pending, []
+        found = self.builder.lengths([(index, prompt) for index, prompt, _ in waiting])
+        for (index, _, spread), length in zip(waiting, found, strict=True):
+            if isinstance(length, Finding):
+                self._note(length, index, None)
+                continue
+            self.counts.measured(index, length, self.builder.limit)
+            if spread:
+                self.lengths.append(length)
+
+    def _measure_answers(self, index: int, row: Mapping[str, Any]) -> None:
+        """Only an answer of more bytes than the limit can have more tokens."""
+        assert self.builder is not None
+        limit = self.builder.max_completion_length
+        for key in GOLD:
+            value = row.get(key)
+            if limit is None or not isinstance(value, str) or _most_tokens(value) <= limit:
+                continue
+            column = self.columns[key]
+            if column.long.count < MEASURED_ROWS:
+                tokens = len(self.builder.tokenizer(value, add_special_tokens=False)["input_ids"])
+                column.longest = max(column.longest, (tokens, index))
+                if tokens > limit:
+                    column.long.add(index)
+
+
+_TEMPLATE = 512
+"""Tokens that a chat template may add."""
+
+
+def _most_tokens(text: str) -> int:
+    """No tokenizer makes more tokens than there are bytes."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def _key(prompt: Any) -> Hashable:
+    if isinstance(prompt, str):
+        return prompt
+    return tuple((message["role"], str(message.get("content"))) for message in prompt)
+
+
+def _placed(what: str, name: str, index: int, line: int | None) -> str:
+    """`row 3: prompt is null` as `train.jsonl:4, row 3: prompt is null`."""
+    if what.startswith(name):
+        return what  # the reader named the line
+    where = name if line is None else f"{name}:{line}"
+    return f"{where}, {what}" if what.startswith("row ") else f"{where}, row {index}: {what}"
+
+
+def look_at(source: Source, builder: PromptBuilder | None, other: DistinctSample | None = None) -> RowSurvey:
+    """The pass. `other` are the prompts of another dataset, to find those that are in both.
+
+    Raises:
+        DataError: the rows cannot be read at all.
+    """
+    survey = RowSurvey(source=source, builder=builder)
+    for index, (line, row) in enumerate(source.rows()):
+        survey.add(index, line, row, other)
+    survey.measure()
+    return survey
+
+
+# ---- sources ----
+
+
+def jsonl_source(path: Path, name: str | None = None) -> Source:
+    """A JSONL file, read as it is: no copy is made of it."""
+    with path.open("rb") as stream:
+        start = stream.read(1 << 20)
+    lines = max(start.count(b"\n"), 1)
+    about = max(1, path.stat().st_size * lines // max(len(start), 1))
+    if not start:
+        raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
+    return Source(
+        name=name or str(path),
+        rows=lambda: iter(jsonl_rows(path)),
+        about=about,
+        has_bom=start.startswith(b"\xef\xbb\xbf"),
+    )
+
+
+def dataset_source(dataset: Any, name: str, *, is_file: bool = False) -> Source | None:
+    """A `Dataset`, an `IterableDataset`, or a list of rows; None for what can be read only once.
+
+    `is_file`: a stream that ends, so that all of it is read.
+    """
+    if is_read_once(dataset):
+        return None
+    is_stream = not hasattr(dataset, "__len__")
+    columns: Sequence[str] | None = None if is_transformed(dataset) else getattr(dataset, "column_names", None)
+    return Source(
+        name=name,
+        rows=lambda: ((None, row) for row in _rows(dataset, None if is_file else STREAM_ROWS)),
+        about=None if is_stream else len(dataset),
+        columns=tuple(columns) if columns else None,
+        is_stream=is_stream and not is_file,
+    )
+
+
+def _rows(dataset: Any, most: int | None) -> Iterator[Any]:
+    if not hasattr(dataset, "__len__"):
+        yield from islice(dataset, most)
+    elif hasattr(dataset, "iter") and not is_transformed(dataset):
+        for batch in dataset.iter(batch_size=1000):
+            keys = list(batch)
+            yield from (dict(zip(keys, values, strict=True)) for values in zip(*batch.values(), strict=True))
+    else:
+        yield from (dataset[index] for index in range(len(dataset)))

@@ -1,0 +1,317 @@
+"""Everything that is known about a run before its weights are loaded, in one record.
+
+    setup = from_recipe("run.yaml", {"learning_rate": 2e-6})
+
+What cannot be had (a file that is not there, a key that is wrong) is a finding in `problems`, and the rest goes on
+without it: all problems are said at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from podium.assembly import load_settings, prompt_builder
+from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
+from podium.checks.rows import RowSurvey, Source, dataset_source, jsonl_source, look_at
+from podium.config import GRPOConfig
+from podium.data.load import READERS, DataSpec, load_data, load_eval
+from podium.data.prompts import PromptBuilder
+from podium.errors import ConfigError, PodiumError
+from podium.models.loading import model_name
+from podium.recipe import Recipe, open_document
+from podium.recipe.document import Problem
+from podium.recipe.reading import survey as survey_recipe
+from podium.records import Finding
+from podium.rewards.resolve import Reward, resolve_rewards
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a run will be made of, without weights. None: it could not be had, and a finding says why."""
+
+    name: str
+    """For messages: the recipe."""
+    args: GRPOConfig | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where a setting was made: `run.yaml:7`, or `--flag`."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """A recipe's keys as written."""
+    model: ModelFacts | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    builder: PromptBuilder | None = None
+    lora: Mapping[str, Any] | None = None
+    """Of the adapter to train: `r`, `target_modules` and so on."""
+    quantization: Mapping[str, Any] | None = None
+    rewards: tuple[Reward, ...] = ()
+    train: RowSurvey | None = None
+    evaluation: RowSurvey | None = None
+    problems: tuple[Finding, ...] = ()
+
+    def at(self, key: str) -> str:
+        """`run.yaml:7: learning_rate`, or the name alone where nothing was written."""
+        return f"{self.places[key]}: {key}" if key in self.places else key
+
+    def line(self, key: str, value: object) -> str:
+        """What to type to set a key: a line of YAML, or an argument of `GRPOConfig`."""
+        return f"{key}: {value}" if self.given else f"{key}={value}"
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """Parts of a setup, and what kept others from being had."""
+
+    problems: list[Finding] = field(default_factory=list)
+
+    def attempt(self, make: Callable[[], T], where: str = "") -> T | None:
+        try:
+            return make()
+        except PodiumError as error:
+            self.problems += findings_of(error, where)
+            return None
+
+
+def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
+    """What an error says, as findings."""
+    if error.findings:
+        return [replace(finding, fix=finding.fix or _explain(finding.code)) for finding in error.findings]
+    code = error.code or "C030"
+    what, fix = (error.what, error.fix) if error.fix else _parted(str(error))
+    what = f"{where}: {what}" if where and not what.startswith(where) else what
+    return [Finding(code=code, severity="error", what=what, fix=fix or _explain(code))]
+
+
+def _from_problem(problem: Problem) -> Finding:
+    what, fix = _parted(problem.what)
+    what = f"{problem.where}: {what}"
+    return Finding(code=problem.code, severity="error", what=what, fix=problem.fix or fix or _explain(problem.code))
+
+
+_CURES = re.compile(r"(?:\. |: |; | )(?=Did you mean |Set |Write |Leave |Give |Pass |Load |A group must |add it)")
+
+
+def _parted(message: str) -> tuple[str, str]:
+    """What is wrong, and the sentences that say what to do about it."""
+    first, *rest = message.split("\n", 1)
+    found = _CURES.search(first)
+    if found is None:
+        return message, ""
+    what = first[: found.start()] + "." * (found[0] == ". ")
+    return "\n".join([what, *rest]), first[found.end() :]
+
+
+def _explain(code: str) -> str:
+    return f"see `podium explain {code}`"
+
+
+# ---- from a recipe ----
+
+
+def from_recipe(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Setup:
+    """All that a YAML file and overriding values make known."""
+    gathering = _Gathering()
+    overrides = dict(overrides or {})
+    document = gathering.attempt(lambda: open_document(path))
+    if document is None:
+        return Setup(name=str(path), problems=tuple(gathering.problems))
+    for variables in (document.values.get("env"), overrides.get("env")):
+        if isinstance(variables, Mapping):
+            os.environ.update({str(key): str(value) for key, value in variables.items()})
+    recipe, problems = survey_recipe(document, overrides)
+    gathering.problems += [_from_problem(problem) for problem in problems]
+    return _of_recipe(recipe, gathering)
+
+
+def of_recipe(recipe: Recipe) -> Setup:
+    """The setup of a recipe that was read."""
+    return _of_recipe(recipe, _Gathering())
+
+
+def _of_recipe(recipe: Recipe, gathering: _Gathering) -> Setup:
+    args = _arguments(recipe, gathering)
+    builds = gathering.attempt(lambda: recipe.peft_config()) if recipe.lora is not None else None
+    functions = [spec.function for spec in recipe.rewards]
+    missing = {finding.code for finding in gathering.problems} & {"D025", "C031"}
+    spec = recipe.data
+    has_data = (spec.dataset is not None or spec.datasets) and "D025" not in missing
+    return _setup(
+        gathering,
+        name=recipe.name,
+        args=args,
+        places=recipe.places,
+        given=recipe.given,
+        model=recipe.model or None,
+        tokenizer=None,
+        lora=None
+        if recipe.lora is None
+        else {**recipe.lora, "target_modules": getattr(builds, "target_modules", None)},
+        quantization=recipe.quantization,
+        reward_funcs=functions,
+        sources=lambda: _spec_sources(spec, gathering) if has_data else (None, None),
+    )
+
+
+def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
+    """The run's `GRPOConfig`; a setting that is refused is said and left out, so that the next one is found too."""
+    config = dict(recipe.config)
+    for _ in range(len(config) + 1):
+        try:
+            return replace(recipe, config=config).arguments()
+        except ConfigError as error:
+            gathering.problems += findings_of(error)
+            named = [word for word in re.findall(r"\w+", str(error).partition(": ")[2]) if word in config]
+            if not named:
+                return None
+            del config[named[0]]
+    return None
+
+
+def _spec_sources(spec: DataSpec, gathering: _Gathering) -> tuple[Source | None, Source | None]:
+    """A recipe's datasets; files are streamed."""
+    held_out = "no" if spec.eval_dataset else spec.held_out
+    streamed = replace(spec, eval_dataset=None, held_out=held_out, dataset_streaming=_streams(spec, spec.dataset))
+    evaluation: Source | None = None
+    if spec.dataset is not None and _is_lines(spec.dataset):
+        path = Path(spec.dataset).expanduser()
+        train = gathering.attempt(lambda: jsonl_source(path, spec.dataset))
+    else:
+        loaded = gathering.attempt(lambda: load_data(streamed))
+        ends = spec.dataset is not None and _is_file(spec.dataset)
+        train_rows, held_rows = loaded or (None, None)
+        name = spec.dataset or "datasets"
+        train = None if train_rows is None else dataset_source(train_rows, name, is_file=ends)
+        evaluation = None if held_rows is None else dataset_source(held_rows, f"{name} ({spec.dataset_test_split})")
+    if spec.eval_dataset is not None:
+        evaluation = gathering.attempt(lambda: _eval_source(spec))
+    return train, evaluation
+
+
+def _eval_source(spec: DataSpec) -> Source | None:
+    name = str(spec.eval_dataset)
+    if _is_lines(name):
+        return jsonl_source(Path(name).expanduser(), name)
+    return dataset_source(
+        load_eval(replace(spec, dataset_streaming=_streams(spec, name))), name, is_file=_is_file(name)
+    )
+
+
+def _is_file(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.suffix in READERS and path.is_file()
+
+
+def _is_lines(name: str) -> bool:
+    return _is_file(name) and name.endswith(".jsonl")
+
+
+def _streams(spec: DataSpec, name: str | None) -> bool:
+    return spec.dataset_streaming or (name is not None and _is_file(name))
+
+
+# ---- from the trainer's arguments ----
+
+
+def from_arguments(
+    model: Any,
+    reward_funcs: Any = None,
+    args: GRPOConfig | None = None,
+    train_dataset: Any = None,
+    eval_dataset: Any = None,
+    processing_class: Any = None,
+    quantization_config: Any = None,
+    peft_config: Any = None,
+) -> Setup:
+    """All that the arguments of `GRPOTrainer` make known."""
+    gathering = _Gathering()
+    first_eval = next(iter(eval_dataset.values()), None) if isinstance(eval_dataset, dict) else eval_dataset
+
+    def sources() -> tuple[Source | None, Source | None]:
+        train = None if train_dataset is None else dataset_source(train_dataset, "train_dataset")
+        return train, None if first_eval is None else dataset_source(first_eval, "eval_dataset")
+
+    if train_dataset is None:
+        gathering.problems.append(
+            Finding(code="C031", severity="error", what="no train_dataset", fix="train_dataset=rows with a `prompt`")
+        )
+    return _setup(
+        gathering,
+        name="GRPOTrainer",
+        args=args if args is not None else GRPOConfig(f"{model_name(model)}-GRPO"),
+        places={},
+        given={},
+        model=model,
+        tokenizer=processing_class,
+        lora=None if peft_config is None else peft_config.to_dict(),
+        quantization=None if quantization_config is None else quantization_config.to_dict(),
+        reward_funcs=reward_funcs,
+        sources=sources,
+    )
+
+
+# ---- both ----
+
+
+def _setup(
+    gathering: _Gathering,
+    *,
+    name: str,
+    args: GRPOConfig | None,
+    places: Mapping[str, str],
+    given: Mapping[str, Any],
+    model: Any,
+    tokenizer: Any,
+    lora: Mapping[str, Any] | None,
+    quantization: Mapping[str, Any] | None,
+    reward_funcs: Any,
+    sources: Callable[[], tuple[Source | None, Source | None]],
+) -> Setup:
+    settings = load_settings(args if args is not None else GRPOConfig(), None, None)
+    facts = found = builder = None
+    if model is not None:
+        facts = gathering.attempt(
+            lambda: facts_of(model, settings, needs_tokenizer=tokenizer is None), _model_at(places)
+        )
+    if facts is not None:
+        found = gathering.attempt(lambda: tokenizer_of(model, tokenizer, settings), _model_at(places))
+    if args is not None and found is not None and facts is not None and facts.config is not None:
+        config = facts.config
+        builder = gathering.attempt(lambda: prompt_builder(args, found, config), name)
+    rewards = gathering.attempt(lambda: resolve_rewards(reward_funcs, device="cpu")) if reward_funcs else ()
+    train_source, eval_source = sources()
+    evaluation = _look(eval_source, builder, None, gathering)
+    train = _look(train_source, builder, evaluation, gathering)
+    return Setup(
+        name=name,
+        args=args,
+        places=places,
+        given=given,
+        model=facts,
+        tokenizer=found,
+        builder=builder,
+        lora=lora,
+        quantization=quantization,
+        rewards=rewards or (),
+        train=train,
+        evaluation=evaluation,
+        problems=tuple(gathering.problems),
+    )
+
+
+def _model_at(places: Mapping[str, str]) -> str:
+    return places.get("model", "")
+
+
+def _look(
+    source: Source | None, builder: PromptBuilder | None, other: RowSurvey | None, gathering: _Gathering
+) -> RowSurvey | None:
+    if source is None:
+        return None
+    return gathering.attempt(lambda: look_at(source, builder, None if other is None else other.prompts))

@@ -1,0 +1,95 @@
+"""`podium check RECIPE`: what is wrong with a run before weights are loaded; with `--rollouts`, what the model does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from podium.records import Finding
+
+FOUND = 1
+"""Exit code where something is an error."""
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def check(
+    context: typer.Context,
+    rollouts: Annotated[
+        int, typer.Option("--rollouts", min=0, help="Load the model and sample from this many prompts as well.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what is wrong with a run, all of it, before it starts.
+
+    RECIPE and flags are those of `podium train`. Without --rollouts no weight is loaded. Exit code 1: an error was
+    found; `podium explain CODE` says more about each.
+    """
+    from podium.checks import check_recipe
+    from podium.cli.terminal import console, quiet
+    from podium.cli.words import recipe_and_flags
+
+    path, overrides = recipe_and_flags(context.args, "check")
+    quiet()
+    found = check_recipe(path, overrides)
+    extra: dict[str, Any] = {}
+    if not as_json:
+        show_findings(console, found)
+    if rollouts and not has_errors(found):
+        from podium.cli.rollouts import sample_groups
+
+        diagnosis = sample_groups(path, overrides, rollouts)
+        found = [*found, *diagnosis.findings]
+        extra = {"rollouts": diagnosis.as_dict()}
+        if not as_json:
+            diagnosis.show(console)
+    if as_json:
+        sys.stdout.write(
+            json.dumps({"findings": [dataclasses.asdict(each) for each in found], **extra}, indent=2) + "\n"
+        )
+    else:
+        console.print(summary(path, found))
+    if has_errors(found):
+        raise typer.Exit(FOUND)
+
+
+def has_errors(found: Sequence[Finding]) -> bool:
+    """Whether a run with these findings cannot start."""
+    return any(finding.severity == "error" for finding in found)
+
+
+def show_findings(console: Console, found: Sequence[Finding]) -> None:
+    """Each finding on a few lines; the cure of several alike below the last of them."""
+    for finding, following in zip(found, [*found[1:], None], strict=True):
+        alike = following is not None and (following.code, following.fix) == (finding.code, finding.fix)
+        _show(console, finding, with_cure=not alike)
+
+
+def _show(console: Console, finding: Finding, *, with_cure: bool) -> None:
+    from rich.text import Text
+
+    from podium.cli.terminal import clean
+
+    head = Text(f"{finding.severity}[{finding.code}] ", style=STYLES[finding.severity])
+    console.print(head + Text(clean(finding.what)), soft_wrap=True)
+    for word, text in (("why", finding.why), ("fix", finding.fix)):
+        if text and with_cure:
+            console.print(Text(f"  {word}: ", style="dim") + Text(clean(text)), soft_wrap=True)
+
+
+def summary(path: str, found: Sequence[Finding]) -> str:
+    """`run.yaml: 1 error, 2 warnings; podium explain D005 says more`."""
+    counts: Mapping[str, int] = {
+        severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "note")
+    }
+    listed = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count)
+    more = f"; `podium explain {found[0].code}` says more" if found and counts["error"] + counts["warning"] else ""
+    return f"{path}: {listed or 'nothing found'}{more}"
