@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import psutil
 import torch
+from peft import LoraConfig
 
 from podium.checks.setup import Setup
+from podium.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.records import Finding
-
-BYTES = {"weights": 4, "gradients": 4, "optimizer": 8}
-"""A trained parameter in float32 with AdamW."""
 
 
 def vocabulary(setup: Setup) -> Iterator[Finding]:
@@ -256,28 +254,53 @@ def router(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def reference_memory(setup: Setup) -> Iterator[Finding]:
-    """A second copy of the model beside the optimizer, where beta asks for one: weights alone, so a lower bound."""
-    args, facts = setup.args, setup.model
-    if args is None or facts is None or not args.beta or setup.lora is not None or not facts.num_parameters:
+def memory(setup: Setup) -> Iterator[Finding]:
+    """The peak, estimated from the configuration, against what the device has."""
+    args, estimate = setup.args, _estimate(setup)
+    if args is None or estimate is None or setup.model is None:
         return
-    per_parameter = sum(BYTES.values()) + BYTES["weights"]
-    needed = facts.num_parameters * per_parameter
-    there = _memory(args)
-    if needed <= there:
-        return
-    yield Finding(
-        code="C015",
-        severity="error",
-        what=f"{setup.at('beta')} is {args.beta:g}: the reference is a second copy of {facts.num_parameters / 1e9:.2f} "
-        f"billion parameters; weights, gradients, optimizer and the copy take {needed / 1e9:.1f} GB, there are "
-        f"{there / 1e9:.1f} GB",
-        why="the run would end out of memory, at the start or at the first step",
-        fix=f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it",
-    )
+    peak, there = gigabytes(estimate.peak_bytes), gigabytes(estimate.available_bytes or 0)
+    if estimate.fits:
+        yield Finding(
+            code="C029",
+            severity="note",
+            what=f"about {peak} at the peak, estimated; {args.device.type} has {there} free; "
+            f"{estimate.num_trained:,} of {estimate.num_parameters:,} parameters are trained",
+        )
+    elif estimate.reference_bytes and estimate.peak_bytes - estimate.reference_bytes <= (estimate.available_bytes or 0):
+        yield Finding(
+            code="C015",
+            severity="error",
+            what=f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "
+            f"{gigabytes(estimate.reference_bytes)}; with it the run takes about {peak}, and {there} are free",
+            why="without the copy it would fit",
+            fix=f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it",
+        )
+    else:
+        most = estimate.largest_num_generations
+        smaller = setup.line("num_generations", most) if most and most < args.num_generations else "`lora: {r: 16}`"
+        yield Finding(
+            code="C028",
+            severity="warning",
+            what=f"the run takes about {peak} at its peak, estimated, and {args.device.type} has {there} free",
+            why=", ".join(f"{what} {much}" for what, much in estimate.rows() if "GB" in much),
+            fix=f"{smaller}, a shorter max_completion_length, or a smaller model",
+        )
 
 
-def _memory(args: Any) -> int:
-    if torch.cuda.is_available() and not args.use_cpu:
-        return int(torch.cuda.mem_get_info()[1])
-    return int(psutil.virtual_memory().total)
+def _estimate(setup: Setup) -> MemoryEstimate | None:
+    """None where the model cannot be built from its configuration alone."""
+    facts, longest = setup.model, setup.train.counts.longest[0] if setup.train is not None else 0
+    if setup.args is None or facts is None or facts.config is None or any(adapter_targets(setup)):
+        return None
+    lora = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **_given(setup.lora)})
+    try:
+        return estimate_memory(facts.config, setup.args, prompt_tokens=max(longest, 1), peft_config=lora)
+    except (ValueError, AttributeError, RuntimeError):  # architectures that only their own code can build
+        return None
+
+
+def _given(lora: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the size of an adapter."""
+    names = ("r", "target_modules", "modules_to_save", "use_dora", "lora_bias")
+    return {name: lora[name] for name in names if lora.get(name) is not None}

@@ -159,6 +159,8 @@ class RowSurvey:
 
     def _queue(self, index: int, prompt: Any, size: int) -> None:
         assert self.builder is not None
+        if self.builder.chat_template is None and not isinstance(prompt, str):
+            return
         spread = index % self.stride == 0
         limit = self.builder.limit
         suspect = limit is not None and size + _TEMPLATE > limit and self.num_suspects < MEASURED_ROWS

@@ -86,8 +86,8 @@ def few_groups(setup: Setup) -> Iterator[Finding]:
     yield Finding(
         code="C024",
         severity="warning",
-        what=f"an optimizer step sees {groups:g} prompt{'s' * (groups != 1)}: per_device_train_batch_size {size} counts "
-        f"completions, and {args.num_generations} of them are one prompt's",
+        what=f"an optimizer step sees {groups:g} prompt{'s' * (groups != 1)}: per_device_train_batch_size {size} "
+        f"counts completions, and {args.num_generations} of them are one prompt's",
         why="a step towards one or two prompts forgets the others; equal rewards leave it empty",
         fix=setup.line("gradient_accumulation_steps", wanted) + " makes it 8 prompts",
     )

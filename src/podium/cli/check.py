@@ -44,21 +44,31 @@ def check(
     if not as_json:
         show_findings(console, found)
     if rollouts and not has_errors(found):
-        from podium.cli.rollouts import sample_groups
+        from podium.cli.rollouts import sample_groups, tables
 
-        diagnosis = sample_groups(path, overrides, rollouts)
+        diagnosis, run = sample_groups(path, overrides, rollouts)
         found = [*found, *diagnosis.findings]
-        extra = {"rollouts": diagnosis.as_dict()}
+        extra = {"rollouts": {**diagnosis.as_dict(), "run": dict(run)}}
         if not as_json:
-            diagnosis.show(console)
+            for shown in tables(diagnosis, run):
+                console.print(shown)
+            show_findings(console, diagnosis.findings)
     if as_json:
-        sys.stdout.write(
-            json.dumps({"findings": [dataclasses.asdict(each) for each in found], **extra}, indent=2) + "\n"
-        )
+        listed = [dataclasses.asdict(each) for each in found]
+        sys.stdout.write(json.dumps(_without_nan({"findings": listed, **extra}), indent=2) + "\n")
     else:
         console.print(summary(path, found))
     if has_errors(found):
         raise typer.Exit(FOUND)
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and value != value else value
 
 
 def has_errors(found: Sequence[Finding]) -> bool:

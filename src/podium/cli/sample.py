@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,12 +14,15 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from podium.recipe import Recipe
     from podium.records import ScoredGroup
+    from podium.trainer import GRPOTrainer
 
 
 def sample(
     context: typer.Context,
     num_prompts: Annotated[int, typer.Option("-n", "--num-prompts", min=1, help="Prompts to sample from.")] = 4,
+    html: Annotated[str, typer.Option("--html", help="Write them as one page into this file instead.")] = "",
 ) -> None:
     """Show prompts, completions, rewards and advantages; trains nothing.
 
@@ -24,18 +30,33 @@ def sample(
     """
     from podium.cli.terminal import console, prepare_output
     from podium.cli.words import recipe_and_flags
+
+    path, overrides = recipe_and_flags(context.args, "sample")
+    with opened(path, overrides) as (recipe, trainer, rows):
+        prepare_output()
+        scored = trainer.generate_completions(list(itertools.islice(rows, num_prompts)))
+        if html:
+            from podium.cli.sample_page import page
+
+            Path(html).write_text(page(scored, trainer.parts.advantage, recipe.name), encoding="utf-8")
+            console.print(f"{len(scored)} groups written to {html}")
+            return
+        for table in tables(scored, trainer.parts.advantage):
+            console.print(table)
+
+
+@contextlib.contextmanager
+def opened(path: str, overrides: Mapping[str, Any]) -> Iterator[tuple[Recipe, GRPOTrainer, Any]]:
+    """A recipe, its trainer and its training rows; what the Trainer writes is thrown away."""
+    from podium.cli.terminal import quiet
     from podium.data.load import load_data
     from podium.recipe import load
 
-    path, overrides = recipe_and_flags(context.args, "sample")
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
-        recipe = load(path, {**overrides, "output_dir": folder})
-        prepare_output()
-        train_rows, _ = load_data(recipe.data)
-        trainer = recipe.trainer(train_rows, None)
-        scored = trainer.generate_completions(list(itertools.islice(train_rows, num_prompts)))
-        for table in tables(scored, trainer.parts.advantage):
-            console.print(table)
+        recipe = load(path, {**overrides, "output_dir": folder, "report_to": "none"})
+        quiet()
+        rows, _ = load_data(recipe.data)
+        yield recipe, recipe.trainer(rows, None), rows
 
 
 def tables(scored: list[ScoredGroup], settings: Any) -> list[Table]:

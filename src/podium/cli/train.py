@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -50,6 +51,7 @@ def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
     from podium.recipe import load
 
     started = time.perf_counter()
+    _check_first(path, overrides)
     recipe = load(path, overrides)
     arguments = recipe.arguments()
     prepare_output()
@@ -93,6 +95,28 @@ def _end(trainer: GRPOTrainer, say: Any) -> None:
         raise typer.Exit(STOPPED)
 
 
+def _check_first(path: str, overrides: dict[str, Any]) -> None:
+    """What `podium check` finds: warnings are printed, errors stop the run.
+
+    Raises:
+        ConfigError: with all of them.
+    """
+    from podium.checks import check_recipe
+    from podium.cli.check import show_findings
+    from podium.cli.terminal import errors, quiet
+    from podium.errors import ConfigError
+
+    quiet()
+    found = check_recipe(path, overrides)
+    wrong = [finding for finding in found if finding.severity == "error"]
+    if int(os.environ.get("RANK", 0)) == 0:
+        show_findings(errors, [finding for finding in found if finding.severity == "warning"])
+    if wrong:
+        listed = [f"{finding.what} [{finding.code}]\n  fix: {finding.fix}" for finding in wrong]
+        head = [f"{path} has {len(wrong)} problems:"] * (len(wrong) > 1)
+        raise ConfigError("\n".join([*head, *listed]), findings=wrong)
+
+
 def _silence(trainer: GRPOTrainer) -> None:
     """Our line replaces the Trainer's bar and its printed dicts."""
     from transformers import PrinterCallback, ProgressCallback
@@ -125,10 +149,10 @@ def _closing(trainer: GRPOTrainer, trained: float, total: float, folder: str | N
     from podium.cli.progress import clock
 
     times = f"{trainer.state.global_step} steps in {clock(trained)}, all in {clock(total)}"
-    return f"{times}; peak memory {_peak_bytes() / 1e9:.1f} GB. Model saved in {folder}"
+    return f"{times}; peak memory {peak_bytes() / 1e9:.1f} GB. Model saved in {folder}"
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Most memory this process has had (resident); macOS counts in bytes, Linux in kibibytes."""
     import resource
 

@@ -328,7 +328,7 @@ def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
     saved = any((folder / file).is_file() for file in ("dataset_dict.json", "state.json"))
     try:
         loaded = load_from_disk(str(folder)) if saved else load_dataset(str(folder), streaming=streaming)
-    except (DatasetGenerationError, ValueError, OSError) as error:
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
         raise DataError(
             f"The folder {folder} cannot be read as a dataset: {_root(error)}", code=_read_code(error)
         ) from error

@@ -256,7 +256,8 @@ class _Reading:
 
     def check_needed(self, rewards: tuple[RewardSpec, ...]) -> None:
         """What a recipe cannot do without. Silent where the key is there and wrong: that was said already."""
-        written = {_OLD_NAMES.get(key, key) for key in (*self.document.values, *self.overrides)}
+        given = {**self.document.values, **self.overrides}
+        written = {_OLD_NAMES.get(key, key) for key, value in given.items() if value is not None}
         name = self.document.name
         if "model" not in written:
             self.problems.append(

@@ -1,0 +1,387 @@
+"""What sampled groups say about a run before it is trained: numbers, and a verdict in words.
+
+    diagnosis = diagnose(sample(trainer, rows), trainer.args)
+
+`diagnose` is a pure function of scored groups. Shape letters: P prompts, G completions per prompt, R = P G, K rewards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podium.advantages import combine
+from podium.config import GRPOConfig, sampling_settings
+from podium.evaluation import accuracy_name
+from podium.evaluation.held_out import RIGHT
+from podium.records import Finding, ScoredGroup
+from podium.rewards.score import score
+
+if TYPE_CHECKING:
+    from podium.trainer import GRPOTrainer
+
+ROUND = -2
+"""Number of the generation round: its random numbers are nobody else's."""
+
+FLAT_SHARE = 0.5
+TRUNCATED_SHARE = 0.3
+DUPLICATE_SHARE = 0.3
+CORRELATION = 0.7
+SAME = 0.95
+SLOW_SHARE = 0.5
+LONGER = 4
+"""How many times the limit is, where it is looked how long completions would have become."""
+_BINS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """Groups and what it took to get them."""
+
+    groups: tuple[ScoredGroup, ...]
+    weights_K: np.ndarray
+    generate_seconds: float
+    reward_seconds: Mapping[str, float]
+    longer_lengths: tuple[int, ...] = ()
+    """Tokens of a few completions that were allowed more; empty where few were cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSummary:
+    """One reward over all completions."""
+
+    name: str
+    mean: float
+    std: float
+    low: float
+    high: float
+    histogram: tuple[int, ...]
+    """Counts in ten equal steps from low to high."""
+    none_share: float
+    length_correlation: float
+    """Pearson's, with the number of tokens; NaN where one of the two never changes."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What the groups say."""
+
+    num_prompts: int
+    num_completions: int
+    spread_share: float
+    """Groups whose completions differ in their weighted reward; DAPO's filter drops the others."""
+    flat_reward: float
+    """Mean weighted reward of the groups without spread; NaN: there are none."""
+    mean_reward: float
+    """Of all groups."""
+    pass_rates: tuple[float, ...]
+    """By prompt, of the reward that says right or wrong; empty where none does."""
+    rewards: tuple[RewardSummary, ...]
+    correlations: Mapping[str, float]
+    """Between rewards, by `a ~ b`."""
+    tokens: tuple[int, int, int]
+    """Of the completions, at 5 %, 50 % and 95 %."""
+    truncated_share: float
+    empty_share: float
+    duplicate_share: float
+    """Completions with the same tokens as an earlier one of their group."""
+    entropy: float
+    """Nats a token: the mean of -log p of the tokens that were drawn."""
+    unjudged_share: float
+    tokens_per_second: float
+    generate_seconds: float
+    findings: tuple[Finding, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the findings are listed elsewhere."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key != "findings"}
+
+
+# ---- sampling ----
+
+
+def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
+    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings.
+
+    Raises:
+        RewardError: a reward that cannot judge them.
+    """
+    parts, args = trainer.parts, trainer.args
+    prompts = [
+        trainer.rollouts.prompt(row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))
+    ]
+    settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
+    start = time.perf_counter()
+    groups = parts.engine.generate(prompts, settings, policy_step=0)
+    generate_seconds = time.perf_counter() - start
+    reward_seconds, columns = {}, []
+    for reward in parts.rewards:
+        start = time.perf_counter()
+        columns.append(score(groups, [reward], trainer_state=trainer.state))
+        reward_seconds[reward.name] = time.perf_counter() - start
+    names = tuple(reward.name for reward in parts.rewards)
+    scored = tuple(
+        ScoredGroup(group=group, names_K=names, rewards_GK=np.hstack([column[i].rewards_GK for column in columns]))
+        for i, group in enumerate(groups)
+    )
+    longer: tuple[int, ...] = ()
+    if _truncated(scored) > TRUNCATED_SHARE:
+        room = (parts.builder.context_length or 1 << 20) - max(len(prompt.token_ids) for prompt in prompts[:8])
+        more = dataclasses.replace(
+            settings, max_tokens=min(LONGER * settings.max_tokens, room), num_completions=min(4, args.num_generations)
+        )
+        again = parts.engine.generate(prompts[:8], more, policy_step=0)
+        longer = tuple(len(completion.token_ids) for group in again for completion in group.completions)
+    return Sampled(
+        groups=scored,
+        weights_K=parts.advantage.weights_K,
+        generate_seconds=generate_seconds,
+        reward_seconds=reward_seconds,
+        longer_lengths=longer,
+    )
+
+
+def _drawn(dataset: Any, count: int, args: GRPOConfig) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    if not hasattr(dataset, "__len__"):
+        yield from enumerate(islice(dataset, count))
+        return
+    order = np.random.default_rng(args.seed).permutation(len(dataset))[:count]
+    yield from ((int(index), dataset[int(index)]) for index in sorted(order))
+
+
+def _truncated(groups: Sequence[ScoredGroup]) -> float:
+    return float(np.mean([c.finish == "length" for each in groups for c in each.group.completions]))
+
+
+# ---- numbers ----
+
+
+def diagnose(sampled: Sampled, args: GRPOConfig) -> Diagnosis:
+    """Numbers of sampled groups, and what they ask for."""
+    groups = sampled.groups
+    completions = [completion for each in groups for completion in each.group.completions]
+    rewards_RK = np.concatenate([each.rewards_GK for each in groups])
+    reward_PG = [combine(each.rewards_GK, sampled.weights_K) for each in groups]
+    known = [x[~np.isnan(x)] for x in reward_PG]
+    spread = np.array([x.size > 0 and float(np.ptp(x)) > 1e-9 for x in known])
+    flat = [float(x.mean()) for x, differs in zip(known, spread, strict=True) if x.size and not differs]
+    lengths_R = np.array([len(completion.token_ids) for completion in completions])
+    low, middle, high = np.quantile(lengths_R, [0.05, 0.5, 0.95]).round().astype(int).tolist()
+    names = groups[0].names_K
+    logps = np.concatenate([np.asarray(completion.logps) for completion in completions])
+    made = Diagnosis(
+        num_prompts=len(groups),
+        num_completions=len(completions),
+        spread_share=float(spread.mean()),
+        flat_reward=float(np.mean(flat)) if flat else float("nan"),
+        mean_reward=float(np.mean(np.concatenate(known))) if any(x.size for x in known) else float("nan"),
+        pass_rates=_pass_rates(groups),
+        rewards=tuple(
+            _summary(name, rewards_RK[:, k], lengths_R, sampled.reward_seconds[name]) for k, name in enumerate(names)
+        ),
+        correlations={
+            f"{names[a]} ~ {names[b]}": _correlation(rewards_RK[:, a], rewards_RK[:, b])
+            for a in range(len(names))
+            for b in range(a + 1, len(names))
+        },
+        tokens=(low, middle, high),
+        truncated_share=_truncated(groups),
+        empty_share=float(np.mean([not completion.text.strip() for completion in completions])),
+        duplicate_share=_duplicates(groups),
+        entropy=float(-logps.mean()),
+        unjudged_share=float(np.isnan(rewards_RK).all(axis=1).mean()),
+        tokens_per_second=float(lengths_R.sum() / max(sampled.generate_seconds, 1e-9)),
+        generate_seconds=sampled.generate_seconds,
+    )
+    return dataclasses.replace(made, findings=tuple(verdict(made, sampled, args)))
+
+
+def _summary(name: str, values_R: np.ndarray, lengths_R: np.ndarray, seconds: float) -> RewardSummary:
+    known = values_R[~np.isnan(values_R)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (float("nan"), float("nan"))
+    steps = (low, high) if high > low else (low, low + 1)
+    counts = np.histogram(known, bins=_BINS, range=steps)[0].tolist() if known.size else [0] * _BINS
+    return RewardSummary(
+        name=name,
+        mean=float(known.mean()) if known.size else float("nan"),
+        std=float(known.std()) if known.size else float("nan"),
+        low=low,
+        high=high,
+        histogram=tuple(counts),
+        none_share=float(np.isnan(values_R).mean()),
+        length_correlation=_correlation(values_R, lengths_R.astype(float)),
+        seconds=seconds,
+    )
+
+
+def _correlation(a_R: np.ndarray, b_R: np.ndarray) -> float:
+    both = ~np.isnan(a_R) & ~np.isnan(b_R)
+    a, b = a_R[both], b_R[both]
+    if a.size < 3 or a.std() < 1e-12 or b.std() < 1e-12:
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _pass_rates(groups: Sequence[ScoredGroup]) -> tuple[float, ...]:
+    name = accuracy_name(groups[0].names_K)
+    if name is None:
+        return ()
+    k = groups[0].names_K.index(name)
+    return tuple(float(np.nanmean(np.append(each.rewards_GK[:, k] >= RIGHT, np.nan))) for each in groups)
+
+
+def _duplicates(groups: Sequence[ScoredGroup]) -> float:
+    repeated = [len(e.group.completions) - len({c.token_ids for c in e.group.completions}) for e in groups]
+    return sum(repeated) / sum(each.num_completions for each in groups)
+
+
+# ---- the verdict ----
+
+
+def verdict(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    """What to change and to what; "ready" where there is nothing."""
+    found = [finding for rule in _VERDICTS for finding in rule(seen, sampled, args)]
+    yield from found
+    serious = [finding.code for finding in found if finding.severity == "warning"]
+    start = f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread"
+    yield Finding(
+        code="R009",
+        severity="note",
+        what=f"{start}; not ready: {', '.join(dict.fromkeys(serious))} first" if serious else f"{start}; ready",
+    )
+
+
+def _flat(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    if 1 - seen.spread_share <= FLAT_SHARE:
+        return
+    easy = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) > 0.5
+    hard = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) < 0.1
+    prompts = "harder prompts" if easy else "easier prompts, or a reward that gives something for the form"
+    hotter = min(args.temperature + 0.3, 1.5)
+    yield Finding(
+        code="R001",
+        severity="warning",
+        what=f"{1 - seen.spread_share:.0%} of the groups have equal rewards ({seen.flat_reward:.2f} on average); "
+        "DAPO's filter drops them" + (": nearly all right" if easy else ": nearly all wrong" if hard else ""),
+        why="their advantages are 0: they cost sampling and teach nothing",
+        fix=f"{prompts if easy or hard else 'a reward that tells completions apart'}; temperature: {hotter:g}; "
+        "dynamic_sampling: true",
+    )
+
+
+def _cut_off(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    if seen.truncated_share <= TRUNCATED_SHARE:
+        return
+    limit = args.max_completion_length
+    lengths = np.array(sampled.longer_lengths or [limit])
+    needed = int(np.quantile(lengths, 0.95))
+    still = float((lengths >= lengths.max()).mean()) if lengths.max() >= LONGER * limit else 0.0
+    measured = (
+        f"; with {lengths.max():,} allowed, 95 % end within {needed:,}"
+        if still < 0.05
+        else (f"; with {lengths.max():,} allowed, {still:.0%} still do not end")
+    )
+    yield Finding(
+        code="R002",
+        severity="warning",
+        what=f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}{measured}",
+        why="without an end, and often without an answer, they are judged by where they were cut",
+        fix=f"max_completion_length: {needed}"
+        if still < 0.05
+        else "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?",
+    )
+
+
+def _alike(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    share = max(seen.duplicate_share, seen.empty_share)
+    if share <= DUPLICATE_SHARE:
+        return
+    kind = "empty" if seen.empty_share >= seen.duplicate_share else "the same as another of their group"
+    yield Finding(
+        code="R003",
+        severity="note" if seen.spread_share > FLAT_SHARE and kind != "empty" else "warning",
+        what=f"{share:.0%} of the completions are {kind}",
+        why="there is less to compare than num_generations says",
+        fix=f"temperature: {min(args.temperature + 0.3, 1.5):g}",
+    )
+
+
+def _constant(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    for reward in seen.rewards:
+        if reward.none_share < 1 and reward.high - reward.low < 1e-9:
+            yield Finding(
+                code="R004",
+                severity="warning" if len(seen.rewards) == 1 else "note",
+                what=f"reward `{reward.name}` gave {reward.low:g} to every one of {seen.num_completions} completions",
+                why="a reward that never changes adds nothing to an advantage",
+                fix="look at completions with `podium sample`, then at the reward",
+            )
+
+
+def _by_length(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    for reward in seen.rewards:
+        if abs(reward.length_correlation) > CORRELATION:
+            kind = "longer" if reward.length_correlation > 0 else "shorter"
+            yield Finding(
+                code="R005",
+                severity="note",
+                what=f"reward `{reward.name}` is higher for {kind} completions "
+                f"(correlation {reward.length_correlation:+.2f})",
+                why="length is the easiest thing to learn; watch it",
+                fix="look at both ends with `podium sample`; get_soft_overlong_punishment limits length",
+            )
+
+
+def _doubled(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    for pair, correlation in seen.correlations.items():
+        if abs(correlation) > SAME:
+            yield Finding(
+                code="R006",
+                severity="note",
+                what=f"the rewards {pair} {'say the same' if correlation > 0 else 'cancel out'} "
+                f"(correlation {correlation:+.2f})",
+                fix="leave one out, or lower its weight",
+            )
+
+
+def _slow(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    name, seconds = max(sampled.reward_seconds.items(), key=lambda item: item[1])
+    total = seen.generate_seconds + sum(sampled.reward_seconds.values())
+    if seconds > SLOW_SHARE * total:
+        yield Finding(
+            code="R007",
+            severity="note",
+            what=f"reward `{name}` took {seconds:.1f} s of {total:.1f} s of sampling and scoring",
+            fix="write it with `async def`, or do the slow part once for all completions",
+        )
+
+
+def _unjudged(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    if seen.unjudged_share:
+        yield Finding(
+            code="R008",
+            severity="warning" if seen.unjudged_share > FLAT_SHARE else "note",
+            what=f"every reward returned None for {seen.unjudged_share:.0%} of the completions",
+            why="they are not trained on",
+            fix="give those rows a reward, or leave them out",
+        )
+
+
+_VERDICTS: tuple[Callable[[Diagnosis, Sampled, GRPOConfig], Iterator[Finding]], ...] = (
+    _flat,
+    _cut_off,
+    _alike,
+    _constant,
+    _by_length,
+    _doubled,
+    _slow,
+    _unjudged,
+)
+"""R001 to R008, in this order."""

@@ -1,0 +1,91 @@
+"""What `podium check --rollouts` shows: sampled groups in numbers, and what a whole run would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from podium.checks.rollouts import Diagnosis
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sample_groups(path: str, overrides: Mapping[str, Any], num_prompts: int) -> tuple[Diagnosis, list[tuple[str, str]]]:
+    """Load the model, sample, score; and the lines about memory and time."""
+    from podium.checks.rollouts import diagnose, sample
+    from podium.cli.sample import opened
+    from podium.estimates.duration import estimate_time, measure
+
+    with opened(path, overrides) as (recipe, trainer, rows):
+        diagnosis = diagnose(sample(trainer, rows, num_prompts), trainer.args)
+        count = len(rows) if hasattr(rows, "__len__") else None
+        took = estimate_time(recipe.arguments(), measure(trainer), num_rows=count)
+        return diagnosis, [*took.rows(), ("peak memory so far", _peak(trainer.args.device.type))]
+
+
+def _peak(device: str) -> str:
+    from podium.cli.train import peak_bytes
+
+    if device == "cuda":
+        import torch
+
+        return f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB"
+    return f"{peak_bytes() / 1e9:.1f} GB"
+
+
+def tables(seen: Diagnosis, run: Sequence[tuple[str, str]]) -> list[Table]:
+    """The rewards, one a row; and everything else."""
+    from rich import box
+    from rich.table import Table
+
+    rewards = Table(box=box.SIMPLE_HEAD, title="Rewards", title_justify="left")
+    for name in ("reward", "mean", "std", "from", "to", "histogram", "none", "with length", "seconds"):
+        rewards.add_column(name, justify="left" if name in ("reward", "histogram") else "right", no_wrap=True)
+    for each in seen.rewards:
+        numbers = (each.mean, each.std, each.low, each.high)
+        rewards.add_row(
+            each.name,
+            *(_number(value) for value in numbers),
+            bars(each.histogram),
+            f"{each.none_share:.0%}",
+            _number(each.length_correlation, "+.2f"),
+            f"{each.seconds:.2f}",
+        )
+    other = Table(box=box.SIMPLE_HEAD, show_header=False, title="Groups", title_justify="left")
+    for row in (*_rows(seen), *run):
+        other.add_row(*row)
+    return [rewards, other]
+
+
+def bars(counts: Sequence[int]) -> str:
+    """
+    >>> bars([0, 1, 8])
+    ' ▁█'
+    """
+    most = max(counts, default=0)
+    return "".join(" " if not count else _BARS[max(0, -(-count * 8 // most) - 1)] for count in counts)
+
+
+def _rows(seen: Diagnosis) -> list[tuple[str, str]]:
+    rates = seen.pass_rates
+    passed = f"{sum(rates) / len(rates):.0%} on average; none right {_share(rates, 0)}, all right {_share(rates, 1)}"
+    return [
+        ("groups with spread", f"{seen.spread_share:.0%} (DAPO's filter would drop {1 - seen.spread_share:.0%})"),
+        *([("pass rate by prompt", passed)] if rates else []),
+        ("tokens of a completion", "{} / {} / {} (5 % / 50 % / 95 %)".format(*seen.tokens)),
+        ("cut off, empty, repeated", f"{seen.truncated_share:.0%}, {seen.empty_share:.0%}, {seen.duplicate_share:.0%}"),
+        ("entropy", f"{seen.entropy:.2f} nats a token"),
+        *((f"correlation {pair}", _number(value, "+.2f")) for pair, value in seen.correlations.items()),
+        ("sampling", f"{seen.tokens_per_second:,.0f} tokens a second"),
+    ]
+
+
+def _share(rates: Sequence[float], value: float) -> str:
+    return f"{sum(rate == value for rate in rates) / len(rates):.0%}"
+
+
+def _number(value: float, form: str = ".2f") -> str:
+    return "-" if value != value else format(value, form)

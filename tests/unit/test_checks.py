@@ -1,0 +1,411 @@
+"""`podium check`: each bad input gives its code, its place and its cure, and no weight is loaded for it."""
+
+# ruff: noqa: E501 - a case is a line
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+import podium
+from podium import rules
+from podium.checks import check_recipe, table
+from podium.testing import save_tiny_model
+
+ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
+CHAT = [{"prompt": [{"role": "user", "content": f"{n}+1="}], "answer": str(n + 1)} for n in range(40)]
+REWARD = "def right(completions, answer):\n    return [float(a in str(c)) for c, a in zip(completions, answer)]\n"
+RECIPE = {
+    "model": "./model",
+    "dataset": "rows.jsonl",
+    "rewards": ["mine.py:right"],
+    "per_device_train_batch_size": 32,
+    "num_generations": 8,
+    "max_completion_length": 16,
+    "learning_rate": 1e-5,
+    "max_steps": 1,
+}
+LAST = len(RECIPE) + 1
+"""The line of a key that a case adds."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(save_tiny_model(tmp_path_factory.mktemp("saved") / "model"))
+
+
+@pytest.fixture(autouse=True)
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for weights fails the test."""
+
+    def loads(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were loaded")
+
+    for target in (
+        "transformers.AutoModelForCausalLM.from_pretrained",
+        "podium.models.loading.load_policy",
+        "safetensors.torch.load_file",
+        "torch.load",
+        "torch.nn.Module.load_state_dict",
+    ):
+        monkeypatch.setattr(target, loads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    code: str
+    says: tuple[str, ...]
+    """What was found, and where."""
+    cure: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    rows: list[Any] | None = None
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    model: Callable[[Path], None] | None = None
+    severity: str = "error"
+    flags: dict[str, Any] = field(default_factory=dict)
+    recipe: str | None = None
+    name: str = ""
+
+
+def lay_out(case: Case, folder: Path, saved: Path) -> None:
+    shutil.copytree(saved, folder / "model")
+    if case.model is not None:
+        case.model(folder / "model")
+    rows = ROWS if case.rows is None else case.rows
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "mine.py").write_text(REWARD)
+    for name, content in case.files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content if isinstance(content, bytes) else content.encode())
+    values = {**RECIPE, **case.keys}
+    lines = "".join(yaml.safe_dump({key: value}, default_flow_style=True)[1:-2] + "\n" for key, value in values.items())
+    (folder / "run.yaml").write_text(lines if case.recipe is None else lines + case.recipe)
+
+
+def bad(prompt: Any, **more: Any) -> list[dict[str, Any]]:
+    rows = ROWS if isinstance(prompt, (str, int)) or prompt is None else CHAT
+    return [*rows, {"prompt": prompt, "answer": "1", **more}]
+
+
+def edit_json(name: str, **values: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        file = folder / name
+        content = {**json.loads(file.read_text()), **values} if file.is_file() else values
+        file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return edit
+
+
+def remove(*patterns: str) -> Callable[[Path], None]:
+    def delete(folder: Path) -> None:
+        for pattern in patterns:
+            for file in folder.glob(pattern):
+                file.unlink()
+
+    return delete
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+_load_file = load_file
+"""Before the fixture takes it away."""
+
+
+def short_embedding(folder: Path) -> None:
+    """100 rows, in weights and configuration."""
+    tensors = _load_file(folder / "model.safetensors")
+    tensors = {n: t[:100].clone() if t.shape[0] == 260 else t for n, t in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    edit_json("config.json", vocab_size=100)(folder)
+
+
+def other_shape(folder: Path) -> None:
+    save_file({"model.embed_tokens.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
+
+
+def as_pickle(folder: Path) -> None:
+    remove("*.safetensors")(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"PK")
+
+
+def as_adapter(folder: Path) -> None:
+    remove("*.safetensors", "config.json")(folder)
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+
+
+def as_gguf(folder: Path) -> None:
+    remove("*")(folder)
+    (folder / "model.gguf").write_bytes(b"GGUF")
+
+
+def no_template(folder: Path) -> None:
+    remove("chat_template.jinja")(folder)
+    edit_json("tokenizer_config.json", chat_template=None)(folder)
+
+
+def other_template(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "chat_template.jinja").write_text(text) and None
+
+
+def no_end(folder: Path) -> None:
+    edit_json("tokenizer_config.json", eos_token=None, pad_token=None)(folder)
+    file = folder / "special_tokens_map.json"
+    if file.is_file():
+        file.unlink()
+
+
+UNSTABLE = (
+    "{% for m in messages %}{{ m['role'] + '|' + m['content'] + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'thinking:' }}{% endif %}"
+)
+OTHER_END = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '<|endoftext|>' }}{% endfor %}"
+
+DATA = [
+    Case(code="D001", rows=[{"question": "1+1", "answer": "2"}] * 40, says=("rows.jsonl", "`question`"), cure="rename_column(\"question\", \"prompt\")"),
+    Case(code="D001", rows=[*ROWS, {"answer": "2"}], says=("rows.jsonl:41, row 40", "no `prompt`"), cure="rename_column", name="one row"),
+    Case(code="D002", rows=bad(""), says=("rows.jsonl:41, row 40: prompt is empty",), cure="leave such rows out"),
+    Case(code="D003", rows=bad(" \n"), says=("rows.jsonl:41, row 40", "only whitespace"), cure="leave such rows out"),
+    Case(code="D004", files={"rows.jsonl": '{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c",}\n'}, says=("rows.jsonl line 3, column 1", "not valid JSON", "^"), cure="one JSON object"),
+    Case(code="D005", rows=bad(None), says=("rows.jsonl:41, row 40: prompt is null",), cure="leave such rows out"),
+    Case(code="D006", rows=bad(5), says=("rows.jsonl:41, row 40: prompt is int 5",), cure="a string or a list of messages"),
+    Case(code="D007", rows=bad([]), says=("rows.jsonl:41, row 40", "no messages"), cure="leave such rows out"),
+    Case(code="D008", rows=bad([{"role": "user", "content": None}]), says=("row 40: message 1 (user): content is null",), cure="leave such rows out"),
+    Case(code="D009", rows=bad([{"role": "user"}]), says=("row 40: message 1 (user): `content` missing",), cure='"content": "..."'),
+    Case(code="D009", rows=bad([{"from": "human", "value": "x"}]), says=("row 40: message 1: `role` missing",), cure="rename `from` to `role`", name="sharegpt"),
+    Case(code="D010", rows=bad([{"role": "usr", "content": "x"}]), says=('row 40: message 1: unknown role "usr"',), cure="Did you mean `user`?"),
+    Case(code="D011", rows=bad([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]), says=("1 row ends with an assistant turn", "row 40"), cure="take it out of `prompt`", severity="warning"),
+    Case(code="D012", rows=bad([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]), says=("rows.jsonl", "not the first (row 40)"), cure="first message", severity="warning"),
+    Case(code="D012", rows=bad([{"role": "user", "content": "x"}] * 2), model=other_template("{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}x"), says=("row 40: the chat template refused", "one turn only"), cure="look at the roles", name="refused"),
+    Case(code="D013", rows=[*CHAT, *ROWS[:2]], says=("40 rows are chat, 2 are plain", "rows 40, 41"), cure='[{"role": "user", "content": text}]'),
+    Case(code="D014", rows=bad("long " * 200), says=("rows.jsonl", "1 prompt is too long", "row 40: 1000 tokens"), cure='overlong_prompts="drop"'),
+    Case(code="D014", rows=bad("long " * 20), keys={"max_prompt_length": 50, "overlong_prompts": "drop"}, says=("1 prompt is too long: max_prompt_length is 50", "left out"), cure="", severity="warning", name="dropped"),
+    Case(code="D015", keys={"max_completion_length": 600}, says=("max_completion_length 600 leaves no room", "512 positions"), cure="Set max_completion_length under 512"),
+    Case(code="D015", keys={"max_prompt_length": 500}, says=(f"run.yaml:{LAST}: max_prompt_length 500", "512"), cure="max_prompt_length: 496", severity="warning", name="together"),
+    Case(code="D016", rows=[*ROWS, ROWS[3], ROWS[3], ROWS[5]], says=("rows.jsonl: 3 rows repeat", "2 prompts occur more than once", "row 40 repeats row 3"), cure="drop_duplicates", severity="warning"),
+    Case(code="D017", keys={"eval_dataset": "held.jsonl"}, files={"held.jsonl": json.dumps(ROWS[7]) + "\n"}, says=("1 rows of rows.jsonl", "held.jsonl", "row 7"), cure="out of the training set", severity="warning"),
+    Case(code="D018", rows=[*ROWS, {"prompt": "x=", "answer": None}], says=("`answer` is null in 1 of 41 rows (row 40)", "`right`"), cure="leave such rows out", severity="warning"),
+    Case(code="D018", rows=[{**row, "answer": None} for row in ROWS], says=("`answer` is null in 40 of 40 rows",), cure="leave such rows out", name="all"),
+    Case(code="D019", rows=[*ROWS, {"prompt": "x=", "answer": 5}], says=("column `answer` holds 40 str, 1 int",), cure="str(answer)", severity="note"),
+    Case(code="D020", rows=[{**row, "completions": "x"} for row in ROWS], says=("rows.jsonl", "column `completions`", "reserved"), cure='rename_column("completions"'),
+    Case(code="D021", rows=[{**row, "log_metric": "x"} for row in ROWS], says=("rows.jsonl", "column `log_metric`"), cure='rename_column("log_metric"'),
+    Case(code="D022", keys={"dataset": "rows.csv"}, files={"rows.csv": "prompt,answer\n"}, says=("rows.csv, no rows",), cure="how"),
+    Case(code="D023", rows=ROWS[:1], says=("rows.jsonl, 1 prompt, but one generation round takes 4",), cure="add rows"),
+    Case(code="D024", rows=[], says=("rows.jsonl is empty (0 bytes)",), cure="again"),
+    Case(code="D024", files={"rows.jsonl": "\n\n"}, says=("rows.jsonl has no rows, only white space",), cure="again", name="blank"),
+    Case(code="D025", keys={"dataset": "row.jsonl"}, says=("run.yaml:2", "no file or folder row.jsonl", "Similar: rows.jsonl"), cure="explain D025"),
+    Case(code="D026", keys={"dataset": "rows.csv"}, files={"rows.csv": b"prompt,answer\ncaf\xe9,1\n"}, says=("rows.csv line 2: byte 0xE9 is not UTF-8", "cp1252"), cure="iconv -f cp1252 -t utf-8 rows.csv"),
+    Case(code="D026", files={"rows.jsonl": b'{"prompt": "caf\xe9"}\n'}, says=("rows.jsonl line 1: byte 0xE9 is not UTF-8",), cure="iconv", name="jsonl"),
+    Case(code="D027", keys={"dataset": "rows.csv"}, files={"rows.csv": "prompt,answer\na,1\nb,2,3\n"}, says=("rows.csv line 3 has 3 fields, the header has 2",), cure="explain D027"),
+    Case(code="D028", files={"rows.jsonl": b"\xef\xbb\xbf" + b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)}, says=("rows.jsonl begins with a byte-order mark",), cure="nothing", severity="note"),
+    Case(code="D029", files={"rows.jsonl": '{"prompt": "a", "answer": NaN}\n'}, says=("rows.jsonl line 1: NaN is not JSON", "write null"), cure=""),
+    Case(code="D030", keys={"dataset": "rows.parquet"}, files={"rows.parquet": "hello"}, says=('rows.parquet starts with "hell", not with "PAR1"',), cure="explain D030"),
+    Case(code="D031", keys={"dataset": "rows.json"}, files={"rows.json": '{"data": [{"prompt": "a"}], "version": 1}'}, says=("rows.json is one object with the keys data, version",), cure="one object a line"),
+    Case(code="D031", files={"rows.jsonl": '{"prompt": "a"}\n[1]\n'}, says=("rows.jsonl line 2: expected an object, {...}, got list",), cure="", name="a list"),
+    Case(code="D033", rows=bad("half \ud83d"), says=("rows.jsonl:41, row 40: the prompt has half a character (U+D83D) at offset 5",), cure="leave such rows out"),
+    Case(code="D033", rows=bad("a\x00b"), says=("rows.jsonl: 1 prompts have a NUL character", "row 40"), cure="replace", severity="warning", name="nul"),
+    Case(code="D033", rows=bad("x" * 1_200_000), says=("rows.jsonl: 1 prompts have over a million characters (row 40)",), cure="look", severity="warning", name="large"),
+    Case(code="D034", keys={"dataset": "./scripted"}, files={"scripted/scripted.py": "import datasets\n"}, says=("scripted",), cure="explain D034"),
+    Case(code="D035", keys={"dataset": "nobody/nothing"}, says=("`nobody/nothing` is no file or folder here", "hub"), cure="hf auth login"),
+    Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl", "column `image` holds images"), cure="text only"),
+    Case(code="D037", rows=[*ROWS, {"prompt": "x=", "answer": "so " * 20}], says=("1 values of `answer`", "max_completion_length 16", "row 40: 60 tokens"), cure="max_completion_length: 60", severity="warning"),
+    Case(code="D038", keys={"dataset": "builtin:additions", "dataset_train_split": "validation"}, says=("no split `validation`, but train, test",), cure="Set `dataset_train_split`"),
+    Case(code="D039", keys={"dataset": "rows.xls"}, files={"rows.xls": "x"}, says=("rows.xls is not a kind of file that is read",), cure="explain D039"),
+    Case(code="D040", says=("rows.jsonl: 40 rows; prompts have 4 / 5 / 5 tokens", "takes at most 21 of the model's 512"), cure="", severity="note"),
+]  # fmt: skip
+
+CONFIG = [
+    Case(code="C001", keys={"learning_rat": 1e-6}, says=(f"run.yaml:{LAST}: unknown key `learning_rat`",), cure="Did you mean `learning_rate`?"),
+    Case(code="C001", keys={"lora": {"rank": 8}}, says=(f"run.yaml:{LAST}: unknown key `rank`",), cure="", name="nested"),
+    Case(code="C002", keys={"num_generations": 4.5}, says=("run.yaml:5: `num_generations`: expected a whole number", "got 4.5"), cure="explain C002"),
+    Case(code="C003", keys={"learning_rate": [1, 2]}, says=("run.yaml:7: `learning_rate`: expected a number", "a list"), cure="explain C003"),
+    Case(code="C003", recipe="beta: on\n", says=(f"run.yaml:{LAST}: `beta`: expected a number, got `on`",), cure="explain C003", name="yaml 1.2"),
+    Case(code="C004", keys={"loss_type": "drgrpo"}, says=(f"run.yaml:{LAST}: `loss_type` must be one of", "`drgrpo`"), cure="Did you mean `dr_grpo`?"),
+    Case(code="C006", recipe="beta: 0.1\nbeta: 0.2\n", says=(f"run.yaml:{LAST + 1}: `beta` is already set at line {LAST}",), cure="explain C006"),
+    Case(code="C009", flags={"num_generation": 4}, says=("--num_generation: unknown key `num_generation`",), cure="Did you mean `num_generations`?"),
+    Case(code="C010", keys={"per_device_train_batch_size": 30}, says=("run.yaml:", "generation_batch_size (30) must be divisible by num_generations (8)"), cure="make the generation batch 24 or 32"),
+    Case(code="C011", keys={"num_generations": 1}, says=("run.yaml:5: `num_generations` must be at least 2, got 1",), cure="explain C011"),
+    Case(code="C012", keys={"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 3}, says=("run.yaml:", "eval batch size (3"), cure="explain C012"),
+    Case(code="C014", keys={"use_vllm": True}, says=(f"run.yaml:{LAST}: use_vllm=True", "not supported yet"), cure="Leave it out"),
+    Case(code="C014", keys={"vllm_mode": "server"}, says=(f"run.yaml:{LAST}: vllm_mode='server'",), cure="explain C014", name="mode"),
+    Case(code="C016", keys={"temperature": 0}, says=(f"run.yaml:{LAST}: `temperature` must be between", "nothing can be learnt"), cure="explain C016"),
+    Case(code="C016", keys={"learning_rate": -1e-6}, says=("run.yaml:7: `learning_rate` must be at least 0",), cure="explain C016", name="rate"),
+    Case(code="C016", keys={"max_completion_length": 0}, says=("run.yaml:6: `max_completion_length` must be at least 1",), cure="explain C016", name="length"),
+    Case(code="C016", keys={"epsilon": -0.2}, says=(f"run.yaml:{LAST}: `epsilon` must be between 0 and 1",), cure="explain C016", name="epsilon"),
+    Case(code="C017", keys={"lora_r": 8}, says=(f"run.yaml:{LAST}: `lora_r` does nothing without `use_peft: true`",), cure="add it"),
+    Case(code="C018", keys={"use_liger_kernel": True}, says=(f"run.yaml:{LAST}: use_liger_kernel=True is an option of TRL",), cure="explain C018"),
+    Case(code="C019", recipe="lora:\n\tr: 16\n", says=(f"run.yaml:{LAST + 1}: a tab", "^"), cure="explain C019"),
+    Case(code="C019", recipe="a: b: c\n", says=(f"run.yaml:{LAST}: a second `:`",), cure="explain C019", name="colon"),
+    Case(code="C020", keys={"output_dir": "${SCRATCH}/out"}, says=(f"run.yaml:{LAST}: output_dir: `${{SCRATCH}}/out`", "SCRATCH"), cure="write the path out"),
+    Case(code="C021", keys={"lora": {"r": 8}, "learning_rate": 1e-6}, says=("run.yaml:7: learning_rate is 1e-06 for a LoRA adapter",), cure="learning_rate: 1e-05", severity="warning"),
+    Case(code="C022", keys={"learning_rate": 2e-4}, says=("run.yaml:7: learning_rate is 0.0002 for all weights",), cure="learning_rate: 2e-05", severity="warning"),
+    Case(code="C023", keys={"num_generations": 2}, says=("run.yaml:5: num_generations is 2", "1 other"), cure="num_generations: 8", severity="warning"),
+    Case(code="C024", keys={"per_device_train_batch_size": 8}, says=("an optimizer step sees 1 prompt", "counts completions"), cure="gradient_accumulation_steps: 8", severity="warning"),
+    Case(code="C025", keys={"loss_type": "dapo", "importance_sampling_level": "sequence"}, says=(f"run.yaml:{LAST}: loss_type", "sequence with loss_type dapo"), cure="loss_type: grpo", severity="warning"),
+    Case(code="C025", keys={"loss_type": "luspo"}, says=("luspo with importance_sampling_level token",), cure="importance_sampling_level: sequence", severity="warning", name="luspo"),
+    Case(code="C025", keys={"loss_type": "dr_grpo"}, says=("dr_grpo with scale_rewards group",), cure="scale_rewards: none", severity="warning", name="dr_grpo"),
+    Case(code="C026", keys={"learning_rate": 0}, says=("run.yaml:7: learning_rate is 0",), cure="learning_rate: 1e-6", severity="warning"),
+    Case(code="C027", keys={"temperature": 0.1}, says=(f"run.yaml:{LAST}: temperature is 0.1",), cure="temperature: 1.0", severity="warning"),
+    Case(code="C030", keys={"sync_ref_model": True}, says=(f"run.yaml:{LAST}: sync_ref_model=True has no reference model",), cure="Set beta"),
+    Case(code="C030", keys={"sync_ref_model": True, "beta": 0.1, "lora": {"r": 8}}, says=(f"run.yaml:{LAST}: sync_ref_model",), cure="leave sync_ref_model out", name="lora"),
+    Case(code="C031", recipe="", keys={"model": None}, says=("run.yaml: no `model`",), cure=""),
+    Case(code="C029", says=("at the peak", "parameters are trained"), cure="", severity="note"),
+]  # fmt: skip
+
+MODEL = [
+    Case(code="M001", keys={"model": "./modle"}, says=("run.yaml:1: There is no folder ./modle", "Similar: model"), cure="explain M001"),
+    Case(code="M001", keys={"model": "builtin:smollm"}, says=("run.yaml:1: There is no built-in model `builtin:smollm`",), cure="", name="builtin"),
+    Case(code="M002", keys={"model": "nobody/nothing"}, says=("run.yaml:1: `nobody/nothing` is not a folder here", "hub"), cure=""),
+    Case(code="M003", model=remove("tokenizer*", "special_tokens_map.json", "chat_template.jinja"), says=("run.yaml:1: model has config.json but no tokenizer files",), cure="Copy them from the original model"),
+    Case(code="M003", model=lambda folder: (folder / "tokenizer.json").write_text("{") and None, says=("its tokenizer cannot be read",), cure="Copy the tokenizer's files", name="unreadable"),
+    Case(code="M004", rows=CHAT, model=no_template, says=("row 0: the prompt is a conversation, but the tokenizer has no chat template",), cure="tokenizer.chat_template"),
+    Case(code="M005", model=edit_json("tokenizer_config.json", pad_token="<|im_end|>"), says=("pad and end token are the same (`<|im_end|>`, id 2)",), cure="", severity="note"),
+    Case(code="M006", model=no_end, says=("run.yaml:1", "neither a pad token nor an end token"), cure="tokenizer.eos_token"),
+    Case(code="M007", model=short_embedding, says=("embedding has 100 rows", "260 tokens; token 259"), cure="resize_token_embeddings"),
+    Case(code="M008", model=truncate, says=("model.safetensors is damaged", "bytes expected"), cure="again"),
+    Case(code="M009", model=as_gguf, says=("model.gguf is a GGUF file",), cure="Train the model it was made from"),
+    Case(code="M010", model=as_pickle, says=("pytorch_model.bin", "safetensors"), cure="save_pretrained", severity="warning"),
+    Case(code="M011", model=edit_json("config.json", model_type="own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"}), says=("needs Python code of its own (modeling_own.Own)",), cure="trust_remote_code: true"),
+    Case(code="M012", model=as_adapter, says=("holds an adapter, not a model; it belongs to org/base",), cure="PeftModel.from_pretrained"),
+    Case(code="M013", model=edit_json("config.json", architectures=["BertModel"]), says=("is a BertModel, which does not generate text",), cure="explain M013"),
+    Case(code="M013", model=edit_json("config.json", model_type="nosuch"), says=("run.yaml:1", "does not know how to read its config.json"), cure="newer transformers", name="unknown"),
+    Case(code="M014", keys={"load_in_4bit": True}, says=("run.yaml:1: model: its weights are 4 bits",), cure="lora: {r: 16}"),
+    Case(code="M014", model=edit_json("config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}), says=("4 bits (its config.json has a quantization_config)",), cure="lora: {r: 16}", name="saved"),
+    Case(code="M015", keys={"dtype": "float16"}, says=(f"run.yaml:{LAST}: dtype is float16", "no GPU"), cure="dtype: float32"),
+    Case(code="M015", keys={"attn_implementation": "flash_attention_2"}, says=(f"run.yaml:{LAST}: attn_implementation is flash_attention_2",), cure="leave it out", name="attention"),
+    Case(code="M016", model=remove("*"), says=("The folder model is empty",), cure="again"),
+    Case(code="M016", model=remove("config.json"), says=("model has no config.json",), cure="explain M016", name="no config"),
+    Case(code="M017", model=remove("*.safetensors"), says=("model has config.json but no weights",), cure="cut short"),
+    Case(code="M018", model=other_template(OTHER_END), says=("ends a turn with `<|endoftext|>` (3)", "generation ends at `<|im_end|>` (2)"), cure="eos_token_id: [2, 3]", severity="warning"),
+    Case(code="M018", model=edit_json("generation_config.json", eos_token_id=3), says=("end token 2 is not among", "[3]"), cure="", severity="note", name="differ"),
+    Case(code="M019", model=other_template(UNSTABLE), says=("not prefix-stable", "character"), cure="chat_template_kwargs", severity="note"),
+    Case(code="M020", keys={"lora": {"target_modules": ["c_attn"]}}, says=(f"run.yaml:{LAST}: lora: target_modules c_attn name no layer", ), cure="all-linear"),
+    Case(code="M020", keys={"lora": {"target_modules": ["q_proj", "lm_head"]}}, says=("names lm_head",), cure="take lm_head out", name="head"),
+    Case(code="M021", keys={"router_aux_loss_coef": 0.01}, says=(f"run.yaml:{LAST}: router_aux_loss_coef is 0.01", "no router"), cure="leave router_aux_loss_coef out"),
+    Case(code="M022", model=other_shape, says=("embedding in the weights is 3 x 3, but config.json says 260 x 32",), cure="one place"),
+]  # fmt: skip
+
+REWARDS = [
+    Case(code="W002", files={"mine.py": "def right(completions, solution):\n    return [0.0] * len(completions)\n"}, says=("right", "mine.py:1", "needs `solution`"), cure="rename"),
+    Case(code="W003", files={"mine.py": "def right(completions, **kwargs):\n    return [1.0]\n"}, says=("mine.py:1", "returned 1 values for 8 completions"), cure="one number"),
+    Case(code="W004", files={"mine.py": "def right(completions, **kwargs):\n    return ['1'] * len(completions)\n"}, says=("str '1'", "mine.py:1", "row 0"), cure="return numbers"),
+    Case(code="W005", files={"mine.py": "def right(completions, **kwargs):\n    return 1.0\n"}, says=("returned float 1.0",), cure="list"),
+    Case(code="W006", files={"mine.py": "def right(completions, **kwargs):\n    return [float('nan')] * len(completions)\n"}, says=("NaN", "row 0"), cure="None"),
+    Case(code="W007", files={"mine.py": "def right(completions, **kwargs):\n    return [float('inf')] * len(completions)\n"}, says=("inf", "row 0"), cure="clip"),
+    Case(code="W009", files={"mine.py": "import time\ndef right(completions, **kwargs):\n    time.sleep(0.6)\n    return [1.0] * len(completions)\n"}, says=("right", "s a completion", "32 completions"), cure="async def", severity="warning"),
+    Case(code="W010", files={"mine.py": "def right(completions, answer):\n    return [1 / 0 for _ in completions]\n"}, says=("right", "ZeroDivisionError", "mine.py"), cure="explain W010"),
+    Case(code="W013", keys={"rewards": ["mine.py:rihgt"]}, says=("run.yaml:3", "no function `rihgt`"), cure="Did you mean `right`?"),
+    Case(code="W013", files={"mine.py": "def right(:\n"}, says=("run.yaml:3", "mine.py:1"), cure="explain W013", name="syntax"),
+    Case(code="W015", keys={"reward_weights": [1, 2]}, says=("reward_weights has 2 values for 1 reward functions", "right"), cure="one weight per function"),
+]  # fmt: skip
+
+CASES = [*DATA, *CONFIG, *MODEL, *REWARDS]
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len([*DATA, *CONFIG, *MODEL]) >= 75
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.name}".strip())
+def test_a_bad_input_is_named(case: Case, tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code, place and cure; by a function that raises nothing and loads nothing."""
+    lay_out(case, tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    found = check_recipe("run.yaml", case.flags)
+    mine = [finding for finding in found if finding.code == case.code]
+    assert mine, [str(finding) for finding in found]
+    fits = [finding for finding in mine if all(word in f"{finding.what} {finding.why}" for word in case.says)]
+    assert fits, [str(finding) for finding in mine]
+    assert fits[0].severity == case.severity
+    assert case.cure in fits[0].what + fits[0].fix, str(fits[0])
+    assert not case.cure or fits[0].fix
+
+
+def test_a_good_run_has_neither_errors_nor_warnings(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(Case(code="", says=(), cure=""), tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    assert {finding.severity for finding in check_recipe("run.yaml")} == {"note"}
+
+
+def test_everything_at_once(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"num_generations": 2, "temperature": 0, "use_vllm": True, "pad_to_multiple_of": 8, "lora": {"rank": 2}}
+    lay_out(
+        Case(code="", says=(), cure="", keys=keys, rows=[*bad(None), {"prompt": ""}], model=truncate), tmp_path, saved
+    )
+    monkeypatch.chdir(tmp_path)
+    codes = {finding.code for finding in check_recipe("run.yaml")}
+    assert {"C001", "C014", "C016", "C018", "C023", "D002", "D005", "M008"} <= codes
+
+
+def test_twenty_of_a_kind_and_the_rest_counted(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out(Case(code="", says=(), cure="", rows=[*ROWS, *bad(None)[-1:] * 25]), tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    nulls = [finding.what for finding in check_recipe("run.yaml") if finding.code == "D005"]
+    assert len(nulls) == 21
+    assert nulls[0].startswith("rows.jsonl:41, row 40")
+    assert nulls[-1] == "rows.jsonl: 5 more rows like these 20"
+
+
+# ---- the trainer's arguments ----
+
+
+def test_the_arguments_of_the_trainer(saved: Path) -> None:
+    args = podium.GRPOConfig("out", per_device_train_batch_size=32, num_generations=8, max_completion_length=16)
+    found = podium.check(str(saved), lambda completions, **kwargs: [1.0], args, [*ROWS, {"prompt": 5}])
+    assert {"D006", "W003"} <= {finding.code for finding in found}
+    assert any("train_dataset, row 40" in finding.what for finding in found)
+
+
+def test_a_model_that_was_made(saved: Path) -> None:
+    from podium.testing import tiny_model, tiny_tokenizer
+
+    args = podium.GRPOConfig("out", per_device_train_batch_size=32, num_generations=8, max_completion_length=16)
+    found = podium.check(
+        tiny_model(),
+        lambda completions, **kwargs: [1.0] * len(completions),
+        args,
+        ROWS,
+        processing_class=tiny_tokenizer(),
+    )
+    assert {finding.severity for finding in found} == {"note"}
+
+
+# ---- codes and pages ----
+
+
+def test_every_code_has_a_page_and_the_reverse() -> None:
+    """W pages are of `podium reward test`, which finds more of them."""
+    ours = {code for code in table.codes() if code[0] in "DCM"}
+    pages = {code for code in rules.codes() if code[0] in "DC" or (code[0] == "M" and code < "M100")}
+    assert ours == pages
+
+
+def test_every_case_and_rule_is_covered() -> None:
+    """A code without a case is one that nobody has seen."""
+    unseen = {code for code in table.codes() if code[0] in "DCM"} - {case.code for case in CASES}
+    assert unseen == {"C013", "C015", "C028", "D032"}  # devices; memory, which has tests of its own; the large file
+
+
+@pytest.mark.parametrize("code", rules.codes())
+def test_a_page_has_its_sections(code: str) -> None:
+    page = rules.page(code)
+    assert page.startswith(f"# {code}: ")
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        "## What it means",
+        "## Usual causes",
+        "## What to do",
+    ]
