@@ -106,7 +106,7 @@ def test_flags_that_cannot_be_meant_are_refused(line):
         ("train nowhere.yaml", "There is no recipe nowhere.yaml"),
         (
             "train quickstart --learning_rat 1e-6",
-            "--learning_rat: unknown key `learning_rat`. Did you mean `learning_rate`?",
+            "--learning_rat: unknown key `learning_rat`. [C009]\n  fix: Did you mean `learning_rate`?",
         ),
         ("train quickstart --num_gen 4", "--num_gen: unknown key `num_gen`"),
         ("train quickstart --loss-type drgrpo", "--loss_type: `loss_type` must be one of"),

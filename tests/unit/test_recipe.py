@@ -322,7 +322,7 @@ def test_every_key_of_trl_s_command_line_is_known():
 
 def test_trl_s_own_peft_config_is_the_same(recipe):
     model_arguments = trl.ModelConfig(use_peft=True, lora_r=8, lora_target_modules=["q_proj", "v_proj"])
-    ours = recipe(TRL.replace("[all-linear]", "[q_proj, v_proj]"))._peft_config()
+    ours = recipe(TRL.replace("[all-linear]", "[q_proj, v_proj]")).peft_config()
     assert ours.to_dict() == trl.get_peft_config(model_arguments).to_dict()
 
 

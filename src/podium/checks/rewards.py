@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from transformers import TrainerState
+
 from podium.checks.setup import Setup, findings_of
 from podium.config import advantage_settings
 from podium.data.check import check_row
@@ -55,7 +57,7 @@ def trials(setup: Setup) -> Iterator[Finding]:
             continue
         started = time.perf_counter()
         try:
-            score(groups, [reward])
+            score(groups, [reward], trainer_state=TrainerState())
         except PodiumError as error:
             yield from findings_of(error)
         else:

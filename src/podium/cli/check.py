@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,7 +79,7 @@ def has_errors(found: Sequence[Finding]) -> bool:
 
 def show_findings(console: Console, found: Sequence[Finding]) -> None:
     """Each finding on a few lines; the cure of several alike below the last of them."""
-    for finding, following in zip(found, [*found[1:], None], strict=True):
+    for finding, following in zip_longest(found, found[1:]):
         alike = following is not None and (following.code, following.fix) == (finding.code, finding.fix)
         _show(console, finding, with_cure=not alike)
 
@@ -101,5 +102,6 @@ def summary(path: str, found: Sequence[Finding]) -> str:
         severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "note")
     }
     listed = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count)
-    more = f"; `podium explain {found[0].code}` says more" if found and counts["error"] + counts["warning"] else ""
+    worst = next((finding.code for finding in found if finding.severity != "note"), None)
+    more = f"; `podium explain {worst}` says more" if worst else ""
     return f"{path}: {listed or 'nothing found'}{more}"

@@ -19,10 +19,10 @@ def sample_groups(path: str, overrides: Mapping[str, Any], num_prompts: int) -> 
     from podium.cli.sample import opened
     from podium.estimates.duration import estimate_time, measure
 
-    with opened(path, overrides) as (recipe, trainer, rows):
+    with opened(path, overrides) as (_, trainer, rows):
         diagnosis = diagnose(sample(trainer, rows, num_prompts), trainer.args)
         count = len(rows) if hasattr(rows, "__len__") else None
-        took = estimate_time(recipe.arguments(), measure(trainer), num_rows=count)
+        took = estimate_time(trainer.args, measure(trainer), num_rows=count)
         return diagnosis, [*took.rows(), ("peak memory so far", _peak(trainer.args.device.type))]
 
 

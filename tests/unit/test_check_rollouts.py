@@ -1,0 +1,112 @@
+"""What sampled groups say: numbers from groups made by hand, and a verdict that names the cure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podium import GRPOConfig
+from podium.advantages import AdvantageSettings
+from podium.checks.rollouts import Sampled, diagnose
+from podium.cli.sample_page import page
+from podium.records import Completion, Group, Prompt, ScoredGroup
+
+ARGS = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "report_to": "none"}
+
+
+def group(
+    rewards: list[Any], *, lengths: list[int] | None = None, finish: str = "stop", texts: Any = None, row: int = 0
+):
+    lengths = lengths or [2] * len(rewards)
+    completions = tuple(
+        Completion(
+            token_ids=(row, g, *[7] * (n - 2)) if texts is None else (5,) * n,
+            logps=(-0.5,) * n,
+            finish=finish,  # type: ignore[arg-type]
+            text=f"{row} {g}" if texts is None else texts[g],
+            policy_step=0,
+        )
+        for g, n in enumerate(lengths)
+    )
+    prompt = Prompt(id=row, row=row, token_ids=(1,), text="2+2=", content="2+2=")
+    values = np.array(rewards, np.float64).reshape(len(rewards), -1)
+    names = ("answer_correct", "brevity")[: values.shape[1]]
+    return ScoredGroup(group=Group(prompt=prompt, completions=completions), names_K=names, rewards_GK=values)
+
+
+def sampled(*groups: ScoredGroup, **more: Any) -> Sampled:
+    names = groups[0].names_K
+    settings = {"generate_seconds": 1.0, "reward_seconds": dict.fromkeys(names, 0.1), **more}
+    return Sampled(groups=groups, weights_K=np.ones(len(names)), **settings)
+
+
+def codes(made: Sampled, **args: Any) -> dict[str, Any]:
+    return {f.code: f for f in diagnose(made, GRPOConfig("out", **{**ARGS, **args})).findings}
+
+
+def test_a_healthy_run_is_ready() -> None:
+    seen = diagnose(sampled(*(group([1, 0, 0, 1], row=row) for row in range(4))), GRPOConfig("out", **ARGS))
+    assert seen.spread_share == 1
+    assert seen.pass_rates == (0.5,) * 4
+    assert seen.entropy == pytest.approx(0.5)
+    assert seen.tokens_per_second == 32
+    assert [f.code for f in seen.findings] == ["R009"]
+    assert seen.findings[0].what.endswith("ready")
+    assert "not ready" not in seen.findings[0].what
+    json.dumps(seen.as_dict())
+
+
+@pytest.mark.parametrize(("value", "cure"), [(0, "easier prompts"), (1, "harder prompts")])
+def test_equal_groups(value: int, cure: str) -> None:
+    found = codes(sampled(*(group([value] * 4, row=row) for row in range(4))))
+    assert found["R001"].severity == "warning"
+    assert cure in found["R001"].fix
+    assert "temperature: 1.3" in found["R001"].fix
+    assert "100%" in found["R001"].what
+    assert "R001" in found["R009"].what
+    assert found["R004"].severity == "warning"
+
+
+def test_cut_off_and_how_long_it_would_have_been() -> None:
+    groups = [group([1, 0, 0, 1], lengths=[8] * 4, finish="length", row=row) for row in range(3)]
+    found = codes(sampled(*groups, longer_lengths=tuple(range(10, 22))))
+    assert found["R002"].fix == "max_completion_length: 20"
+    never = codes(sampled(*groups, longer_lengths=(32,) * 8))
+    assert "100% still do not end" in never["R002"].what
+    assert "M018" in never["R002"].fix
+
+
+def test_the_same_again_and_again() -> None:
+    found = codes(sampled(group([1, 0, 0, 1], texts=["x"] * 4)))
+    assert "75% of the completions are the same" in found["R003"].what
+    assert "empty" in codes(sampled(group([1, 0, 0, 1], texts=[""] * 4)))["R003"].what
+
+
+def test_length_slowness_and_twins() -> None:
+    rewards = [[1, 1], [2, 2], [3, 3], [4, 4]]
+    slow = sampled(group(rewards, lengths=[2, 3, 4, 5]), reward_seconds={"answer_correct": 0.1, "brevity": 9.0})
+    found = codes(slow)
+    assert "longer completions" in found["R005"].what
+    assert "`brevity` took 9.0 s of 10.1 s" in found["R007"].what
+    assert "say the same" in found["R006"].what
+
+
+def test_no_opinion() -> None:
+    found = codes(sampled(group([1, 0, None, 1]), group([1, 0, 0, 1], row=1)))
+    assert "12%" in found["R008"].what
+    assert found["R008"].severity == "note"
+
+
+def test_the_page_shows_model_text_as_text() -> None:
+    hostile = "<script>alert(1)</script>\x1b[31m{{ 7 * 7 }}"
+    settings = AdvantageSettings(weights_K=np.ones(1), scale_rewards="group")
+    html = page([group([1, 0], texts=[hostile, "fine"])], settings, "run.yaml")
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;{{ 7 * 7 }}" in html
+    assert "\x1b" not in html
+    assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
+    assert "http://" not in html
+    assert "https://" not in html
