@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from podium.cli.chat import chat
-from podium.cli.doctor import doctor
 from podium.cli.check import check
+from podium.cli.doctor import doctor
 from podium.cli.explain import explain
 from podium.cli.recipes import recipes
 from podium.cli.report import report
