@@ -218,6 +218,28 @@ def verdict(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def table(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """What `docs/health.md` shows of the results."""
+    healthy = [each for each in verdicts if each["expected"] is None]
+    planted = [each for each in verdicts if each["expected"] is not None]
+    errors, warnings = (sum(each[level] for each in healthy) for level in ("errors", "warnings"))
+    most = max(each["warnings"] for each in healthy)
+    first = sum(each["first"] == each["expected"] for each in planted)
+    share = float(np.median([each["overhead"] for each in verdicts if each["overhead"] is not None]))
+    steps = min(each["steps"] for each in healthy)
+    lines = [
+        f"{len(healthy)} healthy runs of {steps} steps: {errors} errors, {warnings} warnings, at most {most} a run.",
+        f"{len(planted)} planted failures: {first} named first. Recording and monitors: {100 * share:.1f} % of a step.",
+        "",
+        "| run | expected | first | at step | all that was said |",
+        "|---|---|---|---|---|",
+    ]
+    for each in verdicts:
+        cells = (each["expected"] or "nothing", each["first"] or "nothing", each["found_at_step"] or "")
+        lines.append(f"| {each['run']} | {' | '.join(map(str, cells))} | {'; '.join(each['said'])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Runs, table, JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -236,6 +258,7 @@ def main() -> None:
         print(f"{'ok  ' if each['right'] else 'BAD '} {each['run']:34} {each['expected'] or '-':6} {each['said']}")
     if set(given.names or RUNS) == set(RUNS):
         given.json.write_text(json.dumps(verdicts, indent=1) + "\n")
+        print(table(verdicts))
 
 
 if __name__ == "__main__":

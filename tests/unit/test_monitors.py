@@ -260,6 +260,12 @@ def test_empty_and_strange_numbers_break_no_detector() -> None:
     diagnose(list(history) * 6, {})
 
 
+def test_a_step_without_trained_tokens_is_no_accident() -> None:
+    """All groups were flat in it: means over trained tokens do not exist."""
+    nothing = {"kl": math.nan, "entropy": math.nan, "loss": 0.0, "grad_norm": 0.0, "frac_reward_zero_std": 1.0}
+    assert codes_of(lambda s: nothing if s % 4 == 0 else {}, steps=40) == {}
+
+
 def test_pages_say_when_to_expect_it() -> None:
     folder = Path(rules.__file__).parent / "pages"
     texts = {code: (folder / f"{code}.md").read_text() for code in DETECTORS}

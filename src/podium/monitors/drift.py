@@ -17,7 +17,10 @@ TOO_LITTLE = {False: 5e-7, True: 5e-6}
 def non_finite(sight: Sight) -> Symptom | None:
     """M131: a loss, a gradient or a weight is not a number."""
     now = sight.history[-1].values
-    bad = [name for name in ("loss", "grad_norm", "health/update_ratio", "kl") if not np.isfinite(now.get(name, 0.0))]
+    bad = [name for name in ("loss", "grad_norm", "health/update_ratio") if not np.isfinite(now.get(name, 0.0))]
+    # A mean over the trained tokens is NaN where all groups were flat, so that there were none.
+    if np.isinf(now.get("kl", 0.0)) or (np.isnan(now.get("kl", 0.0)) and np.isfinite(now.get("entropy", np.nan))):
+        bad.append("kl")
     if not bad:
         return None
     again = sum(not np.isfinite(each.values.get(bad[0], 0.0)) for each in sight.history[-3:])
