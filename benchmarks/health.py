@@ -121,7 +121,7 @@ RUNS: Mapping[str, Planned] = {
     **{
         f"healthy-lora-{seed}": Planned(settings={"seed": seed, "learning_rate": 3e-4}, lora=True) for seed in (1, 2, 3)
     },
-    "healthy-grpo": Planned(settings={"seed": 5, "loss_type": "grpo", "temperature": 1.0}),
+    "healthy-grpo": Planned(settings={"seed": 5, "loss_type": "grpo", "temperature": 1.2}),
     "healthy-kl": Planned(settings={"seed": 6, "beta": 0.04, "learning_rate": 1e-5}),
     "healthy-dr-grpo": Planned(settings={"seed": 7, "loss_type": "dr_grpo", "scale_rewards": "none"}),
     "healthy-two-iterations": Planned(settings={"seed": 8, "num_iterations": 2}),
