@@ -47,7 +47,10 @@ def untouched(trainer: GRPOTrainer) -> Iterator[None]:
         model.eval()
         for module in training:
             module.training = True
-        buffer._windows = mine["_measured"]._windows  # the rollouts hold the buffer, too
+        buffer._windows, buffer._step = (
+            mine["_measured"]._windows,
+            mine["_measured"]._step,
+        )  # the rollouts hold the buffer, too
         trainer._sums, trainer._loss, trainer.entropy = mine["_sums"], mine["_loss"], mine["entropy"]
         trainer.health._gaps[:] = gaps
         trainer.state.num_input_tokens_seen = tokens

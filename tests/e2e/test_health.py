@@ -49,7 +49,7 @@ def test_what_is_logged_is_what_is_recorded(make_trainer: Callable) -> None:
     trainer.train()
     run = podium.Run.load(trainer.args.output_dir)
     for entry, row in zip(trainer.state.log_history, run.history, strict=False):
-        for name in ("loss", "grad_norm", "reward", "kl", "entropy"):
+        for name in ("loss", "grad_norm", "reward", "kl", "entropy", "time/train_seconds"):
             if name in entry:
                 assert row.values[name] == pytest.approx(entry[name], rel=1e-3, abs=1e-4), name
 
