@@ -18,7 +18,8 @@ from podium.errors import ConfigError
 from podium.records import Completion, Group, Prompt
 from podium.rewards import LIBRARY, check_rewards, library_reward, math_pool, resolve_rewards, score
 
-ROOMS = ("answers", "extract", "format", "json_format", "length", "mathematics", "resolve", "text")
+ROOMS = ("answers", "chat_client", "combine", "coverage", "extract", "format", "json_format", "judge", "languages")
+ROOMS += ("length", "mathematics", "resolve", "style", "text", "words")
 MODULES = ["podium.rewards", *(f"podium.rewards.{name}" for name in ROOMS)]
 
 
@@ -39,7 +40,7 @@ def test_examples(name):
 
 def test_every_reward_has_an_example():
     without = [name for name, function in LIBRARY.items() if ">>> " not in (function.__doc__ or "")]
-    assert without == ["reward_model"]  # needs a model; shown in tests/unit/test_reward_models.py
+    assert without == ["reasoning_gym", "reward_model"]  # need a sandbox, a model
 
 
 @pytest.mark.parametrize(

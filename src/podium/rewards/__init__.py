@@ -19,6 +19,7 @@ from podium.errors import ConfigError, did_you_mean
 from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_match
 from podium.rewards.code import CodeStages, CodeTests
 from podium.rewards.combine import PARTS, clipped, gated, normalised, scheduled, weighted
+from podium.rewards.coverage import answer_f1, keyword_coverage
 from podium.rewards.format import (
     answer_format,
     regex_format,
@@ -31,6 +32,7 @@ from podium.rewards.from_file import file_reward
 from podium.rewards.gym import ReasoningGym, gym_rows
 from podium.rewards.json_format import json_format, json_schema
 from podium.rewards.judge import Judge
+from podium.rewards.languages import language
 from podium.rewards.length import (
     get_cosine_scaled_reward,
     get_repetition_penalty_reward,
@@ -48,6 +50,7 @@ from podium.rewards.resolve import (
     resolve_weights,
 )
 from podium.rewards.score import CallSettings, score
+from podium.rewards.style import distinct_ngrams, forbidden_patterns, group_diversity, required_patterns
 from podium.rewards.tester import audit, examine
 
 FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
@@ -70,16 +73,23 @@ FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
 LIBRARY: Mapping[str, Callable[..., Any]] = {
     "accuracy_reward": accuracy_reward,
     "answer_correct": answer_correct,
+    "answer_f1": answer_f1,
     "answer_format": answer_format,
+    "distinct_ngrams": distinct_ngrams,
     "exact_match": exact_match,
+    "forbidden_patterns": forbidden_patterns,
+    "group_diversity": group_diversity,
     "ideal_length": ideal_length,
     "json_format": json_format,
     "json_schema": json_schema,
+    "keyword_coverage": keyword_coverage,
+    "language": language,
     "math_match": math_match,
     "multiple_choice": multiple_choice,
     "numeric_match": numeric_match,
     "reasoning_accuracy_reward": reasoning_accuracy_reward,
     "regex_format": regex_format,
+    "required_patterns": required_patterns,
     "think_format": think_format,
     "think_format_reward": think_format_reward,
     "token_budget": token_budget,
@@ -158,21 +168,27 @@ __all__ = [
     "RewardModel",
     "accuracy_reward",
     "answer_correct",
+    "answer_f1",
     "answer_format",
     "audit",
     "check_rewards",
     "clipped",
+    "distinct_ngrams",
     "exact_match",
     "examine",
     "file_reward",
+    "forbidden_patterns",
     "gated",
     "get_cosine_scaled_reward",
     "get_repetition_penalty_reward",
     "get_soft_overlong_punishment",
+    "group_diversity",
     "gym_rows",
     "ideal_length",
     "json_format",
     "json_schema",
+    "keyword_coverage",
+    "language",
     "library_reward",
     "load_reward_models",
     "math_match",
@@ -181,6 +197,7 @@ __all__ = [
     "numeric_match",
     "reasoning_accuracy_reward",
     "regex_format",
+    "required_patterns",
     "resolve_rewards",
     "resolve_weights",
     "scheduled",

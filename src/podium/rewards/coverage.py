@@ -1,0 +1,103 @@
+"""Rewards for free answers to questions: which key words are in them, and how far the words are those of the answer.
+
+Each takes plain and chat completions. They look at words, not at sense: "not Paris" has the word Paris.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from podium.errors import ConfigError
+from podium.rewards.extract import Extract, extractor
+from podium.rewards.text import text_of
+from podium.rewards.words import STOP_WORDS, words_of
+
+
+def keyword_coverage(
+    completions: Sequence[Any],
+    keywords: Sequence[Any] | None = None,
+    answer: Sequence[Any] | None = None,
+    *,
+    max_words: int | None = None,
+) -> list[float | None]:
+    """The share of a row's key words that the completion has, as whole words in any case.
+
+    The key words (or phrases) are the row's list in the column `keywords`; without that column they are the words of
+    the `answer` column, English stop words left out. A completion of more than `max_words` words gets 0: otherwise a
+    text that says everything covers everything. None where a row has no key words.
+
+    >>> keyword_coverage(["Plants need light and water."], keywords=[["light", "water", "carbon dioxide"]])
+    [0.6666666666666666]
+    >>> keyword_coverage(["The mitochondria"], answer=["It is the mitochondria."])
+    [1.0]
+    """
+    if max_words is not None and max_words < 1:
+        raise ConfigError(f"`max_words` must be 1 or more; it is {max_words}.")
+    if keywords is None and answer is None:
+        raise ConfigError("`keyword_coverage` needs a column `keywords` (lists of words) or `answer` in the dataset.")
+    wanted = (
+        [_content_words(gold) for gold in answer or ()] if keywords is None else [_phrases(own) for own in keywords]
+    )
+    return [_covered(text_of(each), own, max_words) for each, own in zip(completions, wanted, strict=True)]
+
+
+def answer_f1(
+    completions: Sequence[Any], answer: Sequence[Any], *, extract: Extract = ("tag:answer", "text")
+) -> list[float | None]:
+    """How far the words of the final answer are those of the `answer` column: the F1 of SQuAD, 0 to 1.
+
+    Precision counts as much as recall, so saying everything does not pay. Articles, case and punctuation are left out.
+    Where the column holds a list, the nearest of its entries counts. None where it holds nothing.
+
+    >>> answer_f1(["the Eiffel Tower", "<answer>a tower in Paris</answer>"], answer=[["Eiffel Tower"], "Eiffel Tower"])
+    [1.0, 0.4]
+    """
+    take = extractor(extract)
+    return [_best_f1(take(text_of(each)) or "", gold) for each, gold in zip(completions, answer, strict=True)]
+
+
+# --- key words -------------------------------------------------------------------------------------------------------
+
+
+def _phrases(own: Any) -> list[list[str]]:
+    each = [own] if isinstance(own, str) else list(own or ())
+    return [words for phrase in each if (words := words_of(str(phrase)))]
+
+
+def _content_words(gold: Any) -> list[list[str]]:
+    words = dict.fromkeys(words_of("" if gold is None else str(gold)))
+    return [[word] for word in words if word not in STOP_WORDS["en"]]
+
+
+def _covered(text: str, phrases: Sequence[Sequence[str]], max_words: int | None) -> float | None:
+    if not phrases:
+        return None
+    words = words_of(text)
+    if max_words is not None and len(words) > max_words:
+        return 0.0
+    joined = " " + " ".join(words) + " "
+    return sum(f" {' '.join(phrase)} " in joined for phrase in phrases) / len(phrases)
+
+
+# --- F1 --------------------------------------------------------------------------------------------------------------
+
+_ARTICLES = frozenset({"a", "an", "the"})
+
+
+def _best_f1(given: str, gold: Any) -> float | None:
+    golds = [each for each in (gold if isinstance(gold, (list, tuple)) else [gold]) if each is not None]
+    scores = [_f1(_counted(given), _counted(str(each))) for each in golds]
+    known = [score for score in scores if score is not None]
+    return max(known) if known else None
+
+
+def _counted(text: str) -> Counter[str]:
+    return Counter(word for word in words_of(text) if word not in _ARTICLES)
+
+
+def _f1(given: Counter[str], gold: Counter[str]) -> float | None:
+    if not gold:
+        return None
+    return 2 * (given & gold).total() / (given.total() + gold.total())
