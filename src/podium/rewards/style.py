@@ -71,7 +71,8 @@ def group_diversity(prompts: Sequence[Any], completions: Sequence[Any], *, size:
     """
     _check_size(size)
     # A text shorter than `size` is one gram, so that two equal short ones do not pass for different.
-    grams = [frozenset(_ngrams(text_of(each), size)) or frozenset({text_of(each).strip()}) for each in completions]
+    texts = [text_of(each) for each in completions]
+    grams = [frozenset(_ngrams(text, size)) or frozenset({(text.strip(),)}) for text in texts]
     groups: dict[int, list[int]] = {}
     for index, group in enumerate(group_of_each(prompts)):
         groups.setdefault(group, []).append(index)
