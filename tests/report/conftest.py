@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,31 +35,39 @@ FINDINGS = [
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> RunFolder:
-    """`run_folder("name", num_steps=20)`: sums with a format reward and a correctness reward, learnt on the way.
+    """`run_folder("name", num_steps=20)`: see `make`."""
+    return functools.partial(make, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def make_folder() -> RunFolder:
+    """`make_folder(parent, "name", ...)`: the same where a test's own folder is too short-lived."""
+    return make
+
+
+def make(parent: Path, name: str = "sums", *, num_steps: int = 20, seed: int = 0, **given: Any) -> Path:
+    """Sums with a format reward and a correctness reward, learnt on the way.
 
     `texts`: completions to use in turn instead of the sums' answers. `words`: words that pad every completion.
     """
-
-    def make(name: str = "sums", *, num_steps: int = 20, seed: int = 0, **given: Any) -> Path:
-        folder = tmp_path / name
-        (folder / "rollouts").mkdir(parents=True)
-        table = rollouts(num_steps, seed=seed, **given)
-        table.to_parquet(folder / "rollouts" / "rollouts-0.parquet", compression="zstd")
-        lines = metrics(table)
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (folder / "findings.jsonl").write_text("".join(json.dumps(finding) + "\n" for finding in FINDINGS))
-        config = {"model": "builtin:sums", "max_steps": num_steps, "learning_rate": 1e-5, "hub_token": "hf_" + "x" * 30}
-        (folder / "config.yaml").write_text(yaml.safe_dump({**config, "seed": seed}))
-        (folder / "environment.json").write_text(json.dumps({"versions": {"podium": "0.1.0"}, "host": {"cores": 2}}))
-        (folder / "evaluation").mkdir()
-        for when, result in EVALUATIONS.items():
-            numbers = {"num_prompts": 80, "num_completions": 320, "reward": {"value": 1.0, "low": 0.9, "high": 1.1}}
-            (folder / "evaluation" / f"{when}.json").write_text(json.dumps({**numbers, **result}))
-        proof = {"checks": [{"what": "loss", "ours": 0.1, "theirs": 0.1, "difference": 1e-8}]}
-        (folder / "proof.json").write_text(json.dumps(proof))
-        return folder
-
-    return make
+    folder = parent / name
+    (folder / "rollouts").mkdir(parents=True)
+    table = rollouts(num_steps, seed=seed, **given)
+    table.to_parquet(folder / "rollouts" / "rollouts-0.parquet", compression="zstd")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics(table)))
+    (folder / "findings.jsonl").write_text("".join(json.dumps(finding) + "\n" for finding in FINDINGS))
+    config = {"model": "builtin:sums", "max_steps": num_steps, "learning_rate": 1e-5, "hub_token": "hf_" + "x" * 30}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "seed": seed}))
+    (folder / "environment.json").write_text(json.dumps({"versions": {"podium": "0.1.0"}, "host": {"cores": 2}}))
+    (folder / "evaluation").mkdir()
+    for when, result in EVALUATIONS.items():
+        numbers = {"num_prompts": 80, "num_completions": 320, "reward": {"value": 1.0, "low": 0.9, "high": 1.1}}
+        (folder / "evaluation" / f"{when}.json").write_text(json.dumps({**numbers, **result}))
+    proof = {
+        "checks": [{"result": "ok", "name": "loss", "detail": "as TRL computes it", "measured": 1e-8, "code": "P001"}]
+    }
+    (folder / "proof.json").write_text(json.dumps(proof))
+    return folder
 
 
 def rollouts(

@@ -83,16 +83,15 @@ def _cell(look: Mapping[str, Any], name: str) -> dict[str, float] | None:
     return {"value": value} if isinstance(value, int | float) else None
 
 
-def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What `proof.json` holds as one table: its first list of records by their keys, or else everything by name.
+_PROOF = ("result", "name", "detail", "measured", "tolerance", "code")
 
-    >>> proof({"checks": [{"what": "loss", "error": 1e-7}]})
-    {'columns': ['what', 'error'], 'rows': [['loss', '1e-07']]}
+
+def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The checks in `proof.json` as a table; None without any.
+
+    >>> proof({"checks": [{"result": "ok", "name": "loss", "measured": 1e-7, "tolerance": None}]})["rows"]
+    [['ok', 'loss', '', '1e-07', '', '']]
     """
-    if not content:
-        return None
-    lists = [value for value in content.values() if isinstance(value, list) and value and isinstance(value[0], Mapping)]
-    if not lists:
-        return {"columns": ["", ""], "rows": list(flat(content))}
-    names = list(dict.fromkeys(name for record in lists[0] for name in record))
-    return {"columns": names, "rows": [[_text(record.get(name, "")) for name in names] for record in lists[0]]}
+    checks = content.get("checks") or []
+    rows = [["" if check.get(name) is None else _text(check[name]) for name in _PROOF] for check in checks]
+    return {"columns": list(_PROOF), "rows": rows} if rows else None

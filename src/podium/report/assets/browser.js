@@ -185,7 +185,7 @@ class Browser {
     const s = this.state;
     if (!this.store.count) return this.tools.replaceChildren(this.runSwitch() || "");
     const views = el("div", { class: "segment" }, [["step", "By step"], ["prompt", "By prompt"]].map(([view, title]) =>
-      el("button", { type: "button", "aria-pressed": String(s.view === view), click: () => this.set({ view, prompt: null, filter: "all", query: "" }) }, title)));
+      el("button", { type: "button", "aria-pressed": String(s.view === view), click: () => this.set({ view, prompt: null, filter: "all", query: "", here: false }) }, title)));
     const chips = el("div", { class: "chips", role: "group", "aria-label": "Filter" }, Object.entries(FILTERS).map(([name, { title }]) =>
       el("button", { type: "button", "data-filter": name, "aria-pressed": String(s.filter === name), click: () => this.set({ filter: name }) }, title)));
     this.search = el("input", { type: "search", placeholder: "Search in completions and prompts", "aria-label": "Search", value: s.query, input: () => this.later() });
@@ -394,7 +394,7 @@ function bar(value) {
 
 function spark(steps, values) {
   const numbers = values.filter(known), low = Math.min(...numbers), high = Math.max(...numbers);
-  const x = (i) => (steps.length > 1 ? (100 * (steps[i] - steps[0])) / (steps.at(-1) - steps[0]) : 50);
+  const x = (i) => (100 * (steps[i] - steps[0])) / (steps.at(-1) - steps[0] || 1);
   const y = (value) => (high > low ? 30 - (28 * (value - low)) / (high - low) : 16);
   const points = values.flatMap((value, i) => (known(value) ? [`${x(i).toFixed(1)},${y(value).toFixed(1)}`] : []));
   if (points.length === 1) points.push(points[0].replace(/^[\d.]+/, (a) => String(Number(a) + 3)));

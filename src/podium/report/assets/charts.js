@@ -83,9 +83,9 @@ function frame(chart, runs, colours) {
     margin: { l: 50, r: 14, t: 10, b: 26 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.ink2 },
-    hovermode: "x unified", dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    hovermode: "x unified", hoverdistance: -1, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink, size: 12 } },
-    xaxis: { ...axis, range: span(runs), showgrid: false, nticks: 6, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
+    xaxis: { ...axis, range: span(runs), showgrid: false, nticks: 6, spikethickness: 1, spikedash: "solid", spikecolor: colours.ink2, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
     yaxis: { ...axis, nticks: 5, fixedrange: true, rangemode: chart.zero ? "tozero" : "normal", ...(small ? { exponentformat: "SI" } : { tickformat: tick }), hoverformat: chart.form === "share" ? ".1%" : ".4~g", gridcolor: colours.line },
   };
 }
