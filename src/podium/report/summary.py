@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from podium.report.series import Column, Steps, columns
@@ -31,7 +32,7 @@ def summary(run: Run) -> dict[str, Any]:
         "headline": headline(steps),
         "last_step": steps.steps[-1] if steps.steps else 0,
         "max_steps": _max_steps(run),
-        "model": str(run.config.get("model") or run.config.get("model_name_or_path") or ""),
+        "model": _model(run),
         "seconds": _duration(run),
         "numbers": numbers(run, steps),
     }
@@ -64,7 +65,7 @@ def headline(steps: Steps) -> str:
     start, end = ends(values)
     verb = {1: "rose", -1: "fell", 0: ""}[trend(values)]
     if not verb:
-        return f"Reward did not move: {start:.2f} at the start, {end:.2f} at the end."
+        return f"Reward has no clear trend: {start:.2f} at the start, {end:.2f} at the end."
     return f"Reward {verb} from {start:.2f} to {end:.2f}."
 
 
@@ -134,6 +135,12 @@ def share(value: float) -> str:
     '80 %'
     """
     return f"{100 * value:.0f} %"
+
+
+def _model(run: Run) -> str:
+    """A hub id as it is; of a folder its name."""
+    model = str(run.config.get("model") or run.config.get("model_name_or_path") or "")
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _max_steps(run: Run) -> int | None:

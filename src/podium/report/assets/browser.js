@@ -311,6 +311,7 @@ class Browser {
     if (this.state.order === "reward") rows.sort((a, b) => (c.reward[b] ?? -Infinity) - (c.reward[a] ?? -Infinity) || a - b);
     const rewards = rows.map((i) => c.reward[i]).filter(known);
     const flat = rewards.length > 0 && rewards.every((value) => value === rewards[0]);
+    const trained = rows.filter((i) => c.trained[i]).length, mixed = trained > 0 && trained < rows.length;
     const short = store.short(group.prompt), whole = store.prompts[group.prompt];
     const prompt = el("div", { class: "text prompt" }, seen(short));
     const toggle = short !== whole && el("button", { type: "button", class: "link", click: () => {
@@ -322,12 +323,12 @@ class Browser {
       && el("button", { type: "button", class: "link", click: () => this.set({ run: this.stores.indexOf(store), view: "prompt", prompt: group.prompt }) }, `this prompt over time`);
     return el("article", { class: "card group" }, el("header", null,
       label(this.stores.indexOf(store), this.stores.length > 1), el("b", null, `step ${group.step}`), group.row >= 0 && `row ${group.row}`,
-      el("span", null, "mean reward ", el("b", null, number(store.mean(group), 2))), flat && el("span", { class: "badge" }, "equal rewards: no signal"),
+      el("span", null, "mean reward ", el("b", null, number(store.mean(group), 2))), flat ? el("span", { class: "badge" }, "equal rewards: no signal") : trained === 0 && el("span", { class: "badge" }, "not trained on"),
       el("span", { class: "push" }, toggle, toggle && history && "  \u00b7  ", history)), prompt,
-      el("div", { class: "completions" }, rows.map((i) => this.completion(store, i, { copies: copies.get(c.text[i]) }))));
+      el("div", { class: "completions" }, rows.map((i) => this.completion(store, i, { copies: copies.get(c.text[i]), mixed }))));
   }
 
-  completion(store, i, { copies = 1, full = false }) {
+  completion(store, i, { copies = 1, full = false, mixed = false }) {
     const c = store.columns, advantage = c.advantage[i];
     const text = el("div", { class: "text" }, ...marked(seen(c.text[i]), this.state.query));
     const long = c.text[i].length > 420 || c.text[i].split("\n", 12).length > 10;
@@ -336,7 +337,7 @@ class Browser {
     return el("div", { class: "completion", "data-row": i },
       full && el("div", { class: "top" }, el("button", { type: "button", class: "link", click: () => this.toStep(c.step[i]) }, `step ${c.step[i]}`), el("span", null, seen(store.short(c.prompt[i]).slice(0, 90)))),
       el("div", { class: "top" }, el("b", null, number(c.reward[i], 2)), c.cut_off[i] ? el("span", { class: "badge cut" }, "cut off") : null,
-        copies > 1 && el("span", { class: "badge dup" }, `${copies} alike`), wide, !c.trained[i] && el("span", { class: "badge" }, "not trained on"),
+        copies > 1 && el("span", { class: "badge dup" }, `${copies} alike`), wide, !c.trained[i] && (full || mixed) && el("span", { class: "badge" }, "not trained on"),
         el("span", { class: "push" }, `${c.tokens[i]} tokens`)),
       text, more,
       el("div", { class: "rewards" }, store.names.map((name) => [el("span", { title: seen(name) }, seen(name)), el("span", { class: "value" }, number(c.rewards[name][i], 2))]),

@@ -110,7 +110,7 @@ function figure(chart, runs, wide) {
   const plot = el("div", { class: "plot", role: "img", "aria-label": seen(`${chart.title}. ${chart.caption}`) });
   const node = el("figure", { class: `card chart${wide ? " wide" : ""}${chart.other ? " other" : ""}`, "data-chart": chart.key },
     el("div", { class: "head" }, el("h3", null, seen(chart.title)), el("span", { class: "last" }, lastValues(chart, runs))),
-    el("p", { class: "caption" }, seen(chart.caption)), legend(chart, runs), plot);
+    el("p", { class: "caption" }, seen(runs.length > 1 ? chart.caption.replace(/; the band [^.]*/, "") : chart.caption)), legend(chart, runs), plot);
   return { node, plot, chart };
 }
 

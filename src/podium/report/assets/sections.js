@@ -39,9 +39,12 @@ function findingsOf(runs) {
 
 // Marks on the steps of the curve above: `range` is what its axis shows.
 function timeline(node, entries, range) {
-  const [low, high] = range;
+  const [low, high] = range, there = new Map();
   node.replaceChildren(...entries.filter((e) => known(e.found.step) && e.found.step >= low && e.found.step <= high).map(({ found, id }) => {
     const sign = el("button", { type: "button", class: found.severity, title: seen(`Step ${found.step}: ${found.what}`), "aria-label": seen(`${found.severity} at step ${found.step}: ${found.what}`), click: () => show(id) }, SIGNS[found.severity]);
+    const before = there.get(found.step) || 0; // signs of one step stand side by side
+    there.set(found.step, before + 1);
+    sign.style.marginLeft = `${-15 * before}px`;
     sign.style.left = `${(100 * (found.step - low)) / (high - low)}%`;
     return sign;
   }));
