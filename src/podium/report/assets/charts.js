@@ -75,6 +75,13 @@ function span(runs) {
   return [low - edge, high + edge];
 }
 
+// What a constant has around it: Plotly would show 3e-5 between -1 and 1.
+function around(chart) {
+  const values = chart.runs.flatMap((run) => run.curves.flatMap((curve) => [...curve.values, ...(curve.low || []), ...(curve.high || [])])).filter(known);
+  const [value] = values;
+  return value && values.every((other) => other === value) ? { range: value > 0 ? [0, 2 * value] : [2 * value, 0] } : {};
+}
+
 function frame(chart, runs, colours) {
   const tick = chart.form === "share" ? ".1~%" : chart.key === "rate" ? ".1e" : "~s";
   const axis = { showline: false, ticks: "", automargin: false, tickfont: { size: 11 }, zeroline: false };
@@ -86,7 +93,7 @@ function frame(chart, runs, colours) {
     hovermode: "x unified", hoverdistance: -1, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink, size: 12 } },
     xaxis: { ...axis, range: span(runs), showgrid: false, nticks: 6, spikethickness: 1, spikedash: "solid", spikecolor: colours.ink2, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
-    yaxis: { ...axis, nticks: 5, fixedrange: true, rangemode: chart.zero ? "tozero" : "normal", ...(small ? { exponentformat: "SI" } : { tickformat: tick }), hoverformat: chart.form === "share" ? ".1%" : ".4~g", gridcolor: colours.line },
+    yaxis: { ...axis, nticks: 5, fixedrange: true, rangemode: chart.zero ? "tozero" : "normal", ...(small ? { exponentformat: "SI" } : { tickformat: tick }), hoverformat: chart.form === "share" ? ".1%" : ".4~g", gridcolor: colours.line, ...around(chart) },
   };
 }
 
