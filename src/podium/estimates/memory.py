@@ -32,8 +32,11 @@ MIB = 1 << 20
 RUNTIME_BYTES: Mapping[str, int] = {"cpu": 500 * MIB, "cuda": 600 * MIB}
 """Python with torch, transformers and peft imported; on a GPU the context and the libraries' workspaces."""
 
-WORKING_BYTES: Mapping[str, int] = {"cpu": 96 * MIB, "cuda": 128 * MIB}
+WORKING_BYTES: Mapping[str, int] = {"cpu": 192 * MIB, "cuda": 128 * MIB}
 """What the first forwards add whatever their size: tokenizer, threads, compiled products, holes of the allocator."""
+
+KEPT_BESIDES = 1.15
+"""Activations over those that `activation_bytes_per_token` counts: gathered keys and values, masks, graph nodes."""
 
 HEAD_BLOCKS = 3
 """Blocks of logits alive at once: the logits, their gradient, and its rounded copy."""
@@ -319,13 +322,18 @@ def sampling_bytes(sizes: Sizes, load: Load, device: str, *, rounded: bool) -> i
 def activations_bytes(
     config: PretrainedConfig, args: GRPOConfig, sizes: Sizes, load: Load, *, rounded: bool | None
 ) -> int:
-    """What a pack keeps for its backward; under checkpointing a layer's input each, and one layer in full."""
+    """What a pack keeps for its backward; under checkpointing a layer's input each, and one layer in full.
+
+    The thin products of an adapter keep their inputs in float32, whatever the wide ones do.
+    """
     tokens = load.pack_tokens
-    one_layer = activation_bytes_per_token(config, args, rounded=rounded)
+    if rounded and sizes.num_trained < sizes.num_parameters / 2:
+        rounded = False
+    one_layer = KEPT_BESIDES * activation_bytes_per_token(config, args, rounded=rounded)
     kept = sizes.num_layers * one_layer
     if load.checkpointing:
         kept = sizes.num_layers * 4 * config.get_text_config().hidden_size + one_layer
-    return tokens * kept + HEAD_BLOCKS * max(HEAD_CHUNK_BYTES, 64 * sizes.vocabulary)
+    return int(tokens * kept) + HEAD_BLOCKS * max(HEAD_CHUNK_BYTES, 64 * sizes.vocabulary)
 
 
 def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
