@@ -75,6 +75,8 @@ class Sizes:
     largest_bytes: int
     """Of the largest trained tensor."""
     num_layers: int
+    adapter_width: int
+    """Outputs of all adapter matrices: each is kept in float32 beside the layer's own."""
     vocabulary: int
     cache_bytes_per_token: int
     """Keys and values of one token in all layers, in float32 on a CPU, else in the weights' type."""
@@ -276,6 +278,7 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
         trained_bytes=sum(p.numel() * p.element_size() for p in trained),
         largest_bytes=max((p.numel() * p.element_size() for p in trained), default=0),
         num_layers=text.num_hidden_layers,
+        adapter_width=sum(p.shape[0] for name, p in model.named_parameters() if "lora_B" in name),
         vocabulary=text.vocab_size,
         cache_bytes_per_token=2 * text.num_hidden_layers * heads * width * cached,
     )
@@ -330,6 +333,7 @@ def activations_bytes(
     if rounded and sizes.num_trained < sizes.num_parameters / 2:
         rounded = False
     one_layer = KEPT_BESIDES * activation_bytes_per_token(config, args, rounded=rounded)
+    one_layer += 4 * sizes.adapter_width / sizes.num_layers
     kept = sizes.num_layers * one_layer
     if load.checkpointing:
         kept = sizes.num_layers * 4 * config.get_text_config().hidden_size + one_layer
