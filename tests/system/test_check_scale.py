@@ -34,7 +34,8 @@ peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, start, cpu = peak(), time.perf_counter(), time.process_time()
 found = podium.check("run.yaml")
 seconds = time.perf_counter() - start
-print(json.dumps({"seconds": seconds, "cpu_seconds": time.process_time() - cpu, "added_mb": peak() - before, "peak_mb": peak(),
+cpu = time.process_time() - cpu
+print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "added_mb": peak() - before, "peak_mb": peak(),
                   "what": {finding.code: finding.what for finding in found}}))
 """
 
