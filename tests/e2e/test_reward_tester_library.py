@@ -21,6 +21,15 @@ FRACTIONS = [
     for n, d in [(1, 3), (2, 5), (3, 7), (4, 9)]
 ]
 CHOICES = [{"prompt": f"Which is the {n}th letter?\nA) K\nB) L\nC) M\nD) N", "answer": "ABCD"[n % 4]} for n in range(8)]
+QUESTIONS = [
+    {"prompt": f"What does {who} need?", "answer": " and ".join(words), "keywords": words}
+    for who, words in {
+        "a plant": ["light", "water"],
+        "a fire": ["fuel", "oxygen"],
+        "a letter": ["an address", "a stamp"],
+        "bread": ["flour", "yeast"],
+    }.items()
+]
 CODE = [
     {
         "prompt": f"Write add{n}(x), which adds {n}.",
@@ -55,18 +64,24 @@ CORRECT: dict[str, Any] = {"kind": "correctness"}
 SUITABLE: dict[str, Suits] = {
     "accuracy_reward": Suits(rows=FRACTIONS, settings={"num_rows": 3}, **CORRECT),
     "answer_correct": Suits(**CORRECT),
+    "answer_f1": Suits(**CORRECT),
     "answer_format": Suits(),
     "clipped": Suits(args={"reward": "numeric_match", "high": 0.5}, **CORRECT),
     "code_stages": Suits(rows=CODE, settings={"answer_column": "solution", "num_rows": 3}, **CORRECT),
     "code_tests": Suits(rows=CODE, settings={"answer_column": "solution", "num_rows": 3}, **CORRECT),
+    "distinct_ngrams": Suits(),
     "exact_match": Suits(**CORRECT),
+    "forbidden_patterns": Suits(args={"patterns": ["as an ai", "the answer is"]}),
     "gated": Suits(args={"reward": "numeric_match", "gate": "answer_format"}, **CORRECT),
     "get_cosine_scaled_reward": Suits(rows=FRACTIONS, args={"max_len": 100}, settings={"num_rows": 3}, **CORRECT),
     "get_repetition_penalty_reward": Suits(),
     "get_soft_overlong_punishment": Suits(args={"max_completion_len": 300, "soft_punish_cache": 100}),
+    "group_diversity": Suits(),
     "ideal_length": Suits(args={"tokens": 40}),
     "json_format": Suits(),
     "json_schema": Suits(args={"schema": {"type": "object", "required": ["answer"]}}),
+    "keyword_coverage": Suits(rows=QUESTIONS, args={"max_words": 12}, **CORRECT),
+    "language": Suits(),
     "math_match": Suits(rows=FRACTIONS, settings={"num_rows": 3}, **CORRECT),
     "multiple_choice": Suits(rows=CHOICES, **CORRECT),
     "normalised": Suits(args={"reward": "numeric_match", "scale": "none"}, **CORRECT),
@@ -74,6 +89,7 @@ SUITABLE: dict[str, Suits] = {
     "reasoning_accuracy_reward": Suits(rows=FRACTIONS, settings={"num_rows": 3}, **CORRECT),
     "reasoning_gym": Suits(rows=gym_rows, args={"dataset": "basic_arithmetic"}, settings={"num_rows": 3}, **CORRECT),
     "regex_format": Suits(args={"pattern": r"#### \d+"}),
+    "required_patterns": Suits(args={"patterns": ["answer", "[0-9]"]}),
     "scheduled": Suits(args={"reward": "answer_correct", "start": 0.5, "end": 1.0}, **CORRECT),
     "think_format": Suits(),
     "think_format_reward": Suits(),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import doctest
+import http.server
 import importlib
-import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -274,11 +275,35 @@ def test_json_schema(wrapped):
     assert library.json_schema(wrapped(["[[], [[]]]", "[1]", "[" * 900 + "]" * 900]), schema=TREE)[:2] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("reference", ["https://example.com/other.json", "other.json", "file:///etc/passwd"])
-def test_no_schema_is_fetched(reference, monkeypatch):
-    monkeypatch.setattr(socket, "socket", None)
-    with pytest.raises(ConfigError, match=r"nothing is fetched"):
-        library.json_schema(["{}"], schema={"$ref": reference})
+@pytest.fixture
+def schema_server():
+    """Serves a schema that everything fits, and counts how often."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        asked = 0
+
+        def do_GET(self):
+            Handler.asked += 1
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/other.json", Handler
+        server.shutdown()
+
+
+def test_no_schema_is_fetched(schema_server, tmp_path):
+    url, handler = schema_server
+    (tmp_path / "other.json").write_text("{}")
+    for reference in (url, (tmp_path / "other.json").as_uri(), "other.json"):
+        with pytest.raises(ConfigError, match=r"nothing is fetched"):
+            library.json_schema(["{}"], schema={"$ref": reference})
+    assert handler.asked == 0
 
 
 @pytest.mark.parametrize("schema", [{"type": "objekt"}, "object", {"properties": 3}])

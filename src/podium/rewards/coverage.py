@@ -21,12 +21,13 @@ def keyword_coverage(
     answer: Sequence[Any] | None = None,
     *,
     max_words: int | None = None,
+    extract: Extract = ("tag:answer", "text"),
 ) -> list[float | None]:
-    """The share of a row's key words that the completion has, as whole words in any case.
+    """The share of a row's key words that the final answer has, as whole words in any case.
 
     The key words (or phrases) are the row's list in the column `keywords`; without that column they are the words of
-    the `answer` column, English stop words left out. A completion of more than `max_words` words gets 0: otherwise a
-    text that says everything covers everything. None where a row has no key words.
+    the `answer` column, English stop words left out. An answer of more than `max_words` words gets 0: otherwise a text
+    that says everything covers everything. None where a row has no key words.
 
     >>> keyword_coverage(["Plants need light and water."], keywords=[["light", "water", "carbon dioxide"]])
     [0.6666666666666666]
@@ -40,7 +41,8 @@ def keyword_coverage(
     wanted = (
         [_content_words(gold) for gold in answer or ()] if keywords is None else [_phrases(own) for own in keywords]
     )
-    return [_covered(text_of(each), own, max_words) for each, own in zip(completions, wanted, strict=True)]
+    take = extractor(extract)
+    return [_covered(take(text_of(each)) or "", own, max_words) for each, own in zip(completions, wanted, strict=True)]
 
 
 def answer_f1(

@@ -10,16 +10,22 @@ from collections.abc import Mapping
 
 _NO_SPACES = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
 """Kana, Han and Thai, in the brackets of a regular expression."""
-_WORD = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+(?:['\u2019][^\W\d_]+)?")
+_NUMBER = r"(?<![^\W_])-?[0-9]+(?:[.,][0-9]+)*(?![^\W_])"
+_WORD = re.compile(rf"{_NUMBER}|[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+(?:['\u2019][^\W\d_]+)?")
 
 
 def words_of(text: str) -> list[str]:
     """Lower-cased words in their order, compatibility forms (full-width letters, ligatures) made plain.
 
+    A number is one word, its sign and its decimals included.
+
     >>> words_of("Don't panic, it is 42!"), words_of("\\u6771\\u4eac 2")
     (["don't", 'panic', 'it', 'is', '42'], ['東', '京', '2'])
+    >>> words_of("from -3.5 to 1,000, in 1990-95")
+    ['from', '-3.5', 'to', '1,000', 'in', '1990', '95']
     """
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    plain = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
+    return _WORD.findall(plain.casefold())
 
 
 STOP_WORDS: Mapping[str, frozenset[str]] = {
