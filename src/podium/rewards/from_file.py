@@ -185,6 +185,8 @@ def _sent(name: str, values: Any, share: range) -> Any:
 
 def _plain_state(state: Any) -> Any:
     """The fields of a `TrainerState` without its class, which would make a worker import transformers."""
+    if state is None:  # scored outside a run
+        return None
     fields = {key: value for key, value in vars(state).items() if type(value) in (str, bool, int, float, type(None))}
     return SimpleNamespace(**fields, log_history=list(getattr(state, "log_history", ()))[-LATEST_LOGS:])
 
