@@ -79,6 +79,14 @@ def test_large_input_reaches_the_program_and_one_that_reads_none_of_it_ends(back
         assert (result.outcome, result.stdout) == ("ok", printed)
 
 
+def test_many_tests_come_back_in_their_order(backend):
+    results = run_program(
+        "def f(x): return 1 // x", [{"call": "f", "args": [x % 5]} for x in range(23)], backend=backend
+    )
+    assert [result.outcome for result in results] == ["error" if x % 5 == 0 else "ok" for x in range(23)]
+    assert [result.value for result in results if result.value] == [str(1 // (x % 5)) for x in range(23) if x % 5]
+
+
 def test_every_test_has_a_process_of_its_own(backend):
     source = "count = 0\ndef f():\n    global count\n    count += 1\n    return count"
     results = run_program(source, [{"call": "f"}] * 3, backend=backend)

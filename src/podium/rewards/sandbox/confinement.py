@@ -53,6 +53,8 @@ class Limits:
     """Address space."""
     output_bytes: int = 64 * 1024
     """Of standard output, and of a returned value."""
+    lanes: int = min(2, os.cpu_count() or 1)
+    """Tests at the same time, where there are many."""
     go_on: bool = False
     """Whether tests are run after one that took too long."""
 

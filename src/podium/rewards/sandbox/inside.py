@@ -178,11 +178,46 @@ def _load_scorer(spec: tuple[str, str, Sequence[Any]]) -> Callable[[Any, Any], f
 
 
 def run_tests(job: Mapping[str, Any], job_fd: int, null_fd: int) -> list[dict[str, Any]]:
+    """One result per test, in order. Many tests are dealt out to lanes, processes that run at the same time."""
+    tests, end = job["tests"], time.monotonic() + job["limits"]["total_seconds"]
+    count = job["limits"]["lanes"] if len(tests) >= _LEAST_FOR_LANES else 1
+    if count == 1:
+        return run_lane(job, tests, end, job_fd, null_fd)
+    lanes = [start_lane(job, tests[k::count], end, job_fd, null_fd) for k in range(count)]
+    parts = []
+    for pid, fd in lanes:
+        parts.append(receive(fd)["results"])
+        os.close(fd)
+        os.waitpid(pid, 0)
+    return [parts[index % count][index // count] for index in range(len(tests))]
+
+
+_LEAST_FOR_LANES = 8
+"""Fewer tests are over before another process is there."""
+
+
+def start_lane(
+    job: Mapping[str, Any], tests: Sequence[Mapping[str, Any]], end: float, job_fd: int, null_fd: int
+) -> tuple[int, int]:
+    """Forks the harness; its pid, and the descriptor that its results come from."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            send(write, {"results": run_lane(job, tests, end, job_fd, null_fd)})
+        finally:
+            os._exit(0)
+    os.close(write)
+    return pid, read
+
+
+def run_lane(
+    job: Mapping[str, Any], tests: Sequence[Mapping[str, Any]], end: float, job_fd: int, null_fd: int
+) -> list[dict[str, Any]]:
     """One result per test. After a test that took too long the rest are not run: they would as well."""
     limits, stopped = job["limits"], False
     results: list[dict[str, Any]] = []
-    end = time.monotonic() + limits["total_seconds"]
-    for test in job["tests"]:
+    for test in tests:
         late = time.monotonic() >= end
         result = {"outcome": "not_run"} if stopped or late else run_test(job, test, end, job_fd, null_fd)
         stopped = stopped or (result["outcome"] == "timeout" and not limits.get("go_on"))

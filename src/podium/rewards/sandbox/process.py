@@ -102,7 +102,7 @@ class Sandbox:
             "tests": list(tests),
             "limits": {
                 name: getattr(limits, name)
-                for name in ("cpu_seconds", "wall_seconds", "total_seconds", "output_bytes", "go_on")
+                for name in ("cpu_seconds", "wall_seconds", "total_seconds", "output_bytes", "lanes", "go_on")
             },
         }
         answer = self._exchange([job, nonce], limits.total_seconds + GRACE_SECONDS)
