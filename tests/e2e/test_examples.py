@@ -56,7 +56,8 @@ def test_loop_uses_no_trainer() -> None:
 
 def described_as(name: str) -> str:
     """A logged name as the glossary has it."""
-    return re.sub(r"^rewards/.*/", "rewards/<name>/", name)
+    name = re.sub(r"^rewards/.*/", "rewards/<name>/", name)
+    return re.sub(r"^time/reward/.*_seconds", "time/reward/<name>_seconds", name)
 
 
 def test_a_script_for_trl_runs_with_its_import_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

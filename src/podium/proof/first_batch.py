@@ -104,12 +104,12 @@ class FirstBatch(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After the first step that should have moved the weights: one with a learning rate and something to learn."""
-        if self.after is None:
+        if self.after is None or self.may_stand_still:
             return
         now = weight_traces(unwrap(self.trainer.model))
         before = self.after.weights_before
-        if self.may_stand_still and all(np.array_equal(now[n].numbers, t.numbers) for n, t in before.items()):
-            return
+        if self.trainer.args.fp16 and all(np.array_equal(now[n].numbers, t.numbers) for n, t in before.items()):
+            return  # a step that overflowed
         after, self.after = self.after, None
         with untouched(self.trainer):
             self._show(AFTER_STEP, after, final=True)
@@ -127,10 +127,13 @@ class FirstBatch(TrainerCallback):
         return prompts or [made_up]
 
     def _note_standstill(self, batches: Sequence[MicroBatch]) -> None:
-        """Whether the coming step may leave the weights alone: no signal, or a learning rate of 0, as warmups begin."""
+        """Whether the coming step may change nothing: no signal, or a learning rate of 0, as warmups begin.
+
+        Weight decay alone moves an adapter's first matrix, which the second, still zero, hides.
+        """
         signal = any(gather_object([any(batch.groups for batch in batches)]))
         rates = [group["lr"] for group in self.trainer.optimizer.param_groups]
-        self.may_stand_still = not signal or max(rates, default=0.0) == 0 or self.trainer.args.fp16
+        self.may_stand_still = not signal or max(rates, default=0.0) == 0
 
     def _show(self, table: Sequence[Callable[[Any], Check]], evidence: Any, *, final: bool) -> None:
         """Run checks, gather them, print and write; raise where one failed."""
