@@ -155,7 +155,9 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
     "M105": (lambda s: table(s, rewards={"a": alternating, "b": lambda p, g, t: 0.01 * (g % 3)}), {"steps": 20}),
     "M106": (lambda s: table(s, rewards={"a": alternating, "b": lambda p, g, t: -alternating(p, g, t)}), {}),
     "M107": (
-        lambda s: table(s, lambda p, g, t: -float(g < 2), contains_answer=lambda p, g, t: float(g < 2)),
+        lambda s: table(
+            s, rewards={"match": lambda p, g, t: -float(g < 2)}, contains_answer=lambda p, g, t: float(g < 2)
+        ),
         {},
     ),
     "M108": (lambda s: table(s, advantage=lambda p, g, t: float((g - 4) * (p == 0))), {}),

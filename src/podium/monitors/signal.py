@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from podium.monitors.sight import RoundView, Sight
-from podium.monitors.symptom import Symptom, correlation, mean, percent, some, trend
+from podium.monitors.symptom import Severity, Symptom, correlation, mean, percent, some, trend
 
 ENOUGH = 200
 """Completions after which a reward that has never fired is no accident: 2 % would have shown in 98 runs of 100."""
@@ -183,34 +184,43 @@ def rewards_cancel(sight: Sight) -> Symptom | None:
     return None
 
 
+ANSWER_WORDS = ("correct", "accura", "match", "answer", "solution", "right")
+
+
 def flipped_reward(sight: Sight) -> Symptom | None:
     """M107: completions with the row's right answer get less than the others of their group."""
     if len(sight.rounds) < 3:
         return None
     contains = np.concatenate([view.within(view.contains_answer_PG) for view in sight.rounds])
-    has = np.concatenate([view.contains_answer_PG.reshape(-1) for view in sight.rounds])
-    names = sight.rounds[-1].names_K
-    judged = [("the total reward", np.concatenate([view.within(view.reward_PG) for view in sight.rounds]))]
-    about_answers = ("correct", "accura", "match", "answer", "solution", "right")
-    parts = _parts(sight)
-    judged += [(name, parts[k]) for k, name in enumerate(names) if any(w in name.lower() for w in about_answers)]
-    differs = np.isfinite(contains) & (np.abs(contains) > 1e-9)
-    num_right = int(np.nansum(has[differs])) if differs.any() else 0
-    if num_right < 6:
+    telling = np.isfinite(contains) & (np.abs(contains) > 1e-9)
+    right, num_right = telling & (contains > 0), int((telling & (contains > 0)).sum())
+    if num_right < 3:
         return None
-    for name, reward in reversed(judged):
-        r = correlation(contains[differs], reward[differs])
-        z = r * np.sqrt(differs.sum())
-        if r < -0.2 and z < -3.3:
-            gap = float(np.nanmean(reward[differs & (contains > 0)]) - np.nanmean(reward[differs & (contains < 0)]))
+    for name, reward, severity in _judges(sight):
+        r = correlation(contains[telling], reward[telling])
+        certain = num_right >= 6 and r < -0.2 and r * np.sqrt(telling.sum()) < -3.3
+        if certain or (severity == "error" and r < -0.9):
+            gap = float(np.nanmean(reward[right]) - np.nanmean(reward[telling & ~right]))
             return Symptom(
-                severity="error",
+                severity=severity,
                 what=f"{name} punishes right answers: the {num_right} completions that contain their row's answer got "
                 f"{gap:+.3f} against the others of their groups (correlation {r:.2f}).",
                 why="A minus sign is wrong: in the function, in its weight, or in a distance taken for a score.",
                 fix=f"Flip the sign of {name} (in the function or in reward_weights).",
             )
     return None
+
+
+def _judges(sight: Sight) -> list[tuple[str, np.ndarray, Severity]]:
+    """Rewards that are about answers by their names, and last the total, which may have reasons of its own."""
+    names, parts = sight.rounds[-1].names_K, _parts(sight)
+    about_answers = [
+        (name, part, "error")
+        for name, part in zip(names, parts, strict=True)
+        if any(word in name.lower() for word in ANSWER_WORDS) and not any(word in name.lower() for word in FORMAT_WORDS)
+    ]
+    total = np.concatenate([view.within(view.reward_PG) for view in sight.rounds])
+    return cast("list[tuple[str, np.ndarray, Severity]]", [*about_answers, ("The total reward", total, "warning")])
 
 
 def one_prompt_dominates(sight: Sight) -> Symptom | None:
