@@ -69,7 +69,7 @@ KEPT: list[np.ndarray] = []
 def remembering(completions: Sequence[Any], **_: Any) -> list[float]:
     """Keeps 64 MB of each call."""
     KEPT.append(np.ones(8_000_000))
-    return [0.0] * len(completions)
+    return [0.1 * (len(set(text(each))) % 5) for each in completions]
 
 
 def text(completion: Any) -> str:
@@ -142,7 +142,7 @@ RUNS: Mapping[str, Planned] = {
     "reward with flipped sign": Planned(first="M107", rewards=lambda: [usual()[0], answer_match]),
     "duplicate completions": Planned(first="M122", settings={"generation_kwargs": {"do_sample": False}}),
     "sleeping reward": Planned(first="M163", rewards=lambda: [*usual(), slow_style]),
-    "memory leak": Planned(first="M161", rewards=lambda: [*usual(), remembering], steps=14),
+    "memory leak": Planned(first="M161", rewards=lambda: [*usual(), remembering], steps=20),
 }
 
 

@@ -14,23 +14,35 @@ WARM_UP = 4
 def memory_creeps(sight: Sight) -> Symptom | None:
     """M161: memory grows with every step."""
     for name, where in (("health/resident_bytes", "the process"), ("health/device_bytes", "the device")):
-        used = sight.series(name)[WARM_UP:]
-        if len(used) < 6:
+        used = sight.series(name)[WARM_UP:][-40:]
+        if len(used) < 8:
             continue
-        used = used[-40:]
-        per_step = float(np.median(np.diff(used)))
-        grown = float(used[-1] - used[0])
-        steady = trend(used) > 2.5 and float((np.diff(used) > 0.2 * per_step).mean()) > 0.75
-        if steady and grown > 0.04 * used[0] and per_step > 4e6:
+        per_step, certainty = slope(used)
+        grown = per_step * (len(used) - 1)
+        # Allocators give back and take again by hundreds of megabytes, so the rise has to be large and sure.
+        if trend(used) > 2.6 and certainty > 4 and grown > 0.06 * used[0] and per_step > 4e6:
             return Symptom(
-                severity="error" if grown > 0.15 * used[0] else "warning",
-                what=f"Memory of {where} grows by {per_step / 1e6:.0f} MB a step: from {used[0] / 1e9:.2f} to "
+                severity="error" if grown > 0.12 * used[0] else "warning",
+                what=f"Memory of {where} grows by {per_step / 1e6:.0f} MB a step: by {grown / 1e9:.2f} to "
                 f"{used[-1] / 1e9:.2f} GB in {len(used)} steps.",
                 why="Something keeps what each step makes: a reward function or callback that appends to a list, "
                 "tensors that are stored with their graph.",
                 fix="Look for lists that grow in rewards and callbacks; store numbers (`float(x)`), not tensors.",
             )
     return None
+
+
+def slope(x: np.ndarray) -> tuple[float, float]:
+    """Rise per step of the least-squares line, and how many of its standard errors that is.
+
+    >>> slope(np.array([0.0, 1.0, 2.0, 2.0]))[0]
+    0.7
+    """
+    t = np.arange(len(x)) - (len(x) - 1) / 2
+    rise = float((t * x).sum() / (t**2).sum())
+    left = x - x.mean() - rise * t
+    error = float(np.sqrt((left**2).sum() / max(len(x) - 2, 1) / (t**2).sum()))
+    return rise, rise / error if error > 0 else float(np.sign(rise)) * np.inf
 
 
 def speed_falls(sight: Sight) -> Symptom | None:
