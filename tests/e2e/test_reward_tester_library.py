@@ -41,7 +41,7 @@ CODE = [
 
 
 def gym_rows() -> list[dict[str, Any]]:
-    import reasoning_gym
+    reasoning_gym = pytest.importorskip("reasoning_gym")
 
     items = reasoning_gym.create_dataset("basic_arithmetic", size=4, seed=7)
     return [
