@@ -129,7 +129,15 @@ def test_datasets(make_trainer: Callable, broken: str, rows: Any, words: list[st
 
 def test_all_problems_of_a_dataset_at_once(make_trainer: Callable, broken: str) -> None:
     rows = [{"prompt": "fine"}, {"prompt": None}, {"prompt": "x" * 700}, {"prompt": ""}] * 3
-    refused(lambda: make_trainer(model=broken, rows=rows), DataError, "row 1", "row 3", "row 9", "3 prompts are too long", "row 10")
+    refused(
+        lambda: make_trainer(model=broken, rows=rows),
+        DataError,
+        "row 1",
+        "row 3",
+        "row 9",
+        "3 prompts are too long",
+        "row 10",
+    )
 
 
 def test_an_evaluation_set_is_checked_too(make_trainer: Callable, broken: str) -> None:
