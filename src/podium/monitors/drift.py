@@ -36,9 +36,9 @@ def non_finite(sight: Sight) -> Symptom | None:
 def kl_explodes(sight: Sight) -> Symptom | None:
     """M132: the policy runs away from the reference."""
     kl = sight.series("kl")
-    if len(kl) < 2:
+    if len(kl) < 3:
         return None
-    now = mean(kl[-2:])
+    now = float(np.nanmedian(kl[-3:])) if np.isfinite(kl[-3:]).any() else np.nan  # single steps spike in healthy runs
     rising = len(kl) >= 6 and now > 0.2 and now > 4 * mean(kl[-6:-3]) and trend(kl[-8:]) > 2
     if not (now > 0.5 or rising):
         return None
