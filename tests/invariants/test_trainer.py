@@ -92,7 +92,7 @@ def test_skipping_groups_without_signal_changes_nothing(
 
 def logs(trainer: Any) -> list[dict[str, float]]:
     """What a step says of data and loss. Entropy and VESPO's weights are of what was trained on."""
-    skipped = ("time", "runtime", "per_second", "entropy", "vespo", "flos")
+    skipped = ("time", "runtime", "per_second", "resident", "health/logp_gap", "entropy", "vespo", "flos")
     return [
         {name: value for name, value in entry.items() if not any(part in name for part in skipped)}
         for entry in trainer.state.log_history

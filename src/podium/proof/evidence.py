@@ -242,7 +242,7 @@ def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[Micro
 
 def trained(trainer: GRPOTrainer, batches: Sequence[MicroBatch], *, tokens_per_pack: int) -> tuple[Traces, float]:
     """Gradients and loss of the trainer's own training step; terms that depend on the cut by design are left out."""
-    parts, quantile = trainer.parts, trainer.args.top_entropy_quantile
+    parts, quantile, entropy = trainer.parts, trainer.args.top_entropy_quantile, trainer.entropy
     trainer.parts = dataclasses.replace(parts, tokens_per_pack=tokens_per_pack, router_coef=0.0)
     trainer.args.top_entropy_quantile = 1.0
     clear_gradients(trainer.model)
@@ -251,7 +251,7 @@ def trained(trainer: GRPOTrainer, batches: Sequence[MicroBatch], *, tokens_per_p
         scale = trainer.accelerator.num_processes * loss_scale(trainer)
         return gradient_traces(trainer.model, scale), loss / trainer.accelerator.num_processes
     finally:
-        trainer.parts, trainer.args.top_entropy_quantile = parts, quantile
+        trainer.parts, trainer.args.top_entropy_quantile, trainer.entropy = parts, quantile, entropy
         clear_gradients(trainer.model)
 
 
