@@ -133,7 +133,7 @@ def run(name: str, folder: str, resume: bool | str) -> None:
 
 def is_time(name: str) -> bool:
     """Names of logged numbers that differ from run to run."""
-    return any(part in name for part in ("time", "runtime", "per_second", "resident", "flos", "train_loss"))
+    return any(part in name for part in ("time", "runtime", "per_second", "resident", "finding/", "flos", "train_loss"))
 
 
 class Watch:

@@ -326,7 +326,7 @@ def moved(x: After) -> Check:
 def followed(x: After) -> Check:
     """New weights give new log-probabilities: nobody computes with an old copy."""
     now = training_logps(x.trainer, x.groups)
-    same = all(np.array_equal(a, b) for a, b in zip(now, x.logps_before, strict=True))
+    same = bool(now) and all(np.array_equal(a, b) for a, b in zip(now, x.logps_before, strict=True))  # none: no prompt
     old = stale_copies(x.trainer)
     shift = max((float(np.abs(a - b).max()) for a, b in zip(now, x.logps_before, strict=True)), default=0.0)
     problem = f"old copies of {_named(old)}" if old else "the same log-probabilities with other weights" if same else ""
