@@ -44,7 +44,9 @@ METRICS: Mapping[str, Metric] = {
         "share", "RMS of an optimizer step's change of the weights over that of the weights."
     ),
     "health/moved_share": Metric("share", "Weights that an optimizer step changed at all."),
-    "health/logp_gap_mean": Metric("nats", "Sampling against training: mean difference of a token's log-probability."),
+    "health/logp_gap_mean": Metric(
+        "nats", "Sampling against training on the first process: mean difference of a token's log-probability."
+    ),
     "health/logp_gap_max": Metric("nats", "The same for the token where it is largest."),
     "health/resident_bytes": Metric("bytes", "Memory of the process."),
     "health/device_bytes": Metric("bytes", "Memory of tensors on the GPU."),
