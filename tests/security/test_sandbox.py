@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from podium.rewards.code import CodeTests
@@ -152,13 +153,16 @@ def test_nothing_is_left_running(backend):
 
 
 def _sandboxed_processes() -> int:
-    count = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            count += b"_private_descriptors" in (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-    return count
+    """Below this process, or left behind: other tests may have sandboxes of their own."""
+    return sum(_is_ours(process) for process in psutil.process_iter())
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        sandboxed = any("_private_descriptors" in part for part in process.cmdline())
+        return sandboxed and (process.ppid() == 1 or os.getpid() in [parent.pid for parent in process.parents()])
+    except psutil.Error:
+        return False
 
 
 @pytest.mark.parametrize(("machine", "header"), [

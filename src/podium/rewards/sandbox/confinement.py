@@ -167,9 +167,9 @@ def _bubblewrap(paths: Sequence[str]) -> tuple[str, ...]:
         *("--unshare-all", "--unshare-user", *(("--disable-userns",) if _can_disable_userns() else ())),
         *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)),
         *("--hostname", "sandbox"),
+        *("--size", str(16 * MEGABYTE), "--tmpfs", "/tmp"),  # first: what is read may lie below it
         *(part for path in paths for part in _bind(path)),
         *(part for path, _ in _DEVICES if Path(path).exists() for part in ("--dev-bind", path, path)),
-        *("--size", str(16 * MEGABYTE), "--tmpfs", "/tmp"),
         *("--remount-ro", "/", "--chdir", "/tmp", "--seccomp", "{seccomp_fd}"),
     )
 
