@@ -201,6 +201,15 @@ def test_groups_show_it(code: str) -> None:
     assert next(iter(found)) == code, found
 
 
+@pytest.mark.parametrize(("early", "said"), [(1.0, True), (0.4, False)], ids=["never differed", "learnt"])
+def test_a_reward_that_was_learnt_is_not_constant(early: float, said: bool) -> None:
+    both = {"form": r(1.0), "score": alternating}
+    found = codes_of(
+        numbers=lambda s: {"rewards/form/mean": early if s < 4 else 1.0}, rounds=lambda s: table(s, rewards=both)
+    )
+    assert ("M102" in found) is said
+
+
 def test_every_detector_is_tried_and_has_a_page() -> None:
     assert set(NUMBERS) | set(ROUNDS) == set(DETECTORS)
     pages = {code for code in rules.codes() if code.startswith("M") and int(code[1:]) > 100}

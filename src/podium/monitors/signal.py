@@ -59,6 +59,7 @@ def constant_reward(sight: Sight) -> Symptom | None:
     names = sight.rounds[-1].names_K
     values = {name: _values(sight.rounds, k) for k, name in enumerate(names)}
     same = {name: x for name, x in values.items() if len(x) and np.ptp(x) < 1e-9 and abs(x[0]) > 1e-9}
+    same = {name: x for name, x in same.items() if not _has_differed(sight, name, float(x[0]))}
     alone = len(same) == len(names)
     if not same or not (alone or min(map(len, same.values())) >= ENOUGH):
         return None
@@ -69,6 +70,11 @@ def constant_reward(sight: Sight) -> Symptom | None:
         why="A reward that is the same whatever the model writes prefers nothing, so its advantages are all zero.",
         fix="Score a few different texts by hand: `podium sample RECIPE -n 4` shows each completion with each reward.",
     )
+
+
+def _has_differed(sight: Sight, name: str, value: float) -> bool:
+    """Whether it gave anything else in an earlier step: then it has been learnt, which is no fault."""
+    return bool(np.nanmax(np.abs(sight.series(f"rewards/{name}/mean") - value), initial=0.0) > 1e-6)
 
 
 def silent_reward(sight: Sight) -> Symptom | None:
