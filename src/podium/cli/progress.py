@@ -12,6 +12,8 @@ from rich.live import Live
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from podium.estimates.duration import clock
+
 WINDOW = 8
 """Optimizer steps over which speed is averaged."""
 
@@ -96,13 +98,3 @@ def describe(step: int, max_steps: int, logs: Mapping[str, float], marks: tuple[
     if "loss" in logs:
         parts.append(f"(loss {logs['loss']:.4f}, no sign of progress)")
     return "  ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    """
-    >>> clock(75), clock(3725)
-    ('1:15', '1:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -146,7 +146,7 @@ def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: s
 
 
 def _closing(trainer: GRPOTrainer, trained: float, total: float, folder: str | None) -> str:
-    from podium.cli.progress import clock
+    from podium.estimates.duration import clock
 
     times = f"{trainer.state.global_step} steps in {clock(trained)}, all in {clock(total)}"
     return f"{times}; peak memory {peak_bytes() / 1e9:.1f} GB. Model saved in {folder}"

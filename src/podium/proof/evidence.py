@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from podium.config import sampling_settings
+from podium.engines.live.engine import evaluation
 from podium.forward import TokenLogps, unwrap
 from podium.losses import policy_loss
 from podium.packing import Pack, keep, pack
@@ -405,19 +406,7 @@ def training_logps(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> lis
     """Of every rollout, as the run trains on them."""
     model = unwrap(trainer.model)
     found: list[np.ndarray] = []
-    with plain_mode(model), trainer.parts.attention(), trainer.parts.precision():
+    with evaluation(model), trainer.parts.attention(), trainer.parts.precision():
         for packed in pack(groups, tokens_per_pack=trainer.parts.tokens_per_pack, device=trainer.args.device):
             found += packed.split(trainer.parts.token_logps(model, packed).logps_N)
     return found
-
-
-@contextlib.contextmanager
-def plain_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
