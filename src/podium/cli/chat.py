@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,58 +18,13 @@ def chat(
 ) -> None:
     """Talk to a model or to the result of a run."""
     from podium.cli.terminal import prepare_output
+    from podium.models.finding import find_model, load
 
-    folder, adapter = find_model(model)
+    source = find_model(model)
     prepare_output()
-    policy, tokenizer = load(folder, adapter)
+    policy, tokenizer = load(source)
     opening = [{"role": "system", "content": system}] if system else []
     talk(policy, tokenizer, opening, max_tokens=max_tokens, temperature=temperature)
-
-
-def find_model(name: str) -> tuple[str, Path | None]:
-    """What to load: a model's name or folder, and the adapter to put on it.
-
-    A run's folder stands for its final model, else for its newest checkpoint.
-
-    Raises:
-        ModelError: nothing there.
-    """
-    import json
-
-    from podium.models.builtin import resolve_model
-    from podium.models.check import check_model_name
-
-    folder = Path(name).expanduser()
-    if folder.is_dir() and not _is_model(folder):
-        checkpoints = [path for path in folder.glob("checkpoint-*") if _is_model(path)]
-        folder = max(checkpoints, key=lambda path: int(path.name.split("-")[-1]), default=folder)
-        name = str(folder)
-    if (folder / "adapter_config.json").is_file():
-        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-        check_model_name(base)
-        return resolve_model(base), folder
-    check_model_name(name)
-    return resolve_model(name), None
-
-
-def _is_model(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))
-
-
-def load(name: str, adapter: Path | None) -> tuple[Any, Any]:
-    """Model and tokenizer, ready to answer."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    policy = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
-    if adapter is not None:
-        from peft import PeftModel
-
-        policy = PeftModel.from_pretrained(policy, adapter)
-    own_tokenizer = adapter is not None and (adapter / "tokenizer_config.json").is_file()
-    tokenizer = AutoTokenizer.from_pretrained(str(adapter) if own_tokenizer else name)
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    return policy.to(device).eval(), tokenizer
 
 
 def talk(policy: Any, tokenizer: Any, opening: list[dict[str, str]], *, max_tokens: int, temperature: float) -> None:

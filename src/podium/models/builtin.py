@@ -89,6 +89,21 @@ def builtin_model(name: str) -> BuiltinModel:
     return BUILTIN_MODELS[key]
 
 
+def name_of_copy(folder: str) -> str | None:
+    """`builtin:...` for the path of a converted copy, in whoever's cache; None for any other path.
+
+    An adapter's config holds such a path: PEFT needs one that loads. On another machine the copy lies elsewhere.
+
+    >>> name_of_copy("/home/somebody/.cache/podium/models/smollm2-135m-instruct-1")
+    'builtin:smollm2-135m-instruct'
+    >>> name_of_copy("Qwen/Qwen2.5-0.5B") is None
+    True
+    """
+    *_, above, last = ("", *folder.rstrip("/").split("/"))
+    copies = (key for key, model in BUILTIN_MODELS.items() if model.cache_folder == last and above == "models")
+    return next((PREFIX + key for key in copies), None)
+
+
 def cache_root() -> Path:
     """`$PODIUM_CACHE`, else `podium` in the user's cache folder."""
     if chosen := os.environ.get("PODIUM_CACHE"):

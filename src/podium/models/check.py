@@ -225,7 +225,8 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         HfHubHTTPError: "cannot be had from the hub",
     }
     try:
-        return _read_json(Path(hf_hub_download(name, "config.json", etag_timeout=5)))
+        offline = not _hub_answers(name)
+        return _read_json(Path(hf_hub_download(name, "config.json", etag_timeout=5, local_files_only=offline)))
     except tuple(reasons) as error:
         reason = next(text for kind, text in reasons.items() if isinstance(error, kind))
         status = getattr(getattr(error, "response", None), "status_code", None)
@@ -235,6 +236,21 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         raise ModelError(
             f"`{name}` is not a folder here, and the hub cannot be reached ({error}).{near}", code="M002"
         ) from error
+
+
+def _hub_answers(name: str) -> bool:
+    """One request: `hf_hub_download` alone would try for half a minute where there is no network.
+
+    What the hub says of the name (not there, gated) is raised.
+    """
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=5)
+    except (httpx.TransportError, ConnectionError):  # the second: HF_HUB_OFFLINE
+        return False
+    return True
 
 
 def _cached_models() -> str:
