@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +32,7 @@ def check(
     found; `podium explain CODE` says more about each.
     """
     from podium.checks import check_recipe
+    from podium.cli.structured import findings, print_json
     from podium.cli.terminal import console, quiet
     from podium.cli.words import recipe_and_flags
 
@@ -55,21 +53,11 @@ def check(
                 console.print(shown)
             show_findings(console, diagnosis.findings)
     if as_json:
-        listed = [dataclasses.asdict(each) for each in found]
-        sys.stdout.write(json.dumps(_without_nan({"findings": listed, **extra}), indent=2) + "\n")
+        print_json({"findings": findings(found), **extra})
     else:
         console.print(summary(path, found))
     if has_errors(found):
         raise typer.Exit(FOUND)
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and value != value else value
 
 
 def has_errors(found: Sequence[Finding]) -> bool:

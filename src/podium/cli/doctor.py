@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -34,11 +33,12 @@ def doctor(
 
     The run may be finished, or still going on; logs of TRL and verl are read, too.
     """
+    from podium.cli.structured import print_json
     from podium.doctor import examine
 
     report = examine(run)
     if as_json:
-        typer.echo(json.dumps(_plain(report), indent=1))
+        print_json(_plain(report))
     else:
         _show(report)
     severities = {condition.finding.severity for condition in report.conditions}
@@ -48,10 +48,13 @@ def doctor(
 
 
 def _plain(report: Report) -> dict[str, object]:
+    from podium.cli.structured import findings
+
     return {
         "source": report.source,
         "steps": len(report.history),
         "has_completions": report.has_completions,
+        "findings": findings(condition.finding for condition in report.conditions),
         "conditions": [asdict(condition) for condition in report.conditions],
     }
 

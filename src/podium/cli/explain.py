@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
 from podium import rules
 
+SECTIONS = {"What it means": "means", "Usual causes": "causes", "What to do": "fix"}
+"""Of a page, and what they are called in JSON."""
+
 
 def explain(
-    code: str = typer.Argument("", help="A code such as D001 or M101; without one, all codes are listed."),
+    code: Annotated[str, typer.Argument(help="A code such as D001 or M101; without one, all codes are listed.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """What a finding means, what usually causes it, and what to do."""
-    if code:
-        Console().print(Markdown(rules.page(code)))
-        return
-    for known in rules.codes():
-        typer.echo(f"{known}  {rules.title(known)}")
+    pages = [rules.page(code)] if code else [rules.page(known) for known in rules.codes()]
+    if as_json:
+        from podium.cli.structured import print_json
+
+        print_json({"pages": [_plain(page) for page in pages]})
+    elif code:
+        Console().print(Markdown(pages[0]))
+    else:
+        for known in rules.codes():
+            typer.echo(f"{known}  {rules.title(known)}")
+
+
+def _plain(page: str) -> dict[str, str]:
+    """`code`, `title` and the sections of a page."""
+    head, *sections = page.split("\n## ")
+    code, _, title = head.strip().removeprefix("# ").partition(": ")
+    parted = [section.partition("\n") for section in sections]
+    return {"code": code, "title": title} | {SECTIONS[name.strip()]: text.strip() for name, _, text in parted}

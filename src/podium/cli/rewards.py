@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,18 +21,34 @@ FIND = "podium.cli.rewards:reward_by_name"
 """How the process that tests a reward gets it."""
 
 
-def list_rewards() -> None:
+AsJson = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
+
+
+def list_rewards(as_json: AsJson = False) -> None:
     """The rewards of the library, by family."""
-    from podium.cli.rewards_pages import catalogue
+    from podium.cli.rewards_pages import catalogue, entry
+    from podium.cli.structured import print_json
+    from podium.rewards import LIBRARY
 
-    typer.echo(catalogue(), nl=False)
+    if as_json:
+        print_json({"rewards": [entry(name) for name in LIBRARY]})
+    else:
+        typer.echo(catalogue(), nl=False)
 
 
-def show(name: Annotated[str, typer.Argument(help="A reward of the library; `podium rewards list` has them.")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="A reward of the library; `podium rewards list` has them.")],
+    as_json: AsJson = False,
+) -> None:
     """What a reward of the library does: its columns and settings, an example for a recipe and for Python."""
-    from podium.cli.rewards_pages import page
+    from podium.cli.rewards_pages import entry, page
+    from podium.cli.structured import print_json
 
-    typer.echo(page(name), nl=False)
+    text = page(name)
+    if as_json:
+        print_json({"rewards": [{**entry(name), "page": text}]})
+    else:
+        typer.echo(text, nl=False)
 
 
 def try_out(
@@ -59,6 +73,7 @@ def try_out(
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
+    from podium.cli.structured import print_json
     from podium.cli.terminal import prepare_output
     from podium.rewards.tester import Settings
 
@@ -71,7 +86,7 @@ def try_out(
     else:
         reports, total = _test_one(target, data, _settings_of(args or []), settings)
     if as_json:
-        typer.echo(json.dumps(_as_json(reports, total), ensure_ascii=False, indent=2))
+        print_json(_as_json(reports, total))
     else:
         _print(reports, total)
     if any(finding.severity == "error" for finding in (*total, *(f for report in reports for f in report.findings))):
@@ -230,16 +245,21 @@ def _cells(report: Report, group: str, text: str) -> tuple[str, ...]:
 
 
 def _as_json(reports: Sequence[Report], total: Sequence[Any]) -> dict[str, Any]:
-    findings = [finding for report in reports for finding in report.findings] + list(total)
+    from podium.cli.structured import findings
+
+    found = [finding for report in reports for finding in report.findings] + list(total)
     return {
-        "errors": sum(finding.severity == "error" for finding in findings),
-        "warnings": sum(finding.severity == "warning" for finding in findings),
+        "findings": findings(found),
+        "errors": sum(finding.severity == "error" for finding in found),
+        "warnings": sum(finding.severity == "warning" for finding in found),
         "rewards": [_report_as_json(report) for report in reports],
-        "together": [_finding_as_json(finding) for finding in total],
+        "together": findings(total),
     }
 
 
 def _report_as_json(report: Report) -> dict[str, Any]:
+    from podium.cli.structured import findings
+
     return {
         "name": report.name,
         "where": report.where,
@@ -248,20 +268,9 @@ def _report_as_json(report: Report) -> dict[str, Any]:
         "form": report.form,
         "rows": list(report.rows),
         "seconds_per_completion": report.seconds_per_completion,
-        "table": [
-            {
-                "group": line.group,
-                "text": line.text,
-                "values": [None if math.isnan(value) else value for value in line.values],
-            }
-            for line in report.lines
-        ],
-        "findings": [_finding_as_json(finding) for finding in report.findings],
+        "table": [{"group": line.group, "text": line.text, "values": list(line.values)} for line in report.lines],
+        "findings": findings(report.findings),
     }
-
-
-def _finding_as_json(finding: Any) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in ("code", "severity", "what", "why", "fix")}
 
 
 def app(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:

@@ -17,10 +17,36 @@ def catalogue() -> str:
 
     families: dict[str, list[str]] = {}
     for name, function in LIBRARY.items():
-        family = function.__module__.rpartition(".")[2].replace("_", " ")
-        families.setdefault(family, []).append(f"  {name:<30} {first_line(function)}")
+        families.setdefault(_family(function), []).append(f"  {name:<30} {first_line(function)}")
     blocks = [f"{family}\n" + "\n".join(lines) for family, lines in families.items()]
     return "\n\n".join(blocks) + "\n\nMore of one: podium rewards show NAME\n"
+
+
+def entry(name: str) -> dict[str, Any]:
+    """One reward as plain values. Raises `ConfigError` for a name the library lacks."""
+    function = _known(name)
+    columns, settings = _columns_and_settings(name)
+    return {
+        "name": name,
+        "family": _family(function),
+        "about": first_line(function),
+        "columns": columns,
+        "settings": {
+            key: {"needed": each.default is inspect.Parameter.empty, "default": _plain_default(each)}
+            for key, each in settings.items()
+        },
+    }
+
+
+def _family(function: Callable[..., Any]) -> str:
+    return function.__module__.rpartition(".")[2].replace("_", " ")
+
+
+def _plain_default(parameter: inspect.Parameter) -> Any:
+    default = None if parameter.default is inspect.Parameter.empty else parameter.default
+    return (
+        default if default is None or isinstance(default, (bool, int, float, str, tuple, list, dict)) else repr(default)
+    )
 
 
 def first_line(function: Callable[..., Any]) -> str:
@@ -30,16 +56,13 @@ def first_line(function: Callable[..., Any]) -> str:
 
 def page(name: str) -> str:
     """Docstring, columns, settings and examples of one reward. Raises `ConfigError` for a name the library lacks."""
-    from podium.rewards import FACTORIES, LIBRARY
+    from podium.rewards import FACTORIES
 
-    if name not in LIBRARY:
-        raise ConfigError(f"no reward `{name}` in the library.{did_you_mean(name, LIBRARY)} Type: podium rewards list")
-    parameters = inspect.signature(LIBRARY[name]).parameters
-    settings = _settings(parameters, is_factory=name in FACTORIES)
-    columns = [key for key in parameters if key not in settings and key not in GIVEN]
+    function = _known(name)
+    columns, settings = _columns_and_settings(name)
     parts = [
         name,
-        inspect.getdoc(LIBRARY[name]) or "",
+        inspect.getdoc(function) or "",
         f"Columns: {', '.join(columns) or 'none'}" if name not in FACTORIES else "",
         _settings_text(settings),
         f"In a recipe:\n\n{_yaml(name, settings)}",
@@ -47,6 +70,22 @@ def page(name: str) -> str:
         f"Try it: podium rewards test {name} --data train.jsonl{_flags(settings)}",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _known(name: str) -> Callable[..., Any]:
+    from podium.rewards import LIBRARY
+
+    if name not in LIBRARY:
+        raise ConfigError(f"no reward `{name}` in the library.{did_you_mean(name, LIBRARY)} Type: podium rewards list")
+    return LIBRARY[name]
+
+
+def _columns_and_settings(name: str) -> tuple[list[str], dict[str, inspect.Parameter]]:
+    from podium.rewards import FACTORIES, LIBRARY
+
+    parameters = inspect.signature(LIBRARY[name]).parameters
+    settings = _settings(parameters, is_factory=name in FACTORIES)
+    return [key for key in parameters if key not in settings and key not in GIVEN], settings
 
 
 def _settings(parameters: Mapping[str, inspect.Parameter], *, is_factory: bool) -> dict[str, inspect.Parameter]:

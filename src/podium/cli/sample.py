@@ -23,6 +23,7 @@ def sample(
     context: typer.Context,
     num_prompts: Annotated[int, typer.Option("-n", "--num-prompts", min=1, help="Prompts to sample from.")] = 4,
     html: Annotated[str, typer.Option("--html", help="Write them as one page into this file instead.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Show prompts, completions, rewards and advantages; trains nothing.
 
@@ -40,6 +41,11 @@ def sample(
 
             Path(html).write_text(page(scored, trainer.parts.advantage, recipe.name), encoding="utf-8")
             console.print(f"{len(scored)} groups written to {html}")
+            return
+        if as_json:
+            from podium.cli.structured import print_json
+
+            print_json({"groups": plain(scored, trainer.parts.advantage)})
             return
         for table in tables(scored, trainer.parts.advantage):
             console.print(table)
@@ -83,6 +89,33 @@ def tables(scored: list[ScoredGroup], settings: Any) -> list[Table]:
             table.add_row(*(_number(x) for x in numbers), completion.finish, shown(completion.text))
         made.append(table)
     return made
+
+
+def plain(scored: list[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
+    """The same as plain values; a reward that said None is NaN."""
+    import numpy as np
+
+    from podium.advantages import advantages
+
+    result = advantages(np.stack([group.rewards_GK for group in scored]), settings)
+    return [
+        {
+            "row": each.group.prompt.row,
+            "prompt": each.group.prompt.content,
+            "completions": [
+                {
+                    "text": completion.text,
+                    "tokens": len(completion.token_ids),
+                    "finish": completion.finish,
+                    "rewards": dict(zip(each.names_K, each.rewards_GK[g], strict=True)),
+                    "reward": result.reward_PG[p, g],
+                    "advantage": result.advantages_PG[p, g],
+                }
+                for g, completion in enumerate(each.group.completions)
+            ],
+        }
+        for p, each in enumerate(scored)
+    ]
 
 
 def _number(value: float) -> str:
