@@ -38,6 +38,10 @@ CODE = [
     }
     for n in (1, 2, 3)
 ]
+OBJECTS = [
+    {"prompt": f"Write as JSON: {who}, {age}.", "answer": json.dumps({"name": who, "age": age})}
+    for who, age in [("Ana", 41), ("Ben", 7), ("Cleo", 23), ("Dan", 68)]
+]
 
 
 def gym_rows() -> list[dict[str, Any]]:
@@ -79,6 +83,7 @@ SUITABLE: dict[str, Suits] = {
     "group_diversity": Suits(),
     "ideal_length": Suits(args={"tokens": 40}),
     "json_format": Suits(),
+    "json_match": Suits(rows=OBJECTS, **CORRECT),
     "json_schema": Suits(args={"schema": {"type": "object", "required": ["answer"]}}),
     "keyword_coverage": Suits(rows=QUESTIONS, args={"max_words": 12}, **CORRECT),
     "language": Suits(),

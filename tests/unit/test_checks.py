@@ -219,6 +219,7 @@ DATA = [
     Case(code="D033", rows=bad("x" * 1_200_000), says=("rows.jsonl: 1 prompts have over a million characters (row 40)",), cure="look", severity="warning", name="large"),
     Case(code="D034", keys={"dataset": "./scripted"}, files={"scripted/scripted.py": "import datasets\n"}, says=("scripted",), cure="explain D034"),
     Case(code="D035", keys={"dataset": "nobody/nothing"}, says=("`nobody/nothing` is no file or folder here", "hub"), cure="hf auth login"),
+    Case(code="D041", keys={"dataset": "openai/gsm8k"}, says=("openai/gsm8k (7,473 rows", "the hub cannot be reached", "were not checked"), cure="podium check", severity="warning"),
     Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl", "column `image` holds images"), cure="text only"),
     Case(code="D037", rows=[*ROWS, {"prompt": "x=", "answer": "so " * 20}], says=("1 values of `answer`", "max_completion_length 16", "row 40: 60 tokens"), cure="max_completion_length: 60", severity="warning"),
     Case(code="D038", keys={"dataset": "builtin:additions", "dataset_train_split": "validation"}, says=("no split `validation`, but train, test",), cure="Set `dataset_train_split`"),
@@ -260,6 +261,7 @@ CONFIG = [
     Case(code="C027", keys={"temperature": 0.1}, says=(f"run.yaml:{LAST}: temperature is 0.1",), cure="temperature: 1.0", severity="warning"),
     Case(code="C030", keys={"sync_ref_model": True}, says=(f"run.yaml:{LAST}: sync_ref_model=True has no reference model",), cure="Set beta"),
     Case(code="C030", keys={"sync_ref_model": True, "beta": 0.1, "lora": {"r": 8}}, says=(f"run.yaml:{LAST}: sync_ref_model",), cure="leave sync_ref_model out", name="lora"),
+    Case(code="C032", keys={"optim": "adamw_torch_8bit"}, says=(f"run.yaml:{LAST}: optim is adamw_torch_8bit, which needs the package torchao",), cure="pip install torchao", severity="warning"),
     Case(code="C031", recipe="", keys={"model": None}, says=("run.yaml: no `model`",), cure=""),
     Case(code="C029", says=("at the peak", "parameters are trained"), cure="", severity="note"),
 ]  # fmt: skip
@@ -268,6 +270,7 @@ MODEL = [
     Case(code="M001", keys={"model": "./modle"}, says=("run.yaml:1: There is no folder ./modle", "Similar: model"), cure="explain M001"),
     Case(code="M001", keys={"model": "builtin:smollm"}, says=("run.yaml:1: There is no built-in model `builtin:smollm`",), cure="", name="builtin"),
     Case(code="M002", keys={"model": "nobody/nothing"}, says=("run.yaml:1: `nobody/nothing` is not a folder here", "hub"), cure=""),
+    Case(code="M023", keys={"model": "Qwen/Qwen2.5-0.5B-Instruct"}, says=("Qwen/Qwen2.5-0.5B-Instruct is not on this machine and the hub cannot be reached", "were not checked"), cure="hf download", severity="warning"),
     Case(code="M003", model=remove("tokenizer*", "special_tokens_map.json", "chat_template.jinja"), says=("run.yaml:1: model has config.json but no tokenizer files",), cure="Copy them from the original model"),
     Case(code="M003", model=lambda folder: (folder / "tokenizer.json").write_text("{") and None, says=("its tokenizer cannot be read",), cure="Copy the tokenizer's files", name="unreadable"),
     Case(code="M004", rows=CHAT, model=no_template, says=("row 0: the prompt is a conversation, but the tokenizer has no chat template",), cure="tokenizer.chat_template"),

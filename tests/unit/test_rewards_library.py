@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import http.server
 import importlib
+import json
 import subprocess
 import sys
 import threading
@@ -263,6 +264,25 @@ def test_json_format(wrapped, text, expected):
 
 def test_json_format_without_fences():
     assert library.json_format(["```json\n{}\n```", "{}"], fenced=False) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "Ana", "age": 41, "tall": true}', 1.0),
+        ('```json\n{"age": 41.0, "tall": true, "name": " Ana"}\n```', 1.0),
+        ('{"name": "Ana", "age": "41", "tall": 1}', 1 / 3),
+        ('{"name": "ana"}', 0.0),
+        ('{"name": "Ana", "age": 41, "tall": true, "extra": 0}', 3 / 4),
+        ('{"name": "Ana", "age": 41, "tall": true} and so on', 0.0),
+        ("[41]", 0.0),
+        ("{}", 0.0),
+    ],
+)
+def test_json_match(wrapped, text, expected):
+    gold = {"name": "Ana", "age": 41, "tall": True}
+    assert library.json_match(wrapped([text] * 2), answer=[gold, json.dumps(gold)]) == pytest.approx([expected] * 2)
+    assert library.json_match(wrapped([text] * 3), answer=["41", None, "{}"]) == [None, None, None]
 
 
 TREE = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from podium.checks.public import MODELS, public_config
 from podium.errors import ModelError, PodiumError
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name
@@ -34,6 +35,8 @@ class ModelFacts:
     """None: on the hub and not here, or given as an object."""
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes by name, from the headers of safetensors files; empty where there are none to read."""
+    unasked: bool = False
+    """Whether the hub could not be asked, and the configuration is one that Podium knows."""
 
     @property
     def num_parameters(self) -> int:
@@ -60,7 +63,12 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
         generation = getattr(model, "generation_config", None)
         name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         return ModelFacts(name=name, config=model.config, generation_config=generation, tensors=shapes)
-    check_model_name(model, needs_tokenizer=needs_tokenizer, trust_remote_code=settings.trust_remote_code)
+    try:
+        check_model_name(model, needs_tokenizer=needs_tokenizer, trust_remote_code=settings.trust_remote_code)
+    except ModelError as error:
+        if error.code != "M002" or model not in MODELS:
+            raise
+        return ModelFacts(name=model, config=public_config(model), unasked=True)
     source, revision = resolve_model(model), settings.init_kwargs.get("revision")
     folder = Path(source).expanduser()
     try:

@@ -9,9 +9,16 @@ from typing import Any
 import torch
 from peft import LoraConfig
 
+from podium.checks.public import unasked_model
 from podium.checks.setup import Setup
 from podium.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.records import Finding
+
+
+def unasked(setup: Setup) -> Iterator[Finding]:
+    """A model whose configuration is known here and that the hub could not be asked for."""
+    if setup.model is not None and setup.model.unasked:
+        yield unasked_model(setup.model.name)
 
 
 def vocabulary(setup: Setup) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -122,6 +123,27 @@ _LEVELS = (
     ),
 )
 """(when, what, why, the setting that cures it): what works and is not what the paper of that name does."""
+
+
+_OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
+    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
+    "torchao": (r"adamw_torch_[48]bit", ""),
+}
+"""Package, names of the optimizers that need it, and Podium's extra that has it."""
+
+
+def optimizer(setup: Setup) -> Iterator[Finding]:
+    """An optimizer whose package is not installed."""
+    name = "" if setup.args is None else str(getattr(setup.args.optim, "value", setup.args.optim))
+    for package, (names, extra) in _OPTIMIZER_PACKAGES.items():
+        if re.fullmatch(names, name) and importlib.util.find_spec(package) is None:
+            yield Finding(
+                code="C032",
+                severity="warning",
+                what=f"{setup.at('optim')} is {name}, which needs the package {package}; it is not installed here",
+                why="training cannot start here; elsewhere the recipe may be right",
+                fix="pip install " + (f"'podium[{extra}]'" if extra else package),
+            )
 
 
 def combinations(setup: Setup) -> Iterator[Finding]:

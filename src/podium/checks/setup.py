@@ -19,11 +19,12 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.assembly import load_settings, prompt_builder
 from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
+from podium.checks.public import DATASETS, unasked_dataset
 from podium.checks.rows import RowSurvey, Source, dataset_source, jsonl_source, look_at
 from podium.config import GRPOConfig
 from podium.data.load import READERS, DataSpec, load_data, load_eval
 from podium.data.prompts import PromptBuilder
-from podium.errors import ConfigError, PodiumError
+from podium.errors import ConfigError, DataError, PodiumError
 from podium.models.loading import model_name
 from podium.recipe import Recipe, open_document
 from podium.recipe.document import Problem
@@ -76,6 +77,15 @@ class _Gathering:
             return make()
         except PodiumError as error:
             self.problems += findings_of(error, where)
+            return None
+
+    def attempt_rows(self, make: Callable[[], T], name: str | None) -> T | None:
+        """Likewise; a public dataset that the hub was not asked for is no mistake."""
+        try:
+            return make()
+        except DataError as error:
+            unreached = name in DATASETS and isinstance(error.__cause__, ConnectionError)
+            self.problems += [unasked_dataset(str(name))] if unreached else findings_of(error)
             return None
 
 
@@ -183,7 +193,7 @@ def _spec_sources(spec: DataSpec, gathering: _Gathering) -> tuple[Source | None,
         path = Path(spec.dataset).expanduser()
         train = gathering.attempt(lambda: jsonl_source(path, spec.dataset))
     else:
-        loaded = gathering.attempt(lambda: load_data(streamed))
+        loaded = gathering.attempt_rows(lambda: load_data(streamed), spec.dataset)
         ends = spec.dataset is not None and _is_file(spec.dataset)
         train_rows, held_rows = loaded or (None, None)
         name = spec.dataset or "datasets"
@@ -279,7 +289,7 @@ def _setup(
         facts = gathering.attempt(
             lambda: facts_of(model, settings, needs_tokenizer=tokenizer is None), _model_at(places)
         )
-    if facts is not None:
+    if facts is not None and not (facts.unasked and tokenizer is None):
         found = gathering.attempt(lambda: tokenizer_of(model, tokenizer, settings), _model_at(places))
     if args is not None and found is not None and facts is not None and facts.config is not None:
         config = facts.config

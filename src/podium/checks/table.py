@@ -66,6 +66,7 @@ RULES: tuple[Rule, ...] = (
             "D035": ERROR,
             "D038": ERROR,
             "D039": ERROR,
+            "D041": WARNING,
             "M001": ERROR,
             "M002": ERROR,
             "M003": ERROR,
@@ -82,11 +83,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(settings.variables, {"C020": ERROR}),
     Rule(settings.contradictions, {"C030": ERROR}),
+    Rule(settings.optimizer, {"C032": WARNING}),
     Rule(settings.combinations, {"C025": WARNING}),
     Rule(settings.learning_rate, {"C021": WARNING, "C022": WARNING, "C026": WARNING}),
     Rule(settings.group_size, {"C023": WARNING}),
     Rule(settings.few_groups, {"C024": WARNING}),
     Rule(settings.temperature, {"C027": WARNING}),
+    Rule(model.unasked, {"M023": WARNING}),
     Rule(model.vocabulary, {"M007": ERROR, "M022": ERROR}),
     Rule(model.special_tokens, {"M005": NOTE}),
     Rule(model.end_tokens, {"M018": WARNING}),
@@ -145,6 +148,9 @@ RULES: tuple[Rule, ...] = (
         },
     ),
 )
+
+NOT_HERE = frozenset({"C032", "D041", "M023"})
+"""What this machine lacks, and not the recipe: a check warns of it, training stops before weights are loaded."""
 
 
 def codes() -> frozenset[str]:

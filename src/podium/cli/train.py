@@ -96,21 +96,22 @@ def _end(trainer: GRPOTrainer, say: Any) -> None:
 
 
 def _check_first(path: str, overrides: dict[str, Any]) -> None:
-    """What `podium check` finds: warnings are printed, errors stop the run.
+    """What `podium check` finds: warnings are printed; errors, and what this machine lacks, stop the run.
 
     Raises:
         ConfigError: with all of them.
     """
     from podium.checks import check_recipe
+    from podium.checks.table import NOT_HERE
     from podium.cli.check import show_findings
     from podium.cli.terminal import errors, quiet
     from podium.errors import ConfigError
 
     quiet()
     found = check_recipe(path, overrides)
-    wrong = [finding for finding in found if finding.severity == "error"]
+    wrong = [finding for finding in found if finding.severity == "error" or finding.code in NOT_HERE]
     if int(os.environ.get("RANK", 0)) == 0:
-        show_findings(errors, [finding for finding in found if finding.severity == "warning"])
+        show_findings(errors, [finding for finding in found if finding.severity == "warning" and finding not in wrong])
     if wrong:
         listed = [f"{finding.what} [{finding.code}]\n  fix: {finding.fix}" for finding in wrong]
         head = [f"{path} has {len(wrong)} problems:"] * (len(wrong) > 1)

@@ -30,7 +30,7 @@ from podium.rewards.format import (
 )
 from podium.rewards.from_file import file_reward
 from podium.rewards.gym import ReasoningGym, gym_rows
-from podium.rewards.json_format import json_format, json_schema
+from podium.rewards.json_format import json_format, json_match, json_schema
 from podium.rewards.judge import Judge
 from podium.rewards.languages import language
 from podium.rewards.length import (
@@ -81,6 +81,7 @@ LIBRARY: Mapping[str, Callable[..., Any]] = {
     "group_diversity": group_diversity,
     "ideal_length": ideal_length,
     "json_format": json_format,
+    "json_match": json_match,
     "json_schema": json_schema,
     "keyword_coverage": keyword_coverage,
     "language": language,
@@ -186,6 +187,7 @@ __all__ = [
     "gym_rows",
     "ideal_length",
     "json_format",
+    "json_match",
     "json_schema",
     "keyword_coverage",
     "language",

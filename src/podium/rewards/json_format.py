@@ -51,6 +51,40 @@ def json_schema(
         ) from error
 
 
+def json_match(completions: Sequence[Any], answer: Sequence[Any], *, fenced: bool = True) -> list[float | None]:
+    """The share of the fields that are right, where the completion is a JSON object; 0 where it is none.
+
+    The `answer` column holds the right object, as JSON text or as a mapping. A field that it does not have counts as a
+    wrong one. Texts are compared without the white space around them, numbers by value; `true` is not 1. None where the
+    column has no object; `fenced` as in `json_format`.
+
+    >>> json_match(['{"name": "Ana", "age": 41}', '{"name": "Ana"}', "Ana"], answer=[{"name": "Ana", "age": 41}] * 3)
+    [1.0, 0.5, 0.0]
+    """
+    pairs = zip(completions, answer, strict=True)
+    return [_share_right(_parsed(text_of(each), fenced=fenced), _gold_object(gold)) for each, gold in pairs]
+
+
+def _gold_object(gold: Any) -> Mapping[str, Any] | None:
+    gold = _parsed(gold, fenced=False) if isinstance(gold, str) else gold
+    return gold if isinstance(gold, Mapping) and gold else None
+
+
+def _share_right(given: Any, gold: Mapping[str, Any] | None) -> float | None:
+    if gold is None:
+        return None
+    if not isinstance(given, Mapping):
+        return 0.0
+    right = sum(name in given and _equal(given[name], value) for name, value in gold.items())
+    return right / len(gold.keys() | given.keys())
+
+
+def _equal(given: Any, gold: Any) -> bool:
+    if isinstance(given, str) and isinstance(gold, str):
+        return given.strip() == gold.strip()
+    return isinstance(given, bool) == isinstance(gold, bool) and bool(given == gold)
+
+
 def _validator(schema: Mapping[str, Any]) -> Any:
     from jsonschema import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for

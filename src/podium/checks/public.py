@@ -1,0 +1,83 @@
+"""Public models and datasets that recipes of Podium name, for a check where the hub cannot be reached.
+
+A name in here is right, whatever the connection: it is said that the hub was not asked, and the rest of the check goes
+on. The configurations are those of the hub (config.json), as far as they decide sizes; of the tokenizer nothing is
+known here, so nothing is said of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from podium.records import Finding
+
+_QWEN25: Mapping[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 151_936,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 28,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+_05B: Mapping[str, int] = {
+    "hidden_size": 896,
+    "intermediate_size": 4_864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+}
+_15B: Mapping[str, int] = {
+    "hidden_size": 1_536,
+    "intermediate_size": 8_960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+}
+_3B: Mapping[str, int] = {
+    "hidden_size": 2_048,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+}
+
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B-Instruct": {**_QWEN25, **_05B},
+    "Qwen/Qwen2.5-1.5B-Instruct": {**_QWEN25, **_15B},
+    "Qwen/Qwen2.5-3B-Instruct": {**_QWEN25, **_3B, "max_window_layers": 36},
+}
+"""Hub id and configuration. Sources: the models' config.json; the Qwen2.5 report, arXiv:2412.15115, table 1."""
+
+DATASETS: Mapping[str, str] = {"openai/gsm8k": "7,473 rows to train on and 1,319 to test with"}
+"""Hub id, and what is there."""
+
+
+def public_config(name: str) -> PretrainedConfig:
+    """The configuration of a model in `MODELS`."""
+    return AutoConfig.for_model(**MODELS[name])
+
+
+def unasked_model(name: str) -> Finding:
+    """That a model of `MODELS` is neither here nor to be had."""
+    return Finding(
+        code="M023",
+        severity="warning",
+        what=f"{name} is not on this machine and the hub cannot be reached: its tokenizer, its chat template and the "
+        "length of the prompts were not checked; memory is estimated from the configuration that Podium knows",
+        why="the recipe may be right, but training cannot start here",
+        fix=f"with a connection, once: hf download {name}",
+    )
+
+
+def unasked_dataset(name: str) -> Finding:
+    """That a dataset of `DATASETS` is neither here nor to be had."""
+    return Finding(
+        code="D041",
+        severity="warning",
+        what=f"{name} ({DATASETS[name]}) is not on this machine and the hub cannot be reached: its rows, and the "
+        "rewards on them, were not checked",
+        why="the recipe may be right, but training cannot start here",
+        fix="run `podium check` once with a connection: the rows stay on this machine",
+    )
