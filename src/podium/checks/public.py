@@ -74,7 +74,7 @@ def unasked_model(name: str) -> Finding:
 def unasked_dataset(name: str) -> Finding:
     """That a dataset of `DATASETS` is neither here nor to be had."""
     return Finding(
-        code="D041",
+        code="D050",
         severity="warning",
         what=f"{name} ({DATASETS[name]}) is not on this machine and the hub cannot be reached: its rows, and the "
         "rewards on them, were not checked",

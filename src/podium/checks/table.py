@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
             "D035": ERROR,
             "D038": ERROR,
             "D039": ERROR,
-            "D041": WARNING,
+            "D050": WARNING,
             "M001": ERROR,
             "M002": ERROR,
             "M003": ERROR,
@@ -149,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-NOT_HERE = frozenset({"C032", "D041", "M023"})
+NOT_HERE = frozenset({"C032", "D050", "M023"})
 """What this machine lacks, and not the recipe: a check warns of it, training stops before weights are loaded."""
 
 
