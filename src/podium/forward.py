@@ -99,8 +99,7 @@ def _padded_inputs(pack: Pack) -> tuple[dict[str, Any], Predict]:
     lengths = [span.prompt_length + span.length for span in pack.spans_R]
     index_RS = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     for r, span in enumerate(pack.spans_R):
-        prompt = torch.arange(span.prompt_start, span.prompt_start + span.prompt_length)
-        index_RS[r, : lengths[r]] = torch.cat([prompt, torch.arange(span.start, span.start + span.length)])
+        index_RS[r, : lengths[r]] = torch.from_numpy(span.tokens)
     real_RS = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
     columns = [torch.arange(span.prompt_length - 1, n) for span, n in zip(pack.spans_R, lengths, strict=True)]
     column_N = torch.cat(columns).to(device)

@@ -1,8 +1,9 @@
 """Ragged groups -> flat tensors: the only border between Python lists and tensors of tokens.
 
-A pack lays out each prompt once and then its completions, without padding. `predict_N` says which position predicts
-which trained token, many to one: the first token of all G completions is predicted by the prompt's last position. So
-the shared prefix is invisible to the head, the losses and the metrics; only attention sees the tree, through `Layout`.
+A pack is a tree without padding: first what all its prompts begin with (a system prompt, worked examples), the trunk;
+then each prompt's rest, once, and behind it the completions. `predict_N` says which position predicts which trained
+token, many to one: the first token of all G completions is predicted by the prompt's last position. So what is shared
+is invisible to the head, the losses and the metrics; only attention sees the tree, through `Layout`.
 
 A completion's last token predicts nothing, so it is a target but never an input.
 
@@ -11,6 +12,7 @@ Shape letters: T tokens in the pack, N trained tokens, R rollouts, B rows of a b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -23,6 +25,9 @@ from podium.records import TrainingGroup
 
 FOLDED_ROW = 256
 """A group of at most this many tokens attends as one row under a tree mask: fewer, larger products."""
+
+SHORTEST_TRUNK = 16
+"""A common beginning of fewer tokens is not worth an attention row of its own."""
 
 CHUNK = 128
 """Tokens that attend among themselves in one row of a long text; to all before them they attend in another."""
@@ -102,12 +107,30 @@ def _on(record: Any, device: torch.device | str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Where one rollout stands in T: its prompt, then its own input tokens."""
+    """Where one rollout stands in T: the trunk at 0, the rest of its prompt, its own input tokens."""
 
+    trunk: int
+    """Tokens of the prompt that stand in the trunk."""
     prompt_start: int
     prompt_length: int
+    """With the trunk."""
     start: int
     length: int
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """Positions in T of the rest of the prompt; at least one."""
+        return np.arange(self.prompt_start, self.prompt_start + self.prompt_length - self.trunk)
+
+    @property
+    def own(self) -> np.ndarray:
+        """Positions in T of the completion's input tokens."""
+        return np.arange(self.start, self.start + self.length)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Positions in T of the whole rollout, in its order."""
+        return np.concatenate([np.arange(self.trunk), self.prompt, self.own])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +177,31 @@ def pack(groups: Sequence[TrainingGroup], *, tokens_per_pack: int, device: torch
     """Packs of at most `tokens_per_pack` input tokens each; a single larger rollout still makes a pack of its own.
 
     Groups stay whole while they fit; a larger group is cut between completions and its prompt repeated. A part may
-    always hold as many completion tokens as prompt tokens, so that no long prompt is repeated for every completion.
+    always hold as many completion tokens as prompt tokens, and a pack as many other tokens as its trunk has, so that
+    nothing long is repeated for every completion, or for every group.
     """
-    return [_pack(chunk, device) for chunk in _chunks(_fit(groups, tokens_per_pack), tokens_per_pack)]
+    trunk = common_beginning([group.prompt_ids for group in groups])
+    return [_pack(chunk, device) for chunk in _chunks(_fit(groups, tokens_per_pack), tokens_per_pack, trunk)]
+
+
+def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all of several prompts begin with, if computing them once pays; a prompt's last stays its own.
+
+    >>> common_beginning([[*range(40), 7, 8], [*range(40), 9]])
+    40
+    >>> common_beginning([range(40), range(40)]), common_beginning([[1, 2, 3], [1, 2, 4]])
+    (39, 0)
+    """
+    if len(prompts) < 2:
+        return 0
+    ends = zip(min(map(tuple, prompts)), max(map(tuple, prompts)), strict=False)  # all others lie between these two
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+    shared = min(shared, min(map(len, prompts)) - 1)
+    return shared if shared >= SHORTEST_TRUNK else 0
 
 
 def num_input_tokens(group: TrainingGroup) -> int:
-    """Positions a group takes in a pack."""
+    """Positions a group takes in a pack without a trunk."""
     return len(group.prompt_ids) + sum(len(ids) - 1 for ids in group.completion_ids)
 
 
@@ -194,41 +235,44 @@ def _fit(groups: Iterable[TrainingGroup], budget: int) -> Iterable[TrainingGroup
             yield group if start == 0 else keep(group, range(start, len(group.completion_ids)))
 
 
-def _chunks(groups: Iterable[TrainingGroup], budget: int) -> Iterable[list[TrainingGroup]]:
+def _chunks(groups: Iterable[TrainingGroup], budget: int, trunk: int) -> Iterable[list[TrainingGroup]]:
     """Consecutive groups, together at most `budget` tokens, of even size: five groups for a pack of four make 3 + 2."""
     groups = list(groups)
-    total = sum(map(num_input_tokens, groups))
-    even = min(
-        budget, max(1, -(-total // max(1, -(-total // budget))) + max(map(num_input_tokens, groups), default=0) // 2)
-    )
+    room = max(budget, 2 * trunk) - trunk
+    sizes = [num_input_tokens(group) - trunk for group in groups]
+    packs = max(1, -(-sum(sizes) // room))
+    even = min(room, -(-sum(sizes) // packs) + max(sizes, default=0) // 2)
     chunk: list[TrainingGroup] = []
-    size = 0
-    for group in groups:
-        tokens = num_input_tokens(group)
-        if chunk and size + tokens > even:
+    filled = 0
+    for group, size in zip(groups, sizes, strict=True):
+        if chunk and filled + size > even:
             yield chunk
-            chunk, size = [], 0
+            chunk, filled = [], 0
         chunk.append(group)
-        size += tokens
+        filled += size
     if chunk:
         yield chunk
 
 
 def _pack(groups: Sequence[TrainingGroup], device: torch.device | str) -> Pack:
-    ids: list[int] = []
-    positions: list[int] = []
+    trunk = common_beginning([group.prompt_ids for group in groups])
+    ids: list[int] = list(groups[0].prompt_ids[:trunk])
+    positions: list[int] = list(range(trunk))
     predict: list[int] = []
     spans: list[Span] = []
     for group in groups:
         prompt_start, prompt_length = len(ids), len(group.prompt_ids)
-        ids += group.prompt_ids
-        positions += range(prompt_length)
+        ids += group.prompt_ids[trunk:]
+        positions += range(trunk, prompt_length)
+        last = len(ids) - 1
         for completion in group.completion_ids:
             start, length = len(ids), len(completion) - 1
-            spans.append(Span(prompt_start=prompt_start, prompt_length=prompt_length, start=start, length=length))
+            spans.append(
+                Span(trunk=trunk, prompt_start=prompt_start, prompt_length=prompt_length, start=start, length=length)
+            )
             ids += completion[:-1]
             positions += range(prompt_length, prompt_length + length)
-            predict += [prompt_start + prompt_length - 1, *range(start, start + length)]
+            predict += [last, *range(start, start + length)]
     completions = [completion for group in groups for completion in group.completion_ids]
     return Pack(
         input_ids_T=torch.tensor(ids, device=device),
@@ -283,14 +327,9 @@ def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
     rows: list[_Row] = []
     own: list[_Row] = []
     shared: list[_Row] = []
-    start = 0
-    while start < len(spans):
-        end = start
-        while end < len(spans) and spans[end].prompt_start == spans[start].prompt_start:
-            end += 1
-        group = spans[start:end]
-        prompt = np.arange(group[0].prompt_start, group[0].prompt_start + group[0].prompt_length)
-        completions = [np.arange(s.start, s.start + s.length) for s in group if s.length]
+    for _, spans_of_group in itertools.groupby(spans, key=lambda span: span.prompt_start):
+        group = list(spans_of_group)
+        prompt, completions = group[0].prompt, [span.own for span in group if span.length]
         if len(prompt) + sum(map(len, completions)) <= FOLDED_ROW:
             folded = _folded(prompt, completions)
             rows.append(folded)
@@ -302,20 +341,41 @@ def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
                 chunks, earlier = _chunked(x)
                 own += chunks
                 shared += earlier
-        start = end
-    return layout_of(rows, np.asarray(positions), [own, shared])
+    return _layout(rows, own, shared, trunk=spans[0].trunk, positions_T=np.asarray(positions))
 
 
-def causal_layout(lengths: Sequence[int]) -> Layout:
-    """Independent sequences, one after the other, each causal: the layout of a prefill."""
-    starts = np.cumsum([0, *lengths[:-1]])
+def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:
+    """Independent sequences, one after the other, each causal, behind a trunk that all of them see."""
+    starts = trunk + np.cumsum([0, *lengths[:-1]])
     texts = [np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
     chunked = [_chunked(x) for x in texts]
-    return layout_of(
+    return _layout(
         [_Row(x, x) for x in texts],
-        np.concatenate([np.arange(n) for n in lengths]),
-        [[row for rows, _ in chunked for row in rows], [row for _, rows in chunked for row in rows]],
+        [row for rows, _ in chunked for row in rows],
+        [row for _, rows in chunked for row in rows],
+        trunk=trunk,
+        positions_T=np.concatenate([np.arange(trunk), *(trunk + np.arange(n) for n in lengths)]),
     )
+
+
+def _layout(rows: list[_Row], own: list[_Row], shared: list[_Row], *, trunk: int, positions_T: np.ndarray) -> Layout:
+    """What the rows see, and below it the trunk, which everything else sees whole."""
+    if not trunk:
+        return layout_of(rows, positions_T, [own, shared])
+    below, rest = np.arange(trunk), np.arange(trunk, len(positions_T))
+    chunks, earlier = _chunked(below)
+    return layout_of(
+        [_Row(below, below), *(_above(row, below) for row in rows)],
+        positions_T,
+        [[*own, *chunks], [*shared, *earlier], [_Row(rest, below, open=True)]],
+    )
+
+
+def _above(row: _Row, trunk: np.ndarray) -> _Row:
+    """The row with the trunk's keys, which every query sees, before its own."""
+    seen = np.tri(len(row.queries), dtype=bool) if row.mask is None else row.mask
+    mask = np.concatenate([np.ones((len(row.queries), len(trunk)), bool), seen], axis=1)
+    return _Row(row.queries, np.concatenate([trunk, row.keys]), mask)
 
 
 def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:

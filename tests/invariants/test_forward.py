@@ -6,6 +6,7 @@ The plain one is transformers' own: eager attention, the whole logits, a log-sof
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -165,6 +166,55 @@ def test_the_padded_path_equals_one_plain_forward_per_row(kind: str, groups: lis
     """GPT-2 has absolute positions: padding must not shift them."""
     model = tiny_model(kind)
     compare(model, lambda: packed(model, groups, path="padded"), groups)
+
+
+def _with_trunk(groups: list[TrainingGroup], length: int) -> list[TrainingGroup]:
+    """The same groups behind a system prompt of their own."""
+    trunk = tuple(np.random.default_rng(9).integers(4, 260, length).tolist())
+    return [dataclasses.replace(g, prompt_ids=trunk + g.prompt_ids) for g in groups]
+
+
+@pytest.mark.parametrize("length", [16, 150])
+@pytest.mark.parametrize("kind", SHARED_KINDS)
+def test_what_all_prompts_begin_with_is_computed_once(kind: str, length: int, groups: list[TrainingGroup]) -> None:
+    """Shorter than gemma's window and than a chunk of attention, and longer than both."""
+    model = tiny_model(kind)
+    behind = _with_trunk(groups, length)
+    [alone] = pack(groups, tokens_per_pack=4096)
+    [packed_once] = pack(behind, tokens_per_pack=4096)
+    assert packed_once.num_inputs == alone.num_inputs + length
+    compare(model, lambda: packed(model, behind), behind)
+
+
+def test_a_long_trunk_is_not_repeated_for_every_group() -> None:
+    rng = np.random.default_rng(2)
+    behind = _with_trunk([group(rng, 10, [11, 11]) for _ in range(12)], 200)
+    parts = pack(behind, tokens_per_pack=64)
+    assert [part.num_inputs for part in parts] == [200 + 6 * 30, 200 + 6 * 30]
+
+
+@pytest.mark.parametrize("tokens_per_pack", [1, 100, 300])
+def test_the_size_of_packs_with_a_trunk_changes_nothing(tokens_per_pack: int, groups: list[TrainingGroup]) -> None:
+    behind = _with_trunk(groups, 40)
+    model = tiny_model("qwen3")
+    compare(model, lambda: packed(model, behind, tokens_per_pack=tokens_per_pack), behind)
+
+
+def test_the_same_prompt_twice() -> None:
+    """The trunk takes all of it but the last token, which predicts the first of each completion."""
+    rng = np.random.default_rng(3)
+    twice = [dataclasses.replace(group(rng, 1, [5, 6]), prompt_ids=tuple(range(4, 44))) for _ in range(2)]
+    [part] = pack(twice, tokens_per_pack=4096)
+    assert part.spans_R[0].trunk == 39
+    model = tiny_model("llama")
+    compare(model, lambda: packed(model, twice), twice)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_padded_rows_of_a_pack_with_a_trunk(kind: str, groups: list[TrainingGroup]) -> None:
+    behind = _with_trunk(groups, 20)
+    model = tiny_model(kind)
+    compare(model, lambda: packed(model, behind, path="padded"), behind)
 
 
 def test_a_long_prompt_is_not_repeated_for_every_completion() -> None:

@@ -84,6 +84,21 @@ def test_greedy_tokens_are_those_of_generate(kind: str, repetition_penalty: floa
             assert completion.text == TOKENIZER.decode(expected, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("max_rows", [2, 6, 16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_with_a_common_beginning(kind: str, max_rows: int) -> None:
+    """It is computed once for all that are admitted together, and continued by each as if it were its own."""
+    beginning = "You are a calculator. Answer with the number alone, nothing else, please. "
+    prompts = [prompt(beginning + text, id) for id, text in enumerate(["2+2=", "a", "What is the answer?", "19+4="])]
+    model = tiny_model(kind)
+    config = GenerationConfig(
+        max_new_tokens=24, do_sample=False, eos_token_id=sorted(END), pad_token_id=TOKENIZER.pad_token_id
+    )
+    how = settings(num_completions=2, greedy=True)
+    groups = LiveEngine(model, TOKENIZER, max_rows=max_rows).generate(prompts, how)
+    assert ids_of(groups) == [[generated(model, p, config)] * 2 for p in prompts]
+
+
 @cache
 def built_in() -> tuple[nn.Module, Any]:
     folder = resolve_model("builtin:smollm2-135m-instruct")

@@ -204,9 +204,7 @@ def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, groups: Seque
     for r, (row, span) in enumerate(zip(rows_of(groups), packed.spans_R, strict=True)):
         expected = row.prompt_ids + row.completion_ids[:-1]
         if inputs.get("attention_mask") is None:
-            prompt = torch.arange(span.prompt_start, span.prompt_start + span.prompt_length)
-            index = torch.cat([prompt, torch.arange(span.start, span.start + span.length)])
-            mine, places = ids[0, index].tolist(), positions[0, index].tolist()
+            mine, places = ids[0, span.tokens].tolist(), positions[0, span.tokens].tolist()
         else:
             mine, places = ids[r, : len(expected)].tolist(), positions[r, : len(expected)].tolist()
         for t, (token, place) in enumerate(zip(mine, places, strict=True)):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from podium.models.attention import LayerShape, TreeAttention, attention_dtype
-from podium.packing import causal_layout
+from podium.packing import prefill_layout
 
 _LANE_STEP = 32
 """Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""
@@ -68,26 +68,36 @@ class Cache:
 
 
 class Prefill:
-    """Attention of new prompts over themselves, flat and one after the other; their keys and values go to the cache."""
+    """Attention of new prompts over themselves, flat and one after the other; their keys and values go to the cache.
 
-    def __init__(self, cache: Cache, lengths: Sequence[int], first_slot: int, device: torch.device) -> None:
+    What all of them begin with, the trunk, is computed once, and copied to every prompt's slot.
+    """
+
+    def __init__(
+        self, cache: Cache, lengths: Sequence[int], first_slot: int, device: torch.device, *, trunk: int = 0
+    ) -> None:
+        """`lengths`: of the prompts behind the trunk."""
         self.cache = cache
         self.first_slot = first_slot
         self.lengths = lengths
-        self.tree = TreeAttention(causal_layout(lengths).to(device))
+        self.trunk = trunk
+        self.tree = TreeAttention(prefill_layout(lengths, trunk=trunk).to(device))
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [T, H, D]; see `models.attention.Attends`."""
         dtype = attention_dtype(query_HTD)
         key_TJD, value_TJD = key_JTD.transpose(0, 1).to(dtype), value_JTD.transpose(0, 1).to(dtype)
-        lanes = self.cache.prompts
-        slots = self.first_slot + len(self.lengths)
-        lanes.ensure(shape.layer, key_TJD, slots, max(self.lengths))
-        start = 0
-        for slot, length in enumerate(self.lengths, self.first_slot):
-            lanes.keys[shape.layer][slot, :, :length] = key_TJD[start : start + length].transpose(0, 1)
-            lanes.values[shape.layer][slot, :, :length] = value_TJD[start : start + length].transpose(0, 1)
-            start += length
+        lanes, trunk, slots = (
+            self.cache.prompts,
+            self.trunk,
+            slice(self.first_slot, self.first_slot + len(self.lengths)),
+        )
+        lanes.ensure(shape.layer, key_TJD, slots.stop, trunk + max(self.lengths))
+        for lane, new_TJD in ((lanes.keys[shape.layer], key_TJD), (lanes.values[shape.layer], value_TJD)):
+            lane[slots, :, :trunk] = new_TJD[:trunk].transpose(0, 1)
+            texts = new_TJD[trunk:].transpose(0, 1).split(list(self.lengths), dim=1)
+            for slot, text_JXD in enumerate(texts, self.first_slot):
+                lane[slot, :, trunk : trunk + text_JXD.shape[1]] = text_JXD
         return self.tree.attend(query_HTD, key_JTD, value_JTD, shape)
 
 

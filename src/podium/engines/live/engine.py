@@ -15,6 +15,7 @@ from podium.engines.live.cache import Cache, Decode, Prefill
 from podium.engines.live.schedule import Row, Schedule
 from podium.engines.sampling import draw, uniforms
 from podium.models.attention import tree_attention
+from podium.packing import common_beginning
 from podium.records import Group, Prompt, SamplingSettings
 
 PREFILL_TOKENS = 4096
@@ -83,12 +84,14 @@ class Round:
     def _prefill_together(self, chosen: list[int]) -> None:
         """The prompts' keys and values, and the first token of each of their completions, from one row of logits."""
         ids = [self.schedule.prompts[prompt].token_ids for prompt in chosen]
-        lengths = [len(x) for x in ids]
+        trunk = common_beginning(ids)
+        texts = [x[trunk:] for x in ids]
+        lengths = [len(x) for x in texts]
         logits_PV = self._forward(
-            torch.tensor([token for x in ids for token in x], device=self.device),
-            torch.cat([torch.arange(n, device=self.device) for n in lengths])[None],
-            Prefill(self.cache, lengths, len(self.schedule.slots), self.device),
-            torch.tensor(np.cumsum(lengths) - 1, device=self.device),
+            torch.tensor([*ids[0][:trunk], *(token for x in texts for token in x)], device=self.device),
+            torch.cat([torch.arange(trunk), *(trunk + torch.arange(n) for n in lengths)])[None].to(self.device),
+            Prefill(self.cache, lengths, len(self.schedule.slots), self.device, trunk=trunk),
+            torch.tensor(trunk + np.cumsum(lengths) - 1, device=self.device),
         )
         rows = [row for prompt in chosen for row in self.schedule.start(prompt)]
         self._draw(rows, logits_PV.repeat_interleave(self.schedule.settings.num_completions, 0))
