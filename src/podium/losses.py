@@ -286,7 +286,10 @@ def clipped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
 
 
 def capped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
-    """REINFORCE with a capped, detached ratio: every token keeps a gradient (CISPO, arXiv:2506.13585, eq. 4)."""
+    """REINFORCE with a capped, detached ratio: every token keeps a gradient (CISPO, arXiv:2506.13585, eqs. 4 and 5).
+
+    As in TRL `epsilon_high` is the cap itself, 1 + epsilon_high of the paper, and there is no lower bound.
+    """
     return -ratio_N.clamp(max=s.epsilon_high).detach() * x.advantages_N * x.logps_N
 
 
@@ -330,7 +333,7 @@ def mean_over_max_length(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tens
 
 
 def mean_over_tokens(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
-    """Every token of the step counts the same (DAPO, arXiv:2503.14476, eq. 8)."""
+    """Every token of the step counts the same (DAPO, arXiv:2503.14476, eq. 8, where it is every token of a group)."""
     return loss_N.sum() / max(x.num_tokens, 1.0)
 
 
