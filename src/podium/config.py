@@ -263,6 +263,10 @@ class GRPOConfig(trl.GRPOConfig):
         if not torch.accelerator.is_available() and not self.use_cpu:
             self.use_cpu = True
         on_cpu = self.use_cpu or not torch.cuda.is_available()
+        if on_cpu and self.fp16:
+            raise ConfigError(
+                "fp16=True needs a GPU, and this run is on the CPU.", code="C013", fix="Leave it out, or bf16: true."
+            )
         if on_cpu and self.bf16 is not None and self.product_precision == "auto":
             self.product_precision = "bfloat16" if self.bf16 else "float32"
         if on_cpu:  # our own products in place of autocast, which rounds more and casts every weight in every forward
@@ -291,6 +295,7 @@ _CODES = (
     ("generations used for evaluation", "C012"),
     ("fp16", "C013"),
     ("bf16", "C013"),
+    ("tf32", "C013"),
 )
 
 

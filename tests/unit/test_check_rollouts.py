@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -77,6 +78,40 @@ def test_cut_off_and_how_long_it_would_have_been() -> None:
     never = codes(sampled(*groups, longer_lengths=(32,) * 8))
     assert "100% still do not end" in never["R002"].what
     assert "M018" in never["R002"].fix
+
+
+def half_cut(ended: float, cut: float, *, row: int = 0) -> ScoredGroup:
+    """Two completions that ended and two that were cut off, with these rewards (and one of each a little more)."""
+    made = group([ended, ended + 0.1, cut, cut + 0.1], lengths=[4, 5, 8, 8], row=row)
+    cut_off = [dataclasses.replace(c, finish="length") if g > 1 else c for g, c in enumerate(made.group.completions)]
+    return dataclasses.replace(made, group=dataclasses.replace(made.group, completions=tuple(cut_off)))
+
+
+def test_cut_off_completions_that_will_learn_to_end() -> None:
+    """As the quickstart begins: half are cut off, an end is rewarded, and nearly all groups have spread."""
+    found = codes(sampled(*(half_cut(1.0, 0.0, row=row) for row in range(4)), longer_lengths=(32,) * 8))
+    assert found["R002"].severity == "warning"
+    assert "2.0 standard deviations more" in found["R002"].why
+    assert "nothing yet" in found["R002"].fix
+    assert found["R009"].what.endswith("100% have spread; ready, but see R002")
+
+
+@pytest.mark.parametrize(("ended", "cut"), [(0.0, 0.0), (0.0, 1.0)], ids=["an end is worth nothing", "it costs"])
+def test_cut_off_completions_that_will_not(ended: float, cut: float) -> None:
+    found = codes(sampled(*(half_cut(ended, cut, row=row) for row in range(4)), longer_lengths=(32,) * 8))
+    assert "M018" in found["R002"].fix
+    assert found["R009"].what.endswith("not ready: R002 first")
+    every = codes(sampled(*(group([1, 0, 0, 1], finish="length", row=row) for row in range(4))))
+    assert every["R009"].what.endswith("not ready: R002 first"), "none ended"
+
+
+def test_signal_in_few_groups_and_in_nearly_none() -> None:
+    flat = [group([0] * 4, row=row) for row in range(9)]
+    some = codes(sampled(*flat[:6], *(group([1, 0, 0, 0], row=row) for row in range(9, 12))))
+    assert some["R001"].severity == "warning"
+    assert some["R009"].what.endswith("33% have spread; ready, but see R001")
+    none = codes(sampled(*flat, group([1, 0, 0, 0], row=9)))
+    assert none["R009"].what.endswith("10% have spread; not ready: R001 first")
 
 
 def test_the_same_again_and_again() -> None:

@@ -76,31 +76,89 @@ def test_what_fits_fits_and_the_next_size_does_not(tmp_path: Path) -> None:
 
 MEASURED = Measurement(
     num_completions=32,
+    prompt_tokens=64,
     completion_tokens=320,
+    ended_tokens=7.0,
     generate_seconds=3.2,
     reward_seconds=0.32,
     train_seconds=6.4,
     trained_share=0.5,
+    skips_flat=True,
     optimizer_seconds=0.1,
 )
 
 
 def test_time_of_a_step_is_the_sum_of_its_parts(tmp_path: Path) -> None:
-    estimate = estimate_time(arguments(tmp_path, max_steps=10), MEASURED, num_rows=12, evaluation_completions=40)
-    assert estimate.generate_seconds == pytest.approx(16 * 0.1)
-    assert estimate.reward_seconds == pytest.approx(16 * 0.01)
-    assert estimate.train_seconds == pytest.approx(16 * 0.5 * 0.2)
-    assert estimate.step_seconds == pytest.approx(1.6 + 0.16 + 1.6 + 0.1)
+    estimate = estimate_time(arguments(tmp_path, max_steps=1), MEASURED, num_rows=12, evaluation_completions=40)
+    assert estimate.first == estimate.mean, "of one step the first is all there is"
+    assert estimate.first.generate == pytest.approx(16 * 0.1)
+    assert estimate.first.reward == pytest.approx(16 * 0.01)
+    assert estimate.first.train == pytest.approx(16 * 0.5 * 0.2)
+    assert estimate.first.total == pytest.approx(1.6 + 0.16 + 1.6 + 0.1)
     assert estimate.completion_tokens == 160
-    assert estimate.total_tokens == 1600
-    assert estimate.total_seconds == pytest.approx(10 * estimate.step_seconds + 4.0)
+    assert estimate.evaluation_seconds == pytest.approx(40 * 0.1 * (1 + 9 / 12) / 2)
+    assert estimate.total_seconds == pytest.approx(3.46 + estimate.evaluation_seconds)
+
+
+def test_a_long_run_is_as_it_settles(tmp_path: Path) -> None:
+    """Completions as long as those that ended, 0.4 of the groups with signal; a share of 3 / 1000 as at first."""
+    long = estimate_time(arguments(tmp_path, max_steps=100_000), MEASURED, num_rows=None)
+    assert long.mean.generate == pytest.approx(1.6 * 9 / 12, rel=1e-3)
+    assert long.mean.train == pytest.approx(16 * 0.4 * 0.2 * 9 / 12, rel=1e-3)
+    assert long.mean.optimizer == 0.1
+    assert long.most_seconds == pytest.approx(100_000 * 3.46)
+    assert long.total_tokens == pytest.approx(100_000 * 16 * 7, rel=1e-3)
+
+
+def test_what_cannot_shrink_does_not(tmp_path: Path) -> None:
+    """No completion ended, few groups had signal, or those without it are trained on as well."""
+    args = arguments(tmp_path, max_steps=1000)
+    for change, factor in (
+        ({"ended_tokens": float("nan"), "trained_share": 0.3}, 0.3),
+        ({"ended_tokens": float("nan"), "trained_share": 1.0, "skips_flat": False}, 1.0),
+    ):
+        estimate = estimate_time(args, dataclasses.replace(MEASURED, **change), num_rows=None)
+        assert estimate.mean == estimate.first
+        assert estimate.mean.train == pytest.approx(16 * factor * 0.2)
+        assert dict(estimate.rows())["in all"] == f"about {duration.clock(estimate.most_seconds)}"
+
+
+RECORDED = {
+    "seed 2": ((12.89, 9.14, 3.53, 9.69, 1.0), 410.0),
+    "seed 1, an idle machine": ((12.50, 8.87, 2.29, 3.45 / 0.75, 0.75), 214.8),
+    "seed 1, ten steps of warm-up": ((12.52, 8.87, 4.18, 7.00 / 0.75, 0.75), 409.3),
+}
+"""Of runs of the quickstart: the first step (tokens of a completion, of one that ended, seconds to generate and to
+train on all groups, share with signal), and seconds of all 60 steps."""
+
+
+@pytest.mark.parametrize("run", RECORDED)
+def test_recorded_runs(tmp_path: Path, run: str) -> None:
+    """From their first step alone within a quarter of what they took; without the model half as much again."""
+    (tokens, ended, generate, train, signal), seconds = RECORDED[run]
+    measured = Measurement(
+        num_completions=64,
+        prompt_tokens=8 * 62,
+        completion_tokens=round(64 * tokens),
+        ended_tokens=ended,
+        generate_seconds=generate,
+        reward_seconds=0.002,
+        train_seconds=train,
+        trained_share=signal,
+        skips_flat=True,
+        optimizer_seconds=0.3,
+    )
+    args = arguments(tmp_path, num_generations=8, per_device_train_batch_size=64, max_steps=60)
+    estimate = estimate_time(args, measured, num_rows=None)
+    assert estimate.total_seconds == pytest.approx(seconds, rel=0.25)
+    assert estimate.most_seconds > 1.3 * seconds
 
 
 def test_reused_rollouts_are_sampled_once_and_trained_on_often(tmp_path: Path) -> None:
     args = arguments(tmp_path, max_steps=10, steps_per_generation=2, num_iterations=3)
     estimate = estimate_time(args, MEASURED, num_rows=None)
-    assert estimate.generate_seconds == pytest.approx(2 * 16 * 0.1 / 6), "a round of 32 serves six steps"
-    assert estimate.train_seconds == pytest.approx(16 * 0.5 * 0.2), "every step trains on 16"
+    assert estimate.first.generate == pytest.approx(2 * 16 * 0.1 / 6), "a round of 32 serves six steps"
+    assert estimate.first.train == pytest.approx(16 * 0.5 * 0.2), "every step trains on 16"
 
 
 @pytest.mark.parametrize("settings", [{"max_steps": -1, "num_train_epochs": 2}, {"max_steps": 3}], ids=str)

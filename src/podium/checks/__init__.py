@@ -33,6 +33,8 @@ def check(
 ) -> list[Finding]:
     """What is wrong with a run, errors first. No weight is loaded, and nothing is raised for what is wrong.
 
+    A trainer in the same process is not disturbed: see `podium.checks.process`.
+
     Takes the arguments of `GRPOTrainer`; or, alone, a recipe: the path of a YAML file, the name of a recipe that comes
     with Podium, or a `Recipe`.
 
@@ -45,32 +47,36 @@ def check(
     >>> [(finding.code, finding.what) for finding in found if finding.severity == "error"]
     [('M001', 'There is no folder ./my-model.'), ('D005', 'train_dataset, row 1: prompt is null')]
     """
+    from podium.checks.process import process_as_it_was
     from podium.checks.setup import from_arguments, of_recipe
     from podium.checks.table import findings
     from podium.recipe import Recipe
 
     alone = reward_funcs is None and args is None and train_dataset is None
-    if isinstance(model, Recipe):
-        return findings(of_recipe(model))
     if alone and isinstance(model, (str, Path)):
         return check_recipe(model)
-    return findings(
-        from_arguments(
-            model,
-            reward_funcs,
-            args,
-            train_dataset,
-            eval_dataset,
-            processing_class,
-            quantization_config,
-            peft_config,
+    with process_as_it_was():
+        if isinstance(model, Recipe):
+            return findings(of_recipe(model))
+        return findings(
+            from_arguments(
+                model,
+                reward_funcs,
+                args,
+                train_dataset,
+                eval_dataset,
+                processing_class,
+                quantization_config,
+                peft_config,
+            )
         )
-    )
 
 
 def check_recipe(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
     """What is wrong with a recipe and values that override it, errors first."""
+    from podium.checks.process import process_as_it_was
     from podium.checks.setup import from_recipe
     from podium.checks.table import findings
 
-    return findings(from_recipe(path, overrides))
+    with process_as_it_was():
+        return findings(from_recipe(path, overrides))

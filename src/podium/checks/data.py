@@ -139,7 +139,7 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
                 what=f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.counts.num_rows:,} rows "
                 f"({column.nulls}), and reward `{askers[0].name}` asks for it",
                 why="a reward cannot judge a completion without the answer",
-                fix="leave such rows out, for example with `dataset.filter(...)`",
+                fix=f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)',
             )
 
 
@@ -211,7 +211,8 @@ def sampled(setup: Setup) -> Iterator[Finding]:
             code="D032",
             severity="note",
             what=f"{survey.name}: {survey.counts.num_rows:,} rows; every row was looked at, and the tokens counted of "
-            f"{len(survey.lengths):,} spread evenly and {survey.num_suspects:,} that may be too long",
+            f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
+            f"{survey.num_suspects:,} that may be too long",
             why=f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken",
         )
 

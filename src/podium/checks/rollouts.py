@@ -30,7 +30,14 @@ ROUND = -2
 """Number of the generation round: its random numbers are nobody else's."""
 
 FLAT_SHARE = 0.5
+"""Of groups without spread, from which on it is worth a word."""
+HOPELESS_SHARE = 0.8
+"""Of groups without spread, from which on a run should not start: too few are left to learn from."""
 TRUNCATED_SHARE = 0.3
+LEARNS_TO_END = 0.3
+"""Standard deviations of reward that an end must be worth, so that completions that are cut off learn to end. First
+steps of ten recorded runs that learnt: 0.8 to 1.6; of a limit too short for the answer -0.5, of a reward for length
+-1.9."""
 DUPLICATE_SHARE = 0.3
 CORRELATION = 0.7
 SAME = 0.95
@@ -89,6 +96,9 @@ class Diagnosis:
     tokens: tuple[int, int, int]
     """Of the completions, at 5 %, 50 % and 95 %."""
     truncated_share: float
+    end_gain: float
+    """Mean reward of the completions that ended less that of those cut off, in standard deviations; NaN where all or
+    none were cut off, or all rewards are equal."""
     empty_share: float
     duplicate_share: float
     """Completions with the same tokens as an earlier one of their group."""
@@ -193,6 +203,7 @@ def diagnose(sampled: Sampled, args: GRPOConfig) -> Diagnosis:
         },
         tokens=(low, middle, high),
         truncated_share=_truncated(groups),
+        end_gain=_end_gain(groups, reward_PG),
         empty_share=float(np.mean([not completion.text.strip() for completion in completions])),
         duplicate_share=_duplicates(groups),
         entropy=float(-logps.mean()),
@@ -237,6 +248,15 @@ def _pass_rates(groups: Sequence[ScoredGroup]) -> tuple[float, ...]:
     return tuple(float(np.nanmean(np.append(each.rewards_GK[:, k] >= RIGHT, np.nan))) for each in groups)
 
 
+def _end_gain(groups: Sequence[ScoredGroup], reward_PG: Sequence[np.ndarray]) -> float:
+    reward_R = np.concatenate(reward_PG)
+    cut_R = np.array([c.finish == "length" for each in groups for c in each.group.completions])
+    known_R = ~np.isnan(reward_R)
+    ended, cut = reward_R[known_R & ~cut_R], reward_R[known_R & cut_R]
+    size = float(reward_R[known_R].std()) if known_R.any() else 0.0
+    return float(ended.mean() - cut.mean()) / size if ended.size and cut.size and size > 1e-9 else float("nan")
+
+
 def _duplicates(groups: Sequence[ScoredGroup]) -> float:
     repeated = [len(e.group.completions) - len({c.token_ids for c in e.group.completions}) for e in groups]
     return sum(repeated) / sum(each.num_completions for each in groups)
@@ -246,16 +266,30 @@ def _duplicates(groups: Sequence[ScoredGroup]) -> float:
 
 
 def verdict(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
-    """What to change and to what; "ready" where there is nothing."""
+    """What to change and to what, and whether a run would learn: "not ready", "ready, but", "ready"."""
     found = [finding for rule in _VERDICTS for finding in rule(seen, sampled, args)]
     yield from found
-    serious = [finding.code for finding in found if finding.severity == "warning"]
-    start = f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread"
+    warned = dict.fromkeys(finding.code for finding in found if finding.severity == "warning")
+    blocking = [code for code in warned if code not in _BEARABLE or not _BEARABLE[code](seen)]
+    words = "ready" if not warned else f"ready, but see {', '.join(warned)}"
     yield Finding(
         code="R009",
         severity="note",
-        what=f"{start}; not ready: {', '.join(dict.fromkeys(serious))} first" if serious else f"{start}; ready",
+        what=f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; "
+        + (f"not ready: {', '.join(blocking)} first" if blocking else words),
     )
+
+
+def _enough_signal(seen: Diagnosis) -> bool:
+    return 1 - seen.spread_share <= HOPELESS_SHARE
+
+
+def _learns_to_end(seen: Diagnosis) -> bool:
+    return seen.end_gain >= LEARNS_TO_END
+
+
+_BEARABLE: Mapping[str, Callable[[Diagnosis], bool]] = {"R001": _enough_signal, "R002": _learns_to_end}
+"""Warnings with which a run may start, and when."""
 
 
 def _flat(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
@@ -288,14 +322,19 @@ def _cut_off(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Fi
         if still < 0.05
         else (f"; with {lengths.max():,} allowed, {still:.0%} still do not end")
     )
+    learns = _learns_to_end(seen)
+    why = "without an end, and often without an answer, they are judged by where they were cut"
+    if learns:
+        why = f"those that end are worth {seen.end_gain:.1f} standard deviations more, so the policy will learn to end"
+    longer = f"max_completion_length: {needed}"
+    shorter = "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?"
+    fix = longer if still < 0.05 else "nothing yet; watch completions/clipped_ratio fall" if learns else shorter
     yield Finding(
         code="R002",
         severity="warning",
         what=f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}{measured}",
-        why="without an end, and often without an answer, they are judged by where they were cut",
-        fix=f"max_completion_length: {needed}"
-        if still < 0.05
-        else "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?",
+        why=why,
+        fix=fix,
     )
 
 

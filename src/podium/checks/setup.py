@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from podium.assembly import load_settings, prompt_builder
+from podium.checks.cures import cure
 from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.checks.public import DATASETS, unasked_dataset
 from podium.checks.rows import RowSurvey, Source, dataset_source, jsonl_source, look_at
@@ -92,17 +93,22 @@ class _Gathering:
 def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     """What an error says, as findings."""
     if error.findings:
-        return [replace(finding, fix=finding.fix or _explain(finding.code)) for finding in error.findings]
-    code = error.code or "C030"
+        return [_cured(finding) for finding in error.findings]
     what, fix = (error.what, error.fix) if error.fix else _parted(str(error))
     what = f"{where}: {what}" if where and not what.startswith(where) else what
-    return [Finding(code=code, severity="error", what=what, fix=fix or _explain(code))]
+    return [_cured(Finding(code=error.code or "C030", severity="error", what=what, fix=fix))]
 
 
-def _from_problem(problem: Problem) -> Finding:
+def _from_problem(problem: Problem, keys: Mapping[str, str]) -> Finding:
+    """`keys`: what is set at a place."""
     what, fix = _parted(problem.what)
-    what = f"{problem.where}: {what}"
-    return Finding(code=problem.code, severity="error", what=what, fix=problem.fix or fix or _explain(problem.code))
+    found = Finding(code=problem.code, severity="error", what=f"{problem.where}: {what}", fix=problem.fix or fix)
+    return _cured(found, keys.get(problem.where, ""))
+
+
+def _cured(finding: Finding, key: str = "") -> Finding:
+    fix = finding.fix or cure(finding.code, finding.what, key) or f"see `podium explain {finding.code}`"
+    return replace(finding, fix=fix)
 
 
 _CURES = re.compile(r"(?:\. |: |; | )(?=Did you mean |Set |Write |Leave |Give |Pass |Load |A group must |add it)")
@@ -110,16 +116,15 @@ _CURES = re.compile(r"(?:\. |: |; | )(?=Did you mean |Set |Write |Leave |Give |P
 
 def _parted(message: str) -> tuple[str, str]:
     """What is wrong, and the sentences that say what to do about it."""
+    message, _, written = message.partition("\n  fix: ")
+    if written:
+        return message, written
     first, *rest = message.split("\n", 1)
     found = _CURES.search(first)
     if found is None:
         return message, ""
     what = first[: found.start()] + "." * (found[0] == ". ")
     return "\n".join([what, *rest]), first[found.end() :]
-
-
-def _explain(code: str) -> str:
-    return f"see `podium explain {code}`"
 
 
 # ---- from a recipe ----
@@ -136,7 +141,8 @@ def from_recipe(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         if isinstance(variables, Mapping):
             os.environ.update({str(key): str(value) for key, value in variables.items()})
     recipe, problems = survey_recipe(document, overrides)
-    gathering.problems += [_from_problem(problem) for problem in problems]
+    keys = {place: key for key, place in recipe.places.items()}
+    gathering.problems += [_from_problem(problem, keys) for problem in problems]
     return _of_recipe(recipe, gathering)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from podium.checks.rollouts import Diagnosis
+    from podium.estimates.duration import TimeEstimate
+    from podium.recipe import Recipe
+    from podium.trainer import GRPOTrainer
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -17,13 +21,31 @@ def sample_groups(path: str, overrides: Mapping[str, Any], num_prompts: int) -> 
     """Load the model, sample, score; and the lines about memory and time."""
     from podium.checks.rollouts import diagnose, sample
     from podium.cli.sample import opened
+
+    with opened(path, overrides) as (recipe, trainer, rows, held_out):
+        diagnosis = diagnose(sample(trainer, rows, num_prompts), trainer.args)
+        took = _estimate(recipe, trainer, rows, held_out)
+        return diagnosis, [*took.rows(), ("peak memory so far", _peak(trainer.args.device.type))]
+
+
+def estimated(path: str, overrides: Mapping[str, Any]) -> TimeEstimate:
+    """The time of a run, from a trainer of its own."""
+    from podium.cli.sample import opened
+
+    with opened(path, overrides) as (recipe, trainer, rows, held_out):
+        return _estimate(recipe, trainer, rows, held_out)
+
+
+def _estimate(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) -> TimeEstimate:
     from podium.estimates.duration import estimate_time, measure
 
-    with opened(path, overrides) as (_, trainer, rows):
-        diagnosis = diagnose(sample(trainer, rows, num_prompts), trainer.args)
-        count = len(rows) if hasattr(rows, "__len__") else None
-        took = estimate_time(trainer.args, measure(trainer), num_rows=count)
-        return diagnosis, [*took.rows(), ("peak memory so far", _peak(trainer.args.device.type))]
+    looked_at = 0 if held_out is None else sum(1 for _ in islice(held_out, recipe.eval_rows))
+    return estimate_time(
+        trainer.args,
+        measure(trainer),
+        num_rows=len(rows) if hasattr(rows, "__len__") else None,
+        evaluation_completions=2 * looked_at * recipe.eval_samples,
+    )
 
 
 def _peak(device: str) -> str:

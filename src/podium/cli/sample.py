@@ -33,7 +33,7 @@ def sample(
     from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "sample")
-    with opened(path, overrides) as (recipe, trainer, rows):
+    with opened(path, overrides) as (recipe, trainer, rows, _):
         prepare_output()
         scored = trainer.generate_completions(list(itertools.islice(rows, num_prompts)))
         if html:
@@ -52,8 +52,8 @@ def sample(
 
 
 @contextlib.contextmanager
-def opened(path: str, overrides: Mapping[str, Any]) -> Iterator[tuple[Recipe, GRPOTrainer, Any]]:
-    """A recipe, its trainer and its training rows; what the Trainer writes is thrown away."""
+def opened(path: str, overrides: Mapping[str, Any]) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
+    """A recipe, its trainer, rows to train on and held-out ones (or None); what the Trainer writes is thrown away."""
     from podium.cli.terminal import quiet
     from podium.data.load import load_data
     from podium.recipe import load
@@ -61,8 +61,8 @@ def opened(path: str, overrides: Mapping[str, Any]) -> Iterator[tuple[Recipe, GR
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
         recipe = load(path, {**overrides, "output_dir": folder, "report_to": "none"})
         quiet()
-        rows, _ = load_data(recipe.data)
-        yield recipe, recipe.trainer(rows, None), rows
+        rows, held_out = load_data(recipe.data)
+        yield recipe, recipe.trainer(rows, None), rows, held_out
 
 
 def tables(scored: list[ScoredGroup], settings: Any) -> list[Table]:

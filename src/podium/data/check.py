@@ -44,7 +44,9 @@ STREAM_ROWS = 100
 """Rows of a stream that are looked at before training. The others are checked when they are drawn."""
 
 TOKENIZED_ROWS = 10_000
-"""Rows whose length is measured before training (seconds of work). The others are measured when they are drawn."""
+"""Prompts that may be too long and are measured before training; more of them are measured when they are drawn."""
+
+_BATCH = 512
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -95,6 +97,7 @@ def find_problems(
     survey = Survey(builder=builder)
     for index, row in enumerate(_rows_with_prompts(dataset)):
         survey.add(index, row, check_row(row, index, chat_template=template))
+    survey.measure()
     findings += survey.findings
     if survey.chat_rows.count and template is None and (tokenizer or builder):
         findings.append(no_template(survey.chat_rows.first[0]))
@@ -312,6 +315,8 @@ class Survey:
     """Prompts over the limit."""
     longest: tuple[int, int] = (0, -1)
     """Tokens of the longest prompt that was measured, and its row."""
+    num_measured: int = 0
+    _waiting: list[tuple[int, Any]] = field(default_factory=list)
 
     def add(self, index: int, row: Any, problem: Finding | None) -> None:
         """One row that was checked; `problem` is what is wrong with it."""
@@ -335,15 +340,27 @@ class Survey:
     def _look_at(self, index: int, prompt: Any) -> None:
         if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
             self.continued_rows.add(index)
-        if self.builder is None or self.num_rows > TOKENIZED_ROWS:
+        if self.builder is None or (self.builder.chat_template is None and not isinstance(prompt, str)):
             return
-        if self.builder.chat_template is None and not isinstance(prompt, str):
+        text = self.builder.rendered(prompt, index)
+        if isinstance(text, Finding):
+            self.findings.append(text)
+        elif self.builder.may_exceed(text) and self.num_measured < TOKENIZED_ROWS:
+            self.num_measured += 1
+            self._waiting.append((index, prompt))
+            if len(self._waiting) == _BATCH:
+                self.measure()
+
+    def measure(self) -> None:
+        """The lengths of the prompts that wait for it: only those whose bytes are more than the limit in tokens."""
+        waiting, self._waiting = self._waiting, []
+        if self.builder is None or not waiting:
             return
-        token_ids = self.builder.tokenize(prompt, index)
-        if isinstance(token_ids, Finding):
-            self.findings.append(token_ids)
-        else:
-            self.measured(index, len(token_ids), self.builder.limit)
+        for (index, _), length in zip(waiting, self.builder.lengths(waiting), strict=True):
+            if isinstance(length, Finding):
+                self.findings.append(length)
+            else:
+                self.measured(index, length, self.builder.limit)
 
 
 def _template(tokenizer: Any, builder: PromptBuilder | None) -> str | None:
@@ -391,7 +408,8 @@ def overlong(survey: Survey, builder: PromptBuilder | None) -> list[Finding]:
     if builder.overlong == "error":
         return [_problem("D014", None, what, builder.cure(tokens))]
     done = {"drop": "left out", "truncate": "cut to the last tokens"}[builder.overlong]
-    return [Finding(code="D014", severity="warning", what=f"{what}; {done}")]
+    fix = builder.wider(tokens) or "shorter prompts"
+    return [Finding(code="D014", severity="warning", what=f"{what}; {done}", fix=fix)]
 
 
 def _too_few(dataset: Any, survey: Survey, num_needed: int | None, name: str) -> list[Finding]:

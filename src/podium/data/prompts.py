@@ -132,7 +132,7 @@ class PromptBuilder:
     def lengths(self, contents: Sequence[tuple[int, str | Sequence[Message]]]) -> list[int | Finding]:
         """Token counts of many checked prompts `(row, content)` in one call of the tokenizer; or what is wrong."""
         plain = [isinstance(content, str) for _, content in contents]
-        texts = [content if isinstance(content, str) else self._rendered(content, row) for row, content in contents]
+        texts = [self.rendered(content, row) for row, content in contents]
         counts: list[int | Finding] = [text if isinstance(text, Finding) else 0 for text in texts]
         for special in (True, False):  # a template writes the special tokens itself
             chosen = [i for i, text in enumerate(texts) if plain[i] is special and not isinstance(text, Finding)]
@@ -142,7 +142,10 @@ class PromptBuilder:
                     counts[i] = len(token_ids) or _no_tokens(contents[i][0])
         return counts
 
-    def _rendered(self, content: Sequence[Message], row_index: int) -> str | Finding:
+    def rendered(self, content: str | Sequence[Message], row_index: int) -> str | Finding:
+        """The text whose tokens are the prompt's, or what the chat template said against it."""
+        if isinstance(content, str):
+            return content
         if self.chat_template is None:
             return no_template(row_index)
         try:
@@ -150,15 +153,23 @@ class PromptBuilder:
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             return _refused(error, row_index)
 
+    def may_exceed(self, text: str) -> bool:
+        """Whether a rendered prompt may have more tokens than the limit, without counting them."""
+        return self.limit is not None and most_tokens(text) + SPECIAL_TOKENS > self.limit
+
     def cure(self, num_tokens: int) -> str:
-        """What to type so that a prompt of `num_tokens` tokens is taken."""
-        options = ['overlong_prompts="drop" leaves such rows out, overlong_prompts="truncate" keeps their last tokens']
+        """What to type so that a prompt of `num_tokens` tokens does not stop the run."""
+        other = 'overlong_prompts="drop" leaves such rows out, overlong_prompts="truncate" keeps their last tokens'
+        return "; ".join(filter(None, [self.wider(num_tokens), other]))
+
+    def wider(self, num_tokens: int) -> str:
+        """What to type so that a prompt of `num_tokens` tokens is taken whole; empty: the model has no room for it."""
         room = self.context_room
         if self.max_prompt_length is not None and (room is None or num_tokens <= room):
-            options.insert(0, f"max_prompt_length={num_tokens} takes it")
-        elif self.context_length is not None and num_tokens < self.context_length:
-            options.insert(0, f"max_completion_length={self.context_length - num_tokens} makes room for it")
-        return "; ".join(options)
+            return f"max_prompt_length={num_tokens} takes it"
+        if self.context_length is not None and num_tokens < self.context_length:
+            return f"max_completion_length={self.context_length - num_tokens} makes room for it"
+        return ""
 
     def _text(self, content: str | Sequence[Message]) -> str:
         return content if isinstance(content, str) else self._apply_template(content, tokenize=False)
@@ -175,6 +186,19 @@ class PromptBuilder:
             what=f"row {row_index}: the prompt has {num_tokens} tokens, but {self.limit_text}",
             fix=self.cure(num_tokens),
         )
+
+
+SPECIAL_TOKENS = 8
+"""More than a tokenizer puts around a text."""
+
+
+def most_tokens(text: str) -> int:
+    """No tokenizer makes more tokens than there are bytes.
+
+    >>> most_tokens("2+2="), most_tokens("\u00e9")
+    (4, 4)
+    """
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 def _refused(error: Exception, row_index: int) -> Finding:

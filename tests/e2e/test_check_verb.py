@@ -1,0 +1,85 @@
+"""`podium check` as it is typed, on the built-in model: `--json`, `--rollouts`, and beside a trainer that lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import podium
+from podium.testing import save_tiny_model
+
+RECIPE = """\
+model: builtin:smollm2-135m-instruct
+dataset: builtin:additions
+rewards: [answer_format, answer_correct]
+per_device_train_batch_size: 8
+num_generations: 4
+max_completion_length: 8
+max_steps: 1
+learning_rate: 1e-5
+use_cpu: true
+"""
+
+
+def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    (folder / "run.yaml").write_text(RECIPE)
+    command = [sys.executable, "-m", "podium", "check", "run.yaml", *flags]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_as_json(tmp_path: Path) -> None:
+    """Two groups of four by the real model: findings of both halves, and the numbers."""
+    done = run(tmp_path, "--rollouts", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert {"C029", "D040", "R009"} <= {each["code"] for each in made["findings"]}
+    assert all(set(each) == {"code", "severity", "what", "why", "fix", "step"} for each in made["findings"])
+    rollouts = made["rollouts"]
+    assert (rollouts["num_prompts"], rollouts["num_completions"]) == (2, 8)
+    assert [reward["name"] for reward in rollouts["rewards"]] == ["answer_format", "answer_correct"]
+    assert 1 <= rollouts["tokens"][0] <= rollouts["tokens"][2] <= 8
+    assert rollouts["generate_seconds"] > 0
+
+
+def test_a_mistake_as_json(tmp_path: Path) -> None:
+    done = run(tmp_path, "--json", "--temperature", "0")
+    assert done.returncode == 1
+    [error] = [each for each in json.loads(done.stdout)["findings"] if each["severity"] == "error"]
+    assert (error["code"], error["fix"]) == ("C016", "temperature: 1.0")
+    assert error["what"].startswith("--temperature: ")
+
+
+def test_rollouts_as_tables(tmp_path: Path) -> None:
+    done = run(tmp_path, "--rollouts", "2")
+    assert done.returncode == 0, done.stderr
+    for words in ("answer_format", "groups with spread", "nats a token", "note[R009] 2 groups of 4", "one step"):
+        assert words in done.stdout, done.stdout
+
+
+def test_a_living_trainer_is_not_disturbed(make_trainer: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
+    """accelerate's state, environment and random numbers are the process's; a check borrows them."""
+    checked, alone = make_trainer(), make_trainer()
+    model = save_tiny_model(tmp_path / "model")
+    environment, numbers = dict(os.environ), torch.get_rng_state()
+    drawn = np.random.get_state()[1].copy()
+    found = podium.check(model, lambda completions, **_: [0.0] * len(completions), None, [{"prompt": "1+1="}] * 64)
+    (tmp_path / "run.yaml").write_text(RECIPE + "env: {PODIUM_TEST_VARIABLE: 1}\n")
+    found += podium.check(tmp_path / "run.yaml")
+    assert [each.code for each in found if each.severity == "error"] == ["D015"], "the first has no room for prompts"
+    assert dict(os.environ) == environment
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert np.array_equal(np.random.get_state()[1], drawn)
+    assert checked.accelerator.num_processes == 1
+    checked.train()
+    alone.train()
+    assert checked.state.global_step == 2
+    for one, other in zip(checked.model.parameters(), alone.model.parameters(), strict=True):
+        assert one.equal(other)
