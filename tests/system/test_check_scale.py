@@ -51,9 +51,23 @@ def row(number: int, padding: str) -> str:
     return json.dumps({"prompt": f"{number} + 1 = ", "answer": str(number + 1), "source": padding}) + "\n"
 
 
-def test_ten_thousand_rows_in_two_seconds(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("".join(row(number, "x" * 100) for number in range(10_000)))
-    result = measured(tmp_path, save_tiny_model(tmp_path / "model"))
+QUESTION = "Weng earns $12 an hour for babysitting. Yesterday she did {} minutes of it. How much did she earn?"
+
+
+def chat_row(number: int) -> str:
+    """A conversation of some fifty tokens with the template around it."""
+    message = {"role": "user", "content": QUESTION.format(number)}
+    return json.dumps({"prompt": [message], "answer": str(number / 5)}) + "\n"
+
+
+@pytest.mark.parametrize("kind", ["tiny", "builtin"])
+def test_ten_thousand_rows_in_two_seconds(tmp_path: Path, kind: str) -> None:
+    """The built-in model's tokenizer on conversations, template rendered; the tiny one on plain text."""
+    real = kind == "builtin"
+    lines = (chat_row(number) if real else row(number, "x" * 100) for number in range(10_000))
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    model = "builtin:smollm2-135m-instruct" if real else save_tiny_model(tmp_path / "model")
+    result = measured(tmp_path, model)
     assert result["what"]["D040"].startswith("rows.jsonl: 10,000 rows")  # type: ignore[index]
     assert result["cpu_seconds"] < 2  # type: ignore[operator]
 
