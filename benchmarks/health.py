@@ -4,9 +4,10 @@
     python -m benchmarks.health healthy-1 leak        # some of them
     python -m benchmarks.health --replay              # the table alone, from the folders of earlier runs
 
-Each run is GRPO on `builtin:additions`, a dozen steps of 4 prompts x 8 completions of 16 tokens. Healthy runs differ in
-seed, loss, temperature and in whether an adapter is trained; each planted failure changes one thing and names the code
-that has to come first in `podium doctor`.
+Each run is GRPO on `builtin:additions`. Healthy runs are 16 steps of the quickstart's shape (8 prompts x 8 completions
+of 16 tokens) and differ in seed, loss, temperature and in whether an adapter is trained; the table shows that their
+answers do become right. Planted failures are 8 steps of 4 prompts x 8, change one thing each, and name the code that
+has to come first in `podium doctor`. The limits of the detectors were set on runs of other seeds (1 to 8).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 RESULTS = Path(__file__).parent / "results" / "health.json"
 STEPS = 8
 """Of a planted failure; healthy runs go on for longer, as a false alarm needs time."""
-HEALTHY_STEPS = 12
+HEALTHY_STEPS = 16
 
 
 # ---- rewards that are wrong ----
@@ -117,14 +118,15 @@ def usual() -> list[Any]:
 
 
 RUNS: Mapping[str, Planned] = {
-    **{f"healthy-{seed}": Planned(settings={"seed": seed}) for seed in (1, 2, 3)},
+    **{f"healthy-{seed}": Planned(settings={"seed": seed}) for seed in (11, 12, 13)},
     **{
-        f"healthy-lora-{seed}": Planned(settings={"seed": seed, "learning_rate": 3e-4}, lora=True) for seed in (1, 2, 3)
+        f"healthy-lora-{seed}": Planned(settings={"seed": seed, "learning_rate": 3e-4}, lora=True)
+        for seed in (11, 12, 13)
     },
-    "healthy-grpo": Planned(settings={"seed": 5, "loss_type": "grpo", "temperature": 1.2}),
-    "healthy-kl": Planned(settings={"seed": 6, "beta": 0.04, "learning_rate": 1e-5}),
-    "healthy-dr-grpo": Planned(settings={"seed": 7, "loss_type": "dr_grpo", "scale_rewards": "none"}),
-    "healthy-two-iterations": Planned(settings={"seed": 8, "num_iterations": 2}),
+    "healthy-grpo": Planned(settings={"seed": 15, "loss_type": "grpo", "temperature": 1.2}),
+    "healthy-kl": Planned(settings={"seed": 16, "beta": 0.04, "learning_rate": 1e-5}),
+    "healthy-dr-grpo": Planned(settings={"seed": 17, "loss_type": "dr_grpo", "scale_rewards": "none"}),
+    "healthy-two-iterations": Planned(settings={"seed": 18, "num_iterations": 2}),
     "constant reward": Planned(first="M102", rewards=lambda: [constant]),
     "reward that never fires": Planned(first="M103", rewards=lambda: [valid_json]),
     "learning rate x100": Planned(first="M136", settings={"learning_rate": 3e-3}),
@@ -158,16 +160,18 @@ def run(name: str, folder: Path) -> None:
     planned = RUNS[name]
     KEPT.clear()
     settings = {
-        "per_device_train_batch_size": 32,
+        "per_device_train_batch_size": 32 if planned.first else 64,
         "num_generations": 8,
         "max_completion_length": 16,
         "temperature": 1.3,
         "loss_type": "dapo",
         "learning_rate": 3e-5,
-        "lr_scheduler_type": "constant",
+        "lr_scheduler_type": "constant" if planned.first else "linear",
         "adam_beta2": 0.99,
         "max_steps": planned.steps or (STEPS if planned.first else HEALTHY_STEPS),
-        "seed": 1,
+        "seed": 14,
+        # It would stop some of the planted failures before their first step.
+        "prove_first_batch": planned.first is None,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
@@ -210,12 +214,19 @@ def verdict(name: str, folder: Path) -> dict[str, Any]:
         "first": first,
         "found_at_step": None if found is None else found.first_step,
         "steps": len(report.history),
+        "right_answers": [_right_answers(report.history[:3]), _right_answers(report.history[-3:])],
         "errors": levels.count("error"),
         "warnings": levels.count("warning"),
         "said": [f"{c.finding.severity} {c.finding.code} (step {c.first_step})" for c in conditions],
         "overhead": round(float(np.median(overhead)), 4) if overhead else None,
         "right": first == expected if expected else levels.count("error") == 0 and levels.count("warning") <= 1,
     }
+
+
+def _right_answers(steps: Sequence[Any]) -> float | None:
+    """Share of completions over some steps; None: another reward was given."""
+    values = [each.values.get("rewards/answer_correct/mean") for each in steps]
+    return None if None in values or not values else round(float(np.mean(values)), 2)
 
 
 def table(verdicts: Sequence[Mapping[str, Any]]) -> str:
@@ -231,11 +242,12 @@ def table(verdicts: Sequence[Mapping[str, Any]]) -> str:
         f"{len(healthy)} healthy runs of {steps} steps: {errors} errors, {warnings} warnings, at most {most} a run.",
         f"{len(planted)} planted failures: {first} named first. Recording and monitors: {100 * share:.1f} % of a step.",
         "",
-        "| run | expected | first | at step | all that was said |",
-        "|---|---|---|---|---|",
+        "| run | expected | first | at step | right answers, first and last 3 steps | all that was said |",
+        "|---|---|---|---|---|---|",
     ]
     for each in verdicts:
-        cells = (each["expected"] or "nothing", each["first"] or "nothing", each["found_at_step"] or "")
+        right = "" if None in each["right_answers"] else "{} to {}".format(*each["right_answers"])
+        cells = (each["expected"] or "nothing", each["first"] or "nothing", each["found_at_step"] or "", right)
         lines.append(f"| {each['run']} | {' | '.join(map(str, cells))} | {'; '.join(each['said'])} |")
     return "\n".join(lines)
 

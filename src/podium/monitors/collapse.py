@@ -17,21 +17,21 @@ def spread_vanishes(sight: Sight) -> Symptom | None:
     if len(spread) < 12 or mean(spread[:5]) <= 1e-9 or mean(spread[-5:]) > 0.1 * mean(spread[:5]):
         return None
     reward = sight.series("reward")
-    better = mean(reward[-5:]) > mean(reward[:5])
+    low, high = sight.extremes
+    solved = mean(reward[-5:]) > mean(reward[:5]) and not mean(reward[-5:]) < high - 0.2 * (high - low)
     return Symptom(
-        severity="note" if better else "warning",
+        severity="note" if solved else "warning",
         what=f"reward_std fell from {mean(spread[:5]):.3f} to {mean(spread[-5:]):.3f}, while the reward went from "
         f"{mean(reward[:5]):.3f} to {mean(reward[-5:]):.3f}.",
-        why="The prompts are solved." if better else "Completions have become alike, without becoming better.",
-        fix="Use harder prompts." if better else "Lower learning_rate; raise temperature or epsilon_high.",
+        why="The prompts are solved." if solved else "Completions have become alike before they became good.",
+        fix="Use harder prompts." if solved else "Lower learning_rate; raise temperature or epsilon_high.",
     )
 
 
-def duplicates_of(view: RoundView) -> float:
-    """Share of duplicates in groups that are not all at the round's highest reward: where the answer is known, all may
-    well say the same.
+def duplicates_of(view: RoundView, top: float) -> float:
+    """Share of duplicates in groups that are not all at the highest reward: where the answer is known, all may well say
+    the same.
     """
-    top = np.nanmax(view.reward_PG) if np.isfinite(view.reward_PG).any() else np.nan
     unsolved = [not (flat and high >= top and high > 0) for flat, high in zip(view.is_flat_P, _tops(view), strict=True)]
     texts = [texts_G for texts_G, counts in zip(view.texts_PG, unsolved, strict=True) if counts]
     repeated = sum(len(x) - len({" ".join(text.split()).casefold() for text in x}) for x in texts)
@@ -44,7 +44,8 @@ def _tops(view: RoundView) -> np.ndarray:
 
 def duplicates(sight: Sight) -> Symptom | None:
     """M122: the completions of a group say the same."""
-    shares = [duplicates_of(view) for view in sight.rounds[-3:]]
+    _, top = sight.extremes
+    shares = [duplicates_of(view, top) for view in sight.rounds[-3:]]
     if len(shares) < 3 or min(shares) < 0.85:
         return None
     reward = sight.series("reward")

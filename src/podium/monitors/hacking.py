@@ -50,24 +50,29 @@ def held_back_falls(sight: Sight) -> Symptom | None:
     return None
 
 
+LEAST_GROUPS = 8
+"""Groups with spread before length is held against a reward: in fewer, one odd completion makes the correlation."""
+
+
 def pays_for_length(sight: Sight) -> Symptom | None:
     """M152: within groups, reward is length."""
     rounds = sight.rounds[-8:]
     if len(rounds) < 3 or np.mean(np.concatenate([view.truncated_PG.reshape(-1) for view in rounds])) > 0.95:
         return None
-    reward = np.concatenate([view.within(view.reward_PG) for view in rounds])
-    if np.isfinite(reward).sum() < 64:
+    spread = [(view, p) for view in rounds for p in np.flatnonzero(~view.is_flat_P)]
+    if len(spread) < LEAST_GROUPS:
         return None
-    lengths = {
-        "characters": np.concatenate([view.within(view.characters_PG) for view in rounds]),
-        "tokens": np.concatenate([view.within(view.tokens_PG) for view in rounds]),
+    found = {
+        "characters": [correlation(view.characters_PG[p], view.reward_PG[p]) for view, p in spread],
+        "tokens": [correlation(view.tokens_PG[p], view.reward_PG[p]) for view, p in spread],
     }
-    unit, r = max(((unit, correlation(x, reward)) for unit, x in lengths.items()), key=lambda pair: abs(pair[1]))
+    unit, r = max(((unit, float(np.median(each))) for unit, each in found.items()), key=lambda pair: abs(pair[1]))
     if abs(r) < 0.9:
         return None
     return Symptom(
         severity="error" if abs(r) > 0.95 else "warning",
-        what=f"Reward is length: correlation {r:.2f} with the number of {unit} within groups, in {len(rounds)} rounds.",
+        what=f"Reward is length: in the middle one of {len(spread)} groups it correlates {r:.2f} with the number of "
+        f"{unit}, over {len(rounds)} rounds.",
         why=f"{'Longer' if r > 0 else 'Shorter'} completions are paid whatever they say, so that is what is learnt.",
         fix="Score the content; if length matters, cap it: give nothing beyond what a good answer needs.",
     )

@@ -167,6 +167,8 @@ class Sight:
     """The latest generation rounds, the last is the newest. Empty for logs of numbers."""
     visits: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By prompt: the group's lowest and highest reward at each visit, `low, high, low, high, ...`."""
+    extremes: tuple[float, float] = (math.nan, math.nan)
+    """The lowest and the highest reward that any completion has had so far; NaN for logs of numbers."""
     settings: RunSettings = field(default_factory=RunSettings)
 
     @property

@@ -19,7 +19,7 @@ def no_signal(sight: Sight) -> Symptom | None:
     shares = sight.series("frac_reward_zero_std", last=5)
     if len(shares) < 3 or not mean(shares) >= 0.8:
         return None
-    wrong, right = _split(sight.rounds[-5:])
+    wrong, right = _split(sight.rounds[-5:], *sight.extremes)
     cure = {
         "wrong": "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations",
         "right": "use harder prompts; the model has learnt what these can teach",
@@ -33,14 +33,11 @@ def no_signal(sight: Sight) -> Symptom | None:
     )
 
 
-def _split(rounds: Sequence[RoundView]) -> tuple[float, float]:
-    """Shares of flat groups that lie in the lower and in the upper half of all rewards seen."""
-    every = np.concatenate([view.reward_PG.reshape(-1) for view in rounds]) if rounds else np.zeros(0)
-    every = every[np.isfinite(every)]
+def _split(rounds: Sequence[RoundView], low: float, high: float) -> tuple[float, float]:
+    """Shares of flat groups that lie in the lower and in the upper half of all rewards ever seen."""
     flat = [x for view in rounds for x in np.nanmean(view.reward_PG[view.is_flat_P], axis=1)]
-    if not flat or not len(every):
+    if not flat or not np.isfinite(low):
         return 0.0, 0.0
-    low, high = float(every.min()), float(every.max())
     if high - low < 1e-9:  # nothing to compare with: only zeros can be called wrong
         return float(high == 0), 0.0
     right = float(np.mean([x >= (low + high) / 2 for x in flat]))
@@ -269,7 +266,7 @@ def stuck_prompts(sight: Sight) -> Symptom | None:
     seen = {prompt: x for prompt, x in sight.visits.items() if len(x) >= 6}
     if len(seen) < 8:
         return None
-    low, high = min(map(min, seen.values())), max(map(max, seen.values()))
+    low, high = sight.extremes
     if high - low < 1e-9:
         return None
     never = [prompt for prompt, x in seen.items() if max(x) <= low + 1e-9]

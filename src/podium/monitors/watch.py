@@ -57,13 +57,20 @@ class Watch:
         self._history: list[StepMetrics] = []
         self._rounds: deque[RoundView] = deque(maxlen=ROUNDS)
         self._visits: dict[str, list[float]] = {}
+        self._extremes = (math.nan, math.nan)
 
     def step(self, metrics: StepMetrics, rounds: Iterable[Mapping[str, Sequence[Any]]] = ()) -> list[Finding]:
         """What is new after a step; `rounds` are the tables of the generation rounds drawn for it."""
         self._history.append(metrics)
         for columns in rounds:
             self._add_round(round_view(columns))
-        sight = Sight(history=self._history, rounds=tuple(self._rounds), visits=self._visits, settings=self.settings)
+        sight = Sight(
+            history=self._history,
+            rounds=tuple(self._rounds),
+            visits=self._visits,
+            extremes=self._extremes,
+            settings=self.settings,
+        )
         looked = ((code, rule.look(sight)) for code, rule in DETECTORS.items() if code not in self.ignored)
         said = [self._note(code, symptom, metrics.step) for code, symptom in looked if symptom is not None]
         return sorted((finding for finding in said if finding is not None), key=rank)
@@ -78,6 +85,9 @@ class Watch:
         self._rounds.append(view)
         for prompt, reward_G in zip(view.prompts_P, view.reward_PG, strict=True):
             known = reward_G[~np.isnan(reward_G)]
+            if len(known):
+                low, high = self._extremes
+                self._extremes = float(np.fmin(low, known.min())), float(np.fmax(high, known.max()))
             if len(known) and (prompt in self._visits or len(self._visits) < VISITS):
                 self._visits.setdefault(prompt, []).extend((float(known.min()), float(known.max())))
 
