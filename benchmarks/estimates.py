@@ -108,7 +108,7 @@ def memory(names: Sequence[str]) -> bool:
     return good
 
 
-def quickstart(flags: Sequence[str]) -> dict[str, float]:
+def quickstart(flags: Sequence[str]) -> dict[str, Any]:
     """Estimate on a trainer of its own, then the run: seconds of the steps and of both looks at held-out prompts."""
     from podium.cli.rollouts import estimated
     from podium.cli.words import recipe_and_flags
