@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["healthy-1", "NaN gradient", "reward with flipped sign", "adapter frozen"])
+@pytest.mark.parametrize("name", ["healthy-11", "NaN gradient", "reward with flipped sign", "adapter frozen"])
 def test_the_doctor_is_right(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
     found = verdict(name, tmp_path)
