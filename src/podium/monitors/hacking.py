@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
-from podium.monitors.sight import Sight
+from podium.monitors.sight import RoundView, Sight
 from podium.monitors.symptom import Symptom, correlation, mean, percent, trend
 
 WORDS = re.compile(r"[^\W\d_]{2,}")
@@ -50,8 +51,10 @@ def held_back_falls(sight: Sight) -> Symptom | None:
     return None
 
 
-LEAST_GROUPS = 8
-"""Groups with spread before length is held against a reward: in fewer, one odd completion makes the correlation."""
+LEAST_GROUPS, LEAST_LENGTHS = 8, 4
+"""Groups, and different lengths in each, before length is held against a reward: in a group of equals, one odd
+completion makes any correlation.
+"""
 
 
 def pays_for_length(sight: Sight) -> Symptom | None:
@@ -59,23 +62,33 @@ def pays_for_length(sight: Sight) -> Symptom | None:
     rounds = sight.rounds[-8:]
     if len(rounds) < 3 or np.mean(np.concatenate([view.truncated_PG.reshape(-1) for view in rounds])) > 0.95:
         return None
-    spread = [(view, p) for view in rounds for p in np.flatnonzero(~view.is_flat_P)]
-    if len(spread) < LEAST_GROUPS:
-        return None
     found = {
-        "characters": [correlation(view.characters_PG[p], view.reward_PG[p]) for view, p in spread],
-        "tokens": [correlation(view.tokens_PG[p], view.reward_PG[p]) for view, p in spread],
+        "characters": _along([(view.characters_PG, view) for view in rounds]),
+        "tokens": _along([(view.tokens_PG, view) for view in rounds]),
     }
-    unit, r = max(((unit, float(np.median(each))) for unit, each in found.items()), key=lambda pair: abs(pair[1]))
+    telling = {unit: each for unit, each in found.items() if len(each) >= LEAST_GROUPS}
+    if not telling:
+        return None
+    unit, r = max(((unit, float(np.median(each))) for unit, each in telling.items()), key=lambda pair: abs(pair[1]))
     if abs(r) < 0.9:
         return None
     return Symptom(
         severity="error" if abs(r) > 0.95 else "warning",
-        what=f"Reward is length: in the middle one of {len(spread)} groups it correlates {r:.2f} with the number of "
+        what=f"Reward is length: in the median of {len(telling[unit])} groups it correlates {r:.2f} with the number of "
         f"{unit}, over {len(rounds)} rounds.",
         why=f"{'Longer' if r > 0 else 'Shorter'} completions are paid whatever they say, so that is what is learnt.",
         fix="Score the content; if length matters, cap it: give nothing beyond what a good answer needs.",
     )
+
+
+def _along(rounds: Sequence[tuple[np.ndarray, RoundView]]) -> list[float]:
+    """The correlation of reward and length in every group that has a spread of both."""
+    return [
+        correlation(length_G, reward_G)
+        for length_PG, view in rounds
+        for length_G, reward_G, flat in zip(length_PG, view.reward_PG, view.is_flat_P, strict=True)
+        if not flat and len(np.unique(length_G)) >= LEAST_LENGTHS
+    ]
 
 
 def pays_for_a_phrase(sight: Sight) -> Symptom | None:
