@@ -29,6 +29,7 @@ from podium.losses import OBJECTIVES
 from podium.metrics import METRICS
 from podium.recipe import load
 from podium.rewards import LIBRARY, _settings
+from podium.rules import codes
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(podium.__file__).parent
@@ -236,6 +237,23 @@ def test_the_readme_leads_to_every_verb() -> None:
 def test_every_page_is_in_the_index() -> None:
     listed = re.findall(r"\]\(([\w-]+\.md)\)", BY_NAME["index.md"])
     assert sorted(listed) == sorted(page.name for page in DOCS[2:] if page.name != "index.md")
+
+
+@pytest.mark.parametrize("page", BY_NAME)
+def test_json_is_only_promised_where_it_is(page: str) -> None:
+    has_json = set(re.findall(r"^\| `podium ([\w ]+)` .*\| yes \|$", commands(), re.MULTILINE))
+    for verb in re.findall(r"podium ((?:rewards )?\w+)[^`\n]*--json", BY_NAME[page]):
+        assert verb in has_json, f"{page}: podium {verb} --json"
+
+
+def test_the_skill_says_what_every_family_of_findings_asks_for() -> None:
+    """Each code is in one row of the table, and no row is empty."""
+    table = BY_NAME["SKILL.md"].split("## What the findings ask for")[1]
+    rows = re.findall(r"^\| ([A-Z]\d*)(?: to ([A-Z]\d+))? \|", table, re.MULTILINE)
+    ranges = [(low, high or low + "\uffff") for low, high in rows]
+    found = [[code for code in codes() if low <= code <= high] for low, high in ranges]
+    assert all(found), "a row without a code"
+    assert sorted(code for row in found for code in row) == sorted(codes())
 
 
 # ---- rooms ----
