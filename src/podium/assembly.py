@@ -434,3 +434,13 @@ def _engine(
         return TransformersEngine(policy, tokenizer, path=path, tokens_per_pack=tokens_per_pack, precision=precision)
     sampling = precision.sampling if isinstance(precision, ProductPrecision) else precision
     return LiveEngine(policy, tokenizer, precision=sampling)
+
+
+def engine_for(
+    args: GRPOConfig, config: PretrainedConfig, policy: nn.Module, tokenizer: PreTrainedTokenizerBase
+) -> RolloutEngine:
+    """The engine with which a run of these arguments samples, for a policy that is not trained."""
+    path, _ = choose_path(policy)
+    precision = _precision(args, policy)
+    tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args, precision)
+    return _engine(args, policy, tokenizer, path, tokens_per_pack, precision)

@@ -330,9 +330,18 @@ def actions(given: Any) -> dict[str, str]:
 
 
 def sampling_settings(
-    args: GRPOConfig, end_ids: frozenset[int], *, num_completions: int, round_number: int, greedy: bool = False
+    args: GRPOConfig,
+    end_ids: frozenset[int],
+    *,
+    num_completions: int,
+    round_number: int,
+    greedy: bool = False,
+    temperature: float | None = None,
 ) -> SamplingSettings:
-    """How one generation round is sampled. `generation_kwargs` overrides the named arguments, as in TRL."""
+    """How one generation round is sampled. `generation_kwargs` overrides the named arguments, as in TRL.
+
+    `temperature` is the training's unless given.
+    """
     named = {
         "temperature": args.temperature,
         "top_p": args.top_p,
@@ -349,6 +358,8 @@ def sampling_settings(
         end_ids = frozenset([ids] if isinstance(ids, int) else ids)
     greedy = extra.pop("do_sample", True) is False or greedy
     named.update({name: extra.pop(name) for name in list(named) if extra.get(name) is not None})
+    if temperature is not None:
+        named["temperature"] = temperature
     if args.cache_implementation is not None:
         extra["cache_implementation"] = args.cache_implementation
     return SamplingSettings(

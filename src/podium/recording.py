@@ -92,8 +92,8 @@ def _group_rows(
         "prompt_id": [prompt.id] * count,
         "row": [prompt.row] * count,
         "completion_index": list(range(count)),
-        "prompt": [_utf8(prompt.text)] * count,
-        "completion": [_utf8(completion.text) for completion in completions],
+        "prompt": [utf8(prompt.text)] * count,
+        "completion": [utf8(completion.text) for completion in completions],
         "num_prompt_tokens": [len(prompt.token_ids)] * count,
         "num_tokens": [len(completion.token_ids) for completion in completions],
         "finish": [completion.finish for completion in completions],
@@ -113,7 +113,7 @@ def _gold(columns: Mapping[str, Any]) -> str | None:
     return text if 0 < len(text) <= 64 else None
 
 
-def _utf8(text: str) -> str:
+def utf8(text: str) -> str:
     """Lone surrogates cannot be written."""
     return text.encode("utf-8", "replace").decode("utf-8")
 

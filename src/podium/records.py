@@ -161,3 +161,15 @@ class StepMetrics:
 
 Columns = Mapping[str, Sequence[Any]]
 """Dataset columns, one value per completion, as reward functions see them."""
+
+
+def last_user_turn(content: str | Sequence[Message]) -> str:
+    """What a prompt asks: its last user message, or all of a plain one.
+
+    >>> last_user_turn([{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "It is"}])
+    '1+1?'
+    """
+    if isinstance(content, str):
+        return content
+    turns = [message for message in content if message.get("role") == "user"] or list(content)
+    return str(turns[-1].get("content", ""))

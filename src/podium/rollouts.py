@@ -104,10 +104,13 @@ class Rollouts:
         """Groups of completions with what every reward function says about them."""
         mode: Mode = "eval" if round_number == EVALUATION else "train"
         settings = sampling_settings(
-            self.args, self.parts.end_ids, num_completions=num_generations, round_number=round_number, greedy=greedy
+            self.args,
+            self.parts.end_ids,
+            num_completions=num_generations,
+            round_number=round_number,
+            greedy=greedy,
+            temperature=temperature,
         )
-        if temperature is not None:
-            settings = dataclasses.replace(settings, temperature=temperature)
         with self.timed("generate_seconds", mode):
             groups = self.parts.engine.generate(prompts, settings, policy_step=self.trainer.state.global_step)
         with self.timed("reward_seconds", mode):

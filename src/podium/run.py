@@ -139,7 +139,7 @@ class Run:
 
     @cached_property
     def evaluations(self) -> dict[str, dict[str, Any]]:
-        """Held-out results by name, `before` and `after`."""
+        """Held-out results by name: `before`, `after`, their `comparison`, and what `podium eval` has added."""
         return {path.stem: _json(path) for path in sorted((self.folder / EVALUATION).glob("*.json"))}
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from podium.advantages import combine
 from podium.config import GRPOConfig, sampling_settings
 from podium.evaluation import accuracy_name
-from podium.evaluation.held_out import RIGHT
+from podium.evaluation.measured import RIGHT
 from podium.records import Finding, ScoredGroup
 from podium.rewards.score import score
 

@@ -11,7 +11,9 @@ import typer
 
 from podium.cli.chat import chat
 from podium.cli.check import check
+from podium.cli.compare import compare
 from podium.cli.doctor import doctor
+from podium.cli.eval import evaluate
 from podium.cli.explain import explain
 from podium.cli.recipes import recipes
 from podium.cli.report import report
@@ -28,6 +30,8 @@ INTERRUPTED = 130
 ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Any key of a recipe is a flag; `podium.recipe.flags` reads them."""
 RECIPE = "RECIPE [OPTIONS] [--ANY_KEY VALUE]..."
+MODEL = "MODEL_OR_RUN [OPTIONS] [--ANY_KEY VALUE]..."
+MODELS = "A [B] [OPTIONS] [--ANY_KEY VALUE]..."
 
 
 def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
@@ -58,6 +62,8 @@ app = typer.Typer(
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(train))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(check))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))
+app.command("eval", context_settings=ANY_FLAG, options_metavar=MODEL)(_guarded(evaluate))
+app.command(context_settings=ANY_FLAG, options_metavar=MODELS)(_guarded(compare))
 app.command()(_guarded(chat))
 app.command()(_guarded(recipes))
 app.command()(_guarded(doctor))

@@ -46,11 +46,10 @@ def shown(text: str) -> Text:
 
 
 def last_user_turn(content: Any) -> str:
-    """What a prompt asks: its last user message, or all of a plain one."""
-    if isinstance(content, str):
-        return clean(content)
-    turns = [message for message in content if message.get("role") == "user"] or list(content)
-    return clean(str(turns[-1].get("content", "")))
+    """What a prompt asks, for the terminal."""
+    from podium.records import last_user_turn
+
+    return clean(last_user_turn(content))
 
 
 class _Notes(logging.Handler):

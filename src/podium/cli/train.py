@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from podium.evaluation import HeldOut
+    from podium.evaluation import HeldOut, Measured
     from podium.recipe import Recipe
+    from podium.records import ScoredGroup
     from podium.trainer import GRPOTrainer
 
 STOPPED = 3
@@ -73,9 +74,7 @@ def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
     trainer.save_model(arguments.output_dir)
     after = _look(recipe, trainer, held_out, say, "after") if before is not None else None
     if before is not None and after is not None and trainer.is_world_process_zero():
-        from podium.cli.comparison import show_comparison
-
-        show_comparison(console, before, after, EXAMPLES)
+        _compare(console, Path(arguments.output_dir), before, after)
     say(_closing(trainer, trained, time.perf_counter() - started, arguments.output_dir))
     if trainer.is_world_process_zero():
         say(report_of_finished_run(str(arguments.output_dir)))
@@ -126,24 +125,87 @@ def _silence(trainer: GRPOTrainer) -> None:
         trainer.remove_callback(callback)
 
 
-def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> HeldOut:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """One look at held-out prompts."""
+
+    numbers: HeldOut
+    measured: Measured
+    groups: list[ScoredGroup]
+
+
+def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> _Looked:
     """Sample every held-out prompt several times, score, and keep the numbers in the run's folder."""
-    from podium.evaluation import accuracy_name, numbers, summarize
-    from podium.run import EVALUATION
+    from podium.evaluation import accuracy_name, measure, numbers, summarize
 
     rows = list(itertools.islice(held_out, recipe.eval_rows))
     say(f"{when} training: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
-    scored = trainer.generate_completions(
+    groups = trainer.generate_completions(
         rows, num_generations=recipe.eval_samples, temperature=recipe.eval_temperature
     )
-    accuracy = recipe.accuracy or accuracy_name(scored[0].names_K)
-    looked = summarize(scored, trainer.parts.advantage.weights_K, accuracy)
+    accuracy = recipe.accuracy or accuracy_name(groups[0].names_K)
+    measured = measure(groups, trainer.parts.advantage.weights_K, accuracy)
+    looked = summarize(measured)
     if trainer.is_world_process_zero():
-        folder = Path(trainer.args.output_dir) / EVALUATION
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"temperature": recipe.eval_temperature, **numbers(looked)}, indent=1)
-        (folder / f"{when}.json").write_text(text + "\n", encoding="utf-8")
-    return looked
+        _keep(recipe, trainer, measured, groups, {"temperature": recipe.eval_temperature, **numbers(looked)}, when)
+    return _Looked(numbers=looked, measured=measured, groups=groups)
+
+
+def _keep(
+    recipe: Recipe,
+    trainer: GRPOTrainer,
+    measured: Measured,
+    groups: list[ScoredGroup],
+    contents: dict[str, Any],
+    when: str,
+) -> None:
+    """Numbers and completions in the run's folder, as `podium eval` writes them."""
+    from podium.cli.targets import held_out_name
+    from podium.config import sampling_settings
+    from podium.evaluation.evaluate import how
+    from podium.evaluation.saved import Settings, Writer, write_json
+    from podium.rollouts import EVALUATION as EVALUATION_ROUND
+    from podium.run import EVALUATION
+
+    folder = Path(trainer.args.output_dir)
+    sampling = sampling_settings(
+        trainer.args,
+        trainer.parts.end_ids,
+        num_completions=recipe.eval_samples,
+        round_number=EVALUATION_ROUND,
+        temperature=recipe.eval_temperature,
+    )
+    settings = Settings(
+        model=f"{folder.resolve().name}, {when}",
+        data=held_out_name(recipe.data),
+        names=measured.names_K,
+        weights=tuple(map(float, measured.weights_K)),
+        accuracy=measured.accuracy,
+        products=_products(trainer),
+        **how(sampling, trainer.parts.engine),
+    )
+    with Writer(folder / EVALUATION / f"{when}.parquet", settings) as writer:
+        writer.add(groups)
+    write_json(folder / EVALUATION / f"{when}.json", contents)
+
+
+def _products(trainer: GRPOTrainer) -> str:
+    """The precision of matrix products on a CPU."""
+    rounded = getattr(trainer.parts.precision, "enabled", None)
+    return "" if rounded is None else "bfloat16" if rounded else "float32"
+
+
+def _compare(console: Any, folder: Path, before: _Looked, after: _Looked) -> None:
+    """Before and after on the same prompts: shown, with a verdict, and kept in the run's folder."""
+    from podium.cli.comparison import show_comparison
+    from podium.evaluation import compare, numbers
+    from podium.evaluation.saved import write_json
+    from podium.run import EVALUATION
+
+    found = compare(before.measured, after.measured, names=("before", "after"))
+    write_json(folder / EVALUATION / "comparison.json", numbers(found))
+    looks, groups = (before.numbers, after.numbers), (before.groups, after.groups)
+    show_comparison(console, looks, groups, found.verdict, EXAMPLES)
 
 
 def _closing(trainer: GRPOTrainer, trained: float, total: float, folder: str | None) -> str:

@@ -21,3 +21,19 @@ def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str, Overrides]:
         got = f"got {len(paths)}: {', '.join(paths)}" if paths else "none given"
         raise ConfigError(f"`podium {verb}` takes one recipe, before any flag ({got}). Type: podium {verb} run.yaml")
     return paths[0], flags
+
+
+def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[list[str], Overrides]:
+    """`runs/a runs/b --max_completion_length 64`: one model or run, or up to `most`.
+
+    Raises:
+        ConfigError: none, or too many.
+    """
+    names, flags = parse_flags(words)
+    if not 1 <= len(names) <= most:
+        got = f"got {len(names)}: {', '.join(names)}" if names else "none given"
+        wanted = "one model or run" if most == 1 else "one model or run, or two"
+        raise ConfigError(
+            f"`podium {verb}` takes {wanted}, before any flag ({got}). Type: podium {verb} runs/quickstart"
+        )
+    return names, flags

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,6 +138,14 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     if settings.cast_head_to_fp32:
         cast_head_to_fp32(policy)
     return policy
+
+
+def load_to_sample(model: str, adapter: Path | None, settings: LoadSettings) -> PreTrainedModel | PeftModel:
+    """A model that is only sampled from, with the adapter in a folder put on it."""
+    policy = _from_name(model, settings)
+    if settings.cast_head_to_fp32:
+        cast_head_to_fp32(policy)
+    return policy if adapter is None else PeftModel.from_pretrained(policy, adapter)
 
 
 def _check_trainable(policy: nn.Module) -> None:

@@ -100,7 +100,7 @@ class Recipe:
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             peft_config=self.peft_config(),
-            quantization_config=self._quantization_config(),
+            quantization_config=self.quantization_config(),
             **more,
         )
 
@@ -114,7 +114,8 @@ class Recipe:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{self.name}: `lora`: {error}", code="C003") from error
 
-    def _quantization_config(self) -> Any:
+    def quantization_config(self) -> Any:
+        """`BitsAndBytesConfig`, or None."""
         if self.quantization is None:
             return None
         from transformers import BitsAndBytesConfig

@@ -55,13 +55,16 @@ def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] |
     if not looks:
         return None
     last = list(looks.values())[-1]
-    names = ["accuracy", "reward", *(f"means.{name}" for name in last.get("means") or {}), "mean_tokens", "truncated"]
+    several = [f"pass_at.{k}" for k in last.get("pass_at") or {} if k != "1"]
+    means = [f"means.{name}" for name in last.get("means") or {}]
+    names = ["accuracy", *several, "reward", *means, "mean_tokens", "truncated"]
     rows = [{"name": _label(name), "cells": [_cell(look, name) for look in looks.values()]} for name in names]
     return {
         "columns": list(looks),
         "rows": [row for row in rows if any(row["cells"])],
         "num_prompts": last.get("num_prompts"),
         "num_completions": last.get("num_completions"),
+        "verdict": str(evaluations.get("comparison", {}).get("verdict") or ""),
     }
 
 
@@ -69,7 +72,7 @@ _LABELS = {"mean_tokens": "mean length, tokens", "truncated": "cut off at the li
 
 
 def _label(name: str) -> str:
-    return _LABELS.get(name, name.removeprefix("means."))
+    return _LABELS.get(name, name.removeprefix("means.").replace("pass_at.", "pass@"))
 
 
 def _cell(look: Mapping[str, Any], name: str) -> dict[str, float] | None:

@@ -1,0 +1,225 @@
+"""Two models on the same prompts: what differs, and whether that can be chance.
+
+    comparison = compare(measured_a, measured_b, names=("before", "after"))
+    comparison.verdict  # "Better: accuracy rose from 0.016 (before) to ..."
+
+One test decides, so that one comparison has one chance of a false alarm, 5 %: the sign-flip test of the mean difference
+over prompts, of accuracy where a reward function says right or wrong, else of the reward. Everything else (McNemar's
+test, other numbers, categories, single prompts) says where a difference comes from and never turns the verdict.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from podium.errors import ConfigError, DataError, did_you_mean
+from podium.evaluation.measured import Measured
+from podium.evaluation.statistics import (
+    FEWEST,
+    LEVEL,
+    Difference,
+    mcnemar_p_value,
+    mean_of_prompt,
+    paired_difference,
+    pass_at_k,
+)
+
+CATEGORY = "category"
+"""The column that parts prompts into groups where none is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A prompt on which the two differ."""
+
+    place_a: int
+    """Number of the prompt in A's evaluation."""
+    place_b: int
+    completion: int
+    """The completion that differs most: the same random numbers in both."""
+    change: float
+    """B less A, mean over the completions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """B against A."""
+
+    names: tuple[str, str]
+    metric: str
+    """What the verdict is about: `accuracy` or `reward`."""
+    verdict: str
+    main: Difference
+    mcnemar_p_value: float | None
+    """Of the first completion of every prompt; None: no reward function says right or wrong."""
+    numbers: Mapping[str, Difference]
+    by: str | None
+    """The column whose values are the categories."""
+    categories: Mapping[str, Difference]
+    """By its value; the intervals hold together at 95 %."""
+    better: tuple[Moved, ...]
+    """Prompts on which B did better, those that moved most first."""
+    worse: tuple[Moved, ...]
+    num_unpaired: tuple[int, int]
+    """Prompts that only A, or only B, has answered; they are left out."""
+
+
+def compare(a: Measured, b: Measured, *, names: tuple[str, str], by: str | None = None) -> Comparison:
+    """B against A on the prompts that both have answered.
+
+    Args:
+        by: a column of the dataset, for differences by its values; None: `category`, where there is one.
+
+    Raises:
+        ConfigError: they were scored by other reward functions, or there is no such column.
+        DataError: no prompt in common.
+    """
+    _check_same_rewards(a, b)
+    places_a, places_b = pair(a.keys_P, b.keys_P)
+    if not places_a:
+        raise DataError(f"{names[0]} and {names[1]} have no prompt in common: evaluate both on the same data.")
+    unpaired = (a.num_prompts - len(places_a), b.num_prompts - len(places_b))
+    a, b = a.select(places_a), b.select(places_b)
+    metric = "reward" if a.accuracy is None else "accuracy"
+    main = paired_difference(a.main_P, b.main_P)
+    by = _column(b, by)
+    return Comparison(
+        names=names,
+        metric=metric,
+        verdict=verdict(main, metric, names),
+        main=main,
+        mcnemar_p_value=None if a.accuracy is None else mcnemar_p_value(a.main_PG[:, 0], b.main_PG[:, 0]),
+        numbers=_numbers(a, b),
+        by=by,
+        categories={} if by is None else _categories(a, b, b.labels[by]),
+        better=_moved(a, b, places_a, places_b, sign=1),
+        worse=_moved(a, b, places_a, places_b, sign=-1),
+        num_unpaired=unpaired,
+    )
+
+
+def pair(a_P: Sequence[str], b_P: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Places of the same prompts in two lists of keys, in B's order; the second of two equal ones goes with the second.
+
+    >>> pair(["x", "y", "x"], ["x", "z", "x", "y"])
+    ([0, 2, 1], [0, 2, 3])
+    """
+    left: dict[str, list[int]] = defaultdict(list)
+    for place, key in reversed(list(enumerate(a_P))):
+        left[key].append(place)
+    pairs = [(left[key].pop(), place) for place, key in enumerate(b_P) if left.get(key)]
+    return [i for i, _ in pairs], [j for _, j in pairs]
+
+
+def verdict(found: Difference, metric: str, names: tuple[str, str]) -> str:
+    """One sentence, which may be that no difference was shown."""
+    a, b = f"{found.a:.3f} ({names[0]})", f"{found.b:.3f} ({names[1]})"
+    where = f"on {found.num_prompts} prompt{'s' * (found.num_prompts != 1)}"
+    test = f"(sign-flip test, {p_text(found.p_value)})"
+    if found.shown:
+        head, verb = ("Better", "rose") if found.change.value > 0 else ("Worse", "fell")
+        return f"{head}: {metric} {verb} from {a} to {b}, by {signed(found)}, {where} {test}."
+    if found.num_better == found.num_worse == 0:
+        return f"No difference shown: {metric} {found.b:.3f} for both, the same {where}."
+    if found.num_prompts < FEWEST:
+        return f"No difference shown: {metric} {a} and {b}; {found.num_prompts} prompts are too few to show one."
+    return f"No difference shown: {metric} {a} and {b}, difference {signed(found)}, {where} {test}."
+
+
+def regression_check(found: Difference, metric: str, data: str) -> str:
+    """One sentence about a second set: whether B lost there, and how much it may have lost unseen."""
+    if found.shown and found.change.value < 0:
+        return f"Regression on {data}: {metric} fell from {found.a:.3f} to {found.b:.3f} ({p_text(found.p_value)})."
+    numbers = f"{metric} {found.a:.3f} and {found.b:.3f}"
+    low = found.change.low
+    unseen = f"; a loss of up to {-low:.3f} is not ruled out" if low < 0 else ""
+    return f"No regression shown on {data}: {numbers}{unseen}."
+
+
+def signed(found: Difference) -> str:
+    """`+0.100 [-0.020, +0.210]`."""
+    ends = f" [{found.change.low:+.3f}, {found.change.high:+.3f}]" if found.change.low == found.change.low else ""
+    return f"{found.change.value:+.3f}{ends}"
+
+
+def p_text(p_value: float) -> str:
+    """
+    >>> p_text(0.00002), p_text(0.043)
+    ('p < 0.001', 'p = 0.043')
+    """
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+
+
+def _check_same_rewards(a: Measured, b: Measured) -> None:
+    """By the same functions, weighted alike, or their numbers mean different things."""
+    for what, of_a, of_b in (
+        ("reward functions", a.names_K, b.names_K),
+        ("reward weights", a.weights_K.tolist(), b.weights_K.tolist()),
+        ("the reward that says right or wrong", a.accuracy, b.accuracy),
+    ):
+        if of_a != of_b:
+            raise ConfigError(
+                f"These evaluations cannot be compared: {what} {_listed(of_a)} and {_listed(of_b)}. "
+                "Evaluate both with the same --recipe."
+            )
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _column(measured: Measured, by: str | None) -> str | None:
+    if by is None:
+        return CATEGORY if CATEGORY in measured.labels else None
+    if by not in measured.labels:
+        there = ", ".join(measured.labels) or "none"
+        raise ConfigError(f"--by {by}: no such column.{did_you_mean(by, measured.labels)} There are: {there}.")
+    return by
+
+
+def _numbers(a: Measured, b: Measured) -> dict[str, Difference]:
+    """Everything that both were measured by, under the names of the table."""
+    rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    if a.right_PG is not None and b.right_PG is not None:
+        rows["accuracy"] = (mean_of_prompt(a.right_PG), mean_of_prompt(b.right_PG))
+        if (k := min(a.num_samples, b.num_samples)) > 1:
+            rows[f"pass@{k}"] = (pass_at_k(a.right_PG, k), pass_at_k(b.right_PG, k))
+    rows["reward"] = (mean_of_prompt(a.reward_PG), mean_of_prompt(b.reward_PG))
+    for name in a.names_K:
+        rows[f"  {name}"] = (mean_of_prompt(a.by_name(name)), mean_of_prompt(b.by_name(name)))
+    rows["length, tokens"] = (a.tokens_PG.mean(axis=1), b.tokens_PG.mean(axis=1))
+    rows["cut off at the limit"] = (a.truncated_PG.mean(axis=1), b.truncated_PG.mean(axis=1))
+    return {name: paired_difference(*values) for name, values in rows.items()}
+
+
+def _categories(a: Measured, b: Measured, labels: Sequence[str | None]) -> dict[str, Difference]:
+    """By value; each interval at 1 - 5 % / number of values (Bonferroni), so that all hold together at 95 %."""
+    values = sorted({label for label in labels if label is not None})
+    level = 1 - (1 - LEVEL) / max(len(values), 1)
+    places = {value: [i for i, label in enumerate(labels) if label == value] for value in values}
+    return {value: paired_difference(a.main_P[i], b.main_P[i], level=level) for value, i in places.items()}
+
+
+def _moved(
+    a: Measured, b: Measured, places_a: Sequence[int], places_b: Sequence[int], *, sign: int
+) -> tuple[Moved, ...]:
+    """Prompts that moved up (sign 1) or down (-1), most first; among equals those whose reward moved more."""
+    change_P = b.main_P - a.main_P
+    gained_P = np.nan_to_num(sign * change_P)
+    reward_P = np.nan_to_num(sign * (mean_of_prompt(b.reward_PG) - mean_of_prompt(a.reward_PG)))
+    both = min(a.num_samples, b.num_samples)
+    by_completion_PG = np.nan_to_num(sign * (b.main_PG[:, :both] - a.main_PG[:, :both]))
+    order = sorted(np.flatnonzero(gained_P > 0).tolist(), key=lambda i: (-gained_P[i], -reward_P[i], i))
+    return tuple(
+        Moved(
+            place_a=places_a[i],
+            place_b=places_b[i],
+            completion=int(by_completion_PG[i].argmax()),
+            change=float(change_P[i]),
+        )
+        for i in order
+    )
