@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -170,6 +168,7 @@ def _computed_alike(tasks: Sequence[Any]) -> Any:
 
 def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int, as_json: bool) -> None:
     from podium.cli.comparison import categories, counts, differences, moved
+    from podium.cli.structured import print_json
     from podium.cli.terminal import console, errors, prepare_output, shown
     from podium.evaluation.comparison import regression_check
 
@@ -183,7 +182,7 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
     for note in _notes(a, b, comparison):
         errors.print(shown(f"note: {note}"), soft_wrap=True)
     if as_json:
-        sys.stdout.write(json.dumps(_contents(pairs, found, checks), indent=1, ensure_ascii=False) + "\n")
+        print_json(_contents(pairs, found, checks))
         return
     console.print(differences(comparison, b.settings.data))
     console.print(shown(counts(comparison)), soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from podium.cli.eval import rows
@@ -58,17 +58,17 @@ def _completions(before: Groups, after: Groups, num: int) -> Table:
 # ---- of any two models ----
 
 
-def differences(comparison: Comparison, data: str) -> Table:
+def differences(comparison: Comparison, data: str) -> Group:
     """Every number of A and B with the paired difference."""
     title = f"{data}: {comparison.main.num_prompts} prompts, B less A (95 % intervals)"
-    table = Table(title=shown(title), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for letter, name in zip("AB", comparison.names, strict=True):
         table.add_column(shown(f"{letter}: {name}"), justify="right", overflow="fold")
     table.add_column("difference", no_wrap=True)
     for name, each in comparison.numbers.items():
         table.add_row(name, f"{each.a:.3f}", f"{each.b:.3f}", signed(each))
-    return table
+    return Group(shown(title), table)
 
 
 def counts(comparison: Comparison) -> str:
@@ -81,15 +81,15 @@ def counts(comparison: Comparison) -> str:
     return f"{moved}; McNemar's exact test of first completions: {p_text(comparison.mcnemar_p_value)}"
 
 
-def categories(comparison: Comparison) -> Table:
+def categories(comparison: Comparison) -> Group:
     """Differences by the values of a column."""
     title = f"{comparison.metric} by `{comparison.by}` (intervals hold together at 95 %)"
-    table = Table(title=shown(title), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "prompts", "A", "B", "difference"):
         table.add_column(column, justify="left" if column in ("", "difference") else "right")
     for value, each in comparison.categories.items():
         table.add_row(shown(value), str(each.num_prompts), f"{each.a:.3f}", f"{each.b:.3f}", signed(each))
-    return table
+    return Group(shown(title), table)
 
 
 def moved(a: Saved, b: Saved, word: str, found: Sequence[Moved], num: int) -> Table:

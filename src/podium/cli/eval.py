@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -62,6 +60,7 @@ def evaluate(
     MODEL_OR_RUN is a run's folder, a checkpoint, an adapter, a model folder, a hub id or `builtin:...`. Data, rewards
     and settings are those of its run; any key of a recipe is a flag.
     """
+    from podium.cli.structured import print_json
     from podium.cli.targets import find_target, policy_of, recipe_of, stem, task_of
     from podium.cli.terminal import console, prepare_output, shown
     from podium.cli.words import models_and_flags
@@ -88,9 +87,10 @@ def evaluate(
     loaded = load(policy, task.args, ready, task.rewards)
     settings, looked = look(policy, loaded, ready, task, path)
     if as_json:
-        sys.stdout.write(json.dumps(contents(settings, looked, path), indent=1, ensure_ascii=False) + "\n")
+        print_json(contents(settings, looked, path))
     else:
-        console.print(table(settings, looked))
+        console.print(shown(title(settings, looked)), soft_wrap=True)
+        console.print(table(looked))
         console.print(shown(f"Written: {path} and {path.with_suffix('.json').name}"), soft_wrap=True)
 
 
@@ -136,14 +136,12 @@ def contents(settings: Settings, looked: HeldOut, path: Path) -> dict[str, Any]:
 # ---- shown ----
 
 
-def table(settings: Settings, looked: HeldOut) -> Table:
+def table(looked: HeldOut) -> Table:
     """The numbers of one evaluation."""
     from rich import box
     from rich.table import Table
 
-    from podium.cli.terminal import shown
-
-    made = Table(title=shown(title(settings, looked)), title_justify="left", box=box.SIMPLE_HEAD)
+    made = Table(box=box.SIMPLE_HEAD)
     made.add_column("")
     made.add_column("", justify="right")
     made.add_column("95 % interval", no_wrap=True)

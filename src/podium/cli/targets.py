@@ -14,6 +14,7 @@ from podium.errors import ConfigError
 if TYPE_CHECKING:
     from podium.data.load import DataSpec
     from podium.evaluation.evaluate import Policy, Task
+    from podium.models.finding import ModelSource
     from podium.recipe import Recipe
 
 
@@ -22,8 +23,7 @@ class Target:
     """A model on the command line."""
 
     given: str
-    model: str
-    adapter: Path | None
+    source: ModelSource
     run: Path | None
     """The folder of the run that it came from."""
 
@@ -31,7 +31,8 @@ class Target:
     def name(self) -> str:
         """Short, for tables and files: `quickstart`, `quickstart/checkpoint-20`, `smollm2-135m-instruct`.
 
-        >>> Target(given="runs/x/checkpoint-20", model="", adapter=None, run=Path("runs/x")).name
+        >>> from podium.models.finding import ModelSource
+        >>> Target(given="runs/x/checkpoint-20", source=ModelSource(base=""), run=Path("runs/x")).name
         'x/checkpoint-20'
         """
         own = Path(self.given).resolve().name if Path(self.given).is_dir() else self.given.removeprefix("builtin:")
@@ -62,15 +63,15 @@ def find_target(name: str) -> Target:
     Raises:
         ModelError: nothing there.
     """
-    from podium.cli.chat import find_model
+    from podium.models.finding import find_model
     from podium.run import CONFIG
 
-    model, adapter = find_model(name)
+    source = find_model(name)
     folder = Path(name).expanduser()
     parents = [folder.resolve().parent] if folder.is_dir() and folder.resolve().name.startswith("checkpoint-") else []
     places = [folder, *parents]
     run = next((place for place in places if (place / CONFIG).is_file()), None)
-    return Target(given=name, model=model, adapter=adapter, run=run)
+    return Target(given=name, source=source, run=run)
 
 
 def base_of(target: Target) -> Target:
@@ -223,12 +224,7 @@ def policy_of(target: Target, recipe: Recipe) -> Policy:
     """What to load."""
     from podium.evaluation.evaluate import Policy
 
-    return Policy(
-        name=target.name,
-        model=target.model,
-        adapter=target.adapter,
-        quantization_config=recipe.quantization_config(),
-    )
+    return Policy(name=target.name, source=target.source, quantization_config=recipe.quantization_config())
 
 
 def stem(name: str, task: Task) -> str:

@@ -34,6 +34,7 @@ from podium.errors import DataError
 from podium.evaluation.measured import Measured, join, measure
 from podium.evaluation.saved import Settings, Writer
 from podium.models import loading
+from podium.models.finding import ModelSource
 from podium.precision import measure_products, release_free_memory
 from podium.records import Prompt, SamplingSettings, ScoredGroup
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models
@@ -49,12 +50,11 @@ Progress = Callable[[int, int | None, Sequence[ScoredGroup]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A model by name, and the adapter to put on it."""
+    """Which weights to ask."""
 
     name: str
     """As messages and files call it."""
-    model: str
-    adapter: Path | None = None
+    source: ModelSource
     quantization_config: Any = None
 
 
@@ -123,10 +123,10 @@ def prepare(policy: Policy, tasks: Sequence[Task]) -> Ready:
     Raises:
         PodiumError: what cannot work, before any weight is loaded.
     """
-    settings = _load_settings(policy, tasks[0].args)
-    config = loading.load_config(policy.model, settings)
-    own = policy.adapter is not None and (policy.adapter / "tokenizer_config.json").is_file()
-    tokenizer = loading.load_tokenizer(str(policy.adapter) if own else policy.model, None, settings)
+    settings, source = _load_settings(policy, tasks[0].args), policy.source
+    config = loading.load_config(source.base, settings)
+    own = source.adapter is not None and (source.adapter / "tokenizer_config.json").is_file()
+    tokenizer = loading.load_tokenizer(str(source.adapter) if own else source.base, None, settings)
     ready = Ready(config=config, tokenizer=tokenizer)
     for task in tasks:
         if task.total == 0:
@@ -148,7 +148,7 @@ def decided(args: GRPOConfig) -> GRPOConfig:
 
 def load(policy: Policy, args: GRPOConfig, ready: Ready, rewards: Sequence[Reward] = ()) -> Loaded:
     """The weights, and those of reward models."""
-    model = loading.load_to_sample(policy.model, policy.adapter, _load_settings(policy, args))
+    model = loading.load_to_sample(policy.source.base, policy.source.adapter, _load_settings(policy, args))
     loading.align_pad_token(model, ready.tokenizer)
     if not getattr(model, "hf_device_map", None):
         model.to(args.device)
