@@ -20,6 +20,7 @@ EVALUATIONS = {
     "before": {"accuracy": {"value": 0.02, "low": 0.0, "high": 0.05}, "mean_tokens": 15.2, "truncated": 0.9},
     "after": {"accuracy": {"value": 0.8, "low": 0.72, "high": 0.86}, "mean_tokens": 9.9, "truncated": 0.01},
 }
+VERDICT = "Better: accuracy rose from 0.020 (before) to 0.800 (after)."
 FINDINGS = [
     {
         "code": "M999",
@@ -63,6 +64,7 @@ def make(parent: Path, name: str = "sums", *, num_steps: int = 20, seed: int = 0
     for when, result in EVALUATIONS.items():
         numbers = {"num_prompts": 80, "num_completions": 320, "reward": {"value": 1.0, "low": 0.9, "high": 1.1}}
         (folder / "evaluation" / f"{when}.json").write_text(json.dumps({**numbers, **result}))
+    (folder / "evaluation" / "comparison.json").write_text(json.dumps({"verdict": VERDICT}))
     proof = {
         "checks": [{"result": "ok", "name": "loss", "detail": "as TRL computes it", "measured": 1e-8, "code": "P001"}]
     }

@@ -112,6 +112,7 @@ def test_a_run_s_numbers(run_folder):
     assert charts["memory/peak_gb"]["other"]
     assert charts["kl"]["curves"][0]["values"][6] is None  # null in the file
     assert data["evaluation"]["rows"][0]["cells"][1] == {"value": 0.8, "low": 0.72, "high": 0.86}
+    assert data["evaluation"]["verdict"] == "Better: accuracy rose from 0.020 (before) to 0.800 (after)."
     assert data["proof"]["rows"] == [["ok", "loss", "as TRL computes it", "1e-08", "", "P001"]]
 
 

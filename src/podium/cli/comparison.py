@@ -39,7 +39,7 @@ def _numbers(before: HeldOut, after: HeldOut) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("", "before", "after"):
         table.add_column(column, no_wrap=True)
-    for (name, a), (_, b) in zip(rows(before), rows(after), strict=True):
+    for (name, a), (_, b) in zip(rows(before, every_k=False), rows(after, every_k=False), strict=True):
         table.add_row(name, str(a), str(b))
     return table
 

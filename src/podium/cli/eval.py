@@ -85,7 +85,7 @@ def evaluate(
     ready = prepare(policy, [task])
     path = made_folder(output, target) / f"{stem(target.name, task)}.parquet"
     loaded = load(policy, task.args, ready, task.rewards)
-    settings, looked = look(policy, loaded, ready, task, path)
+    settings, looked = look(policy, loaded, ready, task, path, k=k)
     if as_json:
         print_json(contents(settings, looked, path))
     else:
@@ -111,7 +111,9 @@ def made_folder(output: Path | None, *targets: Target) -> Path:
     return folder
 
 
-def look(policy: Policy, loaded: Loaded, ready: Ready, task: Task, path: Path) -> tuple[Settings, HeldOut]:
+def look(
+    policy: Policy, loaded: Loaded, ready: Ready, task: Task, path: Path, *, k: int | None = None
+) -> tuple[Settings, HeldOut]:
     """One evaluation with its progress line, written to `path` and as JSON beside it."""
     from podium.evaluation import summarize
     from podium.evaluation.evaluate import evaluate as run
@@ -121,7 +123,7 @@ def look(policy: Policy, loaded: Loaded, ready: Ready, task: Task, path: Path) -
     settings = settings_of(policy, task, loaded)
     with progress_line(f"{policy.name} on {task.data}") as on_progress:
         measured = run(loaded, ready, task, settings=settings, path=path, on_progress=on_progress)
-    looked = summarize(measured)
+    looked = summarize(measured, k=k)
     write_json(path.with_suffix(".json"), contents(settings, looked, path))
     return settings, looked
 
@@ -157,12 +159,12 @@ def title(settings: Settings, looked: HeldOut) -> str:
     return f"{settings.model} on {settings.data}: {looked.num_prompts} prompts, {how}"
 
 
-def rows(looked: HeldOut) -> Iterator[tuple[str, Any]]:
-    """The numbers by name, in the order of the table."""
+def rows(looked: HeldOut, *, every_k: bool = True) -> Iterator[tuple[str, Any]]:
+    """The numbers by name, in the order of the table; of all pass@k but pass@1 only the last, unless `every_k`."""
     if looked.accuracy is not None:
         yield "accuracy (pass@1)", looked.accuracy
     for k, interval in looked.pass_at.items():
-        if k > 1:
+        if k > 1 and (every_k or k == max(looked.pass_at)):
             yield f"pass@{k}", interval
     for name, interval in looked.format.items():
         yield f"format kept ({name})", interval

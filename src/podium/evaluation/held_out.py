@@ -36,8 +36,12 @@ class HeldOut:
     """Share of completions cut off at the limit."""
 
 
-def summarize(measured: Measured) -> HeldOut:
-    """Means and shares over prompts. Shares have Wilson's intervals, other means the bootstrap's."""
+def summarize(measured: Measured, *, k: int | None = None) -> HeldOut:
+    """Means and shares over prompts. Shares have Wilson's intervals, other means the bootstrap's.
+
+    Args:
+        k: of a pass@k that is wanted besides those of powers of two.
+    """
     right_PG, count = measured.right_PG, measured.num_samples
     return HeldOut(
         num_prompts=measured.num_prompts,
@@ -47,7 +51,7 @@ def summarize(measured: Measured) -> HeldOut:
         accuracy=None if right_PG is None else _share(right_PG),
         pass_at={}
         if right_PG is None
-        else {k: share_interval(pass_at_k(right_PG, k), count) for k in counts_up_to(count)},
+        else {k: share_interval(pass_at_k(right_PG, k), count) for k in sorted({*counts_up_to(count), k or 1})},
         format={name: _share(right(measured.by_name(name))) for name in measured.names_K if "format" in name},
         mean_tokens=_mean(measured.tokens_PG.astype(float)),
         truncated=_share(measured.truncated_PG.astype(float)),
