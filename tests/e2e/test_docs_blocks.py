@@ -36,7 +36,7 @@ from typer.testing import CliRunner
 
 from podium.checks import check_recipe
 from podium.cli import app
-from podium.cli.words import recipe_and_flags
+from podium.cli.words import models_and_flags, recipe_and_flags
 from podium.recipe import load
 from podium.recipe.schema import key_types
 from podium.testing import save_tiny_model
@@ -328,15 +328,19 @@ def parsed(words: list[str]) -> tuple[str, Any]:
 def test_the_command_line_takes_it(line: str) -> None:
     verb, context = parsed(words_of(line))
     if context.args:
-        path, flags = recipe_and_flags(context.args, verb)
-        assert path
+        if verb in ("eval", "compare"):
+            _, flags = models_and_flags(context.args, verb, most=2)
+        else:
+            _, flags = recipe_and_flags(context.args, verb)
         assert set(flags) <= set(key_types()), f"{LINES[line]}: {line}"
 
 
 QUICK = {
     "chat",
     "check",
+    "compare",
     "doctor",
+    "eval",
     "explain",
     "recipes",
     "report",
@@ -346,7 +350,7 @@ QUICK = {
     "sample",
 }
 """Verbs that are run where the scene has what a line names; besides `train` with two steps and `watch --once`."""
-NEEDS = {"chat", "check", "doctor", "report", "sample", "train", "watch"}
+NEEDS = {"chat", "check", "compare", "doctor", "eval", "report", "sample", "train", "watch"}
 """Of these, the ones that need a run, a log or a recipe of the scene; the built-in model takes too long."""
 WRITTEN = ("-o", "--output", "--html")
 PLACEHOLDERS = {"CODE", "NAME", "RECIPE", "RUN"}
