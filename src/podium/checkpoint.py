@@ -32,7 +32,7 @@ def staged(final: Path, *, is_main: bool, barrier: Callable[[], None]) -> Iterat
 
     `barrier` waits for all ranks; only the main rank renames.
     """
-    staging = final.parent / f"{STAGING}{final.name.removeprefix(PREFIX)}"
+    staging = _staging_of(final)
     if is_main:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
@@ -45,6 +45,21 @@ def staged(final: Path, *, is_main: bool, barrier: Callable[[], None]) -> Iterat
         os.rename(staging, final)
         _sync(final.parent)
     barrier()
+
+
+@contextmanager
+def whole(final: Path) -> Iterator[Path]:
+    """`staged` for one process and any folder; what could not be finished leaves nothing behind."""
+    try:
+        with staged(final, is_main=True, barrier=lambda: None) as staging:
+            yield staging
+    except BaseException:
+        shutil.rmtree(_staging_of(final), ignore_errors=True)
+        raise
+
+
+def _staging_of(final: Path) -> Path:
+    return final.parent / f"{STAGING}{final.name.removeprefix(PREFIX)}"
 
 
 def write_manifest(folder: Path) -> None:

@@ -73,6 +73,10 @@ class CheckpointError(PodiumError, RuntimeError):
     """No checkpoint that can be resumed from."""
 
 
+class HubError(PodiumError, RuntimeError):
+    """The hub cannot be reached, or refuses."""
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """` Did you mean "x"?` for the nearest choice, or the empty string.
 

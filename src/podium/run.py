@@ -121,11 +121,16 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Every setting of the run: the recipe or script's own over the values they resolved to."""
+        return {**self.environment.get("settings", {}), **self.given}
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The recipe with its flags, or of a script the settings that are not the defaults."""
         import yaml
 
         path = self.folder / CONFIG
         given = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-        return {**self.environment.get("settings", {}), **(given if isinstance(given, dict) else {})}
+        return given if isinstance(given, dict) else {}
 
     @cached_property
     def environment(self) -> dict[str, Any]:

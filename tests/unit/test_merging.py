@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from podium.errors import ModelError, ProofError
-from podium.models.merging import merge_adapter, prove_merge
+from podium.models.merging import MergeProof, expect, merge, prove
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
@@ -25,19 +25,21 @@ def adapted(kind: str = "llama", size: float = 0.1, dtype: torch.dtype = torch.f
     return model
 
 
+def merged_and_proved(model: PeftModel) -> tuple[Any, MergeProof]:
+    expected = expect(model, tiny_tokenizer())
+    merged = merge(model)
+    return merged, prove(merged, expected, merged.dtype)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_merge_that_holds(kind: str) -> None:
-    model = adapted(kind)
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    merged, proof = merge_adapter(model, tiny_tokenizer())
-    assert proof.passed
+    merged, proof = merged_and_proved(adapted(kind))
     assert proof.difference < 1e-4 < proof.effect
     assert not any("lora" in name for name, _ in merged.named_parameters())
-    assert all(p.equal(before[name]) for name, p in model.named_parameters()), "the model given is left as it is"
 
 
 def test_an_adapter_that_changes_nothing_yet() -> None:
-    merged, proof = merge_adapter(adapted(size=0.0), tiny_tokenizer())
+    merged, proof = merged_and_proved(adapted(size=0.0))
     assert proof.effect == 0
     assert merged.config.model_type == "llama"
 
@@ -47,7 +49,7 @@ def test_a_broken_merge_is_refused(monkeypatch: pytest.MonkeyPatch, fault: str) 
     """A merge that forgot the adapter, added it twice, missed a layer or overflowed."""
     model = adapted()
     tuner = type(model.base_model)
-    merge = tuner.merge_and_unload
+    original = tuner.merge_and_unload
 
     def broken(self: Any, *given: Any, **settings: Any) -> Any:
         if fault == "base":
@@ -57,26 +59,24 @@ def test_a_broken_merge_is_refused(monkeypatch: pytest.MonkeyPatch, fault: str) 
             for layer in layers[-1:] if fault == "one layer" else layers:
                 factor = {"twice": 2.0, "one layer": 0.0, "nan": float("nan")}[fault]
                 layer.lora_B["default"].weight.mul_(factor)
-        return merge(self, *given, **settings)
+        return original(self, *given, **settings)
 
     monkeypatch.setattr(tuner, "merge_and_unload", broken)
     with pytest.raises(ProofError, match="The merge is refused") as refused:
-        merge_adapter(model, tiny_tokenizer())
+        merged_and_proved(model)
     assert refused.value.code == "P013"
+    assert "belong to this base" in refused.value.fix
 
 
 def test_half_precision_that_drops_the_adapter_is_refused() -> None:
-    """The adapter's change is smaller than what bfloat16 can add to the weights."""
-    model = adapted(size=1e-3, dtype=torch.bfloat16)
-    merged = model.merge_and_unload()
-    with torch.no_grad():
-        for p, q in zip(merged.parameters(), tiny_model("llama").to(torch.bfloat16).parameters(), strict=True):
-            p.copy_(q)
-    proof = prove_merge(adapted(size=1e-3, dtype=torch.bfloat16), merged, tiny_tokenizer())
-    assert proof.difference <= proof.tolerance
-    assert not proof.passed, "close enough, but no closer than the base"
+    """The adapter's change is smaller than what bfloat16 can add to the weights: close, but no closer than the base."""
+    model = adapted(size=1e-4)
+    expected = expect(model, tiny_tokenizer())
+    rounded = merge(model).to(torch.bfloat16).float()
+    with pytest.raises(ProofError, match=r"Rounding has lost what was trained.*--dtype float32"):
+        prove(rounded, expected, torch.bfloat16)
 
 
 def test_nothing_to_merge() -> None:
     with pytest.raises(ModelError, match="no adapter"):
-        merge_adapter(tiny_model("llama"), tiny_tokenizer())  # type: ignore[arg-type]
+        merge(tiny_model("llama"))  # type: ignore[arg-type]

@@ -15,10 +15,13 @@ from podium.cli.compare import compare
 from podium.cli.doctor import doctor
 from podium.cli.eval import evaluate
 from podium.cli.explain import explain
+from podium.cli.merge import merge
+from podium.cli.push import push
 from podium.cli.recipes import recipes
 from podium.cli.report import report
 from podium.cli.rewards import app as rewards
 from podium.cli.sample import sample
+from podium.cli.serve import serve
 from podium.cli.train import train
 from podium.cli.watch import watch
 from podium.errors import PodiumError
@@ -65,6 +68,9 @@ app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))
 app.command("eval", context_settings=ANY_FLAG, options_metavar=MODEL)(_guarded(evaluate))
 app.command(context_settings=ANY_FLAG, options_metavar=MODELS)(_guarded(compare))
 app.command()(_guarded(chat))
+app.command()(_guarded(merge))
+app.command()(_guarded(serve))
+app.command()(_guarded(push))
 app.command()(_guarded(recipes))
 app.command()(_guarded(doctor))
 app.command()(_guarded(explain))

@@ -7,20 +7,23 @@ model, tokenizer = load(source)
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.checkpoint import checkpoints
+from podium.checkpoint import PREFIX, checkpoints
 from podium.errors import ModelError
 from podium.models.builtin import name_of_copy, resolve_model
 from podium.models.check import check_model_name
-from podium.run import RECORD
+from podium.run import RECORD, Run
 
 if TYPE_CHECKING:
     import torch
 
 ADAPTER = "adapter_config.json"
+MERGED = "merged"
+"""In an adapter's folder: the model that it was merged into, for servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +35,19 @@ class ModelSource:
     adapter: Path | None = None
     """A folder with an adapter to put on it."""
 
+    @property
+    def folder(self) -> Path | None:
+        """Where training has saved it; None: it is on the hub."""
+        folder = self.adapter or Path(self.base)
+        return folder if folder.is_dir() else None
 
-def find_model(name: str) -> ModelSource:
+
+def find_model(name: str, *, base: str | None = None) -> ModelSource:
     """What to load. A run's folder stands for its final model, else for its newest checkpoint. Loads no weights.
+
+    Args:
+        name: a run's folder, a checkpoint, a model's or adapter's folder, a hub id, `builtin:...`.
+        base: the model an adapter is put on, in place of the one that PEFT wrote down.
 
     Raises:
         ModelError: nothing there, or not a language model.
@@ -44,7 +57,7 @@ def find_model(name: str) -> ModelSource:
         folder = _saved(folder)
         name = str(folder)
     if (folder / ADAPTER).is_file():
-        return ModelSource(base=_base_of(folder), adapter=folder)
+        return ModelSource(base=_base_of(folder, base), adapter=folder)
     check_model_name(name)
     return ModelSource(base=resolve_model(name))
 
@@ -67,17 +80,18 @@ def _is_model(folder: Path) -> bool:
     return any((folder / file).is_file() for file in ("config.json", ADAPTER))
 
 
-def _base_of(adapter: Path) -> str:
-    """The base of an adapter. PEFT writes down where it lay when training: the built-in model's copy may lie in
-    another cache by now.
-    """
-    try:
-        base = json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{adapter / ADAPTER} does not say which model the adapter belongs to.", code="M012"
-        ) from error
-    base = name_of_copy(base) or base
+def run_of(source: ModelSource) -> Run | None:
+    """The run a model comes from: its own folder, or the one that its checkpoint or merged model lies in."""
+    if source.folder is None:
+        return None
+    folder = source.folder.resolve()
+    while folder.name == MERGED or folder.name.startswith(PREFIX):
+        folder = folder.parent
+    return Run(folder=folder) if any((folder / name).exists() for name in RECORD) else None
+
+
+def _base_of(adapter: Path, given: str | None) -> str:
+    base = given or portable_name(_written_base(adapter))
     try:
         check_model_name(base)
     except ModelError as error:
@@ -87,6 +101,31 @@ def _base_of(adapter: Path) -> str:
             fix=error.fix,
         ) from error
     return resolve_model(base)
+
+
+def _written_base(adapter: Path) -> str:
+    try:
+        return str(json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{adapter / ADAPTER} does not say which model the adapter belongs to."
+        raise ModelError(what, code="M012") from error
+
+
+_SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[0-9a-f]+/?$")
+
+
+def portable_name(base: str) -> str:
+    """What a base is called on every machine. PEFT writes down the path that was loaded, which may be one of a cache.
+
+    >>> portable_name("/home/a/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de2")
+    'Qwen/Qwen3-0.6B'
+    >>> portable_name("/home/a/.cache/podium/models/smollm2-135m-instruct-1")
+    'builtin:smollm2-135m-instruct'
+    >>> portable_name("models/mine")
+    'models/mine'
+    """
+    snapshot = _SNAPSHOT.search(base)
+    return f"{snapshot['owner']}/{snapshot['name']}" if snapshot else name_of_copy(base) or base
 
 
 def load(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tuple[Any, Any]:

@@ -1,0 +1,33 @@
+"""`podium merge RUN --out DIR`: a run's model as one plain folder, proved to be the trained one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def merge(
+    run: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or an adapter's folder.")],
+    out: Annotated[Path, typer.Option(help="The folder to make; it must not be there.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the type the base is stored in.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The model to merge into, in place of the one that was trained on.")
+    ] = None,
+) -> None:
+    """Merge a run's adapter into its base, compare both on prompts of the run, and save one plain model."""
+    from podium.cli.terminal import prepare_output
+    from podium.models.finding import find_model
+    from podium.shipping.export import export
+
+    source = find_model(run, base=base)
+    prepare_output()
+    made = export(source, out, dtype=dtype)
+    size = sum(path.stat().st_size for path in made.folder.iterdir()) / 1e9
+    what = "merged in float32" if made.merged else "a full fine-tune, there was nothing to merge: copied"
+    typer.echo(f"{run}: {what}, saved in {made.dtype}")
+    typer.echo(f"{made.proof}")
+    typer.echo(f"{made.folder}  ({size:.1f} GB; README.md is its card)")

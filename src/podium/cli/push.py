@@ -1,0 +1,65 @@
+"""`podium push RUN`: a run's model on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def push(
+    run: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or a model's folder.")],
+    repo: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub. Default: the run's name, yours.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="Send the whole model instead of its adapter.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Everybody may see it. Default: private.")] = False,
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Also files of the run's folder, such as `rollouts/*`.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="The base on the hub, for an adapter of a local one.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; no network.")] = False,
+) -> None:
+    """Send a model and its card to the hub, after showing which files, how large, where, and who will see them."""
+    from podium.cli.terminal import clean, prepare_output
+    from podium.models.finding import find_model
+    from podium.shipping.export import describe, merged_folder
+    from podium.shipping.hub import files_to_send, find_place, left_out, send
+
+    source = find_model(run)
+    title = describe(source, address="").title
+    prepare_output()
+    if merged and source.adapter is not None:
+        source = find_model(str(merged_folder(source)))
+    name = repo or title.replace(", ", "-").replace(" ", "-")
+    place = None if dry_run else find_place(name, public=public)
+    files = files_to_send(source, address=place.repo if place else name, base=base, include=include or ())
+
+    typer.echo(f"To {place or f'{name} (not looked up, {_seen(public)})'}:")
+    for file in files:
+        typer.echo(f"  {clean(file.name):40} {_size(file.size):>10}")
+    typer.echo(f"  {'in all':40} {_size(sum(file.size for file in files)):>10}")
+    if others := left_out(source, files):
+        typer.echo(f"Not sent: {clean(', '.join(others))}")
+    if place is None:
+        return
+    if not yes and not typer.confirm("Send these?"):
+        typer.echo("Nothing was sent.")
+        return
+    typer.echo(send(files, place, title=title))
+
+
+def _seen(public: bool) -> str:
+    return "public" if public else "private"
+
+
+def _size(count: int) -> str:
+    """
+    >>> _size(999), _size(2_500), _size(538_090_408)
+    ('999 B', '2.5 kB', '538.1 MB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"

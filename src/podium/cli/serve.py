@@ -1,0 +1,37 @@
+"""`podium serve RUN`: a run's model behind OpenAI's interface."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    run: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, a model's folder or a hub id.")],
+    extra: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- SERVER_OPTIONS]", help="Handed to the server as they are.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    host: Annotated[str, typer.Option(help="The address to listen on; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+) -> None:
+    """Serve a run's model with `transformers serve` or `vllm serve`. An adapter is merged into its folder first."""
+    from podium.cli.terminal import errors, prepare_output
+    from podium.models.finding import MERGED, find_model
+    from podium.shipping.export import merged_folder
+    from podium.shipping.serving import LOOPBACK, become, server
+
+    source = find_model(run)
+    model = source.base if source.adapter is None else str(source.adapter / MERGED)
+    made = server(engine, model, host=host, port=port, extra=tuple(extra or ()))
+    prepare_output()
+    if source.adapter is not None:
+        merged_folder(source)
+    if host not in LOOPBACK:
+        errors.print(f"warning: whoever reaches {host}:{port} can use the model.", markup=False, soft_wrap=True)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    typer.echo(f"Serving `{made.model}` with {engine} on {url}; Ctrl-C ends it. Once it has started:")
+    message = f'{{"model": "{made.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    typer.echo(f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{message}'")
+    become(made)

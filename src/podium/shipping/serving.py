@@ -1,0 +1,97 @@
+"""Which server to start for a model, and how: `transformers serve` or `vllm serve`, both with OpenAI's interface."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from podium.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Addresses that only this machine reaches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A process to become."""
+
+    command: tuple[str, ...]
+    model: str
+    """The name that requests give: two parts of the folder's path, or a hub id."""
+    place: Path
+    """The folder to run in, from which `model` is a path: servers tell everybody who asks what they were given."""
+
+
+def server(engine: str, model: str, *, host: str, port: int, extra: tuple[str, ...] = ()) -> Server:
+    """How to serve a model; nothing is loaded, and a folder need not be there yet.
+
+    Args:
+        engine: one of `ENGINES`.
+        model: a folder or a hub id.
+        host: the address to listen on.
+        port: likewise.
+        extra: arguments for the server itself.
+
+    Raises:
+        ConfigError: no such engine, it is not installed, or the port is taken.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"--engine is {engine!r}; it must be one of {', '.join(ENGINES)}.")
+    program = ENGINES[engine]()
+    _check_free(host, port)
+    folder = Path(model).resolve()
+    here = folder.parent.is_dir()
+    name = f"{folder.parent.name}/{folder.name}" if here else model
+    command = (*program, name, "--host", host, "--port", str(port), *extra)
+    return Server(command=command, model=name, place=folder.parent.parent if here else Path.cwd())
+
+
+def _transformers() -> tuple[str, ...]:
+    missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"`transformers serve` needs packages that are not installed: {', '.join(missing)}.",
+            fix='Type: pip install "transformers[serving]"; or take --engine vllm.',
+        )
+    return (sys.executable, "-m", "transformers.cli.transformers", "serve")
+
+
+def _vllm() -> tuple[str, ...]:
+    beside = str(Path(sys.executable).parent)
+    program = shutil.which("vllm", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if program is None:
+        raise ConfigError(
+            "There is no `vllm` beside this Python or on the PATH.",
+            fix="Type: pip install vllm (an environment of its own will do); or take --engine transformers.",
+        )
+    return (program, "serve")
+
+
+ENGINES: Mapping[str, Callable[[], tuple[str, ...]]] = {"transformers": _transformers, "vllm": _vllm}
+"""How each is called."""
+
+
+def _check_free(host: str, port: int) -> None:
+    """Said before a model is merged or loaded."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"Cannot listen on {host}:{port} ({error.strerror}).", fix="Give another: --port 8001, or --host."
+            ) from error
+
+
+def become(made: Server) -> None:
+    """Replace this process by the server: signals and the exit code are its own from here on. Does not return."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(made.place)
+    os.execve(made.command[0], made.command, {"HF_HUB_DISABLE_UPDATE_CHECK": "1", **os.environ})

@@ -1,0 +1,114 @@
+"""`podium serve`: the server that is started, what it is told, and with `transformers serve` what it answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from peft import LoraConfig, get_peft_model
+
+from podium.errors import ConfigError
+from podium.shipping.serving import server
+from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
+
+SERVES = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "mine"
+    base = save_tiny_model(tmp_path / "base")
+    lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(tiny_model("llama"), lora)
+    model.peft_config["default"].base_model_name_or_path = base
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def start(run: Path, *arguments: str, path: str = "") -> subprocess.Popen[str]:
+    environment = {**os.environ, "PATH": os.pathsep.join([path, os.environ["PATH"]])}
+    command = [sys.executable, "-m", "podium", "serve", str(run), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=environment, text=True, **pipes)
+
+
+def test_a_server_is_told_the_model_by_a_short_name_and_this_machine(run: Path, tmp_path: Path) -> None:
+    """A program called `vllm` that says how it was called."""
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([os.getcwd(), sys.argv[1:]]))\n")
+    program.chmod(0o755)
+    port = str(free_port())
+    process = start(run, "--engine", "vllm", "--port", port, "--", "--max-model-len", "99", path=str(program.parent))
+    out, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, out
+    folder, arguments = json.loads(out.splitlines()[-1])
+    assert arguments == ["serve", "mine/merged", "--host", "127.0.0.1", "--port", port, "--max-model-len", "99"]
+    assert (Path(folder) / "mine" / "merged" / "model.safetensors").is_file()
+    assert f"http://127.0.0.1:{port}/v1" in out
+
+
+def test_what_cannot_be_served_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--engine is 'x'; it must be one of transformers, vllm"):
+        server("x", "m", host="127.0.0.1", port=free_port())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="no `vllm` beside this Python"):
+        server("vllm", "m", host="127.0.0.1", port=free_port())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'fastapi, uvicorn, openai. Type: pip install "transformers\[serving\]"'):
+        server("transformers", "m", host="127.0.0.1", port=free_port())
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"Cannot listen on 127.0.0.1:{port}"):
+            server("transformers", "m", host="127.0.0.1", port=port)
+
+
+@pytest.mark.skipif(not SERVES, reason='needs pip install "transformers[serving]"')
+def test_transformers_serve_answers_and_stops(run: Path) -> None:
+    port = free_port()
+    process = start(run, "--port", str(port))
+    url = f"http://127.0.0.1:{port}"
+    try:
+        assert _answers(f"{url}/health", process)
+        asked = {"model": "mine/merged", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+        reply = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120)
+        assert reply.status_code == 200
+        assert reply.json()["usage"]["completion_tokens"] <= 3
+        assert isinstance(reply.json()["choices"][0]["message"]["content"], str)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert "Finished server process" in out
+
+
+def _answers(url: str, process: subprocess.Popen[str]) -> bool:
+    for _ in range(200):
+        assert process.poll() is None, process.stdout
+        try:
+            return httpx.get(url, timeout=5).status_code == 200
+        except httpx.TransportError:
+            time.sleep(1)
+    return False
