@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from podium import advantages, losses, packing, rewards
+    from podium import advantages, data, losses, packing, rewards
     from podium.checks import check
     from podium.config import GRPOConfig
     from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
@@ -35,7 +35,7 @@ _HOME = {
 }
 """Where each public name lives."""
 
-_MODULES = frozenset({"advantages", "losses", "packing", "rewards"})
+_MODULES = frozenset({"advantages", "data", "losses", "packing", "rewards"})
 """Public modules, `podium.losses` and so on."""
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "__version__",
     "advantages",
     "check",
+    "data",
     "losses",
     "packing",
     "rewards",

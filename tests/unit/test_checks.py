@@ -19,11 +19,18 @@ from safetensors.torch import load_file, save_file
 import podium
 from podium import rules
 from podium.checks import check_recipe, table
+from podium.data.selection import fingerprint
 from podium.estimates import memory
 from podium.testing import save_tiny_model
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
 CHAT = [{"prompt": [{"role": "user", "content": f"{n}+1="}], "answer": str(n + 1)} for n in range(40)]
+QUESTIONS = [{"question": row["prompt"], "gold": row["answer"]} for row in ROWS]
+RATES = "".join(
+    json.dumps({"fingerprint": fingerprint(row["prompt"]), "pass_rate": rate}) + "\n"
+    for row, rate in zip(ROWS[4:7], (0, 0.5, 1), strict=True)
+)
+"""Of three of the forty."""
 REWARD = "def right(completions, answer):\n    return [float(a in str(c)) for c, a in zip(completions, answer)]\n"
 RECIPE = {
     "model": "./model",
@@ -227,6 +234,31 @@ DATA = [
     Case(code="D038", keys={"dataset": "builtin:additions", "dataset_train_split": "validation"}, says=("no split `validation`, but train, test",), cure="Set `dataset_train_split`"),
     Case(code="D039", keys={"dataset": "rows.xls"}, files={"rows.xls": "x"}, says=("rows.xls is not a kind of file that is read",), cure="dataset: rows.jsonl"),
     Case(code="D040", says=("rows.jsonl: 40 rows; prompts have 4 / 5 / 5 tokens", "takes at most 21 of the model's 512"), cure="", severity="note"),
+    Case(code="D051", keys={"pass_rates": "rates.jsonl"}, files={"rates.jsonl": RATES}, says=("rows.jsonl: 2 of 40 rows are left out by", "1 solved too rarely, 1 solved too often", "37 without a measured rate stay"), cure="pass_rate: [0, 1]", severity="note"),
+    Case(code="D052", keys={"prompt": "{qestion}"}, rows=QUESTIONS, says=(f"run.yaml:{LAST}: `prompt` names the column `qestion`", "its columns are `question`, `gold`", "Did you mean `question`?"), cure="Write a column that is there"),
+    Case(code="D052", keys={"prompt": "{0.__class__.__mro__}"}, rows=QUESTIONS, says=("`0.__class__.__mro__`", "without attributes, indices or formats"), cure="Write a column", name="attribute"),
+    Case(code="D052", keys={"prompt": "{question:>1000000000}"}, rows=QUESTIONS, says=("names the column `question:>1000000000`",), cure="Write a column", name="format"),
+    Case(code="D052", keys={"answer_from": "last number"}, rows=[{"prompt": row["prompt"]} for row in ROWS], says=("`answer` names the column `answer`, which rows.jsonl does not have",), cure="Write a column", name="answer"),
+    Case(code="D052", keys={"prompt": "{question}", "answer": "{gold}", "examples": [{"question": "1+1"}]}, rows=QUESTIONS, says=(f"run.yaml:{LAST + 2}: `examples`: number 1 has no `gold`, which `answer` names",), cure="Give every example", name="example"),
+    Case(code="D053", keys={"prompt": "{question"}, rows=QUESTIONS, says=(f"run.yaml:{LAST}: `prompt`: `{{` at character 1 of `{{question` has no other half",), cure="{{ and }} for braces"),
+    Case(code="D053", keys={"answer_from": "(["}, says=(f"run.yaml:{LAST}: `answer_from`: the pattern `([` is no regular expression",), cure="answer_from: last number", name="pattern"),
+    Case(code="D054", keys={"pass_rates": "rates.jsonl"}, files={"rates.jsonl": '{"fingerprint": "0", "pass_rate": 0.5}\n'}, says=("none of the 1 prompts in rates.jsonl is one of rows.jsonl",), cure="measure them again"),
+    Case(code="D054", keys={"pass_rates": "rates.jsonl"}, files={"rates.jsonl": '{"prompt": "1+1", "pass_rate": 7}\n'}, says=(f"run.yaml:{LAST}: `pass_rates`: rates.jsonl line 1 is no measured pass rate",), cure="Measure them", name="no rates"),
+    Case(code="D025", keys={"pass_rates": "rates.jsonl"}, says=(f"run.yaml:{LAST}: `pass_rates`: there is no file rates.jsonl",), cure="podium check RECIPE --rollouts", name="pass rates"),
+    Case(code="D055", keys={"order": "easy_first", "difficulty": "level"}, says=(f"run.yaml:{LAST + 1}: `difficulty`: rows.jsonl has no column `level`",), cure="difficulty: answer"),
+    Case(code="D055", keys={"order": "easy_first", "difficulty": "prompt"}, says=("`difficulty`: rows.jsonl, row 0: `prompt` is '0+1=', not a number",), cure="larger for harder", name="words"),
+    Case(code="D056", keys={"dataset": "mine.py:rihgt"}, says=("mine.py has no function `rihgt`",), cure="Did you mean `right`?"),
+    Case(code="D056", keys={"dataset": "rows.py:make?n=3"}, files={"rows.py": "def make(n):\n    for i in range(n):\n        yield {'prompt': str(1 // (2 - i))}\n"}, says=("rows.py:make?n=3: making the rows failed at", "rows.py:3: ZeroDivisionError"), cure="correct line 3 of", name="raises"),
+    Case(code="D056", keys={"dataset": "rows.py:make"}, files={"rows.py": "def make():\n    return ['1+1=']\n"}, says=("rows.py:make: row 0 is str",), cure="yield {", name="no row"),
+    Case(code="D056", keys={"dataset": "rows.py:make"}, files={"rows.py": "def make():\n    return [{'prompt': '1'}, {'prompt': {'a': 1}}]\n"}, says=("the column `prompt` holds values that are no column (str, dict)",), cure="one type in every row", name="types"),
+    Case(code="D057", keys={"dataset": "reasoning-gym:chain_sums"}, says=("run.yaml:2: reasoning-gym has no dataset `chain_sums`",), cure="Did you mean `chain_sum`?"),
+    Case(code="D057", keys={"dataset": "reasoning-gym:chain_sum?min_term=3"}, says=("`chain_sum` has no argument `min_term`",), cure="Did you mean `min_terms`?", name="argument"),
+    Case(code="D057", keys={"dataset": "reasoning-gym:chain_sum?min_terms=few"}, says=("takes int as `min_terms`, not `few`",), cure="min_terms=2", name="type"),
+    Case(code="D058", keys={"dataset": [{"path": "rows.jsonl"}, {"path": "chat.jsonl"}]}, files={"chat.jsonl": json.dumps(CHAT[0]) + "\n"}, says=("`prompt` is string in rows.jsonl and a list in chat.jsonl",), cure="`chat: true`"),
+    Case(code="D005", keys={"dataset": [{"path": "rows.jsonl"}, {"path": "more.jsonl", "prompt": "{q}"}]}, files={"more.jsonl": '{"q": "1+1", "answer": "2"}\n{"q": null, "answer": "2"}\n'}, says=("more.jsonl:2, row 1: prompt is null",), cure="leave such rows out", name="part"),
+    Case(code="D005", keys={"dataset": "qa.csv", "prompt": "{question}", "held_out": 0.5}, files={"qa.csv": "question,answer\n" + "".join(f"{n}+1,{n}\n" for n in range(30)) + ",7\n"}, says=("qa.csv", "row 30: prompt is null"), cure="leave such rows out", name="csv"),
+    Case(code="D018", keys={"answer_from": "after ####"}, rows=[*[{**row, "answer": f"so\n#### {row['answer']}"} for row in ROWS], {"prompt": "x=", "answer": "so 7"}], says=("`answer` is null in 1 of 41 rows (row 40)",), cure="leave such rows out", severity="warning", name="no answer"),
+    Case(code="D027", keys={"dataset": "rows.csv"}, files={"rows.csv": "prompt,answer,answer\na,1,2\n"}, says=("rows.csv line 1: the header names `answer` twice",), cure="answer_2", name="twice"),
 ]  # fmt: skip
 
 CONFIG = [
@@ -235,6 +267,18 @@ CONFIG = [
     Case(code="C002", keys={"num_generations": 4.5}, says=("run.yaml:5: `num_generations`: expected a whole number", "got 4.5"), cure="num_generations: 4"),
     Case(code="C003", keys={"learning_rate": [1, 2]}, says=("run.yaml:7: `learning_rate`: expected a number", "a list"), cure="learning_rate: 1e-06"),
     Case(code="C003", recipe="beta: on\n", says=(f"run.yaml:{LAST}: `beta`: expected a number, got `on`",), cure="beta: 0.0", name="yaml 1.2"),
+    Case(code="C003", recipe="prompt: {question}\n", says=(f"run.yaml:{LAST}: `prompt`: expected text or null, got a mapping",), cure="prompt: \"{question}\"", name="template without quotes"),
+    Case(code="C004", keys={"order": "easy_frst"}, says=(f"run.yaml:{LAST}: `order` must be one of easy_first, hard_first",), cure="Did you mean `easy_first`?", name="order"),
+    Case(code="C016", keys={"held_out": 20}, says=(f"run.yaml:{LAST}: `held_out` must be between 0.001 and 0.999, got 20",), cure="held_out: 0.2", name="held_out"),
+    Case(code="C016", keys={"pass_rates": "mine.py", "pass_rate": [0.9, 0.1]}, says=("`pass_rate` must be two shares",), cure="pass_rate: [0.05, 0.95]", name="pass_rate"),
+    Case(code="C016", keys={"dataset": [{"path": "rows.jsonl", "weight": 0}]}, says=("run.yaml:2: `weight` must be above 0",), cure="weight: 1", name="weight"),
+    Case(code="C001", keys={"dataset": [{"path": "rows.jsonl", "wieght": 1}]}, says=("run.yaml:2: unknown key `wieght`",), cure="Did you mean `weight`?", name="part"),
+    Case(code="C030", keys={"held_out": 0.2, "eval_dataset": "rows.jsonl"}, says=(f"run.yaml:{LAST}: `held_out` and `eval_dataset` both say",), cure="keep one", name="held out twice"),
+    Case(code="C030", keys={"order": "easy_first"}, says=(f"run.yaml:{LAST}: `order` needs a column of numbers",), cure="difficulty: COLUMN", name="order by what"),
+    Case(code="C030", keys={"order": "easy_first", "difficulty": "n", "shuffle_dataset": True}, says=(f"run.yaml:{LAST}: `order` and `shuffle_dataset: true` exclude each other",), cure="keep one", name="order and shuffle"),
+    Case(code="C030", keys={"pass_rate": [0.1, 0.9]}, says=(f"run.yaml:{LAST}: `pass_rate` needs measured rates",), cure="--rollouts N --save FILE", name="no rates"),
+    Case(code="C030", keys={"dataset": [{"path": "rows.jsonl", "weight": 1}, "rows.jsonl"]}, says=("run.yaml:2: `weight` is given for some parts",), cure="all or none", name="some weights"),
+    Case(code="C040", keys={"dataset": "reasoning-gym:chain_sum?size=40", "rewards": None, "max_completion_length": 64}, says=('assumed: rewards [{"name": "reasoning_gym", "args": {"dataset": "chain_sum"}}]', "system"), cure="write what should be otherwise", severity="note"),
     Case(code="C004", keys={"loss_type": "drgrpo"}, says=(f"run.yaml:{LAST}: `loss_type` must be one of", "`drgrpo`"), cure="Did you mean `dr_grpo`?"),
     Case(code="C006", recipe="beta: 0.1\nbeta: 0.2\n", says=(f"run.yaml:{LAST + 1}: `beta` is already set at line {LAST}",), cure="delete line "),
     Case(code="C009", flags={"num_generation": 4}, says=("--num_generation: unknown key `num_generation`",), cure="Did you mean `num_generations`?"),

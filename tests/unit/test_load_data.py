@@ -8,7 +8,8 @@ import json
 import pytest
 from datasets import Dataset, DatasetDict
 
-from podium.data.load import DataSpec, load_data, load_splits
+from podium.data.loading import DataSpec, load_data
+from podium.data.sources import load_splits
 from podium.errors import DataError
 
 ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
@@ -56,7 +57,7 @@ def test_an_eval_file_and_a_task_are_held_out(tmp_path):
     path = write(tmp_path / "rows.jsonl", JSONL)
     train, held_out = load_data(DataSpec(dataset="builtin:additions", eval_dataset=path))
     assert (len(train), len(held_out)) == (320, 2)
-    assert load_data(DataSpec(dataset="builtin:additions", held_out="no"))[1] is None
+    assert load_data(DataSpec(dataset="builtin:additions", use_test_split="no"))[1] is None
 
 
 def test_a_mixture_is_cut_to_shares_and_split(tmp_path):
@@ -66,7 +67,7 @@ def test_a_mixture_is_cut_to_shares_and_split(tmp_path):
         {"path": one, "fraction": 1.0, "columns": ["prompt"]},
         {"path": two, "fraction": 3.0, "columns": ["prompt"]},
     )
-    train, held_out = load_data(DataSpec(datasets=parts, test_split_size=0.25, held_out="needed"))
+    train, held_out = load_data(DataSpec(datasets=parts, test_split_size=0.25, use_test_split="needed"))
     assert (len(train), len(held_out)) == (30, 10)
     assert train.column_names == ["prompt"]
 

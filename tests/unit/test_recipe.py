@@ -304,13 +304,13 @@ def test_a_trl_file_means_what_it_means_to_trl(recipe, monkeypatch):
         "attn_implementation": "eager",
     }
     assert (made.data.dataset, made.data.dataset_config) == ("org/data", "main")
-    assert (made.data.dataset_test_split, made.data.held_out) == ("validation", "needed")
+    assert (made.data.dataset_test_split, made.data.use_test_split) == ("validation", "needed")
     arguments = made.arguments()
     assert (arguments.scale_rewards, arguments.max_steps, arguments.reward_weights) == ("none", -1, [1.0, 0.5])
 
 
 def test_a_trl_file_without_evaluation_leaves_the_test_split_alone(recipe):
-    assert recipe(TRL.replace("eval_strategy: steps\n", "")).data.held_out == "no"
+    assert recipe(TRL.replace("eval_strategy: steps\n", "")).data.use_test_split == "no"
 
 
 def test_every_key_of_trl_s_command_line_is_known():
@@ -368,7 +368,7 @@ def test_unknown_recipe_lists_those_there_are(tmp_path, monkeypatch):
 
 def test_hub_dataset_that_cannot_be_reached_is_one_message(recipe, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    from podium.data.load import load_data
+    from podium.data.loading import load_data
 
     with pytest.raises(DataError, match="`org/data` is no file or folder here"):
         load_data(recipe(TRL).data)

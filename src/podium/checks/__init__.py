@@ -16,6 +16,7 @@ from podium.records import Finding
 
 if TYPE_CHECKING:
     from podium.config import GRPOConfig
+    from podium.recipe.document import Document
 
 __all__ = ["check", "check_recipe"]
 
@@ -72,7 +73,7 @@ def check(
         )
 
 
-def check_recipe(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
+def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
     """What is wrong with a recipe and values that override it, errors first."""
     from podium.checks.process import process_as_it_was
     from podium.checks.setup import from_recipe

@@ -18,6 +18,8 @@ import numpy as np
 
 from podium.advantages import combine
 from podium.config import GRPOConfig, sampling_settings
+from podium.data.selection import fingerprint
+from podium.errors import ConfigError
 from podium.evaluation import accuracy_name
 from podium.evaluation.measured import RIGHT
 from podium.records import Finding, ScoredGroup
@@ -173,8 +175,8 @@ def _truncated(groups: Sequence[ScoredGroup]) -> float:
 # ---- numbers ----
 
 
-def diagnose(sampled: Sampled, args: GRPOConfig) -> Diagnosis:
-    """Numbers of sampled groups, and what they ask for."""
+def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) -> Diagnosis:
+    """Numbers of sampled groups, and what they ask for. `accuracy` names the reward that says right or wrong."""
     groups = sampled.groups
     completions = [completion for each in groups for completion in each.group.completions]
     rewards_RK = np.concatenate([each.rewards_GK for each in groups])
@@ -192,7 +194,7 @@ def diagnose(sampled: Sampled, args: GRPOConfig) -> Diagnosis:
         spread_share=float(spread.mean()),
         flat_reward=float(np.mean(flat)) if flat else float("nan"),
         mean_reward=float(np.mean(np.concatenate(known))) if any(x.size for x in known) else float("nan"),
-        pass_rates=_pass_rates(groups),
+        pass_rates=_pass_rates(groups, accuracy),
         rewards=tuple(
             _summary(name, rewards_RK[:, k], lengths_R, sampled.reward_seconds[name]) for k, name in enumerate(names)
         ),
@@ -240,8 +242,8 @@ def _correlation(a_R: np.ndarray, b_R: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _pass_rates(groups: Sequence[ScoredGroup]) -> tuple[float, ...]:
-    name = accuracy_name(groups[0].names_K)
+def _pass_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> tuple[float, ...]:
+    name = accuracy or accuracy_name(groups[0].names_K)
     if name is None:
         return ()
     k = groups[0].names_K.index(name)
@@ -255,6 +257,38 @@ def _end_gain(groups: Sequence[ScoredGroup], reward_PG: Sequence[np.ndarray]) ->
     ended, cut = reward_R[known_R & ~cut_R], reward_R[known_R & cut_R]
     size = float(reward_R[known_R].std()) if known_R.any() else 0.0
     return float(ended.mean() - cut.mean()) / size if ended.size and cut.size and size > 1e-9 else float("nan")
+
+
+def measured_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> list[dict[str, Any]]:
+    """One row a prompt with how often it was solved: what the recipe's key `pass_rates` takes as JSONL.
+
+    Raises:
+        ConfigError: no reward says right or wrong.
+    """
+    names = groups[0].names_K
+    name = accuracy or accuracy_name(names)
+    if name is None:
+        raise ConfigError(
+            f"none of the rewards {', '.join(names)} is known to say right or wrong. Write `accuracy: NAME`."
+        )
+    rows = []
+    for each in groups:
+        right_G = each.rewards_GK[:, names.index(name)]
+        right_G = right_G[~np.isnan(right_G)] >= RIGHT
+        if right_G.size:
+            content = each.group.prompt.content
+            asked = content if isinstance(content, str) else str(content[-1].get("content"))
+            rows.append(
+                {
+                    "fingerprint": fingerprint(content),
+                    "pass_rate": round(float(right_G.mean()), 6),
+                    "right": int(right_G.sum()),
+                    "completions": int(right_G.size),
+                    "reward": name,
+                    "prompt": asked,
+                }
+            )
+    return rows
 
 
 def _duplicates(groups: Sequence[ScoredGroup]) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from podium.checks.cures import cure
 from podium.checks.distinct import DistinctSample
 from podium.data.check import Places, Survey, check_row, is_read_once, is_transformed
-from podium.data.load import jsonl_rows
+from podium.data.files import jsonl_rows
 from podium.data.prompts import PromptBuilder, most_tokens
 from podium.errors import DataError
 from podium.records import Finding
@@ -52,14 +52,18 @@ COUNTED_BYTES = 64 << 20
 _BATCH = 512
 
 
+Line = int | str | None
+"""Number of the line; a text says the whole place, None that it is the number of the row."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where rows come from."""
 
     name: str
     """For messages: a file, or `train_dataset`."""
-    rows: Callable[[], Iterator[tuple[int | None, Any]]]
-    """Number of the line (None: not a file of lines) and row; a Finding in place of a row that cannot be read."""
+    rows: Callable[[], Iterator[tuple[Line, Any]]]
+    """Line and row; a Finding in place of a row that cannot be read, None in place of one that is left out."""
     about: int | None
     """How many rows there are, roughly; None: not known."""
     columns: tuple[str, ...] | None = None
@@ -117,7 +121,7 @@ class RowSurvey:
         """Every how manieth prompt is measured."""
         return max(1, -(-(self.source.about or 0) // MEASURED_ROWS))
 
-    def add(self, index: int, line: int | None, row: Any, other: DistinctSample | None) -> None:
+    def add(self, index: int, line: Line, row: Any, other: DistinctSample | None) -> None:
         """One row."""
         if isinstance(row, Finding):
             self._note(row, index, line)
@@ -133,7 +137,7 @@ class RowSurvey:
             if problem is None:
                 self._look_at(index, row, other)
 
-    def _note(self, finding: Finding, index: int, line: int | None) -> None:
+    def _note(self, finding: Finding, index: int, line: Line) -> None:
         self.num_bad[finding.code] += 1
         shown = self.bad.setdefault(finding.code, [])
         if len(shown) < MAX_SHOWN:
@@ -145,8 +149,8 @@ class RowSurvey:
             column = self.columns.get(key)
             if column is None:
                 column = self.columns[key] = Column()
-                column.nulls.count = index  # rows before this one did not have it
-                column.nulls.first = list(range(min(index, 5)))
+                column.nulls.count = self.counts.num_rows - 1  # rows before this one did not have it
+                column.nulls.first = list(range(min(column.nulls.count, 5)))
             if value is None:
                 column.nulls.add(index)
             else:
@@ -234,10 +238,13 @@ def _key(prompt: Any) -> Hashable:
     return tuple((message["role"], str(message.get("content"))) for message in prompt)
 
 
-def _placed(what: str, name: str, index: int, line: int | None) -> str:
+def _placed(what: str, name: str, index: int, line: Line) -> str:
     """`row 3: prompt is null` as `train.jsonl:4, row 3: prompt is null`."""
     if what.startswith(name):
         return what  # the reader named the line
+    if isinstance(line, str):
+        named = what.startswith(line.partition(":")[0].partition(",")[0])
+        return what if named else f"{line}: {what.removeprefix(f'row {index}: ')}"
     where = name if line is None else f"{name}:{line}"
     return f"{where}, {what}" if what.startswith("row ") else f"{where}, row {index}: {what}"
 
@@ -250,7 +257,8 @@ def look_at(source: Source, builder: PromptBuilder | None, other: DistinctSample
     """
     survey = RowSurvey(source=source, builder=builder)
     for index, (line, row) in enumerate(source.rows()):
-        survey.add(index, line, row, other)
+        if row is not None:
+            survey.add(index, line, row, other)
     survey.finish()
     return survey
 

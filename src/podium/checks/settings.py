@@ -9,6 +9,7 @@ from typing import Any
 
 from podium.assembly import plan_of
 from podium.checks.setup import Setup
+from podium.recipe.assume import assumed_words
 from podium.records import Finding
 
 LORA_RATE = 5e-6
@@ -20,6 +21,17 @@ FEW_GROUPS = 4
 COLD, HOT = 0.3, 2.0
 
 _PATHS = ("model", "dataset", "eval_dataset", "output_dir", "model_name_or_path", "dataset_name")
+
+
+def assumed(setup: Setup) -> Iterator[Finding]:
+    """What nobody wrote and is taken as said."""
+    if setup.assumed:
+        yield Finding(
+            code="C040",
+            severity="note",
+            what=assumed_words(setup.assumed),
+            fix="write what should be otherwise, as a flag or in a recipe",
+        )
 
 
 def learning_rate(setup: Setup) -> Iterator[Finding]:

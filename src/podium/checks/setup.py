@@ -21,14 +21,14 @@ from podium.assembly import load_settings, prompt_builder
 from podium.checks.cures import cure
 from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.checks.public import DATASETS, unasked_dataset
-from podium.checks.rows import RowSurvey, Source, dataset_source, jsonl_source, look_at
+from podium.checks.rows import RowSurvey, Source, dataset_source, look_at
+from podium.checks.sources import recipe_sources
 from podium.config import GRPOConfig
-from podium.data.load import READERS, DataSpec, load_data, load_eval
 from podium.data.prompts import PromptBuilder
 from podium.errors import ConfigError, DataError, PodiumError
 from podium.models.loading import model_name
 from podium.recipe import Recipe, open_document
-from podium.recipe.document import Problem
+from podium.recipe.document import Document, Problem
 from podium.recipe.reading import survey as survey_recipe
 from podium.records import Finding
 from podium.rewards.resolve import Reward, resolve_rewards
@@ -47,6 +47,8 @@ class Setup:
     """Where a setting was made: `run.yaml:7`, or `--flag`."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """A recipe's keys as written."""
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    """Those of them that nobody wrote."""
     model: ModelFacts | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     builder: PromptBuilder | None = None
@@ -72,22 +74,30 @@ class _Gathering:
     """Parts of a setup, and what kept others from being had."""
 
     problems: list[Finding] = field(default_factory=list)
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Of a recipe's keys."""
 
     def attempt(self, make: Callable[[], T], where: str = "") -> T | None:
+        """What `make` gives; None where it raises, which is then said, at `where` or the key that the message names."""
         try:
             return make()
         except PodiumError as error:
-            self.problems += findings_of(error, where)
+            named = (self.places[key] for key in re.findall(r"`(\w+)`", str(error)) if key in self.places)
+            self.problems += findings_of(error, where or next(named, ""))
             return None
 
     def attempt_rows(self, make: Callable[[], T], name: str | None) -> T | None:
         """Likewise; a public dataset that the hub was not asked for is no mistake."""
-        try:
-            return make()
-        except DataError as error:
-            unreached = name in DATASETS and isinstance(error.__cause__, ConnectionError)
-            self.problems += [unasked_dataset(str(name))] if unreached else findings_of(error)
-            return None
+
+        def reached() -> T:
+            try:
+                return make()
+            except DataError as error:
+                if name in DATASETS and isinstance(error.__cause__, ConnectionError):
+                    error.findings = (unasked_dataset(str(name)),)
+                raise
+
+        return self.attempt(reached)
 
 
 def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
@@ -130,7 +140,7 @@ def _parted(message: str) -> tuple[str, str]:
 # ---- from a recipe ----
 
 
-def from_recipe(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Setup:
+def from_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> Setup:
     """All that a YAML file and overriding values make known."""
     gathering = _Gathering()
     overrides = dict(overrides or {})
@@ -143,12 +153,13 @@ def from_recipe(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     recipe, problems = survey_recipe(document, overrides)
     keys = {place: key for key, place in recipe.places.items()}
     gathering.problems += [_from_problem(problem, keys) for problem in problems]
+    gathering.places = recipe.places
     return _of_recipe(recipe, gathering)
 
 
 def of_recipe(recipe: Recipe) -> Setup:
     """The setup of a recipe that was read."""
-    return _of_recipe(recipe, _Gathering())
+    return _of_recipe(recipe, _Gathering(places=recipe.places))
 
 
 def _of_recipe(recipe: Recipe, gathering: _Gathering) -> Setup:
@@ -156,9 +167,8 @@ def _of_recipe(recipe: Recipe, gathering: _Gathering) -> Setup:
     builds = gathering.attempt(lambda: recipe.peft_config()) if recipe.lora is not None else None
     functions = [spec.function for spec in recipe.rewards]
     missing = {finding.code for finding in gathering.problems} & {"D025", "C031"}
-    spec = recipe.data
-    has_data = (spec.dataset is not None or spec.datasets) and "D025" not in missing
-    return _setup(
+    has_data = recipe.data.is_given and "D025" not in missing
+    made = _setup(
         gathering,
         name=recipe.name,
         args=args,
@@ -171,8 +181,9 @@ def _of_recipe(recipe: Recipe, gathering: _Gathering) -> Setup:
         else {**recipe.lora, "target_modules": getattr(builds, "target_modules", None)},
         quantization=recipe.quantization,
         reward_funcs=functions,
-        sources=lambda: _spec_sources(spec, gathering) if has_data else (None, None),
+        sources=lambda: recipe_sources(recipe, gathering) if has_data else (None, None),
     )
+    return replace(made, assumed=recipe.assumed)
 
 
 def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
@@ -188,48 +199,6 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
                 return None
             del config[named[0]]
     return None
-
-
-def _spec_sources(spec: DataSpec, gathering: _Gathering) -> tuple[Source | None, Source | None]:
-    """A recipe's datasets; files are streamed."""
-    held_out = "no" if spec.eval_dataset else spec.held_out
-    streamed = replace(spec, eval_dataset=None, held_out=held_out, dataset_streaming=_streams(spec, spec.dataset))
-    evaluation: Source | None = None
-    if spec.dataset is not None and _is_lines(spec.dataset):
-        path = Path(spec.dataset).expanduser()
-        train = gathering.attempt(lambda: jsonl_source(path, spec.dataset))
-    else:
-        loaded = gathering.attempt_rows(lambda: load_data(streamed), spec.dataset)
-        ends = spec.dataset is not None and _is_file(spec.dataset)
-        train_rows, held_rows = loaded or (None, None)
-        name = spec.dataset or "datasets"
-        train = None if train_rows is None else dataset_source(train_rows, name, is_file=ends)
-        evaluation = None if held_rows is None else dataset_source(held_rows, f"{name} ({spec.dataset_test_split})")
-    if spec.eval_dataset is not None:
-        evaluation = gathering.attempt(lambda: _eval_source(spec))
-    return train, evaluation
-
-
-def _eval_source(spec: DataSpec) -> Source | None:
-    name = str(spec.eval_dataset)
-    if _is_lines(name):
-        return jsonl_source(Path(name).expanduser(), name)
-    return dataset_source(
-        load_eval(replace(spec, dataset_streaming=_streams(spec, name))), name, is_file=_is_file(name)
-    )
-
-
-def _is_file(name: str) -> bool:
-    path = Path(name).expanduser()
-    return path.suffix in READERS and path.is_file()
-
-
-def _is_lines(name: str) -> bool:
-    return _is_file(name) and name.endswith(".jsonl")
-
-
-def _streams(spec: DataSpec, name: str | None) -> bool:
-    return spec.dataset_streaming or (name is not None and _is_file(name))
 
 
 # ---- from the trainer's arguments ----

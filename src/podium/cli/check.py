@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,9 @@ def check(
     rollouts: Annotated[
         int, typer.Option("--rollouts", min=0, help="Load the model and sample from this many prompts as well.")
     ] = 0,
+    save: Annotated[
+        str, typer.Option("--save", help="Write the pass rate of every sampled prompt into this file.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say what is wrong with a run, all of it, before it starts.
@@ -37,6 +41,7 @@ def check(
     from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "check")
+    _check_save(save, rollouts)
     quiet()
     found = check_recipe(path, overrides)
     extra: dict[str, Any] = {}
@@ -45,19 +50,31 @@ def check(
     if rollouts and not has_errors(found):
         from podium.cli.rollouts import sample_groups, tables
 
-        diagnosis, run = sample_groups(path, overrides, rollouts)
+        diagnosis, run = sample_groups(path, overrides, rollouts, save)
         found = [*found, *diagnosis.findings]
         extra = {"rollouts": {**diagnosis.as_dict(), "run": dict(run)}}
         if not as_json:
             for shown in tables(diagnosis, run):
                 console.print(shown)
+            if save:
+                console.print(f"Pass rates written to {save}; a recipe takes them as `pass_rates: {save}`.\n")
             show_findings(console, diagnosis.findings)
     if as_json:
         print_json({"findings": findings(found), **extra})
     else:
-        console.print(summary(path, found))
+        console.print(summary(str(path), found))
     if has_errors(found):
         raise typer.Exit(FOUND)
+
+
+def _check_save(save: str, rollouts: int) -> None:
+    """Said before the model is loaded."""
+    from podium.errors import ConfigError
+
+    if save and not rollouts:
+        raise ConfigError(f"--save {save}: nothing is measured without --rollouts. Type: --rollouts 200 --save {save}")
+    if save and not Path(save).absolute().parent.is_dir():
+        raise ConfigError(f"--save {save}: there is no folder {Path(save).parent}.")
 
 
 def has_errors(found: Sequence[Finding]) -> bool:

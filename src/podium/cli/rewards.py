@@ -121,7 +121,7 @@ def _settings_of(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> tuple[list[Report], list[Any]]:
-    from podium.data.load import DataSpec, load_data
+    from podium.data.loading import DataSpec, load_data
     from podium.errors import ConfigError
     from podium.rewards.tester import Source, examine_source
 
@@ -133,7 +133,7 @@ def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> t
 
 
 def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], list[Any]]:
-    from podium.data.load import DataSpec, load_data
+    from podium.data.loading import DataSpec, load_data
     from podium.recipe import load
     from podium.rewards.tester import Source, examine_source, judge_sum
 

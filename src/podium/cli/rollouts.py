@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,23 +14,30 @@ if TYPE_CHECKING:
     from podium.checks.rollouts import Diagnosis
     from podium.estimates.duration import TimeEstimate
     from podium.recipe import Recipe
+    from podium.recipe.document import Document
+    from podium.records import ScoredGroup
     from podium.trainer import GRPOTrainer
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def sample_groups(path: str, overrides: Mapping[str, Any], num_prompts: int) -> tuple[Diagnosis, list[tuple[str, str]]]:
-    """Load the model, sample, score; and the lines about memory and time."""
+def sample_groups(
+    path: str | Document, overrides: Mapping[str, Any], num_prompts: int, save: str = ""
+) -> tuple[Diagnosis, list[tuple[str, str]]]:
+    """Load the model, sample, score; and the lines about memory and time. Pass rates are written into `save`."""
     from podium.checks.rollouts import diagnose, sample
     from podium.cli.sample import opened
 
     with opened(path, overrides) as (recipe, trainer, rows, held_out):
-        diagnosis = diagnose(sample(trainer, rows, num_prompts), trainer.args)
+        sampled = sample(trainer, rows, num_prompts)
+        if save:
+            _write_rates(Path(save), sampled.groups, recipe.accuracy)
+        diagnosis = diagnose(sampled, trainer.args, recipe.accuracy)
         took = _estimate(recipe, trainer, rows, held_out)
         return diagnosis, [*took.rows(), ("peak memory so far", _peak(trainer.args.device.type))]
 
 
-def estimated(path: str, overrides: Mapping[str, Any]) -> TimeEstimate:
+def estimated(path: str | Document, overrides: Mapping[str, Any]) -> TimeEstimate:
     """The time of a run, from a trainer of its own."""
     from podium.cli.sample import opened
 
@@ -46,6 +55,16 @@ def _estimate(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) ->
         num_rows=len(rows) if hasattr(rows, "__len__") else None,
         evaluation_completions=2 * looked_at * recipe.eval_samples,
     )
+
+
+def _write_rates(file: Path, groups: Sequence[ScoredGroup], accuracy: str | None) -> None:
+    """Beside its place first, so that a measurement that is stopped leaves the older one whole."""
+    from podium.checks.rollouts import measured_rates
+
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in measured_rates(groups, accuracy)]
+    beside = file.with_name(f".{file.name}.tmp")
+    beside.write_text("".join(lines).encode("utf-8", "replace").decode("utf-8"), encoding="utf-8")
+    beside.replace(file)
 
 
 def _peak(device: str) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from podium.recipe import Recipe
+    from podium.recipe.document import Document
     from podium.records import ScoredGroup
     from podium.trainer import GRPOTrainer
 
@@ -29,12 +30,15 @@ def sample(
 
     RECIPE and flags are those of `podium train`.
     """
-    from podium.cli.terminal import console, prepare_output
+    from podium.cli.terminal import console, errors, prepare_output
     from podium.cli.words import recipe_and_flags
+    from podium.recipe.assume import assumed_words
 
     path, overrides = recipe_and_flags(context.args, "sample")
     with opened(path, overrides) as (recipe, trainer, rows, _):
         prepare_output()
+        if recipe.assumed:
+            errors.print(assumed_words(recipe.assumed), soft_wrap=True, markup=False)
         scored = trainer.generate_completions(list(itertools.islice(rows, num_prompts)))
         if html:
             from podium.cli.sample_page import page
@@ -52,10 +56,10 @@ def sample(
 
 
 @contextlib.contextmanager
-def opened(path: str, overrides: Mapping[str, Any]) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
+def opened(path: str | Document, overrides: Mapping[str, Any]) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
     """A recipe, its trainer, rows to train on and held-out ones (or None); what the Trainer writes is thrown away."""
     from podium.cli.terminal import quiet
-    from podium.data.load import load_data
+    from podium.data.loading import load_data
     from podium.recipe import load
 
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train

@@ -16,11 +16,15 @@ import typer
 if TYPE_CHECKING:
     from podium.evaluation import HeldOut, Measured
     from podium.recipe import Recipe
+    from podium.recipe.document import Document
     from podium.records import ScoredGroup
     from podium.trainer import GRPOTrainer
 
 STOPPED = 3
 """Exit code of a run that a finding has stopped."""
+
+ASSUMED = "C040"
+"""The note that says what nobody wrote."""
 
 EXAMPLES = 3
 """Held-out prompts whose completions are printed before and after."""
@@ -43,12 +47,12 @@ def train(
     run(path, overrides, evaluate=not no_eval)
 
 
-def run(path: str, overrides: dict[str, Any], *, evaluate: bool) -> None:
+def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> None:
     """Everything `podium train` does."""
     from podium.cli.progress import ProgressLine
     from podium.cli.report import report_of_finished_run
     from podium.cli.terminal import console, prepare_output, without_secrets
-    from podium.data.load import load_data
+    from podium.data.loading import load_data
     from podium.recipe import load
 
     started = time.perf_counter()
@@ -94,7 +98,7 @@ def _end(trainer: GRPOTrainer, say: Any) -> None:
         raise typer.Exit(STOPPED)
 
 
-def _check_first(path: str, overrides: dict[str, Any]) -> None:
+def _check_first(path: str | Document, overrides: dict[str, Any]) -> None:
     """What `podium check` finds: warnings are printed; errors, and what this machine lacks, stop the run.
 
     Raises:
@@ -110,7 +114,8 @@ def _check_first(path: str, overrides: dict[str, Any]) -> None:
     found = check_recipe(path, overrides)
     wrong = [finding for finding in found if finding.severity == "error" or finding.code in NOT_HERE]
     if int(os.environ.get("RANK", 0)) == 0:
-        show_findings(errors, [finding for finding in found if finding.severity == "warning" and finding not in wrong])
+        said = [finding for finding in found if finding.severity == "warning" or finding.code == ASSUMED]
+        show_findings(errors, [finding for finding in said if finding not in wrong])
     if wrong:
         listed = [f"{finding.what} [{finding.code}]\n  fix: {finding.fix}" for finding in wrong]
         head = [f"{path} has {len(wrong)} problems:"] * (len(wrong) > 1)

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from podium.errors import ConfigError
+from podium.recipe.document import Document
 from podium.recipe.flags import Overrides, parse_flags
 
 
-def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str, Overrides]:
-    """`run.yaml --beta 0.1` or, as for `trl grpo`, `--config run.yaml --beta 0.1`.
+def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, Overrides]:
+    """`run.yaml --beta 0.1`; as for `trl grpo`, `--config run.yaml --beta 0.1`; or a dataset alone, `--dataset qa.csv`.
 
     Raises:
-        ConfigError: no recipe, or more than one.
+        ConfigError: no recipe and no dataset, or more than one recipe.
     """
     paths, flags = parse_flags(words)
     if "config" in flags:
         paths.append(str(flags.pop("config")))
-    if len(paths) != 1:
-        got = f"got {len(paths)}: {', '.join(paths)}" if paths else "none given"
-        raise ConfigError(f"`podium {verb}` takes one recipe, before any flag ({got}). Type: podium {verb} run.yaml")
-    return paths[0], flags
+    if len(paths) == 1:
+        return paths[0], flags
+    dataset = flags.get("dataset", flags.get("dataset_name"))
+    if not paths and dataset is not None:
+        return Document(name=_name(dataset), folder=Path(), values={}, lines={}, is_file=False), flags
+    got = f"got {len(paths)}: {', '.join(paths)}" if paths else "none given"
+    raise ConfigError(
+        f"`podium {verb}` takes one recipe, before any flag ({got}). Type: podium {verb} run.yaml, or with a file of "
+        f"questions and answers alone: podium {verb} --dataset qa.csv"
+    )
+
+
+def _name(dataset: Any) -> str:
+    """What a run on a dataset alone is called.
+
+    >>> [_name(each) for each in ("data/qa.csv", "org/math", "reasoning-gym:chain_sum?size=9", ["a.csv", "b.csv"])]
+    ['qa.csv', 'math', 'chain_sum', 'mixture']
+    """
+    if not isinstance(dataset, str):
+        return "mixture"
+    return re.split(r"[/:]", dataset.partition("?")[0].rstrip("/"))[-1] or "run"
 
 
 def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[list[str], Overrides]:

@@ -1,6 +1,32 @@
-"""From datasets to prompts: what is wrong with the rows, and how a row is rendered and tokenized."""
+"""From datasets to prompts: rows by name, what is wrong with them, and how a row is rendered and tokenized.
 
-from podium.data.check import check_dataset, check_row, find_problems
-from podium.data.prompts import Overlong, PromptBuilder
+Names are loaded when first used: rows can be had without transformers.
+"""
 
-__all__ = ["Overlong", "PromptBuilder", "check_dataset", "check_row", "find_problems"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from podium.data.check import check_dataset, check_row, find_problems
+    from podium.data.loading import Loaded, load
+    from podium.data.prompts import Overlong, PromptBuilder
+
+_HOME = {
+    "Loaded": "loading",
+    "Overlong": "prompts",
+    "PromptBuilder": "prompts",
+    "check_dataset": "check",
+    "check_row": "check",
+    "find_problems": "check",
+    "load": "loading",
+}
+
+__all__ = ["Loaded", "Overlong", "PromptBuilder", "check_dataset", "check_row", "find_problems", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"podium.data.{_HOME[name]}"), name)
+    raise AttributeError(f"module `podium.data` has no attribute `{name}`")

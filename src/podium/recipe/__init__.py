@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.data.load import DataSpec
+from podium.data.loading import DataSpec
 from podium.errors import ConfigError, did_you_mean
 from podium.recipe.document import Document, read_document
 
@@ -59,6 +59,8 @@ class Recipe:
     """Where each key was set: `run.yaml:7`, or `--flag`."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """The keys and values as written, flags included: what `config.yaml` in the run's folder holds."""
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    """Those of `given` that nobody wrote."""
 
     def arguments(self) -> GRPOConfig:
         """The run's `GRPOConfig`.
@@ -87,7 +89,7 @@ class Recipe:
         Raises:
             PodiumError: settings, rows, rewards or a model that cannot work, before any weight is loaded.
         """
-        from podium.data.load import load_data
+        from podium.data.loading import load_data
         from podium.trainer import GRPOTrainer
 
         arguments = self.arguments()
@@ -123,8 +125,8 @@ class Recipe:
         return BitsAndBytesConfig(**self.quantization)
 
 
-def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """Read and check a recipe: a YAML file, or the name of one that comes with Podium.
+def load(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read and check a recipe: a YAML file, the name of one that comes with Podium, or a document that was read.
 
     `overrides` are values by key, as from the command line; they win over the file. `env:` is set in this process.
 
@@ -141,12 +143,14 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe
     return read(document, overrides)
 
 
-def open_document(path: str | Path) -> Document:
+def open_document(path: str | Path | Document) -> Document:
     """The YAML file at `path`, or the shipped recipe of that name.
 
     Raises:
         ConfigError: neither is there.
     """
+    if isinstance(path, Document):
+        return path
     file = Path(path).expanduser()
     if file.is_file():
         return read_document(file, str(path))

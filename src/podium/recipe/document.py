@@ -48,6 +48,11 @@ class Document:
     values: Mapping[str, Any]
     lines: Mapping[Place, int]
     problems: tuple[Problem, ...] = field(default=())
+    is_file: bool = True
+    """Whether there is a recipe; without one, what flags leave open is assumed."""
+
+    def __str__(self) -> str:
+        return self.name
 
     def where(self, place: Place) -> str:
         """`run.yaml:4`, the line of the nearest enclosing value that has one."""

@@ -13,6 +13,8 @@ from podium.errors import ConfigError
 from podium.recipe.document import scalar
 
 _NUMBER = re.compile(r"-(\d|\.\d)")
+_TEMPLATES = ("prompt", "answer", "system", "answer_from")
+"""Keys whose values are text, braces and all."""
 Overrides = dict[str, Any]
 
 
@@ -50,5 +52,7 @@ def _split(word: str) -> tuple[str, str | None]:
 def _value(name: str, words: list[str]) -> tuple[str, Any]:
     if not words:
         return (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
+    if name in _TEMPLATES:
+        return name, " ".join(words)
     values = [scalar(word) for word in words]
     return name, values[0] if len(values) == 1 else values

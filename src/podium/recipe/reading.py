@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from peft import LoraConfig
 from trl.scripts.utils import DatasetConfig
 
-from podium.data.load import DataSpec, check_exists
-from podium.errors import DataError, did_you_mean
+from podium.data.columns import Columns
+from podium.data.loading import DataSpec, Part, contradictions, read_parts
+from podium.data.sources import check_exists
+from podium.errors import PodiumError, did_you_mean
 from podium.recipe import Recipe
+from podium.recipe.assume import OLD_NAMES, assume
 from podium.recipe.document import Document, Place, Problem, fail, in_order
 from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
+    PART_TYPES,
     check_key,
     check_value,
     config_keys,
@@ -49,13 +53,8 @@ _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
 }
 """TRL's flat keys: the argument of `LoraConfig`, and TRL's default."""
 
-_OLD_NAMES: Mapping[str, str] = {
-    "model_name_or_path": "model",
-    "dataset_name": "dataset",
-    "reward_funcs": "rewards",
-    "torch_dtype": "dtype",
-}
-"""TRL's spellings of keys that have a shorter one here."""
+_COLUMN_KEYS = ("prompt", "answer", "system", "answer_from", "chat")
+_SELECTION_KEYS = ("held_out", "pass_rates", "order", "difficulty")
 
 
 def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
@@ -71,6 +70,8 @@ def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
 
 def survey(document: Document, overrides: Mapping[str, Any]) -> tuple[Recipe, list[Problem]]:
     """What can be understood of a recipe, and everything that is wrong with it. Without a model its name is empty."""
+    assumed = assume({**document.values, **overrides}, alone=not document.is_file)
+    document = replace(document, values={**document.values, **assumed})
     reading = _Reading(document=document, overrides=overrides)
     reading.check_keys()
     rewards = reading.rewards()
@@ -96,6 +97,7 @@ def survey(document: Document, overrides: Mapping[str, Any]) -> tuple[Recipe, li
         eval_rows=values.get("eval_rows", 200),
         places={key: reading.where((key,)) for key in values},
         given={**document.values, **overrides},
+        assumed=assumed,
     )
     return recipe, in_order(reading.problems)
 
@@ -133,7 +135,7 @@ class _Reading:
             if problem is not None:
                 self.say(problem, key, code=code)
                 continue
-            short = _OLD_NAMES.get(key, key)
+            short = OLD_NAMES.get(key, key)
             if short in self.spelled and self.spelled[short] != key:
                 self.say(f"`{key}` and `{self.spelled[short]}` mean the same; keep one of them", key)
             self.spelled[short] = key
@@ -209,24 +211,71 @@ class _Reading:
         for index, part in enumerate(mixture):
             if "path" not in part:
                 self.say("a part of `datasets` needs `path`", "datasets", index)
+        dataset = self.values.get("dataset")
         for key in ("dataset", "eval_dataset"):
-            if name := self.values.get(key):
-                self._check_file(name, key)
-        given = {key: self.values[key] for key in _DATA_KEYS if self.values.get(key) is not None}
-        held_out = self._held_out()
-        return DataSpec(dataset=self.values.get("dataset"), datasets=tuple(mixture), held_out=held_out, **given)
+            if isinstance(name := self.values.get(key), str):
+                self._check_exists(name, key)
+        columns = self._columns(self.values)
+        given = {key: self.values[key] for key in (*_DATA_KEYS, *_SELECTION_KEYS) if self.values.get(key) is not None}
+        spec = DataSpec(
+            dataset=None if isinstance(dataset, list) else dataset,
+            parts=self._parts(dataset, columns) if isinstance(dataset, list) else (),
+            datasets=tuple(mixture),
+            use_test_split=self._use_test_split(),
+            columns=columns,
+            pass_rate=self._pass_rate(),
+            seed=next((self.values[key] for key in ("data_seed", "seed") if self.values.get(key) is not None), 42),
+            **given,
+        )
+        for key, problem in contradictions(spec).items():
+            self.say(problem, key)
+        return spec
 
-    def _held_out(self) -> Literal["if there", "needed", "no"]:
+    def _columns(self, values: Mapping[str, Any], *place: str | int) -> Columns:
+        """The templates of a dataset, or of one part of a mixture at `place`."""
+        given = {key: values[key] for key in _COLUMN_KEYS if values.get(key) is not None}
+        made = Columns(examples=tuple(values.get("examples") or ()), **given)
+        for key, problem in made.check().items():
+            self.say(str(problem), *place, key, code=problem.code)
+        return made
+
+    def _parts(self, entries: list[Any], columns: Columns) -> tuple[Part, ...]:
+        """A list under `dataset`; what a part does not say of its columns is as in the recipe."""
+        parts = []
+        for index, entry in enumerate(entries):
+            own = entry if isinstance(entry, Mapping) else {"path": entry}
+            checked = self._checked_mapping(own, PART_TYPES, ("dataset", index))
+            if not isinstance(checked.get("path"), str):
+                self.say("a part of `dataset` needs `path`", "dataset", index)
+                continue
+            if (weight := checked.get("weight")) is not None and not weight > 0:
+                self.say(f"`weight` must be above 0, got {weight:g}", "dataset", index, "weight", code="C016")
+            self._check_exists(checked["path"], "dataset", index)
+            self._columns(checked, "dataset", index)
+            parts.append(checked)
+        return read_parts(parts, columns)
+
+    def _pass_rate(self) -> tuple[float, float] | None:
+        """Two shares, the lower one first."""
+        bounds = self.values.get("pass_rate")
+        if bounds is None:
+            return None
+        if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] <= 1:
+            self.say(f"`pass_rate` must be two shares, as in [0.05, 0.95]; got {bounds}", "pass_rate", code="C016")
+            return None
+        return bounds[0], bounds[1]
+
+    def _use_test_split(self) -> Literal["if there", "needed", "no"]:
         """A file written for `trl grpo` has its test split used when it asks for evaluation, and only then."""
         if self.spelled.get("dataset") == "dataset":
             return "if there"
         return "no" if self.values.get("eval_strategy", "no") == "no" else "needed"
 
-    def _check_file(self, name: str, key: str) -> None:
+    def _check_exists(self, name: str, *place: str | int) -> None:
         try:
             check_exists(name)
-        except DataError as error:
-            self.say(str(error), key, code=error.code)
+        except PodiumError as error:
+            self.say(str(error), *place, code=error.code)
 
     def model_settings(self) -> dict[str, Any]:
         """Arguments of `from_pretrained` that have a key of their own."""
@@ -241,6 +290,10 @@ class _Reading:
         if settings := self.model_settings():
             own = config.get("model_init_kwargs") or {}
             config["model_init_kwargs"] = {**settings, **own} if isinstance(own, Mapping) else own
+        if self.values.get("order") is not None:
+            if config.get("shuffle_dataset"):
+                self.say("`order` and `shuffle_dataset: true` exclude each other; keep one of them", "order")
+            config["shuffle_dataset"] = False
         if any(spec.weight is not None for spec in rewards):
             if "reward_weights" in config:
                 self.say("`reward_weights` and `weight` in `rewards` say the same twice; keep one", "reward_weights")
@@ -257,7 +310,7 @@ class _Reading:
     def check_needed(self, rewards: tuple[RewardSpec, ...]) -> None:
         """What a recipe cannot do without. Silent where the key is there and wrong: that was said already."""
         given = {**self.document.values, **self.overrides}
-        written = {_OLD_NAMES.get(key, key) for key, value in given.items() if value is not None}
+        written = {OLD_NAMES.get(key, key) for key, value in given.items() if value is not None}
         name = self.document.name
         if "model" not in written:
             self.problems.append(

@@ -19,12 +19,24 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetConfig
 
 from podium.config import CHOICES, RANGES, GRPOConfig
+from podium.data.selection import ORDERS
 from podium.errors import did_you_mean
 
 OWN_KEYS: Mapping[str, Any] = {
     "model": str,
-    "dataset": str,
+    "dataset": str | list[Any],
     "eval_dataset": str | None,
+    "prompt": str | None,
+    "answer": str | None,
+    "system": str | None,
+    "examples": list[dict[str, Any]] | None,
+    "answer_from": str | None,
+    "chat": bool,
+    "held_out": float | None,
+    "pass_rates": str | None,
+    "pass_rate": list[float] | None,
+    "order": str | None,
+    "difficulty": str | None,
     "rewards": list[Any],
     "lora": dict[str, Any] | None,
     "accuracy": str | None,
@@ -62,8 +74,18 @@ GONE: Mapping[str, str] = {
 }
 """Keys of older transformers and TRL, and likely slips, with what to do."""
 
+PART_TYPES: Mapping[str, Any] = {
+    "path": str,
+    "weight": float | None,
+    "split": str,
+    "config": str | None,
+    **{key: OWN_KEYS[key] for key in ("prompt", "answer", "system", "examples", "answer_from", "chat")},
+}
+"""Keys of one part where `dataset` is a list."""
+
 _LISTED_CHOICES: Mapping[str, tuple[str, ...]] = {
     **CHOICES,
+    "order": ORDERS,
     "dtype": ("auto", "bfloat16", "float16", "float32"),
     "torch_dtype": ("auto", "bfloat16", "float16", "float32"),
     "bnb_4bit_quant_type": ("fp4", "nf4"),
@@ -74,6 +96,7 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "eval_samples": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
     "eval_temperature": (1e-6, 100.0, "0.001 draws the likeliest completion"),
     "eval_rows": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
+    "held_out": (0.001, 0.999, "it is the share of the prompts that are not trained on"),
 }
 
 _CLASSES = (GRPOConfig, GRPOScriptArguments, trl.ModelConfig, trl.DatasetMixtureConfig)

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from podium.data.gym import gym_rows
 from podium.errors import ConfigError, did_you_mean
 from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_match
 from podium.rewards.code import CodeStages, CodeTests
@@ -29,7 +30,7 @@ from podium.rewards.format import (
     xml_format_partial,
 )
 from podium.rewards.from_file import file_reward
-from podium.rewards.gym import ReasoningGym, gym_rows
+from podium.rewards.gym import ReasoningGym
 from podium.rewards.json_format import json_format, json_match, json_schema
 from podium.rewards.judge import Judge
 from podium.rewards.languages import language

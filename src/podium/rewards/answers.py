@@ -1,7 +1,7 @@
 """Rewards for the right answer: 1 or 0, and None (no opinion) where a row has no answer to compare with.
 
 Each takes plain and chat completions. `extract` says where in a completion the final answer stands; the ways are listed
-in `podium.rewards.extract`. Where the `answer` column holds a list, each of its entries is right.
+in `podium.extract`. Where the `answer` column holds a list, each of its entries is right.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.rewards.extract import Extract, extractor, last_number
-from podium.rewards.text import tagged, text_of
+from podium.extract import Extract, extractor, last_number, tagged
+from podium.rewards.text import text_of
 
 
 def answer_correct(completions: Sequence[Any], answer: Sequence[Any]) -> list[float | None]:

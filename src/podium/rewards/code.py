@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from podium.errors import ConfigError, RewardError
+from podium.extract import tagged
 from podium.rewards.sandbox import BackendName, Limits, Result, choose, passed, run_program
-from podium.rewards.text import tagged, text_of
+from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)^[ \t]*```", re.S | re.M | re.I)

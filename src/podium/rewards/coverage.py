@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.rewards.extract import Extract, extractor
+from podium.extract import Extract, extractor
 from podium.rewards.text import text_of
 from podium.rewards.words import STOP_WORDS, words_of
 

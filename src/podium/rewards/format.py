@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.rewards.extract import compiled_pattern
+from podium.extract import compiled_pattern
 from podium.rewards.text import text_of
 
 _ONLY_ANSWER = re.compile(r"<answer>\s*[^<\s][^<]*</answer>")

@@ -1,6 +1,6 @@
-"""reasoning-gym's own scorers as a reward, in a sandbox; and its tasks as rows.
+"""reasoning-gym's own scorers as a reward, in a sandbox.
 
-    dataset = Dataset.from_list(gym_rows("countdown", size=200, seed=1))
+    dataset = podium.data.load("reasoning-gym:countdown?size=200&seed=1").train
     GRPOTrainer(..., reward_funcs=[library_reward("reasoning_gym", dataset="countdown")], train_dataset=dataset)
 
 Some of these scorers evaluate the model's text as Python. So they run where code runs: one worker per core and task
@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from podium.errors import ConfigError, RewardError, did_you_mean
+from podium.data.gym import check_task
+from podium.errors import ConfigError, RewardError
+from podium.extract import tagged
 from podium.rewards.sandbox import BackendName, Extras, Limits, Result, Sandbox, SandboxFault, choose
-from podium.rewards.text import tagged, text_of
+from podium.rewards.text import text_of
 
 Extract = Literal["answer", "raw"]
 _SCORER = Path(__file__).with_name("gym_inside.py")
@@ -37,9 +39,9 @@ class ReasoningGym:
 
     Read are the `metadata` column (JSON text or a mapping) and the `answer` column, as `gym_rows` makes them. The
     answer of a completion is inside its last `<answer>` tags (`extract: answer`), or the `raw` text. An answer that
-    takes longer than `timeout` processor seconds, or breaks the scorer, gets 0. None where a row has no metadata and
-    where the sandbox itself fails. Raises `ConfigError` without reasoning-gym or for a dataset it lacks, `RewardError`
-    where no sandbox works.
+    takes longer than `timeout` processor seconds, or breaks the scorer, gets 0. None where a row has no metadata or
+    those of another dataset, and where the sandbox itself fails. Raises `ConfigError` without reasoning-gym or for a
+    dataset it lacks, `RewardError` where no sandbox works.
     """
 
     __name__: ClassVar[str] = "reasoning_gym"  # in metrics and messages
@@ -59,14 +61,14 @@ class ReasoningGym:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
-        _check_dataset(self.dataset)
+        check_task(self.dataset)
         object.__setattr__(self, "_backend", choose(self.sandbox))
 
     def __call__(
         self, completions: Sequence[Any], metadata: Sequence[Any], answer: Sequence[Any] | None = None
     ) -> list[float | None]:
         golds = answer if answer is not None else [None] * len(completions)
-        entries = [_entry(own, gold, index) for index, (own, gold) in enumerate(zip(metadata, golds, strict=True))]
+        entries = [self._entry(own, gold, index) for index, (own, gold) in enumerate(zip(metadata, golds, strict=True))]
         answers = [self._answer(text_of(completion)) for completion in completions]
         asked = [index for index, entry in enumerate(entries) if entry is not None and answers[index] is not None]
         scores: list[float | None] = [None if entry is None else 0.0 for entry in entries]
@@ -74,6 +76,21 @@ class ReasoningGym:
         for index, result in zip(asked, self._results(tests), strict=True):
             scores[index] = _score(result)
         return scores
+
+    def _entry(self, metadata: Any, answer: Any, index: int) -> dict[str, Any] | None:
+        """What `score_answer` takes besides the answer; None where there is nothing to score with."""
+        if metadata is None:
+            return None
+        if isinstance(metadata, str):
+            try:
+                metadata = json.loads(metadata)
+            except ValueError as error:
+                raise RewardError(f"the `metadata` of completion {index} are not JSON: {error}") from error
+        if not isinstance(metadata, Mapping):
+            raise RewardError(f"the `metadata` of completion {index} are {str(metadata)[:80]!r}; expected a mapping.")
+        if metadata.get("source_dataset", self.dataset) != self.dataset:
+            return None
+        return {"question": "", "answer": answer, "metadata": dict(metadata)}
 
     def _answer(self, text: str) -> str | None:
         return text.strip() if self.extract == "raw" else tagged(text, "answer")
@@ -86,69 +103,6 @@ class ReasoningGym:
         with ThreadPoolExecutor(max_workers=len(workers)) as pool:
             parts = list(pool.map(lambda k: workers[k].ask(tests[k :: len(workers)]), range(len(workers))))
         return [parts[index % len(workers)][index // len(workers)] for index in range(len(tests))]
-
-
-def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -> list[dict[str, Any]]:
-    """The tasks of a reasoning-gym dataset as rows: `prompt`, `answer` and `metadata` as JSON text.
-
-    Settings are those of the dataset's own configuration. Raises `ConfigError` without reasoning-gym, for a dataset it
-    lacks and for settings that do not fit.
-
-    >>> row = gym_rows("chain_sum", size=1, seed=1)[0]
-    >>> sorted(row), row["answer"].lstrip("-").isdigit()
-    (['answer', 'metadata', 'prompt'], True)
-    """
-    _check_dataset(dataset)
-    import reasoning_gym
-
-    try:
-        made = reasoning_gym.create_dataset(dataset, size=size, seed=seed, **settings)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError(f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {error}") from error
-    return [
-        {
-            "prompt": task["question"],
-            "answer": None if task["answer"] is None else str(task["answer"]),
-            "metadata": json.dumps(task["metadata"], default=_jsonable),
-        }
-        for task in made
-    ]
-
-
-def _jsonable(value: Any) -> Any:
-    """Numpy's numbers and arrays, sets and whatever else metadata have."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
-
-
-def _check_dataset(name: str) -> None:
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise ConfigError("reasoning-gym is not installed. Type: pip install 'podium[tasks]'")
-    if name not in _dataset_names():
-        near = did_you_mean(name, _dataset_names())
-        raise ConfigError(f"reasoning-gym has no dataset `{name}`.{near} It has {len(_dataset_names())}.")
-
-
-@functools.cache
-def _dataset_names() -> frozenset[str]:
-    from reasoning_gym.factory import DATASETS
-
-    return frozenset(DATASETS)
-
-
-def _entry(metadata: Any, answer: Any, index: int) -> dict[str, Any] | None:
-    """What `score_answer` takes besides the answer; None where there is nothing to score with."""
-    if metadata is None:
-        return None
-    if isinstance(metadata, str):
-        try:
-            metadata = json.loads(metadata)
-        except ValueError as error:
-            raise RewardError(f"the `metadata` of completion {index} are not JSON: {error}") from error
-    if not isinstance(metadata, Mapping):
-        raise RewardError(f"the `metadata` of completion {index} are {str(metadata)[:80]!r}; expected a mapping.")
-    return {"question": "", "answer": answer, "metadata": dict(metadata)}
 
 
 def _score(result: Result) -> float | None:

@@ -24,8 +24,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from podium.errors import ConfigError, RewardError
+from podium.extract import Extract, extractor
 from podium.rewards.chat_client import ChatClient, Reply
-from podium.rewards.extract import Extract, extractor
 from podium.rewards.text import text_of
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from podium.rewards.extract import Extract, extractor
+from podium.extract import Extract, extractor
 from podium.rewards.math_pool import Formula, Verdict, compare
 from podium.rewards.text import text_of
 
@@ -26,7 +26,7 @@ def math_match(
 ) -> list[float | None]:
     r"""1 where the final answer is the same formula as the `answer` column, by math-verify.
 
-    `extract` says where the final answer stands (`podium.rewards.extract`); a completion without one gets 0, and so
+    `extract` says where the final answer stands (`podium.extract`); a completion without one gets 0, and so
     does one that takes longer than `timeout_seconds`. Of the column counts what is in `\boxed{}` or follows `####`,
     else all of it. None where it holds nothing that can be read.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.rewards.extract import compiled_pattern
+from podium.extract import compiled_pattern
 from podium.rewards.text import group_of_each, text_of
 from podium.rewards.words import words_of
 

@@ -1,4 +1,4 @@
-"""The text of a completion, and what is inside its tags. Used by every reward of the library."""
+"""The text of a completion. Used by every reward of the library."""
 
 from __future__ import annotations
 
@@ -23,17 +23,6 @@ def as_chat(completion: str | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[s
     [{'role': 'assistant', 'content': '7'}]
     """
     return [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-
-
-def tagged(text: str, tag: str) -> str | None:
-    """What the last `<tag>...</tag>` holds, without the white space around it; None where there is none.
-
-    >>> tagged("<answer>6</answer> no: <answer> 7 </answer>", "answer")
-    '7'
-    """
-    end = text.rfind(f"</{tag}>")
-    start = text.rfind(f"<{tag}>", 0, max(end, 0))
-    return None if start < 0 else text[start + len(tag) + 2 : end].strip()
 
 
 def group_of_each(prompts: Sequence[Any]) -> list[int]:

@@ -105,7 +105,7 @@ def _refused(name: str, finding: Finding) -> Report:
 def _rows(dataset: Any) -> Any:
     if not isinstance(dataset, str):
         return dataset
-    from podium.data.load import DataSpec, load_data
+    from podium.data.loading import DataSpec, load_data
 
     return load_data(DataSpec(dataset=dataset))[0]
 

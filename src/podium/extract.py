@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podium.errors import ConfigError, did_you_mean
-from podium.rewards.text import tagged
 
 Extract = str | Sequence[str]
 """One way to take the final answer, or several, of which the first that finds something counts."""
@@ -35,7 +34,7 @@ Extractor = Callable[[str], str | None]
 
 _NUMBER = re.compile(
     r"(?<![0-9])[-+]?"
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{2,3}){0,6},[0-9]{3}(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{2,3}){0,6},[0-9]{3}(?![0-9])|[0-9]+)(?:\.[0-9]+|\.(?=[eE][-+]?[0-9]))?|\.[0-9]+)"
     r"(?:[eE][-+]?[0-9]+)?"
 )
 _BOXED = re.compile(r"\\boxed\s*\{")
@@ -57,6 +56,17 @@ def extractor(extract: Extract) -> Extractor:
     if len(ways) == 1:
         return ways[0]
     return lambda text: next((found for way in ways if (found := way(text)) is not None), None)
+
+
+def tagged(text: str, tag: str) -> str | None:
+    """What the last `<tag>...</tag>` holds, without the white space around it; None where there is none.
+
+    >>> tagged("<answer>6</answer> no: <answer> 7 </answer>", "answer")
+    '7'
+    """
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(end, 0))
+    return None if start < 0 else text[start + len(tag) + 2 : end].strip()
 
 
 def boxed(text: str) -> str | None:
@@ -91,7 +101,9 @@ def after_hashes(text: str) -> str | None:
 def last_number(text: str) -> str | None:
     """The last number as it is written, commas between digits aside; the minus sign may be a typographic one.
 
-    >>> last_number("5-3 is 2, not -1,000.5e1"), last_number("1,2,3"), last_number("none")
+    A point that ends a sentence is no part of it.
+
+    >>> last_number("5-3 is 2, not -1,000.5e1"), last_number("1,2,3."), last_number("none")
     ('-1000.5e1', '3', None)
     """
     found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))

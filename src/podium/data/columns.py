@@ -1,0 +1,219 @@
+"""Which columns become the prompt and the answer: templates, turns in front of the prompt, the answer in a solution.
+
+    columns = Columns(prompt="{question}", answer="{solution}", answer_from="after ####", system="Answer briefly.")
+    columns({"question": "1+1", "solution": "it is\n#### 2"})
+
+The other columns stay, for the reward functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podium.data.templates import Template, parse
+from podium.errors import ConfigError, DataError, did_you_mean
+from podium.extract import Extractor, extractor
+
+Row = dict[str, Any]
+
+TEMPLATES = ("prompt", "answer", "system")
+"""Keys that hold templates."""
+
+QUESTIONS = ("question", "prompt", "problem", "instruction", "query")
+ANSWERS = ("expert_answer", "answer", "solution", "completion", "output", "response", "target")
+"""Usual names of columns, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """How the columns of a dataset become `prompt` and `answer`; with nothing set a row stays as it is."""
+
+    prompt: str | None = None
+    """Template; None: the column `prompt`."""
+    answer: str | None = None
+    """Template; None: the column `answer`, if there is one."""
+    system: str | None = None
+    """Template of a system message in front."""
+    examples: tuple[Mapping[str, Any], ...] = ()
+    """Rows that the same templates make into earlier turns of user and assistant."""
+    answer_from: str | None = None
+    """Where in the answer the final one stands: `after ####`, `last number`, `boxed`, or a regular expression."""
+    chat: bool = False
+    """Whether a text becomes a conversation of one turn. It does in any case with `system` or `examples`."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether prompts become conversations."""
+        return self.chat or self.system is not None or bool(self.examples)
+
+    @property
+    def changes(self) -> bool:
+        """Whether rows are changed at all."""
+        return self != Columns()
+
+    def __call__(self, row: Mapping[str, Any]) -> Row:
+        """The row with its `prompt` and `answer`.
+
+        >>> made = Columns(prompt="{q}", answer="{a}", answer_from="after ####", chat=True)({"q": "1+1", "a": "#### 2"})
+        >>> made["prompt"], made["answer"]
+        ([{'role': 'user', 'content': '1+1'}], '2')
+        """
+        made = dict(row)
+        if self.prompt is not None or self.is_chat:
+            made["prompt"] = self._prompt(row)
+        if self.answer is not None or self.answer_from is not None:
+            made["answer"] = self._final(self._whole_answer(row))
+        return made
+
+    def question(self, row: Mapping[str, Any]) -> Any:
+        """What the row asks, before anything is put in front of it: a text or messages."""
+        return row.get("prompt") if self.prompt is None else parse(self.prompt)(row)
+
+    def _prompt(self, row: Mapping[str, Any]) -> Any:
+        asked = self.question(row)
+        if not self.is_chat or not isinstance(asked, (str, list, tuple)):
+            return asked
+        if not asked or (isinstance(asked, str) and asked.isspace()):
+            return [_message("user", asked or "")]  # nothing in front of it, so that it is found to be empty
+        before = [] if self.system is None else [_message("system", parse(self.system)(row))]
+        for example in self.examples:
+            before += [
+                _message("user", self.question(example)),
+                _message("assistant", self._whole_answer(example)),
+            ]
+        return [*before, *([_message("user", asked)] if isinstance(asked, str) else asked)]
+
+    def _whole_answer(self, row: Mapping[str, Any]) -> Any:
+        return row.get("answer") if self.answer is None else parse(self.answer)(row)
+
+    def _final(self, answer: Any) -> Any:
+        if self.answer_from is None or answer is None:
+            return answer
+        take = answer_extractor(self.answer_from)
+        return [take(str(each)) for each in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
+
+    # ---- what is wrong ----
+
+    def check(self) -> dict[str, DataError]:
+        """By key, what is wrong with it whatever the rows are."""
+        given = {key: text for key in TEMPLATES if (text := getattr(self, key)) is not None}
+        tries: dict[str, Callable[[], object]] = {key: functools.partial(parse, text) for key, text in given.items()}
+        if self.answer_from is not None:
+            tries["answer_from"] = functools.partial(answer_extractor, self.answer_from)
+        found = {}
+        for key, attempt in tries.items():
+            try:
+                attempt()
+            except (DataError, ConfigError) as error:
+                found[key] = DataError(f"`{key}`: {error.what}", code=error.code or "D053", fix=error.fix)
+        if "prompt" not in found and "answer" not in found and (problem := self._example_problem()):
+            found["examples"] = problem
+        return found
+
+    def _example_problem(self) -> DataError | None:
+        for number, example in enumerate(self.examples, start=1):
+            for key in ("prompt", "answer"):
+                for column in self._named(key):
+                    if not isinstance(example, Mapping) or example.get(column) is None:
+                        has = _listed(example) if isinstance(example, Mapping) else f"`{example}`"
+                        return DataError(
+                            f"`examples`: number {number} has no `{column}`, which `{key}` names; it has {has}.",
+                            code="D052",
+                            fix="Give every example the columns that the templates name.",
+                        )
+        return None
+
+    def _named(self, key: str) -> tuple[str, ...]:
+        template = getattr(self, key)
+        return (key,) if template is None else parse(template).columns
+
+    def check_names(self, names: Iterable[str], dataset: str) -> None:
+        """Raises one `DataError` (D052) for the columns that the dataset lacks."""
+        names = list(names)
+        keys = [key for key in TEMPLATES if getattr(self, key) is not None]
+        keys += ["prompt"] * (self.is_chat and "prompt" not in keys)
+        keys += ["answer"] * (self.answer_from is not None and "answer" not in keys)
+        for key in keys:
+            for column in self._named(key):
+                if column not in names:
+                    raise DataError(
+                        f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
+                        f"{_listed(names)}.{_hint(column, names)}",
+                        code="D052",
+                        fix="Write a column that is there.",
+                    )
+
+
+def _hint(column: str, names: Sequence[str]) -> str:
+    near = did_you_mean(column, names)
+    tricks = any(mark in column for mark in ".[:!(") and not near
+    return near or " A name in braces is a column's, without attributes, indices or formats." * tricks
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def _message(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+@functools.cache
+def answer_extractor(way: str) -> Extractor:
+    """The function that takes the final answer: `podium.extract`'s ways, in words too, or a regular expression.
+
+    `after ####` ends with its line. Raises `ConfigError` for a pattern that is none.
+
+    >>> [answer_extractor(way)("so 3+4 = 7.\\n#### 7 apples") for way in ("after ####", "last number", "[0-9]+")]
+    ['7 apples', '7', '7']
+    """
+    words = way.strip()
+    if words in ("after ####", "####"):
+        return extractor("####")
+    if words == "last number":
+        return extractor("last_number")
+    if words.startswith("after "):
+        return extractor(f"after:{words.removeprefix('after ')}")
+    known = words.partition(":")[0] in ("text", "boxed", "last_number", "tag", "json", "after", "regex")
+    return extractor(words if known else f"regex:{way}")
+
+
+def usual(names: Sequence[str]) -> tuple[str, str] | None:
+    """The columns with question and answer, by their usual names; None where one of them has none.
+
+    >>> usual(["id", "question", "expert_answer"]), usual(["text"])
+    (('question', 'expert_answer'), None)
+    """
+    question = next((name for name in QUESTIONS if name in names), None)
+    answer = next((name for name in ANSWERS if name in names and name != question), None)
+    return None if question is None or answer is None else (question, answer)
+
+
+def features(columns: Columns, given: Any) -> Any:
+    """Types of the columns after `columns` (`datasets.Features`); None where those of the prompt cannot be told."""
+    from datasets import Features, List, Value
+
+    if given is None:
+        return None
+    text = Value("string")
+    made = dict(given)
+    if columns.prompt is not None or columns.is_chat:
+        asked = _type_of(parse(columns.prompt) if columns.prompt else Template(("", "prompt", "")), given)
+        turns = List({"role": text, "content": text})
+        made["prompt"] = turns if columns.is_chat and asked == text else asked
+    if columns.answer is not None or columns.answer_from is not None:
+        template = parse(columns.answer) if columns.answer else Template(("", "answer", ""))
+        made["answer"] = _type_of(template, given)
+    return Features(made)
+
+
+def _type_of(template: Template, given: Mapping[str, Any]) -> Any:
+    """Of a column alone, that of the column where it is a list or mapping; else text."""
+    from datasets import Value
+
+    alone = template.columns[0] if len(template.pieces) == 3 and not template.pieces[0] + template.pieces[2] else ""
+    own = given.get(alone)
+    return Value("string") if own is None or isinstance(own, Value) else own

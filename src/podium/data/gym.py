@@ -1,0 +1,126 @@
+"""reasoning-gym's tasks as rows: `reasoning-gym:chain_sum?size=1000&seed=3&difficulty=2`.
+
+What stands behind the question mark are arguments of the task's own generator, besides `size` and `seed`. `difficulty`
+is a level of the task's curriculum where the generator has no argument of that name. Scores are in `rewards.gym`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from podium.data.query import parse_query
+from podium.errors import ConfigError, DataError, did_you_mean
+
+PREFIX = "reasoning-gym:"
+
+
+def parse_name(name: str) -> tuple[str, dict[str, Any]]:
+    """The task of a dataset's name, and the arguments of its generator.
+
+    >>> parse_name("reasoning-gym:chain_sum?size=10&min_terms=3")
+    ('chain_sum', {'size': 10, 'min_terms': 3})
+    """
+    return parse_query(name.removeprefix(PREFIX))
+
+
+def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -> list[dict[str, Any]]:
+    """The tasks of a reasoning-gym dataset as rows: `prompt`, `answer` and `metadata` as JSON text.
+
+    Settings are those of the dataset's own configuration, or `difficulty`. Raises `ConfigError` without reasoning-gym
+    or for a dataset it lacks, `DataError` for settings that do not fit.
+
+    >>> row = gym_rows("chain_sum", size=1, seed=1)[0]
+    >>> sorted(row), row["answer"].lstrip("-").isdigit()
+    (['answer', 'metadata', 'prompt'], True)
+    """
+    check_task(dataset)
+    import reasoning_gym
+
+    known = _arguments(dataset)
+    given = {"size": size, "seed": seed, **settings}
+    if "difficulty" in given and "difficulty" not in known:
+        given = {**_level(dataset, given.pop("difficulty")), **given}
+    for name, value in given.items():
+        _check_argument(dataset, name, value, known)
+    try:
+        made = reasoning_gym.create_dataset(dataset, **given)
+        return [_row(task) for task in made]
+    except Exception as error:  # a generator of another library can raise anything
+        message = str(error) or type(error).__name__
+        raise DataError(
+            f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}", code="D057"
+        ) from error
+
+
+def _row(task: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt": task["question"],
+        "answer": None if task["answer"] is None else str(task["answer"]),
+        "metadata": json.dumps(task["metadata"], default=_jsonable),
+    }
+
+
+def _jsonable(value: Any) -> Any:
+    """Numpy's numbers and arrays, sets and whatever else metadata have."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
+
+
+def check_task(name: str) -> None:
+    """Raises `ConfigError` (D057) without reasoning-gym and for a dataset it lacks."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ConfigError("reasoning-gym is not installed.", code="D057", fix="Type: pip install 'podium[tasks]'")
+    if name not in _task_names():
+        near = did_you_mean(name, _task_names())
+        raise ConfigError(f"reasoning-gym has no dataset `{name}`.{near} It has {len(_task_names())}.", code="D057")
+
+
+@functools.cache
+def _task_names() -> frozenset[str]:
+    from reasoning_gym.factory import DATASETS
+
+    return frozenset(DATASETS)
+
+
+def _arguments(dataset: str) -> Mapping[str, Any]:
+    """What the task's configuration takes, with the defaults."""
+    from reasoning_gym.factory import DATASETS
+
+    return {field.name: field.default for field in dataclasses.fields(DATASETS[dataset][1])}
+
+
+def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        listed = ", ".join([*known, "difficulty"])
+        raise DataError(
+            f"reasoning-gym's `{dataset}` has no argument `{name}`.{did_you_mean(name, known)} It takes {listed}.",
+            code="D057",
+        )
+    kind = type(known[name])
+    fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+    if kind in (bool, int) and not fits:
+        raise DataError(
+            f"reasoning-gym's `{dataset}` takes {kind.__name__} as `{name}`, not `{value}`. "
+            f"It is {known[name]} by default.",
+            code="D057",
+        )
+
+
+def _level(dataset: str, level: Any) -> dict[str, Any]:
+    """The generator's arguments at a level of its curriculum, from 0 on; the last one where it has fewer."""
+    from reasoning_gym.factory import create_curriculum, has_curriculum
+
+    if not has_curriculum(dataset):
+        raise DataError(f"reasoning-gym's `{dataset}` has no levels of difficulty.", code="D057")
+    if type(level) is not int or level < 0:
+        raise DataError(f"`difficulty` is a level, 0 or more; it is `{level}`.", code="D057")
+    curriculum = create_curriculum(dataset)
+    curriculum.set_global_level(level)
+    made = dataclasses.asdict(curriculum.generate_configuration())
+    return {name: value for name, value in made.items() if name not in ("size", "seed")}

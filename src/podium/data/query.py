@@ -1,0 +1,36 @@
+"""Names with arguments behind them: `reasoning-gym:chain_sum?size=10`, `rows.py:make?levels=[1,2]`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qsl
+
+from podium.errors import DataError
+
+_WORDS = {"true": True, "false": False}
+
+
+def parse_query(text: str) -> tuple[str, dict[str, Any]]:
+    """What stands before the question mark, and the arguments behind it: JSON, else text.
+
+    >>> parse_query("rows.py:make?size=10&levels=[1,2]&name=a%20b&strict=True")
+    ('rows.py:make', {'size': 10, 'levels': [1, 2], 'name': 'a b', 'strict': True})
+    """
+    name, mark, query = text.partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(mark))
+    except ValueError:
+        raise DataError(
+            f"`{text}`: behind the question mark stand arguments, as in `{name}?size=100&seed=1`.", code="D057"
+        ) from None
+    return name, {key: _value(value) for key, value in pairs}
+
+
+def _value(text: str) -> Any:
+    if text.casefold() in _WORDS:
+        return _WORDS[text.casefold()]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

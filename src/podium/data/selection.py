@@ -1,0 +1,237 @@
+"""Which rows are trained on: those that are not held out, by the content of their prompts, and not hopeless or solved.
+
+    take = Taking(Shape(columns=Columns(prompt="{question}"), held_out=0.2))
+    take(row)                         # the row with its prompt; None: it is left out
+
+What becomes of a row depends on that row alone, so that a stream, a file and a dataset are cut alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+from podium.data.columns import Columns, Row
+from podium.data.files import jsonl_rows
+from podium.errors import DataError, did_you_mean
+from podium.records import Finding
+
+Order = Literal["easy_first", "hard_first"]
+ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
+
+
+class Left(Enum):
+    """Why a row is left out, in words."""
+
+    TOO_HARD = "solved too rarely"
+    TOO_EASY = "solved too often"
+
+
+def fingerprint(prompt: Any) -> str:
+    """Names the content of a prompt: text or messages, white space and capitals aside. Hexadecimal, of sha256.
+
+    >>> fingerprint("What is  1+1?") == fingerprint("what is 1+1?\\n")
+    True
+    """
+    if isinstance(prompt, (list, tuple)):
+        turns = [[each.get("role"), each.get("content")] if isinstance(each, Mapping) else each for each in prompt]
+        prompt = json.dumps(turns, ensure_ascii=False, default=str)
+    text = " ".join(str(prompt).casefold().split())
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def is_held_out(question: Any, share: float) -> bool:
+    """Whether a prompt is on the held-out side: by its content alone, system messages aside.
+
+    Prompts of equal content are always on one side, whatever the file, the order and the seed; a larger share holds
+    out what a smaller one does, and more.
+
+    >>> sum(is_held_out(f"{a}+{b}", 0.2) for a in range(100) for b in range(100))
+    1984
+    """
+    if isinstance(question, (list, tuple)):
+        question = [each for each in question if not (isinstance(each, Mapping) and each.get("role") == "system")]
+    return int(fingerprint(question)[:16], 16) < share * 2**64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRates:
+    """How often each prompt was solved, and how often it may be for the row to stay."""
+
+    name: str
+    """Of the file, for messages."""
+    by_prompt: Mapping[str, float] = field(repr=False)
+    """By fingerprint of the prompt as the model gets it."""
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest that stay; None: all between never and always."""
+
+    def rate(self, prompt: Any) -> float | None:
+        """The measured rate of a prompt; None where it was not measured."""
+        return self.by_prompt.get(fingerprint(prompt))
+
+    def judge(self, rate: float) -> Left | None:
+        """Why a row with this rate goes; None: it stays."""
+        if self.bounds is None:
+            return {0.0: Left.TOO_HARD, 1.0: Left.TOO_EASY}.get(rate)
+        low, high = self.bounds
+        return Left.TOO_HARD if rate < low else Left.TOO_EASY if rate > high else None
+
+    @property
+    def bounds_text(self) -> str:
+        """For messages."""
+        return "their pass rates" if self.bounds is None else "pass_rate [{:g}, {:g}]".format(*self.bounds)
+
+
+def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:
+    """What `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise DataError(
+            f"`pass_rates`: there is no file {file}.",
+            code="D025",
+            fix=f"Measure them: podium check RECIPE --rollouts 200 --save {file}",
+        )
+    rates = {}
+    for number, row in jsonl_rows(path):
+        rate: Any = row.get("pass_rate") if isinstance(row, Mapping) else None
+        fits = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 <= rate <= 1
+        if not fits or not isinstance(row.get("fingerprint"), str):
+            raise DataError(
+                f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and `pass_rate` "
+                "(from 0 to 1).",
+                code="D054",
+                fix=f"Measure them: podium check RECIPE --rollouts 200 --save {file}",
+            )
+        rates[row["fingerprint"]] = float(rate)
+    low_high = None if bounds is None else (float(bounds[0]), float(bounds[1]))
+    return PassRates(name=file, by_prompt=rates, bounds=low_high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What becomes of a row: its prompt and answer, or why it is left out."""
+
+    columns: Columns = field(default_factory=Columns)
+    held_out: float | None = None
+    """Share of the prompts on the held-out side; None: there are no sides."""
+    wants_held_out: bool = False
+    """Which side is asked for."""
+    rates: PassRates | None = None
+
+    @property
+    def selects(self) -> bool:
+        """Whether rows may be left out at all."""
+        return self.held_out is not None or self.rates is not None
+
+    def is_on_side(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is on the side that is asked for."""
+        return self.held_out is None or is_held_out(self.columns.question(row), self.held_out) is self.wants_held_out
+
+
+@dataclass(slots=True)
+class Taking:
+    """Rows on their way through a shape, counted."""
+
+    shape: Shape
+    num_kept: int = 0
+    num_measured: int = 0
+    """Rows whose prompts have a measured pass rate."""
+    left: Counter[Left] = field(default_factory=Counter)
+
+    def __call__(self, row: Mapping[str, Any]) -> Row | None:
+        """The row with its prompt and answer; None: it is left out."""
+        if not self.shape.is_on_side(row):
+            return None
+        made = self.shape.columns(row)
+        rates = self.shape.rates
+        rate = None if rates is None else rates.rate(made.get("prompt"))
+        if rates is not None and rate is not None:
+            self.num_measured += 1
+            if (reason := rates.judge(rate)) is not None:
+                self.left[reason] += 1
+                return None
+        self.num_kept += 1
+        return made
+
+    def findings(self, name: str) -> list[Finding]:
+        """How many rows went for their pass rates and why; that no prompt of the dataset was measured."""
+        rates = self.shape.rates
+        if rates is None or not self.num_kept + self.left.total():
+            return []
+        if not self.num_measured:
+            return [_unmeasured(name, rates)]
+        if not self.left:
+            return []
+        why = ", ".join(f"{self.left[reason]:,} {reason.value}" for reason in Left if self.left[reason])
+        total = self.num_kept + self.left.total()
+        unknown = total - self.num_measured
+        stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
+        what = f"{name}: {self.left.total():,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
+        return [Finding(code="D051", severity="note", what=what, fix="`pass_rate: [0, 1]` keeps them")]
+
+
+def _unmeasured(name: str, rates: PassRates) -> Finding:
+    return Finding(
+        code="D054",
+        severity="error",
+        what=f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they were "
+        "measured on other prompts, or with another `system` or other `examples`",
+        fix=f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}",
+    )
+
+
+# ---- order ----
+
+
+def in_order(dataset: Any, order: Order, *, name: str, difficulty: str | None, rates: PassRates | None) -> Any:
+    """The rows of a `Dataset` from easy to hard or the reverse; equals stay in their order.
+
+    Hard is a high number in the column `difficulty`, or without one a low pass rate; rows that were not measured come
+    last. Raises `DataError` (D055) for a column that is not there or has something else than numbers in it.
+    """
+    ranks = _by_rate(dataset, rates) if difficulty is None else _by_column(dataset, difficulty, name)
+    sign = 1.0 if order == "easy_first" else -1.0
+    keys = [(rank is None, 0.0 if rank is None else sign * rank) for rank in ranks]
+    return dataset.select(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def _by_rate(dataset: Any, rates: PassRates | None) -> list[float | None]:
+    assert rates is not None, "an order needs a column or pass rates"
+    found = (rates.rate(row["prompt"]) for row in dataset.select_columns("prompt"))
+    return [None if rate is None else -rate for rate in found]
+
+
+def _by_column(dataset: Any, column: str, name: str) -> list[float | None]:
+    if column not in dataset.column_names:
+        raise no_difficulty(column, dataset.column_names, name)
+    return [as_difficulty(value, column, row, name) for row, value in enumerate(dataset[column])]
+
+
+def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
+    """D055: there is no such column."""
+    columns = list(columns)
+    listed = ", ".join(f"`{each}`" for each in columns)
+    near = did_you_mean(column, columns)
+    return DataError(f"`difficulty`: {name} has no column `{column}`; its columns are {listed}.{near}", code="D055")
+
+
+def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
+    """The number that a field says. Raises `DataError` (D055)."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise DataError(
+            f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number.",
+            code="D055",
+            fix="Give every row a number, larger for harder.",
+        )
+    return number

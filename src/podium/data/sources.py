@@ -1,0 +1,220 @@
+"""From a name, or a dataset, to its splits as they are: built-in and reasoning-gym tasks, functions, files, the hub.
+
+    load_splits("train.jsonl")["train"]
+
+Knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from podium.data import gym
+from podium.data.files import READERS, load_file, root_cause
+from podium.data.query import parse_query
+from podium.data.tasks import PREFIX, load_task
+from podium.errors import ConfigError, DataError
+from podium.workers.functions import attribute, find_file, module_from_file
+
+_FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
+"""`file.py:function`, with arguments behind a question mark."""
+
+
+def load_splits(source: Any, *, config: str | None = None, streaming: bool = False) -> dict[str, Any]:
+    """All splits of one dataset: by name, by a function that makes its rows, or as it was given.
+
+    Raises:
+        DataError: nothing there, or not readable; files are named with line and column.
+    """
+    if not isinstance(source, (str, Path)):
+        return _given(source, streaming=streaming)
+    name = str(source)
+    if _is_made_here(name):
+        return _made_here(name, streaming=streaming)
+    check_exists(name)
+    path = Path(name).expanduser()
+    if path.is_file():
+        return {"train": load_file(path, streaming=streaming)}
+    if path.is_dir():
+        return _load_folder(path, streaming=streaming)
+    return _load_hub(name, config, streaming=streaming)
+
+
+def _is_made_here(name: str) -> bool:
+    """Whether rows come from a task or a function, and not from files."""
+    return name.startswith((PREFIX, gym.PREFIX)) or _FUNCTION.fullmatch(name) is not None
+
+
+def _made_here(name: str, *, streaming: bool) -> dict[str, Any]:
+    if name.startswith(PREFIX):
+        train, held_out = load_task(name)
+        return {"train": train, "test": held_out}
+    if name.startswith(gym.PREFIX):
+        task, settings = gym.parse_name(name)
+        return {"train": rows_dataset(gym.gym_rows(task, **settings), name)}
+    return {"train": _made(_rows_of(_function(name), name), name, streaming=streaming)}
+
+
+def check_exists(name: str) -> None:
+    """Refuse a name that can only be a file, a folder or a task, and is not there.
+
+    Raises:
+        DataError: with near names.
+    """
+    if name.startswith(gym.PREFIX):
+        gym.check_task(gym.parse_name(name)[0])
+        return
+    if _is_made_here(name):
+        return
+    path = Path(name).expanduser()
+    if path.exists():
+        return
+    if path.suffix in READERS or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise DataError(f"There is no file or folder {name}.{_similar(path)}", code="D025")
+
+
+def _similar(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" (Nor is there a folder {path.parent}.)"
+    near = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3, cutoff=0.6)
+    return f" Similar: {', '.join(str(path.parent / name) for name in near)}." if near else ""
+
+
+# ---- datasets and functions ----
+
+
+def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
+    """A dataset that is there already, a dict of its splits, or a function that makes its rows."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    if hasattr(source, "column_names"):
+        return {"train": source}
+    if callable(source):
+        name = getattr(source, "__name__", type(source).__name__)
+        return {"train": _made(_rows_of(source, name), name, streaming=streaming)}
+    raise DataError(
+        f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}.",
+        code="D056",
+        fix="Rows in a list: `datasets.Dataset.from_list(rows)`.",
+    )
+
+
+def _function(name: str) -> Callable[[], Any]:
+    """The function in a file, looked for in the working directory, with its arguments."""
+    target, arguments = parse_query(name)
+    file, _, function = target.rpartition(":")
+    try:
+        found = attribute(module_from_file(find_file(file, Path()), file), function, file)
+    except ConfigError as error:
+        what = str(error).replace("a reward is a function", "rows come from a function")
+        raise DataError(what, code="D056") from error
+    return partial(found, **arguments)
+
+
+def _rows_of(make: Callable[[], Any], name: str) -> Callable[[], Iterator[Mapping[str, Any]]]:
+    """A function of the rows, which says where the user's own went wrong."""
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        number = 0
+        try:
+            for number, row in enumerate(make()):
+                if not isinstance(row, Mapping):
+                    raise _NoRowError(f"row {number} is {type(row).__name__}; a row is a dict, as {{'prompt': ...}}")
+                yield row
+        except _NoRowError as error:
+            raise DataError(f"{name}: {error}.", code="D056") from None
+        except DataError:
+            raise
+        except Exception as error:  # a user's function can raise anything
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.filename}:{frame.lineno}" if error.__traceback__ and error.__traceback__.tb_next else name
+            raise DataError(
+                f"{name}: making the rows failed at {where}: {type(error).__name__}: {error}", code="D056"
+            ) from error
+
+    return rows
+
+
+class _NoRowError(ValueError):
+    """What a function yields is not a row."""
+
+
+def _made(rows: Callable[[], Iterator[Mapping[str, Any]]], name: str, *, streaming: bool) -> Any:
+    from datasets import IterableDataset
+
+    return IterableDataset.from_generator(rows) if streaming else rows_dataset(list(rows()), name)
+
+
+def rows_dataset(rows: list[Any], name: str) -> Any:
+    """A `Dataset` of rows; a column that a row lacks is null there. Raises `DataError` (D056) where types differ."""
+    from datasets import Dataset
+
+    columns = {column: [row.get(column) for row in rows] for column in dict.fromkeys(itertools.chain(*rows))}
+    for column, values in columns.items():
+        if problem := _type_problem(values):
+            raise DataError(
+                f"{name}: the column `{column}` {problem}",
+                code="D056",
+                fix="Write one type in every row, for example str(value).",
+            )
+    return Dataset.from_dict(columns)
+
+
+def _type_problem(values: list[Any]) -> str | None:
+    """Why these cannot be one column; None: they can."""
+    import pyarrow as pa
+
+    try:
+        pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        kinds = dict.fromkeys(type(value).__name__ for value in values if value is not None)
+        return f"holds values that are no column ({', '.join(kinds)}): {error}"
+    return None
+
+
+# ---- folders and the hub ----
+
+
+def _read_code(error: BaseException, otherwise: str = "D039") -> str:
+    """D034: a dataset that is a script, which `datasets` no longer runs."""
+    return "D034" if "scripts are no longer supported" in root_cause(error) else otherwise
+
+
+def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
+    """What `save_to_disk` wrote, or a folder of data files."""
+    from datasets import DatasetDict, load_dataset, load_from_disk
+    from datasets.exceptions import DatasetGenerationError
+
+    saved = any((folder / file).is_file() for file in ("dataset_dict.json", "state.json"))
+    try:
+        loaded = load_from_disk(str(folder)) if saved else load_dataset(str(folder), streaming=streaming)
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
+        raise DataError(
+            f"The folder {folder} cannot be read as a dataset: {root_cause(error)}", code=_read_code(error)
+        ) from error
+    return dict(loaded) if isinstance(loaded, (DatasetDict, dict)) else {"train": loaded}
+
+
+def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, Any]:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        return dict(load_dataset(name, name=config, streaming=streaming))
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
+        path = Path(name)
+        near = _similar(path) if path.parent.is_dir() else ""
+        raise DataError(
+            f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had "
+            f"({root_cause(error)}).",
+            code=_read_code(error, "D035"),
+            fix="Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`."
+            + near,
+        ) from error

@@ -1,0 +1,75 @@
+"""Templates: text with columns of a row in braces, `"{question} Answer with one number."`.
+
+A name in braces is the name of a column and nothing else: it is looked up, never evaluated, so there are no
+attributes, indices or formats. `{{` and `}}` stand for braces.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from podium.errors import DataError
+
+_PIECE = re.compile(r"(\{\{|\}\})|\{([^{}]+)\}|([{}])")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template that was read: texts and, at the odd places, names of columns."""
+
+    pieces: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it names, each once."""
+        return tuple(dict.fromkeys(self.pieces[1::2]))
+
+    def __call__(self, row: Mapping[str, Any]) -> Any:
+        """The text for a row. None where one of the columns is null; of a column alone lists and mappings as they are.
+
+        >>> parse("{a}+{b}=")({"a": 1, "b": "2"}), parse("{a}+{b}=")({"a": 1, "b": None})
+        ('1+2=', None)
+        >>> parse("{turns}")({"turns": [{"role": "user", "content": "1+1"}]})
+        [{'role': 'user', 'content': '1+1'}]
+        """
+        if len(self.pieces) == 3 and self.pieces[0] == self.pieces[2] == "":
+            value = row.get(self.pieces[1])
+            return value if value is None or isinstance(value, (list, tuple, Mapping)) else str(value)
+        values = {column: row.get(column) for column in self.columns}
+        if any(value is None for value in values.values()):
+            return None
+        return "".join(str(values[piece]) if i % 2 else piece for i, piece in enumerate(self.pieces))
+
+
+@functools.cache
+def parse(text: str) -> Template:
+    """The template that a text is. Raises `DataError` for a brace without its other half.
+
+    >>> parse("{question} as {{json}}").pieces
+    ('', 'question', ' as {json}')
+    """
+    pieces, end = [""], 0
+    for found in _PIECE.finditer(text):
+        pieces[-1] += text[end : found.start()]
+        end = found.end()
+        doubled, column, alone = found.groups()
+        if alone:
+            raise DataError(
+                f"`{alone}` at character {found.start() + 1} of `{_cut(text)}` has no other half.",
+                code="D053",
+                fix="Write a column as {column}, and {{ and }} for braces.",
+            )
+        if doubled:
+            pieces[-1] += doubled[0]
+        else:
+            pieces += [column, ""]
+    pieces[-1] += text[end:]
+    return Template(tuple(pieces))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

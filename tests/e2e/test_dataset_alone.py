@@ -1,0 +1,172 @@
+"""`podium train --dataset qa.csv`: a file of questions and answers alone is a run, and its record is one again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from podium.cli import app
+from podium.errors import ConfigError
+from podium.recipe import load
+from podium.recipe.document import Document
+from podium.testing import save_tiny_model
+
+SMALL = (
+    "--model model --per_device_train_batch_size 16 --num_generations 4 --max_completion_length 4 --eval_rows 3 "
+    "--learning_rate 1e-3"
+)
+"""What makes the run of a tiny model a quick one."""
+
+Cli = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """In a folder with a tiny model and a CSV of 200 additions."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    save_tiny_model(tmp_path / "model")
+    lines = [f"What is {n // 20} + {n % 20}?,{n // 20 + n % 20}" for n in range(200)]
+    Path("qa.csv").write_text("\n".join(["question,expert_answer", *lines]) + "\n")
+
+    def run(line: str) -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, line.split(), catch_exceptions=False)
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def assumed(rows: str, name: str, **flags: object) -> dict[str, object]:
+    Path(name).write_text(rows)
+    document = Document(name=name, folder=Path(), values={}, lines={}, is_file=False)
+    return dict(load(document, {"dataset": name, **flags}).assumed)
+
+
+def test_check_says_what_was_assumed_and_finds_nothing_wrong(cli: Cli) -> None:
+    code, out, err = cli(f"check --dataset qa.csv {SMALL}")
+    assert (code, err) == (0, "")
+    for piece in (
+        'note[C040] assumed: prompt "{question}", answer "{expert_answer}", system',
+        '"numeric_match", "weight": 2',
+        "held_out 0.1",
+        "qa.csv: 177 rows",
+    ):
+        assert piece in out
+
+
+def test_train_and_its_record_trained_again_give_the_same_weights(cli: Cli) -> None:
+    code, out, err = cli(f"train --dataset qa.csv --max_steps 2 {SMALL}")
+    assert code == 0, err
+    assert "note[C040] assumed: prompt" in err
+    assert "model: 177 prompts, rewards answer_format, numeric_match" in out
+    assert "before training: 3 held-out prompts" in out
+    record = yaml.safe_load(Path("runs/qa/config.yaml").read_text())
+    assert (record["prompt"], record["answer"], record["held_out"]) == ("{question}", "{expert_answer}", 0.1)
+    code, _, err = cli("train runs/qa/config.yaml --no-eval --output_dir again")
+    assert code == 0, err
+    assert "assumed" not in err
+    ours, theirs = (Path(folder, "model.safetensors").read_bytes() for folder in ("runs/qa", "again"))
+    assert ours == theirs
+    assert ours != Path("model/model.safetensors").read_bytes()
+
+
+def test_sample_shows_prompts_of_the_file(cli: Cli) -> None:
+    code, out, err = cli(f"sample --dataset qa.csv -n 2 {SMALL}")
+    assert code == 0, err
+    assert out.count("What is 0 + ") == 2
+    assert "numeric_match" in out
+    assert "assumed: prompt" in err
+    assert not Path("runs").exists()
+
+
+def test_measured_pass_rates_filter_and_order_the_next_run(cli: Cli) -> None:
+    reward = "def right(completions, **columns):\n    return [float(len(str(c)) % 2) for c in completions]\n"
+    Path("mine.py").write_text(reward)
+    base = f"--dataset qa.csv {SMALL} --rewards mine.py:right --accuracy right"
+    code, out, err = cli(f"check {base} --rollouts 200 --save rates.jsonl")
+    assert code == 0, err
+    rows = [json.loads(line) for line in Path("rates.jsonl").read_text().splitlines()]
+    assert len(rows) == 177
+    assert all(row["pass_rate"] == row["right"] / 4 and row["completions"] == 4 for row in rows)
+    solved = sum(row["pass_rate"] in (0, 1) for row in rows)
+    assert 0 < solved < 177
+    code, out, err = cli(f"check {base} --pass_rates rates.jsonl")
+    assert code == 0, err
+    assert f"note[D051] qa.csv: {solved} of 177 rows are left out by their pass rates" in out
+    code, out, err = cli(f"train {base} --pass_rates rates.jsonl --order easy_first --no-eval --max_steps 1")
+    assert code == 0, err
+    assert f"{solved} of 177 rows are left out by their pass rates" in err
+    assert f"{177 - solved} prompts" in out
+
+
+def test_reasoning_gym_brings_its_verifier(cli: Cli) -> None:
+    pytest.importorskip("reasoning_gym")
+    code, out, err = cli(f"check --dataset reasoning-gym:chain_sum?size=40 {SMALL}")
+    assert code == 0, err
+    assert 'rewards [{"name": "reasoning_gym", "args": {"dataset": "chain_sum"}}]' in out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train", "podium train --dataset qa.csv"),
+        ("train --dataset none.csv", "There is no file or folder none.csv. Similar: "),
+        ("train --dataset odd.csv", "no `prompt` column; the columns are `alpha`, `beta`"),
+        ("check --dataset qa.csv --save rates.jsonl", "nothing is measured without --rollouts"),
+        ("check --dataset qa.csv --rollouts 2 --save none/rates.jsonl", "there is no folder none"),
+    ],
+)
+def test_mistakes_are_one_message(cli: Cli, line: str, message: str) -> None:
+    Path("odd.csv").write_text("alpha,beta\n" + "1,2\n" * 40)
+    code, out, err = cli(line)
+    assert code == 2
+    assert message.replace("Similar: ", "") in err
+    assert "Traceback" not in out + err
+
+
+# ---- what is assumed ----
+
+
+@pytest.mark.parametrize(
+    ("header", "prompt", "answer"),
+    [
+        ("question,expert_answer", "{question}", "{expert_answer}"),
+        ("question,answer", "{question}", None),
+        ("prompt,completion", None, "{completion}"),
+        ("instruction,output", "{instruction}", "{output}"),
+        ("problem,solution", "{problem}", "{solution}"),
+    ],
+)
+def test_usual_names(cli: Cli, header: str, prompt: str | None, answer: str | None) -> None:
+    made = assumed(f"{header}\nWhat is 1+1?,2\nWhat is 2+2?,4\n", "x.csv")
+    assert (made.get("prompt"), made.get("answer")) == (prompt, answer)
+
+
+@pytest.mark.parametrize(
+    ("answers", "accuracy", "answer_from"),
+    [
+        (["7", "1,000", "-2.5"], "numeric_match", None),
+        (["Paris", "7"], "exact_match", None),
+        (["3 + 4 = 7\\n#### 7", "so\\n#### 8"], "numeric_match", "after ####"),
+    ],
+)
+def test_rewards_by_the_answers(cli: Cli, answers: list[str], accuracy: str, answer_from: str | None) -> None:
+    rows = "".join(f'{{"question": "q{n}", "answer": "{answer}"}}\n' for n, answer in enumerate(answers))
+    made = assumed(rows, "x.jsonl")
+    assert (made["accuracy"], made.get("answer_from")) == (accuracy, answer_from)
+    assert ("examples" in made) is (answer_from is None)
+
+
+def test_what_was_written_is_not_assumed(cli: Cli) -> None:
+    rows = "question,answer\n1+1,2\n2+2,4\n"
+    made = assumed(rows, "x.csv", model="model", held_out=0.5, learning_rate=1e-6, rewards=["answer_correct"])
+    assert not {"model", "held_out", "learning_rate", "rewards", "accuracy", "adam_beta2"} & made.keys()
+    assert "eval_dataset" not in made
+    assert "held_out" not in assumed(rows, "x.csv", eval_dataset="qa.csv")
+    with pytest.raises(ConfigError, match="no `rewards`"):
+        assumed("alpha,beta\n1,2\n", "odd.csv")
