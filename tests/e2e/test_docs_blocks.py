@@ -184,7 +184,8 @@ def write_reward(folder: Path, file: str, name: str) -> None:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a user has it: a model, data, rewards, a recipe, runs, another trainer's logs."""
     folder = tmp_path_factory.mktemp("scene")
-    save_tiny_model(folder / "model", max_position_embeddings=8192)
+    for name in ("model", "merged"):
+        save_tiny_model(folder / name, max_position_embeddings=8192)
     for name in ("train.jsonl", "x.jsonl", "train.parquet"):
         write_rows(folder / name, ROWS)
     write_rows(folder / "test.jsonl", HELD_OUT)
