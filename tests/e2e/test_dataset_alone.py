@@ -22,6 +22,8 @@ SMALL = (
 )
 """What makes the run of a tiny model a quick one."""
 
+REWARD = "def right(completions, **columns):\n    return [float(len(str(c)) % 2) for c in completions]\n"
+
 Cli = Callable[[str], tuple[int, str, str]]
 
 
@@ -60,10 +62,11 @@ def test_check_says_what_was_assumed_and_finds_nothing_wrong(cli: Cli) -> None:
 
 
 def test_train_and_its_record_trained_again_give_the_same_weights(cli: Cli) -> None:
-    code, out, err = cli(f"train --dataset qa.csv --max_steps 2 {SMALL}")
+    Path("mine.py").write_text(REWARD)  # noise of a random model is never right, and nothing would be learnt
+    code, out, err = cli(f"train --dataset qa.csv --max_steps 2 --rewards mine.py:right {SMALL}")
     assert code == 0, err
     assert "note[C040] assumed: prompt" in err
-    assert "model: 177 prompts, rewards answer_format, numeric_match" in out
+    assert "model: 177 prompts, rewards right" in out
     assert "before training: 3 held-out prompts" in out
     record = yaml.safe_load(Path("runs/qa/config.yaml").read_text())
     assert (record["prompt"], record["answer"], record["held_out"]) == ("{question}", "{expert_answer}", 0.1)
@@ -85,8 +88,7 @@ def test_sample_shows_prompts_of_the_file(cli: Cli) -> None:
 
 
 def test_measured_pass_rates_filter_and_order_the_next_run(cli: Cli) -> None:
-    reward = "def right(completions, **columns):\n    return [float(len(str(c)) % 2) for c in completions]\n"
-    Path("mine.py").write_text(reward)
+    Path("mine.py").write_text(REWARD)
     base = f"--dataset qa.csv {SMALL} --rewards mine.py:right --accuracy right"
     code, out, err = cli(f"check {base} --rollouts 200 --save rates.jsonl")
     assert code == 0, err

@@ -244,9 +244,9 @@ def test_held_out_rows_are_not_filtered(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"held_out": 0.2, "eval_dataset": "x.csv"}, "both say what is held out"),
-        ({"order": "easy_first"}, "needs a column of numbers"),
+        ({"order": "easy_first"}, "needs to know what is hard"),
         ({"pass_rate": (0, 1)}, "needs measured rates"),
-        ({"difficulty": "x"}, "does nothing without `order"),
+        ({"difficulty": "x"}, "does nothing without an order"),
         ({"prompt": "{q}"}, "names the column `q`"),
         ({"prompt": "{question"}, "has no other half"),
     ],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
-    from podium.data.load import DataSpec
+    from podium.data.loading import DataSpec
     from podium.evaluation.evaluate import Policy, Task
     from podium.models.finding import ModelSource
     from podium.recipe import Recipe
@@ -193,7 +193,8 @@ def rows_of(recipe: Recipe, asked: Asked) -> tuple[Any, str]:
         DataError: not there.
         ConfigError: not clear which.
     """
-    from podium.data.load import load_data, load_splits
+    from podium.data.loading import load_data, shaped
+    from podium.data.sources import load_splits
 
     spec = recipe.data
     name = asked.data or spec.dataset
@@ -205,8 +206,8 @@ def rows_of(recipe: Recipe, asked: Asked) -> tuple[Any, str]:
         split = asked.split or (next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split)
         if split not in splits:
             raise ConfigError(f"{name} has no split `{split}`. Type --split with one of: {', '.join(splits)}.")
-        return splits[split], name if len(splits) == 1 else f"{name} ({split})"
-    held_out = load_data(dataclasses.replace(spec, held_out="if there"))[1]
+        return shaped(splits[split], spec.columns, str(name)), name if len(splits) == 1 else f"{name} ({split})"
+    held_out = load_data(dataclasses.replace(spec, use_test_split="if there"))[1]
     if held_out is None:
         raise ConfigError(
             f"{recipe.name} holds nothing out. Give --data FILE, or --split {spec.dataset_train_split} for the rows it "
@@ -217,7 +218,8 @@ def rows_of(recipe: Recipe, asked: Asked) -> tuple[Any, str]:
 
 def held_out_name(spec: DataSpec) -> str:
     """What to call the rows that a recipe holds out."""
-    return spec.eval_dataset or f"{spec.dataset or 'datasets'} ({spec.dataset_test_split})"
+    side = spec.dataset_test_split if spec.held_out is None else "held out"
+    return spec.eval_dataset or f"{spec.name} ({side})"
 
 
 def policy_of(target: Target, recipe: Recipe) -> Policy:

@@ -195,6 +195,11 @@ def eval_rows(spec: DataSpec, *, streaming: bool = False) -> Any:
     return chosen(splits, spec.dataset_test_split, Part(path=spec.eval_dataset).name, "dataset_test_split")
 
 
+def shaped(rows: Any, columns: Columns, name: str) -> Any:
+    """All the rows, with their prompts and answers. Raises `DataError` for columns that are not there."""
+    return _taken(rows, Shape(columns=columns), name)
+
+
 def part_splits(spec: DataSpec, part: Part, *, streaming: bool = False) -> Mapping[str, Any]:
     """The splits of one part as they are. Raises `DataError`."""
     if spec.datasets:
@@ -303,20 +308,25 @@ def contradictions(spec: DataSpec) -> dict[str, str]:
     """By key, what cannot be meant."""
     found = {}
     if spec.held_out is not None and spec.eval_dataset is not None:
-        found["held_out"] = "`held_out` and `eval_dataset` both say what is held out; keep one of them"
+        found["held_out"] = "`held_out` and `eval_dataset` both say what is held out. Leave one of them out."
     if spec.pass_rate is not None and spec.pass_rates is None:
         found["pass_rate"] = (
-            "`pass_rate` needs measured rates: `pass_rates: FILE` from `podium check --rollouts N --save FILE`"
+            "`pass_rate` needs measured rates. Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` "
+            "writes."
         )
     if spec.order is None and spec.difficulty is not None:
-        found["difficulty"] = "`difficulty` does nothing without `order: easy_first` or `order: hard_first`"
+        found["difficulty"] = (
+            "`difficulty` does nothing without an order. Set `order: easy_first` or `order: hard_first`."
+        )
     if spec.order is not None and spec.difficulty is None and spec.pass_rates is None:
-        found["order"] = "`order` needs a column of numbers (`difficulty: COLUMN`) or measured `pass_rates: FILE`"
+        found["order"] = (
+            "`order` needs to know what is hard. Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`."
+        )
     if spec.order is not None and (spec.dataset_streaming or spec.streaming):
-        found["order"] = "`order` needs all rows at once; leave out `dataset_streaming`"
+        found["order"] = "`order` needs all rows at once. Leave out `dataset_streaming`."
     weighted = [part.weight is not None for part in spec.parts]
     if any(weighted) and not all(weighted):
-        found["dataset"] = "`weight` is given for some parts of `dataset` and not for others; give it for all or none"
+        found["dataset"] = "`weight` is given for some parts of `dataset` and not for others. Give it for all or none."
     return found
 
 

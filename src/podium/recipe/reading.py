@@ -235,9 +235,11 @@ class _Reading:
         """The templates of a dataset, or of one part of a mixture at `place`."""
         given = {key: values[key] for key in _COLUMN_KEYS if values.get(key) is not None}
         made = Columns(examples=tuple(values.get("examples") or ()), **given)
-        for key, problem in made.check().items():
+        wrong = made.check()
+        for key, problem in wrong.items():
             self.say(str(problem), *place, key, code=problem.code)
-        return made
+        rest: dict[str, Any] = {key: () if key == "examples" else None for key in wrong}
+        return replace(made, **rest)  # what is left can still be checked
 
     def _parts(self, entries: list[Any], columns: Columns) -> tuple[Part, ...]:
         """A list under `dataset`; what a part does not say of its columns is as in the recipe."""
@@ -292,7 +294,7 @@ class _Reading:
             config["model_init_kwargs"] = {**settings, **own} if isinstance(own, Mapping) else own
         if self.values.get("order") is not None:
             if config.get("shuffle_dataset"):
-                self.say("`order` and `shuffle_dataset: true` exclude each other; keep one of them", "order")
+                self.say("`order` and `shuffle_dataset: true` exclude each other. Leave one of them out.", "order")
             config["shuffle_dataset"] = False
         if any(spec.weight is not None for spec in rewards):
             if "reward_weights" in config:
