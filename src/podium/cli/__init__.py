@@ -15,6 +15,7 @@ from podium.cli.compare import compare
 from podium.cli.doctor import doctor
 from podium.cli.eval import evaluate
 from podium.cli.explain import explain
+from podium.cli.init import init
 from podium.cli.merge import merge
 from podium.cli.push import push
 from podium.cli.recipes import recipes
@@ -62,6 +63,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(_guarded(init))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(train))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(check))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))

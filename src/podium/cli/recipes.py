@@ -7,24 +7,39 @@ from typing import Annotated
 
 import typer
 
+CLOSING = """\
+podium train NAME            runs one
+podium recipes NAME          prints one, to begin your own with: podium recipes NAME > run.yaml
+podium init my-run           writes a recipe, data and a reward to begin with, from four questions
+"""
 
-def recipes(as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="The recipe to print; without: a list of them.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The list as one JSON object.")] = False,
+) -> None:
     """List the recipes that come with Podium; `podium train NAME` runs one."""
+    from podium.errors import ConfigError, did_you_mean
     from podium.recipe import shipped_recipes
 
-    if as_json:
+    shipped = shipped_recipes()
+    if name is not None and name not in shipped:
+        raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, shipped)} There are {', '.join(shipped)}.")
+    if name is not None:
+        typer.echo(shipped[name].read_text(encoding="utf-8"), nl=False)
+    elif as_json:
         from podium.cli.structured import print_json
 
-        listed = [
-            {"name": name, "about": _first_comment(file), "file": str(file)} for name, file in shipped_recipes().items()
-        ]
+        listed = [{"name": each, **heading(file), "file": str(file)} for each, file in shipped.items()]
         print_json({"recipes": listed})
-        return
-    for name, file in shipped_recipes().items():
-        typer.echo(f"{name:<14} {_first_comment(file)}")
-        typer.echo(f"{'':<14} {file}")
+    else:
+        for each, file in shipped.items():
+            said = heading(file)
+            typer.echo(f"{each:<14} {said['about']}\n{'':<14} Needs {said['needs']}")
+        typer.echo(f"\n{CLOSING}", nl=False)
 
 
-def _first_comment(file: Path) -> str:
-    first = file.read_text(encoding="utf-8").splitlines()[0]
-    return first.removeprefix("#").strip()
+def heading(file: Path) -> dict[str, str]:
+    """The first two lines of a shipped recipe: what it is about, and `Needs: ...`."""
+    about, needs = (line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines()[:2])
+    return {"about": about, "needs": needs.removeprefix("Needs: ")}

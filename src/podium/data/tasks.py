@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from podium.data.functions import tiny_functions
+from podium.data.orders import orders
 from podium.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -55,6 +56,21 @@ def additions() -> tuple[list[Row], list[Row]]:
     return rows
 
 
+def sums() -> tuple[list[Row], list[Row]]:
+    """The additions as a table of questions and answers: `question` and `expert_answer`, without any form.
+
+    >>> train, held_out = sums()
+    >>> len(train), len(held_out), train[0]
+    (320, 80, {'question': 'What is 1 + 2?', 'expert_answer': '3'})
+    """
+    train, held_out = additions()
+    return _as_table(train), _as_table(held_out)
+
+
+def _as_table(rows: list[Row]) -> list[Row]:
+    return [{"question": row["prompt"][-1]["content"], "expert_answer": row["answer"]} for row in rows]
+
+
 def _conversation(a: int, b: int) -> list[dict[str, str]]:
     first, second = EXAMPLE
     return [
@@ -88,5 +104,7 @@ def _by_content(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 TASKS: dict[str, Callable[[], tuple[list[Row], list[Row]]]] = {
     "additions": additions,
+    "orders": orders,
+    "sums": sums,
     "tiny-functions": tiny_functions,
 }

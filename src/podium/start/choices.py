@@ -1,0 +1,147 @@
+"""What `podium init` asks for, and what each answer leads to: two tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from podium.data.orders import EXAMPLE as ORDER_EXAMPLE
+from podium.errors import ConfigError, did_you_mean
+
+BUILTIN_MODEL = "builtin:smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is rewarded."""
+
+    about: str
+    """For the question, and the first line of the recipe."""
+    system: str
+    """What the model is told; shows the form, as rows of the user's own come without a worked example."""
+    example: tuple[str, str] | None = None
+    """A question and its answer in full, for the data that is written: a turn in front of every prompt."""
+    accuracy: str
+    """The reward that says right or wrong."""
+    tokens: int
+    """Longest completion of a model that answers at once."""
+    answered: bool = True
+    """Whether rows need an answer to compare with."""
+
+
+TASKS: Mapping[str, Task] = {
+    "number": Task(
+        about="the right number inside answer tags",
+        system="Give the answer as a number inside tags, like this: <answer>7</answer>",
+        example=("What is 3 + 4?", "<answer>7</answer>"),
+        accuracy="right",
+        tokens=24,
+    ),
+    "exact": Task(
+        about="the right word or phrase inside answer tags",
+        system="Give the answer inside tags, like this: <answer>blue</answer>",
+        example=("Which word comes first in the alphabet, sea or car?", "<answer>car</answer>"),
+        accuracy="right",
+        tokens=24,
+    ),
+    "json": Task(
+        about="a JSON object whose fields are right",
+        system="Answer with one JSON object and nothing else.",
+        example=ORDER_EXAMPLE,
+        accuracy="right",
+        tokens=48,
+    ),
+    "code": Task(
+        about="Python code that passes tests",
+        system="Answer with one Python function in a code block.",
+        example=(
+            "Write a Python function half(x) that returns x divided by 2.",
+            "```python\ndef half(x):\n    return x / 2\n```",
+        ),
+        accuracy="code_stages",
+        tokens=48,
+    ),
+    "format": Task(
+        about="the form alone: reasoning tags, then answer tags",
+        system="Think, then answer, in this form: <reasoning>your thoughts</reasoning><answer>your answer</answer>",
+        example=(
+            "What is a key used for?",
+            "<reasoning>A key fits into a lock and turns it.</reasoning><answer>To open a lock.</answer>",
+        ),
+        accuracy="xml_format",
+        tokens=96,
+        answered=False,
+    ),
+}
+"""By the word that is typed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where training runs. Settings of GPUs are estimates: they were not measured."""
+
+    about: str
+    model: str
+    tokens: int
+    """Least length of a completion: a larger model is given room to think."""
+    lora: bool
+    """Whether an adapter is trained; the built-in model is small enough to be trained whole anywhere."""
+    learning_rate: float
+    temperature: float
+    max_steps: int
+    dtype: str = ""
+    """Of the weights; empty: float32."""
+    tokens_per_pack: int = 0
+    """Most tokens in one forward and backward, for its memory; 0: Podium's own choice."""
+
+
+MACHINES: Mapping[str, Machine] = {
+    "cpu": Machine(
+        about="no GPU: minutes on two cores with the built-in model",
+        model=BUILTIN_MODEL,
+        tokens=0,
+        lora=False,
+        learning_rate=3e-5,
+        temperature=1.3,
+        max_steps=60,
+    ),
+    "small-gpu": Machine(
+        about="a GPU with 8 GB or more: an adapter for half a billion parameters",
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        tokens=256,
+        lora=True,
+        learning_rate=2e-5,
+        temperature=1.0,
+        max_steps=200,
+        dtype="bfloat16",
+        tokens_per_pack=1024,
+    ),
+    "large-gpu": Machine(
+        about="a GPU with 40 GB or more: all of 1.5 billion parameters",
+        model="Qwen/Qwen2.5-1.5B-Instruct",
+        tokens=256,
+        lora=False,
+        learning_rate=1e-6,
+        temperature=1.0,
+        max_steps=300,
+        tokens_per_pack=2048,
+    ),
+}
+"""By the word that is typed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The answers, but for the data."""
+
+    task: str
+    machine: str
+    model: str
+
+
+def known(word: str | None, table: Mapping[str, Any], flag: str) -> str | None:
+    """A word of a table, or None where nothing was given. Raises `ConfigError` for another word."""
+    if word is not None and word not in table:
+        raise ConfigError(f"{flag} is one of {', '.join(table)}; got `{word}`.{did_you_mean(word, table)}")
+    return word

@@ -1,0 +1,227 @@
+"""`podium init`: what it writes is right for every answer, and nothing that is there is touched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from podium.checks import check_recipe
+from podium.cli import app
+from podium.start import in_yaml
+from podium.start.choices import MACHINES, TASKS
+from podium.testing import save_tiny_model
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch):
+    """`cli("init", "x")` in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, stdin: str = "") -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, list(words), input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Errors and warnings of the recipe in a folder, as its README has it checked; not what this machine lacks."""
+    monkeypatch.chdir(folder)
+    found = check_recipe("run.yaml")
+    return [str(each) for each in found if each.severity != "note" and each.code not in ("M023", "C028")]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_written_passes_its_check_and_its_test(cli, tmp_path, monkeypatch, task, machine):
+    code, out, _ = cli("init", "run", "--task", task, "--machine", machine, "--yes")
+    assert code == 0
+    assert "cd run" in out
+    folder = tmp_path / "run"
+    assert sorted(file.name for file in folder.iterdir() if not file.name.startswith("data.")) == [
+        "README.md",
+        "rewards.py",
+        "run.yaml",
+        "test_rewards.py",
+    ]
+    assert wrong(folder, monkeypatch) == []
+    done = subprocess.run([sys.executable, "test_rewards.py"], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) == (folder / "test_rewards.py").read_text().count("def test_") >= 3
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_reward_and_its_test_are_tidy_and_can_fail(cli, tmp_path, task):
+    cli("init", "run", "--task", task, "--yes")
+    folder = tmp_path / "run"
+    for command in (["check", "--select", "E,F,W,I,UP,B", "--ignore", "B905,E501"], ["format", "--check"]):
+        tidy = [sys.executable, "-m", "ruff", *command, "--line-length", "120", "."]
+        done = subprocess.run(tidy, cwd=folder, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout
+    rewards = folder / "rewards.py"
+    rewards.write_text(rewards.read_text().replace("    return [", "    return [0.5 + 0.0 * ", 1))
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_rewards.py"]
+    done = subprocess.run(pytest_run, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert " failed" in done.stdout
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("task", ["number", "exact", "json"])
+def test_the_reward_tester_has_nothing_to_say_against_them(cli, tmp_path, monkeypatch, task):
+    cli("init", "run", "--task", task, "--yes")
+    monkeypatch.chdir(tmp_path / "run")
+    code, out, _ = cli("rewards", "test", "run.yaml")
+    assert code == 0, out
+    assert "error[" not in out
+
+
+def test_the_readme_names_what_is_there(cli, tmp_path):
+    cli("init", "my run", "--yes")
+    folder = tmp_path / "my run"
+    readme = (folder / "README.md").read_text()
+    assert readme.startswith("# my run\n")
+    assert "| `data.csv` | 200 rows" in readme
+    assert all(f"`{file.name}`" in readme for file in folder.iterdir() if file.name != "README.md")
+    recipe = yaml.safe_load((folder / "run.yaml").read_text())
+    assert f"podium chat {recipe['output_dir']}" in readme
+
+
+# ---- rows of one's own ----
+
+OWN = {
+    "numbers": ("question,expert_answer", ["2+2?,4", "3+4?,7"], "number", {"answer": "{expert_answer}"}),
+    "words": ("Prompt,Response", ["Capital of France?,Paris", "Of Italy?,Rome"], "exact", {"prompt": "{Prompt}"}),
+    "solutions": ("problem,solution", ["2+2?,it is #### 4", "3+4?,so #### 7"], "number", {"answer_from": "after ####"}),
+    "objects": ("query,output", ['Ana 4,"{""name"": ""Ana""}"', 'Ben 7,"{""name"": ""Ben""}"'], "json", {}),
+    "no answers": ("id,query", ["1,Why?", "2,What for?"], "format", {"prompt": "{query}"}),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_columns_and_task_are_found_in_rows_of_ones_own(cli, tmp_path, monkeypatch, name):
+    header, rows, task, keys = OWN[name]
+    (tmp_path / "mine.csv").write_text("\n".join([header, *rows * 1]) + "\n")
+    code, out, err = cli("init", "run", "--data", "mine.csv", "--yes")
+    assert code == 0, err
+    recipe = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert recipe["dataset"] == "../mine.csv"
+    assert "mine.csv" not in out
+    assert keys.items() <= recipe.items()
+    assert (tmp_path / "run" / "README.md").read_text().count(TASKS[task].about) == 1
+    assert not list((tmp_path / "run").glob("data.*"))
+
+
+def test_a_recipe_for_rows_of_ones_own_passes_its_check(cli, tmp_path, monkeypatch):
+    (tmp_path / "über mich.csv").write_text(
+        "question,expert_answer\n" + "".join(f"What is {n} + {n}?,{2 * n}\n" for n in range(200))
+    )
+    assert cli("init", "a/b", "--data", "über mich.csv", "--yes")[0] == 0
+    assert wrong(tmp_path / "a" / "b", monkeypatch) == []
+
+
+def test_conversations_get_no_template(cli, tmp_path, monkeypatch):
+    rows = [{"prompt": [{"role": "user", "content": f"What is {n} + {n}?"}], "answer": str(2 * n)} for n in range(100)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli("init", "run", "--data", "mine.jsonl", "--yes")[0] == 0
+    assert "prompt" not in yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert wrong(tmp_path / "run", monkeypatch) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("a,b\n1,2\n", (), "which column is the question? It has a, b"),
+        ("question\nWhy?\n", ("--task", "exact"), "has no column with answers"),
+        ("question,answer\nWhy?,because\n", ("--task", "number"), "`because` is no number"),
+        ("question,answer\nWhy?,because\n", ("--task", "json"), "Take --task exact"),
+        ("question,answer\nWhy?,because\n", ("--task", "code"), "no column `tests`"),
+        ("question,answer\nWhy?\n", (), "line 2 has 1 fields"),
+    ],
+)
+def test_rows_that_do_not_fit_are_one_message(cli, tmp_path, text, flags, message):
+    (tmp_path / "mine.csv").write_text(text)
+    code, _, err = cli("init", "run", "--data", "mine.csv", "--yes", *flags)
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_own_model_is_trained_with_an_adapter(cli, tmp_path, monkeypatch):
+    folder = save_tiny_model(tmp_path / "model")
+    assert cli("init", "run", "--model", str(folder), "--yes")[0] == 0
+    recipe = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert recipe["lora"]["r"] == 16
+    assert wrong(tmp_path / "run", monkeypatch) == []
+
+
+# ---- nothing is overwritten ----
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(cli, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.yaml").write_text("mine")
+    code, _, err = cli("init", "run", "--yes")
+    assert code == 2
+    assert "nothing is ever overwritten. Take another name: podium init run-2" in err
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["run.yaml"]
+    assert (tmp_path / "run" / "run.yaml").read_text() == "mine"
+
+
+def test_a_file_is_left_alone_and_an_empty_folder_is_filled(cli, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "file is a file" in cli("init", "file", "--yes")[2]
+    (tmp_path / "empty").mkdir()
+    assert cli("init", "empty", "--yes")[0] == 0
+    assert (tmp_path / "empty" / "run.yaml").is_file()
+
+
+# ---- questions ----
+
+
+def test_questions_are_asked_for_what_is_not_given(cli, tmp_path):
+    code, out, _ = cli("init", "run", "--task", "exact", stdin="\nlaptop\nsmall-gpu\nQwen/Qwen2.5-1.5B-Instruct\n")
+    assert code == 0
+    assert "What is rewarded?" not in out
+    assert "`laptop` is none of cpu, small-gpu, large-gpu" in out
+    recipe = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert recipe["model"] == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert recipe["dtype"] == "bfloat16"
+
+
+def test_an_input_that_ends_names_the_flags(cli, tmp_path):
+    code, _, err = cli("init", "run", stdin="\nnumber\n")
+    assert code == 2
+    assert "Give --data, --task, --machine and --model, or --yes" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_words_are_one_message(cli):
+    assert (
+        "--task is one of number, exact, json, code, format; got `nmber`. Did you mean"
+        in cli("init", "run", "--task", "nmber")[2]
+    )
+    assert "--machine is one of cpu, small-gpu, large-gpu; got `tpu`." in cli("init", "run", "--machine", "tpu")[2]
+
+
+def test_the_help_names_every_task_and_machine(cli):
+    _, out, _ = cli("init", "--help")
+    assert all(word in out for word in (*TASKS, *MACHINES))
+
+
+@pytest.mark.parametrize(
+    "text", ["a.csv", "", "#x", "x #y", "on", "No", "1e3", "-", "a: b", "ü", "a\nb", "'", "~/x", "builtin:x"]
+)
+def test_any_text_comes_back_from_yaml(text):
+    from podium.recipe.document import scalar
+
+    written = in_yaml(text)
+    assert yaml.safe_load(f"key: {written}  # comment") == {"key": text}
+    assert written.startswith('"') or scalar(written) == text
