@@ -33,7 +33,7 @@ from podium.models import loading
 from podium.models.attention import tree_attention
 from podium.models.lean import LeanLayers
 from podium.packing import Pack
-from podium.precision import ProductPrecision, measure_products
+from podium.precision import ProductPrecision, measure_products, return_large_blocks
 from podium.records import ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
@@ -384,6 +384,8 @@ def _decide_checkpointing(args: GRPOConfig, tokens_per_pack: int, path: Path) ->
     if args.gradient_checkpointing is None:
         longest = args.max_completion_length + (args.max_prompt_length or 0)
         args.gradient_checkpointing = path == "padded" or longest > 4 * tokens_per_pack
+    if args.gradient_checkpointing and args.device.type == "cpu":
+        return_large_blocks()
 
 
 def _router_coef(args: GRPOConfig, policy: nn.Module) -> float:

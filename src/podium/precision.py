@@ -44,6 +44,23 @@ def release_free_memory() -> None:
         trim(0)
 
 
+LARGE_BLOCK = 1 << 20
+"""Bytes from which a block of memory goes back to the system as soon as it is free, under checkpointing."""
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of the C library's malloc.h
+
+
+def return_large_blocks() -> None:
+    """Have the C allocator keep no large blocks for later.
+
+    Under checkpointing a layer's large results come and go between small ones that stay. The holes they leave took as
+    much memory as checkpointing saves: an adapter on the built-in model, 1,272 tokens in a pack, had its peak at 2.5 GB,
+    and has it at 1.6 GB with this. Does nothing where the C library has no `mallopt`.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, LARGE_BLOCK)
+
+
 class Measured(NamedTuple):
     """Matrix rates in GFLOP/s."""
 
