@@ -34,6 +34,7 @@ from podium.models.attention import tree_attention
 from podium.models.lean import LeanLayers
 from podium.packing import Pack
 from podium.precision import ProductPrecision, measure_products, return_large_blocks
+from podium.processes import as_main, prepare_to_load, whole_at_load
 from podium.records import ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
@@ -98,6 +99,11 @@ class Parts:
         """Log-probabilities of a pack as this run computes them; inside `attention` and `precision`."""
         return token_logps(model, packed, temperature=self.args.temperature, path=self.path, router=router)
 
+    def compute_in_full(self) -> None:
+        """No rounded copies of weights: of sharded ones they would be whole."""
+        if isinstance(self.precision, ProductPrecision):
+            self.precision.enabled = False
+
     def has_spread(self, scored: ScoredGroup, weights_K: np.ndarray | None = None) -> bool:
         """Whether the completions of a group differ in their weighted reward, by the first weights or these."""
         reward_G = combine(scored.rewards_GK, self.advantage.weights_K if weights_K is None else weights_K)
@@ -156,11 +162,13 @@ def assemble(
             "Load the dataset without streaming."
         )
 
+    prepare_to_load(args, adapter=peft_config is not None or isinstance(model, PeftModel))
     set_seed(args.seed)  # a new adapter is random
     policy = loading.load_policy(model, settings)
     loading.align_pad_token(policy, tokenizer)
     load_reward_models(rewards)
-    path, why_not = choose_path(policy)
+    with whole_at_load(policy, args):
+        path, why_not = as_main(choose_path(policy))
     if why_not:
         logger.warning("Shared prefixes are off for this model: %s. Prompts are computed once per completion.", why_not)
     precision = _precision(args, policy)
@@ -195,7 +203,7 @@ def assemble(
         ),
         completions=CompletionsLog(args),
         callbacks=_callbacks(args, reference),
-        num_parameters=sum(parameter.numel() for parameter in policy.parameters()),
+        num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in policy.parameters()),
         should_train=loading.should_train(policy, by_name=isinstance(model, str)),
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
@@ -340,7 +348,7 @@ def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
         enabled = args.product_precision == "bfloat16"
         if args.product_precision == "auto":
             measured = measure_products()
-            enabled = measured.bfloat16_pays
+            enabled = as_main(measured.bfloat16_pays)
             logger.info(
                 "Matrix products in %s: measured %.0f GFLOP/s in float32, %.0f in bfloat16.",
                 "bfloat16" if enabled else "float32",

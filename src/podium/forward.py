@@ -61,7 +61,7 @@ def token_logps(
         head_outputs.extend(head_logps(module, predict(hidden_1ND), pack.target_N, unwrapped.config, temperature))
         # What the model does to these "logits" does not matter. That they lead to the head's weight does: data-parallel
         # wrappers look from a forward's outputs for the parameters that will get no gradient.
-        return head_outputs[0][None, :, None]
+        return head_outputs[0][None, :, None].clone()
 
     if router:
         inputs["output_router_logits"] = True

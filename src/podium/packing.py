@@ -200,6 +200,14 @@ def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
     return shared if shared >= SHORTEST_TRUNK else 0
 
 
+def nothing(device: torch.device | str = "cpu") -> Pack:
+    """One rollout of one token: what a process without work sends through the model where the others wait for it."""
+    zero = np.zeros(1, np.float32)
+    group = TrainingGroup(prompt_ids=(0,), completion_ids=((0,),), advantages_G=zero, sampled_logps=(zero,))
+    [packed] = pack([group], tokens_per_pack=1, device=device)
+    return packed
+
+
 def num_input_tokens(group: TrainingGroup) -> int:
     """Positions a group takes in a pack without a trunk."""
     return len(group.prompt_ids) + sum(len(ids) - 1 for ids in group.completion_ids)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from podium.processes import local
+
 TENSORS = 24
 VALUES = 2048
 """At most so many trained tensors, spread over the model, and so many numbers of each."""
@@ -22,7 +24,7 @@ class WeightProbe:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        trained = [p for p in model.parameters() if p.requires_grad and p.numel()]
+        trained = [p for p in model.parameters() if p.requires_grad and local(p).numel()]
         every = max(1, len(trained) // TENSORS)
         # An odd stride, or every sample of a LoRA model would be of its A matrices, and none of B.
         self._parameters = trained[:: every + (every % 2 == 0)]
@@ -43,5 +45,6 @@ class WeightProbe:
         return {"health/update_ratio": ratio, "health/moved_share": share}
 
     def _sample(self) -> Tensor:
-        parts = [p.detach().flatten()[:: max(1, p.numel() // VALUES)][:VALUES].float() for p in self._parameters]
+        mine = [local(p.detach()).flatten() for p in self._parameters]
+        parts = [x[:: max(1, len(x) // VALUES)][:VALUES].float() for x in mine]
         return torch.cat(parts).clone() if parts else torch.zeros(0)

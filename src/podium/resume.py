@@ -36,6 +36,8 @@ class State(NamedTuple):
     reference: Reference | None
     precision: Any
     plan: Plan
+    sharded: bool = False
+    """Whether every process writes its part of a reference by itself: see `Processes.save_parts`."""
 
 
 def save(folder: Path, rank: int, state: State) -> None:
@@ -53,7 +55,7 @@ def save(folder: Path, rank: int, state: State) -> None:
         "plan": _arithmetic(state.plan),
     }
     (folder / STATE).write_text(json.dumps(contents))
-    if state.reference is not None and state.reference.moved:
+    if state.reference is not None and state.reference.moved and not state.sharded:
         assert state.reference.copy is not None
         save_model(state.reference.copy, str(folder / REFERENCE))
 

@@ -26,7 +26,7 @@ from podium.assembly import Parts
 from podium.config import GRPOConfig, call_settings, sampling_settings
 from podium.health import Health
 from podium.metrics import MetricsBuffer, Mode, RolloutTable, rollout_metrics, rollout_table, unstack
-from podium.packing import pack
+from podium.packing import nothing, pack
 from podium.records import Prompt, ScoredGroup, TrainingGroup
 from podium.rewards.score import score
 from podium.rounds import Round, RoundKey, shares
@@ -58,10 +58,12 @@ class Rollouts:
     def draw(self, key: RoundKey) -> Round:
         """Prompts -> groups -> scores -> advantages -> what the micro-steps of this round will train on."""
         plan = self.parts.plan
-        places = plan.mine()
-        scored = self._sample(self.prompts(key, places), key)
-        if self.args.dynamic_sampling:
-            scored = self._refill(scored, places, key)
+        prompts = self.prompts(key, range(plan.prompts_per_round))
+        places = plan.deal([len(prompt.token_ids) for prompt in prompts])[plan.rank]
+        with self.trainer.processes.whole(self.trainer.model_wrapped):
+            scored = self._sample([prompts[place] for place in places], key)
+            if self.args.dynamic_sampling:
+                scored = self._refill(scored, places, key)
         self.scored = list(scored)
         table, result = self.advantages(scored, places)
         self.measure("train", table, result)
@@ -112,7 +114,8 @@ class Rollouts:
             temperature=temperature,
         )
         with self.timed("generate_seconds", mode):
-            groups = self.parts.engine.generate(prompts, settings, policy_step=self.trainer.state.global_step)
+            with self.trainer.processes.whole(self.trainer.model_wrapped):
+                groups = self.parts.engine.generate(prompts, settings, policy_step=self.trainer.state.global_step)
         with self.timed("reward_seconds", mode):
             return score(
                 groups,
@@ -194,9 +197,13 @@ class Rollouts:
         training = model.training
         model.eval()
         flat: list[np.ndarray] = []
+        packs = pack(groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
+        idle = [nothing(self.args.device)] * self.trainer.processes.missing(len(packs))
         with self.parts.attention(model), self.parts.precision():
-            for packed in pack(groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device):
+            for packed in packs:
                 flat += packed.split(self.parts.token_logps(model, packed).logps_N)
+            for packed in idle:
+                self.parts.token_logps(model, packed)
         model.train(training)
         values = iter(flat)
         return [tuple(itertools.islice(values, len(group.completion_ids))) for group in groups]

@@ -67,9 +67,28 @@ class Plan:
         number, step = divmod(index, self.micro_steps_per_round)
         return MicroStep(RoundKey(epoch, number), step % self.shares)
 
-    def mine(self) -> list[int]:
-        """Which of the P prompts of a round this rank samples: dealt out one by one, so every share spreads evenly."""
-        return list(range(self.rank, self.prompts_per_round, self.ranks))
+    def deal(self, num_tokens_P: Sequence[int]) -> list[list[int]]:
+        """Which of the P prompts of a round each rank samples, from the prompts' lengths; the same on every rank.
+
+        Every share is dealt out by itself, its longest prompts first, each to the rank that has fewest prompts of the
+        share, then of the round, then fewest tokens (Graham 1969, "longest processing time"): what completions will
+        add is not known yet, and is alike for all.
+
+        >>> plan = Plan(prompts_per_round=4, num_generations=2, shares=1, iterations=1, accumulation=1, ranks=2, rank=0)
+        >>> plan.deal([100, 90, 20, 10])
+        [[0, 3], [1, 2]]
+        """
+        dealt: list[list[int]] = [[] for _ in range(self.ranks)]
+        tokens = [0] * self.ranks
+        for share in range(self.shares):
+            here = [p for p in range(self.prompts_per_round) if self.share_of(p, 0) == share]
+            in_share = [0] * self.ranks
+            for prompt in sorted(here, key=lambda p: (-num_tokens_P[p], p)):
+                rank = min(range(self.ranks), key=lambda r: (in_share[r], len(dealt[r]), tokens[r], r))
+                dealt[rank].append(prompt)
+                in_share[rank] += 1
+                tokens[rank] += num_tokens_P[prompt]
+        return [sorted(prompts) for prompts in dealt]
 
     def share_of(self, prompt: int, completion: int) -> int:
         """The share that completion g of prompt p of a round belongs to: consecutive, groups whole where they fit."""

@@ -9,7 +9,6 @@ nothing but the numbers of micro-steps; all rollout work of an optimizer step ha
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,20 +32,13 @@ from podium.health import Health
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
-from podium.packing import Pack, keep, pack
+from podium.packing import Pack, keep, nothing, pack
 from podium.precision import release_free_memory
+from podium.processes import Processes, shard_on_cpu
 from podium.proof.first_batch import FirstBatch
 from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
 from podium.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
-
-NOTHING = TrainingGroup(
-    prompt_ids=(0,),
-    completion_ids=((0,),),
-    advantages_G=np.zeros(1, np.float32),
-    sampled_logps=(np.zeros(1, np.float32),),
-)
-"""A rollout of one token: what a rank without work sends through the model."""
 
 
 class GRPOTrainer(Trainer):
@@ -116,9 +108,28 @@ class GRPOTrainer(Trainer):
             callbacks=[self.proof, *parts.callbacks, self.health, *(callbacks or [])],
             optimizers=optimizers,
         )
-        if parts.reference is not None:
-            parts.reference.to(self.args.device)
+        self._divide()
         accelerate_seed(self.args.seed, device_specific=True)
+
+    def _divide(self) -> None:
+        """Policy and reference to their devices, whole or in parts, before anything is sampled."""
+        self.processes = Processes(self.accelerator, self._touch)
+        copy = self._reference_copy
+        if self.processes.division == "fsdp2":
+            self.create_optimizer()
+            self.model, self.optimizer = self.processes.shard(self.model, self.optimizer)
+            self.model_wrapped = self.model
+            self.parts.compute_in_full()
+            if copy is not None:
+                self.processes.shard_frozen(copy)
+        elif copy is not None:
+            copy.to(self.args.device)
+
+    @torch.no_grad()
+    def _touch(self, model: nn.Module) -> None:
+        """A forward of one token."""
+        with self.parts.attention(model), self.parts.precision():
+            self.parts.token_logps(model, nothing(self.args.device))
 
     # ---- the sentence ----
 
@@ -148,16 +159,19 @@ class GRPOTrainer(Trainer):
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
             packs = pack(batch.groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
-            if self.args.device.type == "cpu":  # gradients that are there first leave no holes between activations
+            if self.args.device.type == "cpu" and not self.processes.in_step:  # gradients that are there first leave no holes between activations
                 self._zero_gradients()
-            keeps, num_kept = self._high_entropy(packs, batch)
-            for packed, keep_N in zip(packs, keeps, strict=True):
-                with contextlib.nullcontext() if packed is packs[-1] else self.accelerator.no_sync(model):
+            idle = self.processes.missing(len(packs) or 1) + (not packs)
+            keeps, num_kept = self._high_entropy(packs, batch, idle)
+            for i, (packed, keep_N) in enumerate(zip(packs, keeps, strict=True), start=1):
+                with self.processes.accumulating(model, last=i == len(packs) + idle):
                     total += self._backward(model, packed, batch, keep_N, num_kept)
-            if not packs:
-                self._without_work(model)
+            for i in range(idle, 0, -1):
+                with self.processes.accumulating(model, last=i == 1):
+                    self._without_work(model)
         self._loss = self._loss + total
         if batch.is_last:
+            self.processes.average()
             self._finish_step(batch)
         return total * self.accelerator.num_processes  # the log takes the mean over ranks; our shares add up
 
@@ -172,11 +186,13 @@ class GRPOTrainer(Trainer):
         if out.router_loss is not None:
             loss = loss + self.parts.router_coef * packed.num_tokens / max(batch.step_tokens, 1) * out.router_loss
             self._measured.add("train", {"aux_loss": float(out.router_loss)})
-        self.accelerator.backward(loss * self.accelerator.num_processes)  # ranks are averaged; our counts span them
+        self.processes.backward(loss)
         self._sums.append(result.sums)
         return loss.detach()
 
-    def _high_entropy(self, packs: Sequence[Pack], batch: MicroBatch) -> tuple[list[Tensor | None], float | None]:
+    def _high_entropy(
+        self, packs: Sequence[Pack], batch: MicroBatch, idle: int
+    ) -> tuple[list[Tensor | None], float | None]:
         """Per pack the tokens of high entropy that the policy term keeps; what the entropy bonus is divided by.
 
         The forwards are of the bare model: a data-parallel wrapper waits for all ranks in each of them.
@@ -185,6 +201,8 @@ class GRPOTrainer(Trainer):
             return [None] * len(packs), None
         with torch.no_grad():
             entropies = [self.parts.token_logps(self.model, packed).entropy_N for packed in packs]
+            for _ in range(idle if self.processes.in_step else 0):
+                self._touch(self.model)
         mine = [x for entropy_N in entropies for x in entropy_N.tolist()]
         over = torch.tensor(gather_object(mine), device=self.args.device)
         keeps: list[Tensor | None] = [keep_high_entropy(x, self.args.top_entropy_quantile, over) for x in entropies]
@@ -201,9 +219,8 @@ class GRPOTrainer(Trainer):
         With several ranks they come from a backward, so that no other rank waits for this one.
         """
         if self.accelerator.num_processes > 1:
-            [packed] = pack([NOTHING], tokens_per_pack=1, device=self.args.device)
-            out = self.parts.token_logps(model, packed, router=bool(self.parts.router_coef))
-            self.accelerator.backward(0 * (out.logps_N.sum() + (0 if out.router_loss is None else out.router_loss)))
+            out = self.parts.token_logps(model, nothing(self.args.device), router=bool(self.parts.router_coef))
+            self.processes.backward(0 * (out.logps_N.sum() + (0 if out.router_loss is None else out.router_loss)))
         else:
             self._zero_gradients()
 
@@ -243,11 +260,15 @@ class GRPOTrainer(Trainer):
     ) -> list[ScoredGroup]:
         """Sample and score, without training; the same rows give the same random numbers every time.
 
-        `temperature` is the training's unless given.
+        `temperature` is the training's unless given. Several processes call it together, and share the work; all get
+        all of it.
         """
-        prompts = [self.rollouts.prompt(row, i, i) for i, row in enumerate(rows)]
+        mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
+        prompts = [self.rollouts.prompt(rows[i], i, i) for i in mine]
         count = num_generations or self.args.num_generations
-        return self.rollouts.sample_and_score(prompts, count, EVALUATION, greedy=greedy, temperature=temperature)
+        scored = self.rollouts.sample_and_score(prompts, count, EVALUATION, greedy=greedy, temperature=temperature)
+        everyone = dict(gather_object(list(zip(mine, scored, strict=True))))
+        return [everyone[i] for i in range(len(rows))]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """All rows of the set at once; the engine makes its own batches."""
@@ -292,8 +313,11 @@ class GRPOTrainer(Trainer):
             is_last=True,
         )
         loss, sums = 0.0, []
+        packs = pack(groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
+        for _ in range(self.processes.missing(len(packs))):
+            self._touch(self.model)
         with self.parts.attention(), self.parts.precision():
-            for packed in pack(groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device):
+            for packed in packs:
                 out = self.parts.token_logps(self.model, packed)
                 result = policy_loss(loss_inputs(packed, out, batch, None, None), self.parts.loss)
                 loss += float(result.loss)
@@ -304,6 +328,11 @@ class GRPOTrainer(Trainer):
         return sum(gather_object([loss]))
 
     # ---- the chassis ----
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As the Trainer; FSDP2 on CPUs, too."""
+        super().create_accelerator_and_postprocess()
+        self.is_fsdp_enabled = self.is_fsdp_enabled or shard_on_cpu(self.accelerator, self.args)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The Trainer's numbers and ours; the last log of a run also carries what has come in since the one before."""
@@ -335,13 +364,19 @@ class GRPOTrainer(Trainer):
         if self.is_world_process_zero():
             checkpoint.sweep(Path(self.args.output_dir))
         found = checkpoint.to_resume_from(Path(self.args.output_dir), asked=resume_from_checkpoint)
+        if found is not None:
+            self.processes.check_parts(Path(found))
         result = super().train(resume_from_checkpoint=found, **kwargs)
         while (healthy := self.health.back_to()) is not None:
             result = super().train(resume_from_checkpoint=str(healthy), **kwargs)
         return result
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
-        super()._load_optimizer_and_scheduler(folder)
+        if folder is not None and self.processes.division == "fsdp2":
+            self.processes.load_optimizer(Path(folder), self.optimizer)
+            self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
+        else:
+            super()._load_optimizer_and_scheduler(folder)
         if folder is not None:
             state = self._podium_state()
             self.round, self.entropy, self.weights = resume.load(Path(folder), self.args.process_index, state)
@@ -350,7 +385,7 @@ class GRPOTrainer(Trainer):
 
     def _podium_state(self) -> resume.State:
         parts = self.parts
-        return resume.State(self.round, self.entropy, self.weights, parts.reference, parts.precision, parts.plan)
+        return resume.State(self.round, self.entropy, self.weights, parts.reference, parts.precision, parts.plan, self.processes.sharded)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Once and before the first rollouts, as reward functions may draw, too; the Trainer would load them after."""
@@ -360,11 +395,40 @@ class GRPOTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """As the Trainer, which forgets the trained adapter where a second one lies in a folder of its own."""
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
         policy = self.model if model is None else model
+        if self.processes.division == "fsdp2":
+            self.processes.load_weights(Path(resume_from_checkpoint), policy, self._reference_copy)
+            return
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
         if loading.has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
             cast(Any, policy).load_adapter(resume_from_checkpoint, "default", is_trainable=True)
             loading.freeze_reference_adapter(policy)
+
+    @property
+    def _reference_copy(self) -> nn.Module | None:
+        return self.parts.reference.copy if self.parts.reference is not None else None
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As the Trainer; from sharded weights, too, whatever accelerate's `state_dict_type` says."""
+        if self.processes.division != "fsdp2":
+            super().save_model(output_dir, _internal_call)
+            return
+        state = self.processes.whole_state(self.model)
+        if self.args.should_save:
+            self._save(output_dir, state_dict=state)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save")
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """As the Trainer; where weights are sharded, every process writes its own part of all that moves."""
+        if self.processes.division != "fsdp2":
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        reference = self.parts.reference
+        moved = reference.copy if reference is not None and reference.moved else None
+        self.processes.save_parts(Path(output_dir), self.model, self.optimizer, moved)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Everything the Trainer saves and what a round needs: staged, flushed and renamed into place."""

@@ -1,17 +1,20 @@
 """The same runs on any number of processes.
 
-    python ranks.py FOLDER
+    python ranks.py FOLDER [RUN ...]
     accelerate launch --multi_gpu --num_processes 2 ranks.py FOLDER
+    accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 ranks.py FOLDER
 
-Each run leaves `NAME.safetensors` and `NAME.json` (the log) in the folder, written by the first process.
+Each run (all, or those named) `NAME.safetensors` and `NAME.json` (the log) in the folder, written by the first process.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,14 @@ import torch
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
 
 from podium import GRPOConfig, GRPOTrainer
 from podium.testing import tiny_model, tiny_tokenizer
 
-ROWS = [{"prompt": "x" * (1 + 3 * i) + "=", "flat": i % 2 == 1} for i in range(12)]
+# Rounds of four prompts are dealt to two processes as 0 and 3, 1 and 2.
+ROWS = [{"prompt": "x" * (1 + 3 * i) + "=", "flat": i % 4 in (1, 2)} for i in range(12)]
 
 BASE: Mapping[str, Any] = {
     "num_generations": 4,
@@ -32,12 +38,14 @@ BASE: Mapping[str, Any] = {
     # Adam would blow differences of 1e-9 in small gradients up to its whole step.
     "optim": "sgd",
     "learning_rate": 0.3,
-    "max_steps": 4,
+    "max_steps": 5,
     "logging_steps": 1,
     "save_strategy": "no",
     "use_cpu": True,
     "report_to": [],
     "disable_tqdm": True,
+    "product_precision": "float32",
+    "ddp_timeout": 60,
 }
 
 RUNS: Mapping[str, Mapping[str, Any]] = {
@@ -71,8 +79,21 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "resampled": {"generation": 16, "dynamic_sampling": True},
     "stream": {"generation": 16},
     "evaluated": {"generation": 16, "eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2},
+    "long": {
+        "generation": 16,
+        "tokens_per_pack": 40,
+        "steps_per_generation": 2,
+        "gradient_accumulation_steps": 2,
+        "dynamic_sampling": True,
+        "max_resamples": 2,
+        "learning_rate": 0.01,
+        "max_steps": 50,
+    },
 }
 """`generation` is the number of completions of a round over all processes."""
+
+RESUMED = ("reuse", "adam", "adapter")
+"""Runs that are also stopped after their third step and resumed."""
 
 
 def letters(completions: list[str], flat: list[bool], **_: Any) -> list[float]:
@@ -88,7 +109,7 @@ def nothing(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
-REWARDS = {"no_signal_on_one": letters, "resampled": letters, "no_signal_at_all": nothing}
+REWARDS = {"no_signal_on_one": letters, "resampled": letters, "long": letters, "no_signal_at_all": nothing}
 
 
 def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:
@@ -112,9 +133,16 @@ def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:
     )
 
 
+def whole_weights(trained: GRPOTrainer) -> dict[str, torch.Tensor]:
+    """All weights, on every process."""
+    weights = trained.model.state_dict()
+    whole = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in weights.items()}
+    return {k: v.detach().contiguous().clone() for k, v in whole.items()}
+
+
 def leave(folder: Path, name: str, trained: GRPOTrainer) -> None:
     """Weights and log of the first process; all processes must have the same weights."""
-    weights = {k: v.detach().contiguous().clone() for k, v in trained.model.state_dict().items()}
+    weights = whole_weights(trained)
     total = torch.stack([value.double().sum() for value in weights.values()])
     everyone = trained.accelerator.gather(total[None])
     assert torch.equal(everyone, total.expand_as(everyone)), f"{name}: processes ended with different weights"
@@ -123,25 +151,65 @@ def leave(folder: Path, name: str, trained: GRPOTrainer) -> None:
         (folder / f"{name}.json").write_text(json.dumps(trained.state.log_history))
 
 
-def main(folder: Path) -> None:
-    for name in RUNS:
-        trained = trainer(name, str(folder / name))
-        trained.train()
-        leave(folder, name, trained)
-    saved = trainer("reuse", str(folder / "saved"), save_strategy="steps", save_steps=1)
+class Dies(TrainerCallback):
+    """The last process gets a SIGKILL in the middle of a run, if the environment says so."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == int(os.environ.get("DIE_AT", "-1")) and args.process_index == args.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def plain(folder: Path, name: str) -> None:
+    trained = trainer(name, str(folder / name))
+    trained.train()
+    leave(folder, name, trained)
+
+
+def resumed(folder: Path, name: str) -> None:
+    """A run that saves, and one that goes on from its third step; the second's model, as it is saved for users."""
+    saved = trainer(name, str(folder / f"{name}-saved"), save_strategy="steps", save_steps=1)
     saved.train()
-    leave(folder, "saved", saved)
-    resumed = trainer("reuse", str(folder / "resumed"), save_strategy="no")
-    resumed.train(resume_from_checkpoint=str(folder / "saved" / "checkpoint-3"))
-    leave(folder, "resumed", resumed)
-    answer = trainer("full", str(folder / "sampled")).generate_completions(ROWS[:3], num_generations=2)
-    if resumed.accelerator.is_main_process:
+    leave(folder, f"{name}-saved", saved)
+    again = trainer(name, str(folder / f"{name}-resumed"))
+    again.train(resume_from_checkpoint=str(folder / f"{name}-saved" / "checkpoint-3"))
+    leave(folder, f"{name}-resumed", again)
+    again.save_model(str(folder / f"{name}-model"))
+
+
+def killed(folder: Path) -> None:
+    """`adam`, saving every step; goes on where it stopped before."""
+    output = folder / "killed"
+    again = trainer("adam", str(output), save_strategy="steps", save_steps=1)
+    again.add_callback(Dies())
+    again.train(resume_from_checkpoint=any(output.glob("checkpoint-*")))
+    leave(folder, "killed", again)
+
+
+def sampled(folder: Path) -> None:
+    sampler = trainer("full", str(folder / "sampled"))
+    answer = sampler.generate_completions(ROWS[:3], num_generations=2)
+    if sampler.accelerator.is_main_process:
         ids = [[list(c.token_ids) for c in scored.group.completions] for scored in answer]
         (folder / "sampled.json").write_text(json.dumps(ids))
 
 
+OTHERS: Mapping[str, Callable[[Path], None]] = {
+    **{f"{name}-resumed": functools.partial(resumed, name=name) for name in RESUMED},
+    "killed": killed,
+    "sampled": sampled,
+}
+
+
+def main(folder: Path, names: Sequence[str]) -> None:
+    for name in names or [name for name in (*RUNS, *OTHERS) if name not in ("killed", "long")]:
+        if name in OTHERS:
+            OTHERS[name](folder)
+        else:
+            plain(folder, name)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -35,16 +35,31 @@ def train(
     no_eval: Annotated[
         bool, typer.Option("--no-eval", help="Do not look at held-out prompts before and after.")
     ] = False,
+    processes: Annotated[
+        int | None, typer.Option("--processes", metavar="N", help="Start N processes with accelerate's launcher.")
+    ] = None,
+    accelerate: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerate",
+            metavar="CONFIG",
+            help="How they share the work: ddp (default), fsdp2, zero1, zero2, zero3, or a config file of accelerate's.",
+        ),
+    ] = None,
 ) -> None:
     """Train as a recipe says.
 
     RECIPE is a YAML file, or the name of a recipe that comes with Podium (see `podium recipes`). Every key of a recipe
     is also a flag, with dashes or underscores: --learning_rate 2e-6, --num-generations=4, --bf16, --no-bf16.
     """
+    from podium.cli.launch import as_started, launch
     from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "train")
-    run(path, overrides, evaluate=not no_eval)
+    if processes is not None or accelerate is not None:
+        raise typer.Exit(launch([*context.args, *(["--no-eval"] * no_eval)], processes, accelerate))
+    with as_started():
+        run(path, overrides, evaluate=not no_eval)
 
 
 def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> None:

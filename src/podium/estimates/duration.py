@@ -262,7 +262,7 @@ def _first_prompts(trainer: GRPOTrainer) -> list[Prompt]:
     """Of the first round, as many as the live engine decodes at once."""
     rows = MAX_ROWS.get(trainer.args.device.type, 128)
     count = max(1, rows // trainer.args.num_generations)
-    return trainer.rollouts.prompts(RoundKey(0, 0), trainer.parts.plan.mine()[:count])
+    return trainer.rollouts.prompts(RoundKey(0, 0), range(min(count, trainer.parts.plan.prompts_per_round)))
 
 
 def _settings(trainer: GRPOTrainer) -> SamplingSettings:

@@ -1,0 +1,382 @@
+"""What several processes need of a training step, whichever way accelerate divides the work.
+
+    one process   nothing
+    DDP           every process has all weights; gradients meet in the last backward of a step
+    FSDP2         every process has a part of every tensor; each forward and each backward is a meeting
+    DeepSpeed     each backward is a meeting, with ZeRO-3 each forward, too
+
+Where forwards and backwards are meetings, all processes have to run the same number of them, or the run hangs: `missing`
+says how many a process with less work has to add. For sampling, which no two processes do in the same number of steps,
+`whole` gathers sharded weights once.
+
+Knows accelerate and torch's FSDP2; knows no rollouts and no losses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list, gather_object
+from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading, fsdp2_prepare_model
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._pytree import tree_map
+
+from podium.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+Division = Literal["one", "ddp", "fsdp2", "deepspeed"]
+
+WEIGHTS, REFERENCE, OPTIMIZER = "weights-part-{}.safetensors", "reference-part-{}.safetensors", "optimizer-part-{}.pt"
+"""A checkpoint's files of one process, where weights are sharded; by its rank."""
+
+T = TypeVar("T")
+
+
+def as_main(value: T) -> T:
+    """The first process's value, on every process: for choices that are measured or tried, which could differ."""
+    return cast("list[T]", broadcast_object_list([value]))[0]
+
+
+# ---- before weights load ----
+
+
+def fsdp_version(args: Any) -> int | None:
+    """The FSDP that a config, a flag or accelerate's launcher asks for; None: none."""
+    if args.fsdp_plugin_args is not None:
+        return int(args.fsdp_plugin_args["fsdp_version"])
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return int(os.environ.get("FSDP_VERSION", "1")) if asked else None
+
+
+def zero_stage(args: Any) -> int | None:
+    """DeepSpeed's stage; None: no DeepSpeed."""
+    plugin = getattr(args, "deepspeed_plugin", None)
+    return None if plugin is None else int(plugin.zero_stage)
+
+
+def prepare_to_load(args: Any, *, adapter: bool) -> None:
+    """Refuse what cannot work; make every process read the weights where one of them could not hand them on.
+
+    Raises:
+        ConfigError: FSDP 1; full training with a reference under ZeRO-3.
+    """
+    if args.world_size > 1 and fsdp_version(args) == 1:
+        raise ConfigError(
+            "FSDP version 1 is not supported. Ask for version 2: `fsdp_version: 2` in accelerate's config file, "
+            "--fsdp_version 2 for `accelerate launch`, or `podium train ... --accelerate fsdp2`."
+        )
+    if zero_stage(args) == 3 and args.beta and not adapter:
+        raise ConfigError(
+            f"beta is {args.beta}: with all weights trained, the reference is a second model, which is not supported "
+            f"under ZeRO-3. Use FSDP2 (`--accelerate fsdp2`), ZeRO-2, an adapter, or beta 0."
+        )
+    if adapter and fsdp_version(args) == 2:  # an adapter stays whole on every process
+        disable_fsdp_ram_efficient_loading()
+        if args.fsdp_plugin_args is not None:
+            args.fsdp_plugin_args["cpu_ram_efficient_loading"] = False
+
+
+@contextlib.contextmanager
+def whole_at_load(policy: nn.Module, args: Any) -> Iterator[None]:
+    """Weights that ZeRO-3 divided while they were loaded, whole for trials of the model."""
+    if zero_stage(args) != 3:
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(policy.parameters())):
+        yield
+
+
+def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:
+    """FSDP2 for processes on a CPU; whether it was asked for.
+
+    accelerate (1.15) looks at its FSDP plugin for kinds of accelerators alone: asked for it on a CPU, it trains with
+    DDP and says nothing. torch's FSDP2 itself works there, over gloo.
+    """
+    state = accelerator.state
+    if fsdp_version(args) != 2 or state.distributed_type != DistributedType.MULTI_CPU:
+        return False
+    state.fsdp_plugin = FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))
+    state.distributed_type = DistributedType.FSDP
+    return True
+
+
+# ---- while training ----
+
+
+class Processes:
+    """How this run's processes share work; one for each trainer."""
+
+    def __init__(self, accelerator: Accelerator, touch: Callable[[nn.Module], None]) -> None:
+        """`touch` runs a smallest forward of a model, without gradients."""
+        self.accelerator = accelerator
+        self.model: nn.Module | None = None
+        """The sharded policy (FSDP2)."""
+        self._touch = touch
+        self._depth = 0
+        self._copied: list[nn.Parameter] = []
+        kind = accelerator.distributed_type
+        self.division: Division = (
+            "fsdp2"
+            if kind == DistributedType.FSDP
+            else "deepspeed"
+            if kind == DistributedType.DEEPSPEED
+            else "ddp"
+            if accelerator.num_processes > 1
+            else "one"
+        )
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all processes must run the same number of forwards and backwards."""
+        return self.division in ("fsdp2", "deepspeed")
+
+    @property
+    def zero3(self) -> bool:
+        """Whether DeepSpeed shards the weights themselves."""
+        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
+        return plugin is not None and plugin.zero_stage == 3
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process has all weights."""
+        return self.division == "fsdp2" or self.zero3
+
+    def missing(self, forwards: int) -> int:
+        """How many forwards this process has to add to those it needs, so that all run the same number."""
+        return max(gather_object([forwards])) - forwards if self.in_step else 0
+
+    # ---- sharding ----
+
+    def shard(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+        """Divide the policy (FSDP2), before anything is sampled. The Trainer would do so when training begins.
+
+        What an adapter trains is small, and stays whole on every process: `average` brings its gradients together.
+        """
+        plugin = self.accelerator.state.fsdp_plugin
+        assert plugin is not None
+        if isinstance(model, PeftModel):
+            self._copied = [p for name, p in model.named_parameters() if p.requires_grad or ".ref." in name]
+            ids = {id(p) for p in self._copied}
+            plugin.ignored_modules = [m for m in model.modules() if any(id(p) in ids for p in m.parameters(False))]
+            plugin.cpu_ram_efficient_loading = False
+            for parameter in self._copied:
+                parameter.data = parameter.data.to(self.accelerator.device)
+        prepared, optimizer = self.accelerator.prepare(model, optimizer)
+        self.accelerator.prepare = _prepare_once(self.accelerator.prepare)  # type: ignore[method-assign]
+        self.model = prepared
+        return prepared, optimizer
+
+    def shard_frozen(self, model: nn.Module) -> None:
+        """Divide a model that is not trained, as the policy (FSDP2)."""
+        fsdp2_prepare_model(self.accelerator, model)
+
+    @contextlib.contextmanager
+    def whole(self, model: nn.Module) -> Iterator[None]:
+        """Inside, this process has all weights of the policy, and a forward of it is no meeting.
+
+        All processes enter and leave together. Under an adapter with `reshard_after_forward: false` the base, which
+        never changes, stays gathered from the first time on.
+        """
+        self._depth += 1
+        try:
+            with contextlib.nullcontext() if self._depth > 1 else self._gathered(model):
+                yield
+        finally:
+            self._depth -= 1
+
+    @contextlib.contextmanager
+    def _gathered(self, model: nn.Module) -> Iterator[None]:
+        if self.zero3:
+            from trl.models import unwrap_model_for_generation
+
+            with unwrap_model_for_generation(cast(Any, model), self.accelerator):
+                yield
+            return
+        if self.division != "fsdp2":
+            yield
+            return
+        assert isinstance(self.model, FSDPModule)
+        reshard = bool(cast(Any, self.accelerator.state.fsdp_plugin).reshard_after_forward)
+        units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        self._reshard_after_forward(False)
+        self._touch(self.model)  # gathers all layers that a forward passes, one after the other
+        for unit in units:
+            unit.unshard()
+        try:
+            yield
+        finally:
+            if reshard or not self._copied:
+                for unit in units:
+                    unit.reshard()
+            else:
+                self.model.set_reshard_after_backward(False)
+            self._reshard_after_forward(reshard)
+
+    def _reshard_after_forward(self, reshard: bool) -> None:
+        """As accelerate sets it: a forward ends with the head, and the backward begins with it, so it stays."""
+        model = cast(Any, self.model)
+        model.set_reshard_after_forward(reshard)
+        for kept in (model.get_output_embeddings(), model):
+            if isinstance(kept, FSDPModule):
+                kept.set_reshard_after_forward(False, recurse=False)
+
+    # ---- gradients ----
+
+    @contextlib.contextmanager
+    def accumulating(self, model: nn.Module, *, last: bool) -> Iterator[None]:
+        """Around forward and backward of one of several packs of a step."""
+        if self.division == "deepspeed":  # it steps in the backward that synchronises
+            state, before = self.accelerator.gradient_state, self.accelerator.sync_gradients
+            state._set_sync_gradients(before and last)
+            try:
+                yield
+            finally:
+                state._set_sync_gradients(before)
+        elif self.division == "fsdp2":  # or gradients as large as the whole model would gather on each process
+            cast(Any, model).set_requires_gradient_sync(True)
+            yield
+        else:
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
+                yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Of a share of the loss of all processes: gradients are averaged over processes, shares add up."""
+        plain = {"scale_wrt_gas": False} if self.division == "deepspeed" else {}
+        self.accelerator.backward(loss * self.accelerator.num_processes, **plain)
+
+    def average(self) -> None:
+        """Once a step: the mean over processes of the gradients that no wrapper brings together."""
+        trained = [p for p in self._copied if p.requires_grad]
+        if not trained:
+            return
+        for p in trained:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        gradients = [cast(Tensor, p.grad) for p in trained]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        torch.distributed.all_reduce(flat)
+        flat /= self.accelerator.num_processes
+        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+    # ---- checkpoints ----
+
+    def whole_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """For `save_pretrained`, on the first process: all weights, or what an adapter has; all processes call it."""
+        copied = {id(p) for p in self._copied}
+        if copied:
+            return {name: p.detach().cpu() for name, p in model.named_parameters() if id(p) in copied}
+        gathered: dict[int, Tensor] = {}
+        for x in {id(x): x for x in model.state_dict(keep_vars=True).values()}.values():
+            whole = (x.full_tensor() if isinstance(x, DTensor) else x).detach()
+            gathered[id(x)] = whole.cpu() if self.accelerator.is_main_process else whole.new_empty(0)
+        return {name: gathered[id(x)] for name, x in model.state_dict(keep_vars=True).items()}
+
+    def save_parts(self, folder: Path, model: nn.Module, optimizer: Any, reference: nn.Module | None) -> None:
+        """What this process has of the trained weights, of the optimizer and of a reference that has moved."""
+        rank = self.accelerator.process_index
+        save_file(_trained_parts(model), folder / WEIGHTS.format(rank))
+        if reference is not None:
+            save_file(_parts(reference), folder / REFERENCE.format(rank))
+        torch.save(tree_map(_to_part, optimizer.state_dict()), folder / OPTIMIZER.format(rank))
+
+    def load_weights(self, folder: Path, model: nn.Module, reference: nn.Module | None) -> None:
+        """The inverse of `save_parts`, but for the optimizer."""
+        rank = self.accelerator.process_index
+        _fill(_trained_parts(model), folder / WEIGHTS.format(rank))
+        if reference is not None and (folder / REFERENCE.format(rank)).is_file():
+            _fill(_parts(reference), folder / REFERENCE.format(rank))
+
+    def load_optimizer(self, folder: Path, optimizer: Any) -> None:
+        """The optimizer's part."""
+        path = folder / OPTIMIZER.format(self.accelerator.process_index)
+        [mesh] = {p.device_mesh for p in cast(nn.Module, self.model).parameters() if isinstance(p, DTensor)}
+        saved = torch.load(path, map_location=mesh.device_type, weights_only=True)
+        optimizer.load_state_dict(tree_map(lambda x: _from_part(x, mesh), saved, is_leaf=_is_part))
+
+    def check_parts(self, folder: Path) -> None:
+        """Raises `CheckpointError` where a checkpoint was divided otherwise than this run is."""
+        parts = len(list(folder.glob(WEIGHTS.format("*"))))
+        here = self.accelerator.num_processes if self.division == "fsdp2" else 0
+        if parts == here or (self.division == "deepspeed" and not parts):
+            return
+        was = f"by {parts} processes with sharded weights (FSDP2)" if parts else "by processes with whole weights"
+        now = f"{here} processes shard them" if here else "weights are whole on every process"
+        again = f"with `--processes {parts} --accelerate fsdp2`" if parts else "without FSDP"
+        raise CheckpointError(
+            f"{folder} was written {was}, and here {now}: its optimizer cannot be put together. Resume {again}, or "
+            f"start a new run from its weights: `model: {folder}`."
+        )
+
+
+def _prepare_once(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """`Accelerator.prepare`, which for FSDP2 finds parameters by their address, and empty parts of small tensors have
+    all the same one: what it has prepared it need not prepare again."""
+
+    def once(*objects: Any, **kwargs: Any) -> Any:
+        if all(getattr(x, "_is_accelerate_prepared", False) for x in objects):
+            return objects if len(objects) > 1 else objects[0]
+        return prepare(*objects, **kwargs)
+
+    return once
+
+
+def local(x: Tensor) -> Tensor:
+    """What this process has of a tensor."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _parts(model: nn.Module) -> dict[str, Tensor]:
+    return {name: local(p.detach()) for name, p in model.named_parameters()}
+
+
+def _trained_parts(model: nn.Module) -> dict[str, Tensor]:
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    return {name: part for name, part in _parts(model).items() if name in trained}
+
+
+def _fill(parts: dict[str, Tensor], path: Path) -> None:
+    saved = load_file(path)
+    if saved.keys() != parts.keys():
+        different = sorted(saved.keys() ^ parts.keys())[:3]
+        raise CheckpointError(f"{path} holds other tensors than this run trains: {', '.join(different)}.")
+    for name, part in parts.items():
+        part.copy_(saved[name])
+
+
+PART = "podium_part"
+
+
+def _to_part(x: Any) -> Any:
+    """A sharded tensor as what this process has of it and what it is a part of: nothing that needs unpickling."""
+    if not isinstance(x, DTensor):
+        return x
+    dims = [placement.dim if isinstance(placement, Shard) else None for placement in x.placements]
+    return {PART: x.to_local(), "dims": dims, "shape": list(x.shape), "stride": list(x.stride())}
+
+
+def _is_part(x: Any) -> bool:
+    return isinstance(x, dict) and PART in x
+
+
+def _from_part(x: Any, mesh: Any) -> Any:
+    if not _is_part(x):
+        return x
+    from torch.distributed.tensor import Replicate
+
+    placements = [Replicate() if dim is None else Shard(dim) for dim in x["dims"]]
+    shape, stride = torch.Size(x["shape"]), tuple(x["stride"])
+    return DTensor.from_local(x[PART], mesh, placements, run_check=False, shape=shape, stride=stride)

@@ -1,0 +1,236 @@
+"""Any number of processes, with whole or sharded weights, end with the weights and the log of one.
+
+Runs are those of `ranks.py`, on CPUs over gloo; no collective may take longer than a minute.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from podium import checkpoint
+from podium.errors import CheckpointError
+
+SCRIPT = Path(__file__).with_name("ranks.py")
+
+_spec = importlib.util.spec_from_file_location("ranks", SCRIPT)
+ranks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(ranks)
+
+pytestmark = pytest.mark.timeout(1200)
+
+FLAGS = {
+    "ddp": ["--multi_gpu"],
+    "fsdp2": ["--use_fsdp", "--fsdp_version=2", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"],
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """Processes and how they share the work."""
+
+    division: str
+    num_processes: int
+
+    def __str__(self) -> str:
+        return f"{self.division}-{self.num_processes}"
+
+
+ONE = World("ddp", 1)
+WORLDS = [World("ddp", 2), World("fsdp2", 2), World("ddp", 4), World("fsdp2", 4)]
+
+PLAIN = tuple(name for name in ranks.RUNS if name != "long")
+FAST = {
+    World("ddp", 2): PLAIN,
+    World("fsdp2", 2): ("full", "lora", "one_prompt", "no_signal_on_one", "batch_scale", "reuse", "adam", "entropy"),
+}
+"""What is run in every run of the tests; the rest is slow."""
+
+
+def command(folder: Path, world: World, names: tuple[str, ...]) -> list[str]:
+    launcher = [
+        "-m",
+        "accelerate.commands.launch",
+        *FLAGS[world.division],
+        f"--num_processes={world.num_processes}",
+        "--main_process_port=0",
+    ]
+    return [sys.executable, *(launcher if world.num_processes > 1 else []), str(SCRIPT), str(folder), *names]
+
+
+def launch(folder: Path, world: World, *names: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    surroundings = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "ACCELERATE_CONFIG_FILE": str(folder / "none.yaml"),
+        **environment,
+    }
+    return subprocess.run(
+        command(folder, world, names), env=surroundings, capture_output=True, text=True, timeout=900, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`left(world, kind)`: the folder with all that the fast or the slow runs have left."""
+
+    @cache
+    def of(world: World, names: tuple[str, ...]) -> Path:
+        folder = tmp_path_factory.mktemp(f"{world}")
+        done = launch(folder, world, *names)
+        assert done.returncode == 0, done.stderr[-6000:]
+        return folder
+
+    def of_run(world: World, name: str) -> Path:
+        others = ("reuse-resumed", "adam-resumed", "sampled") if world in (ONE, *FAST) else ()
+        fast = (*FAST.get(world, PLAIN if world == ONE else ()), *others)
+        slow = tuple(x for x in (*PLAIN, *ranks.OTHERS) if x not in (*fast, "killed"))
+        return of(world, fast if name in fast else slow)
+
+    return of_run
+
+
+def logs(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What depends on the data alone; of the weights, a process sees what it has."""
+    history = json.loads((folder / f"{name}.json").read_text())
+    own = ("time", "runtime", "per_second", "resident", "finding/", "logp_gap", "flos", "update_ratio", "moved_share")
+    return [{k: v for k, v in entry.items() if not any(part in k for part in own)} for entry in history]
+
+
+def marked(world: World, name: str, fast: tuple[str, ...]) -> Any:
+    return pytest.param(world, name, marks=[] if name in fast else pytest.mark.slow, id=f"{world}-{name}")
+
+
+CASES = [marked(world, name, FAST.get(world, ())) for world in WORLDS for name in PLAIN]
+
+
+@pytest.mark.parametrize(("world", "name"), CASES)
+def test_many_processes_give_the_weights_of_one(world: World, name: str, left: Any) -> None:
+    alone = load_file(left(ONE, name) / f"{name}.safetensors")
+    together = load_file(left(world, name) / f"{name}.safetensors")
+    assert alone.keys() == together.keys()
+    largest = max(float(value.abs().max()) for value in alone.values())
+    tolerance = 1e-5 if name == "adam" else 1e-6
+    for key, value in alone.items():
+        assert float((value - together[key]).abs().max()) < tolerance * largest, key
+
+
+@pytest.mark.parametrize(("world", "name"), CASES)
+def test_many_processes_log_what_one_logs(world: World, name: str, left: Any) -> None:
+    for alone, together in zip(logs(left(ONE, name), name), logs(left(world, name), name), strict=True):
+        assert alone.keys() == together.keys()
+        for key, value in alone.items():
+            same = together[key] is None if value is None else together[key] == pytest.approx(value, rel=2e-4, abs=2e-5)
+            assert same, (alone["step"], key, value, together[key])
+
+
+def test_the_runs_learn_and_differ(left: Any) -> None:
+    """Runs that do nothing would agree, too."""
+    one = left(ONE, "full")
+    weights = {name: load_file(one / f"{name}.safetensors") for name in ("full", "batch_scale")}
+    assert not torch.equal(
+        weights["full"]["model.embed_tokens.weight"], weights["batch_scale"]["model.embed_tokens.weight"]
+    )
+    assert any(entry.get("grad_norm") for entry in logs(one, "no_signal_on_one"))
+    assert all(entry.get("grad_norm", 0) == 0 for entry in logs(one, "no_signal_at_all"))
+    assert any(entry.get("completions/min_length", 99) < 12 for entry in logs(one, "full"))
+
+
+@pytest.mark.parametrize("world", list(FAST), ids=str)
+def test_one_process_has_nothing_to_train_on(world: World, left: Any) -> None:
+    """In `no_signal_on_one`; and its checkpoint-like rounds say so: the other has all groups with signal."""
+    ends = [entry["frac_reward_zero_std"] for entry in logs(left(world, "no_signal_on_one"), "no_signal_on_one")[:-1]]
+    assert all(share == 0.5 for share in ends)
+    plan = ranks.trainer("no_signal_on_one", str(left(world, "full") / "plan")).parts.plan
+    two = type(plan)(**{**{f: getattr(plan, f) for f in plan.__dataclass_fields__}, "ranks": 2})
+    dealt = two.deal([len(row["prompt"]) for row in ranks.ROWS[:4]])
+    assert [{ranks.ROWS[p]["flat"] for p in mine} for mine in dealt] == [{False}, {True}]
+
+
+RESUMES = [
+    marked(world, name, ("reuse", "adam") if world in FAST else ()) for world in WORLDS for name in ranks.RESUMED
+]
+
+
+@pytest.mark.parametrize(("world", "name"), [pytest.param(ONE, name, id=f"one-{name}") for name in ("reuse", "adam")])
+def test_a_resumed_run_of_one_process_is_bit_equal(world: World, name: str, left: Any) -> None:
+    test_a_resumed_run_is_bit_equal(world, name, left)
+
+
+@pytest.mark.parametrize(("world", "name"), RESUMES)
+def test_a_resumed_run_is_bit_equal(world: World, name: str, left: Any) -> None:
+    """`reuse` from the middle of a round; `adam` with an optimizer that remembers."""
+    folder = left(world, f"{name}-resumed")
+    saved, resumed = (load_file(folder / f"{name}-{which}.safetensors") for which in ("saved", "resumed"))
+    assert saved.keys() == resumed.keys()
+    assert all(torch.equal(saved[key], resumed[key]) for key in saved)
+    model = "model.safetensors" if name != "adapter" else "adapter_model.safetensors"
+    for key, value in load_file(folder / f"{name}-model" / model).items():
+        inside = key if name != "adapter" else key.replace(".weight", ".default.weight")
+        assert torch.equal(value, resumed[inside]), key
+
+
+@pytest.mark.parametrize("world", list(FAST), ids=str)
+def test_checkpoints_hold_every_process(world: World, left: Any) -> None:
+    output = left(world, "adam-resumed") / "adam-saved"
+    for folder in checkpoint.checkpoints(output):
+        assert checkpoint.damage(folder) is None
+        names = {path.name for path in folder.iterdir()}
+        assert {"round-0.npz", "round-1.npz", "rng_state_0.pth", "rng_state_1.pth", "model.safetensors"} <= names
+        parts = {f"{kind}" for kind in names if "-part-" in kind}
+        assert len(parts) == (4 if world.division == "fsdp2" else 0)
+    assert not list(output.glob(".tmp-*"))
+
+
+def test_sharded_checkpoints_of_other_numbers_are_refused(left: Any, tmp_path: Path) -> None:
+    sharded = left(World("fsdp2", 2), "adam-resumed") / "adam-saved" / "checkpoint-3"
+    with pytest.raises(CheckpointError, match=r"by 2 processes with sharded weights.*`--processes 2 --accelerate"):
+        ranks.trainer("adam", str(tmp_path)).train(resume_from_checkpoint=str(sharded))
+
+
+@pytest.mark.parametrize("world", list(FAST), ids=str)
+def test_samples_do_not_depend_on_the_number_of_processes(world: World, left: Any) -> None:
+    assert (left(world, "sampled") / "sampled.json").read_text() == (left(ONE, "sampled") / "sampled.json").read_text()
+
+
+# ---- what may go wrong ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+def test_fifty_steps_without_a_hang(world: World, tmp_path: Path) -> None:
+    """Packs of different number and size on every process, some of them with none, and prompts drawn anew."""
+    done = launch(tmp_path, world, "long")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert max(entry["step"] for entry in logs(tmp_path, "long")) == 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS[:2], ids=str)
+def test_a_killed_process_ends_the_run_which_resumes_bit_equal(world: World, tmp_path: Path) -> None:
+    undisturbed = launch(tmp_path, world, "adam")
+    assert undisturbed.returncode == 0, undisturbed.stderr[-6000:]
+    died = launch(tmp_path, world, "killed", DIE_AT="3")
+    stopped = time.time()
+    assert died.returncode != 0
+    assert "SIGKILL" in died.stderr or "exitcode  : -9" in died.stderr
+    newest = checkpoint.checkpoints(tmp_path / "killed")[0]
+    assert newest.name in ("checkpoint-2", "checkpoint-3")
+    assert stopped - newest.stat().st_mtime < 60
+    again = launch(tmp_path, world, "killed")
+    assert again.returncode == 0, again.stderr[-6000:]
+    one, other = (load_file(tmp_path / f"{name}.safetensors") for name in ("adam", "killed"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
