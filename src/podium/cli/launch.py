@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from podium.errors import ConfigError, PodiumError, did_you_mean
 
 CONFIGS = Path(__file__).parent.parent / "recipes" / "accelerate"
 OUTPUT = "PODIUM_PROCESS_OUTPUT"
-"""Environment variable: the folder for what processes other than the first write, and the process whose terminal the first one writes to, as `FOLDER:PID`."""
+"""Environment variable: the folder for what the processes write; its socket hands our own output to the first one."""
+SOCKET = "output.sock"
 LAUNCHER = "launcher.txt"
 LAST_LINES = 20
 PATIENCE = 30.0
@@ -65,11 +68,11 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
             "and `torchrun`, whose own flags say how many."
         )
     config = config_file(asked or "ddp")
-    folder = Path(tempfile.mkdtemp(prefix="podium-processes-"))
-    with (folder / LAUNCHER).open("wb") as log:
+    folder = Path(tempfile.mkdtemp(prefix="podium-processes-", dir="/tmp"))  # a socket's path must be short
+    with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET):
         child = subprocess.Popen(
             command(words, processes, config),
-            env={**os.environ, OUTPUT: f"{folder}:{os.getpid()}"},
+            env={**os.environ, OUTPUT: str(folder)},
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -81,6 +84,23 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
                 _end(child)
                 raise
     return _explained(folder, code) if code else 0
+
+
+@contextlib.contextmanager
+def _lending_output(path: Path) -> Iterator[None]:
+    """Whoever connects gets our standard output and error: torch's launcher closes what it could inherit."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def lend() -> None:
+            with contextlib.suppress(OSError):  # closed at the end
+                connection, _ = server.accept()
+                with connection:
+                    socket.send_fds(connection, [b"."], [1, 2])
+
+        threading.Thread(target=lend, daemon=True).start()
+        yield
 
 
 @contextlib.contextmanager
@@ -129,16 +149,13 @@ def _explained(folder: Path, code: int) -> int:
 @contextlib.contextmanager
 def as_started() -> Iterator[None]:
     """Around a run: output where it belongs, and the exit code noted for the process that started this one."""
-    rank, (folder, _, parent) = int(os.environ.get("RANK", "0")), os.environ.get(OUTPUT, "").partition(":")
+    rank, folder = int(os.environ.get("RANK", "0")), os.environ.get(OUTPUT)
     if not folder:
         yield
         return
-    for number in (1, 2):
-        with contextlib.suppress(OSError):  # a socket, say: then it goes where the launcher's goes
-            path = f"/proc/{parent}/fd/{number}" if rank == 0 else f"{folder}/{rank}.txt"
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if rank else 0), 0o600)
-            os.dup2(file, number)
-            os.close(file)
+    for number, file in zip((1, 2), _borrowed(folder) if rank == 0 else _own(folder, rank), strict=True):
+        os.dup2(file, number)
+        os.close(file)
     code = 1
     try:
         yield
@@ -151,3 +168,14 @@ def as_started() -> Iterator[None]:
         raise
     finally:
         (Path(folder) / f"{rank}.code").write_text(str(code))
+
+
+def _borrowed(folder: str) -> list[int]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"{folder}/{SOCKET}")
+        return list(socket.recv_fds(connection, 1, 2)[1])
+
+
+def _own(folder: str, rank: int) -> list[int]:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    return [os.open(f"{folder}/{rank}.txt", flags, 0o600) for _ in range(2)]
