@@ -78,6 +78,7 @@ class Row:
 
 
 def config_of(name: str) -> PretrainedConfig:
+    """Of a model in the table."""
     width, inner, layers, heads, kv, vocabulary, tied = SHAPES[name]
     return AutoConfig.for_model(
         "qwen2",
@@ -92,6 +93,7 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 def row(name: str, *, lora: bool) -> Row:
+    """Fewest devices that fit, and what a step takes on them."""
     config = config_of(name)
     peft = LoraConfig(r=16, target_modules="all-linear") if lora else None
     args: Any = SimpleNamespace(
@@ -110,7 +112,7 @@ def row(name: str, *, lora: bool) -> Row:
         prompt_tokens=PROMPT_TOKENS,
         completion_tokens=COMPLETION_TOKENS,
         tokens_per_pack=tokens_per_pack,
-        checkpointing=PROMPT_TOKENS + COMPLETION_TOKENS > 4 * tokens_per_pack,
+        checkpointing=4 * tokens_per_pack < PROMPT_TOKENS + COMPLETION_TOKENS,
     )
     adapter = 2 * sizes.trained_bytes + optimizer_bytes(args, sizes) if lora else 0  # whole on every device
     divided = sizes.weight_bytes if lora else sizes.weight_bytes + sizes.trained_bytes + optimizer_bytes(args, sizes)
@@ -142,6 +144,7 @@ def row(name: str, *, lora: bool) -> Row:
 
 
 def main() -> None:
+    """Print the table."""
     print("| model | trained | devices of 80 GB, at least | peak of each | a step: generate + train + gather | how |")
     print("|---|---|---|---|---|---|")
     for lora in (True, False):

@@ -5,9 +5,9 @@
     FSDP2         every process has a part of every tensor; each forward and each backward is a meeting
     DeepSpeed     each backward is a meeting, with ZeRO-3 each forward, too
 
-Where forwards and backwards are meetings, all processes have to run the same number of them, or the run hangs: `missing`
-says how many a process with less work has to add. For sampling, which no two processes do in the same number of steps,
-`whole` gathers sharded weights once.
+Where forwards and backwards are meetings, all processes have to run the same number of them, or the run hangs:
+`missing` says how many a process with less work has to add. For sampling, which no two processes do in the same number
+of steps, `whole` gathers sharded weights once.
 
 Knows accelerate and torch's FSDP2; knows no rollouts and no losses.
 """
@@ -159,6 +159,10 @@ class Processes:
         """How many forwards this process has to add to those it needs, so that all run the same number."""
         return max(gather_object([forwards])) - forwards if self.in_step else 0
 
+    def idle(self, backwards: int) -> int:
+        """The same of backwards, of which every process runs at least one in a step."""
+        return self.missing(max(backwards, 1)) + (backwards == 0)
+
     # ---- sharding ----
 
     def shard(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
@@ -212,7 +216,7 @@ class Processes:
         assert isinstance(self.model, FSDPModule)
         reshard = bool(cast(Any, self.accelerator.state.fsdp_plugin).reshard_after_forward)
         units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
-        self._reshard_after_forward(False)
+        self._reshard_after_forward(reshard=False)
         self._touch(self.model)  # gathers all layers that a forward passes, one after the other
         for unit in units:
             unit.unshard()
@@ -224,9 +228,9 @@ class Processes:
                     unit.reshard()
             else:
                 self.model.set_reshard_after_backward(False)
-            self._reshard_after_forward(reshard)
+            self._reshard_after_forward(reshard=reshard)
 
-    def _reshard_after_forward(self, reshard: bool) -> None:
+    def _reshard_after_forward(self, *, reshard: bool) -> None:
         """As accelerate sets it: a forward ends with the head, and the backward begins with it, so it stays."""
         model = cast(Any, self.model)
         model.set_reshard_after_forward(reshard)

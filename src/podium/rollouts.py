@@ -113,9 +113,8 @@ class Rollouts:
             greedy=greedy,
             temperature=temperature,
         )
-        with self.timed("generate_seconds", mode):
-            with self.trainer.processes.whole(self.trainer.model_wrapped):
-                groups = self.parts.engine.generate(prompts, settings, policy_step=self.trainer.state.global_step)
+        with self.timed("generate_seconds", mode), self.trainer.processes.whole(self.trainer.model_wrapped):
+            groups = self.parts.engine.generate(prompts, settings, policy_step=self.trainer.state.global_step)
         with self.timed("reward_seconds", mode):
             return score(
                 groups,

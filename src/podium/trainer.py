@@ -159,9 +159,9 @@ class GRPOTrainer(Trainer):
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
             packs = pack(batch.groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
-            if self.args.device.type == "cpu" and not self.processes.in_step:  # gradients that are there first leave no holes between activations
-                self._zero_gradients()
-            idle = self.processes.missing(len(packs) or 1) + (not packs)
+            if self.args.device.type == "cpu" and not self.processes.in_step:
+                self._zero_gradients()  # those that are there first leave no holes between activations
+            idle = self.processes.idle(len(packs))
             keeps, num_kept = self._high_entropy(packs, batch, idle)
             for i, (packed, keep_N) in enumerate(zip(packs, keeps, strict=True), start=1):
                 with self.processes.accumulating(model, last=i == len(packs) + idle):
@@ -385,7 +385,9 @@ class GRPOTrainer(Trainer):
 
     def _podium_state(self) -> resume.State:
         parts = self.parts
-        return resume.State(self.round, self.entropy, self.weights, parts.reference, parts.precision, parts.plan, self.processes.sharded)
+        return resume.State(
+            self.round, self.entropy, self.weights, parts.reference, parts.precision, parts.plan, self.processes.sharded
+        )
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Once and before the first rollouts, as reward functions may draw, too; the Trainer would load them after."""

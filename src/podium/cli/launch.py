@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -83,7 +84,10 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
             except KeyboardInterrupt:
                 _end(child)
                 raise
-    return _explained(folder, code) if code else 0
+    if code:
+        return _explained(folder, code)
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
 
 
 @contextlib.contextmanager
