@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map
 
 from podium.errors import CheckpointError, ConfigError
+from podium.models.loading import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def whole_at_load(policy: nn.Module, args: Any) -> Iterator[None]:
     if zero_stage(args) != 3:
         yield
         return
-    import deepspeed
+    import deepspeed  # type: ignore[import-not-found,unused-ignore]
 
     with deepspeed.zero.GatheredParameters(list(policy.parameters())):
         yield
@@ -180,7 +181,7 @@ class Processes:
             for parameter in self._copied:
                 parameter.data = parameter.data.to(self.accelerator.device)
         prepared, optimizer = self.accelerator.prepare(model, optimizer)
-        self.accelerator.prepare = _prepare_once(self.accelerator.prepare)  # type: ignore[method-assign]
+        cast(Any, self.accelerator).prepare = _prepare_once(self.accelerator.prepare)
         self.model = prepared
         return prepared, optimizer
 
@@ -215,7 +216,7 @@ class Processes:
             return
         assert isinstance(self.model, FSDPModule)
         reshard = bool(cast(Any, self.accelerator.state.fsdp_plugin).reshard_after_forward)
-        units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        units = _units(self.model)
         self._reshard_after_forward(reshard=False)
         self._touch(self.model)  # gathers all layers that a forward passes, one after the other
         for unit in units:
@@ -229,6 +230,12 @@ class Processes:
             else:
                 self.model.set_reshard_after_backward(False)
             self._reshard_after_forward(reshard=reshard)
+
+    def let_go(self, model: nn.Module) -> None:
+        """After forwards without a backward, which leave a sharded model's last layers whole."""
+        if self.division == "fsdp2" and not self._depth and not self._copied:
+            for unit in _units(model):
+                unit.reshard()
 
     def _reshard_after_forward(self, *, reshard: bool) -> None:
         """As accelerate sets it: a forward ends with the head, and the backward begins with it, so it stays."""
@@ -283,33 +290,39 @@ class Processes:
         copied = {id(p) for p in self._copied}
         if copied:
             return {name: p.detach().cpu() for name, p in model.named_parameters() if id(p) in copied}
+        state = model.state_dict(keep_vars=True)
         gathered: dict[int, Tensor] = {}
-        for x in {id(x): x for x in model.state_dict(keep_vars=True).values()}.values():
+        for x in {id(x): x for x in state.values()}.values():  # tied weights once
             whole = (x.full_tensor() if isinstance(x, DTensor) else x).detach()
             gathered[id(x)] = whole.cpu() if self.accelerator.is_main_process else whole.new_empty(0)
-        return {name: gathered[id(x)] for name, x in model.state_dict(keep_vars=True).items()}
+        return {name: gathered[id(x)] for name, x in state.items()}
 
-    def save_parts(self, folder: Path, model: nn.Module, optimizer: Any, reference: nn.Module | None) -> None:
+    def save_parts(self, folder: Path, model: nn.Module, optimizer: Any, reference: Reference | None) -> None:
         """What this process has of the trained weights, of the optimizer and of a reference that has moved."""
         rank = self.accelerator.process_index
-        save_file(_trained_parts(model), folder / WEIGHTS.format(rank))
-        if reference is not None:
-            save_file(_parts(reference), folder / REFERENCE.format(rank))
+        save_file(self._parts(model, trained=True), folder / WEIGHTS.format(rank))
+        if reference is not None and reference.moved:
+            save_file(self._parts(cast(nn.Module, reference.copy), trained=False), folder / REFERENCE.format(rank))
         torch.save(tree_map(_to_part, optimizer.state_dict()), folder / OPTIMIZER.format(rank))
 
-    def load_weights(self, folder: Path, model: nn.Module, reference: nn.Module | None) -> None:
+    def load_weights(self, folder: Path, model: nn.Module, reference: Reference | None) -> None:
         """The inverse of `save_parts`, but for the optimizer."""
         rank = self.accelerator.process_index
-        _fill(_trained_parts(model), folder / WEIGHTS.format(rank))
+        _fill(self._parts(model, trained=True), folder / WEIGHTS.format(rank))
         if reference is not None and (folder / REFERENCE.format(rank)).is_file():
-            _fill(_parts(reference), folder / REFERENCE.format(rank))
+            _fill(self._parts(cast(nn.Module, reference.copy), trained=False), folder / REFERENCE.format(rank))
+            reference.moved = True
 
     def load_optimizer(self, folder: Path, optimizer: Any) -> None:
         """The optimizer's part."""
         path = folder / OPTIMIZER.format(self.accelerator.process_index)
-        [mesh] = {p.device_mesh for p in cast(nn.Module, self.model).parameters() if isinstance(p, DTensor)}
-        saved = torch.load(path, map_location=mesh.device_type, weights_only=True)
-        optimizer.load_state_dict(tree_map(lambda x: _from_part(x, mesh), saved, is_leaf=_is_part))
+        meshes = [p.device_mesh for p in cast(nn.Module, self.model).parameters() if isinstance(p, DTensor)]
+        saved = torch.load(path, map_location=self.accelerator.device.type, weights_only=True)
+        optimizer.load_state_dict(tree_map(lambda x: _from_part(x, meshes[0]), saved, is_leaf=_is_part))
+
+    def _parts(self, model: nn.Module, *, trained: bool) -> dict[str, Tensor]:
+        """What this process has of a model, or of what is trained of it."""
+        return {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad or not trained}
 
     def check_parts(self, folder: Path) -> None:
         """Raises `CheckpointError` where a checkpoint was divided otherwise than this run is."""
@@ -338,18 +351,14 @@ def _prepare_once(prepare: Callable[..., Any]) -> Callable[..., Any]:
     return once
 
 
+def _units(model: nn.Module) -> list[FSDPModule]:
+    """Modules that are gathered as one."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
 def local(x: Tensor) -> Tensor:
     """What this process has of a tensor."""
     return x.to_local() if isinstance(x, DTensor) else x
-
-
-def _parts(model: nn.Module) -> dict[str, Tensor]:
-    return {name: local(p.detach()) for name, p in model.named_parameters()}
-
-
-def _trained_parts(model: nn.Module) -> dict[str, Tensor]:
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    return {name: part for name, part in _parts(model).items() if name in trained}
 
 
 def _fill(parts: dict[str, Tensor], path: Path) -> None:

@@ -203,6 +203,7 @@ class Rollouts:
                 flat += packed.split(self.parts.token_logps(model, packed).logps_N)
             for packed in idle:
                 self.parts.token_logps(model, packed)
+        self.trainer.processes.let_go(model)
         model.train(training)
         values = iter(flat)
         return [tuple(itertools.islice(values, len(group.completion_ids))) for group in groups]

@@ -114,10 +114,9 @@ class GRPOTrainer(Trainer):
     def _divide(self) -> None:
         """Policy and reference to their devices, whole or in parts, before anything is sampled."""
         self.processes = Processes(self.accelerator, self._touch)
-        copy = self._reference_copy
+        copy = self.parts.reference.copy if self.parts.reference is not None else None
         if self.processes.division == "fsdp2":
-            self.create_optimizer()
-            self.model, self.optimizer = self.processes.shard(self.model, self.optimizer)
+            self.model, self.optimizer = self.processes.shard(self.parts.policy, self.create_optimizer())
             self.model_wrapped = self.model
             self.parts.compute_in_full()
             if copy is not None:
@@ -322,6 +321,7 @@ class GRPOTrainer(Trainer):
                 result = policy_loss(loss_inputs(packed, out, batch, None, None), self.parts.loss)
                 loss += float(result.loss)
                 sums.append(result.sums.stack().tolist())
+        self.processes.let_go(self.model)
         gathered = gather_object(sums)
         if gathered:
             self._measured.add("eval", loss_metrics(reduce_sums(torch.tensor(gathered)), self.parts.loss))
@@ -332,7 +332,8 @@ class GRPOTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """As the Trainer; FSDP2 on CPUs, too."""
         super().create_accelerator_and_postprocess()
-        self.is_fsdp_enabled = self.is_fsdp_enabled or shard_on_cpu(self.accelerator, self.args)
+        if shard_on_cpu(self.accelerator, self.args):
+            self.is_fsdp_enabled = True
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The Trainer's numbers and ours; the last log of a run also carries what has come in since the one before."""
@@ -399,16 +400,12 @@ class GRPOTrainer(Trainer):
         """As the Trainer, which forgets the trained adapter where a second one lies in a folder of its own."""
         policy = self.model if model is None else model
         if self.processes.division == "fsdp2":
-            self.processes.load_weights(Path(resume_from_checkpoint), policy, self._reference_copy)
+            self.processes.load_weights(Path(resume_from_checkpoint), policy, self.parts.reference)
             return
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if loading.has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
             cast(Any, policy).load_adapter(resume_from_checkpoint, "default", is_trainable=True)
             loading.freeze_reference_adapter(policy)
-
-    @property
-    def _reference_copy(self) -> nn.Module | None:
-        return self.parts.reference.copy if self.parts.reference is not None else None
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As the Trainer; from sharded weights, too, whatever accelerate's `state_dict_type` says."""
@@ -419,16 +416,14 @@ class GRPOTrainer(Trainer):
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
         if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save")
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """As the Trainer; where weights are sharded, every process writes its own part of all that moves."""
         if self.processes.division != "fsdp2":
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        reference = self.parts.reference
-        moved = reference.copy if reference is not None and reference.moved else None
-        self.processes.save_parts(Path(output_dir), self.model, self.optimizer, moved)
+        self.processes.save_parts(Path(output_dir), self.model, self.optimizer, self.parts.reference)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
 

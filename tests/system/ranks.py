@@ -3,6 +3,7 @@
     python ranks.py FOLDER [RUN ...]
     accelerate launch --multi_gpu --num_processes 2 ranks.py FOLDER
     accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 ranks.py FOLDER
+    torchrun --nproc_per_node 2 ranks.py FOLDER RUN:fsdp
 
 Each run (all, or those named) `NAME.safetensors` and `NAME.json` (the log) in the folder, written by the first process.
 """
@@ -31,7 +32,7 @@ from podium.testing import tiny_model, tiny_tokenizer
 # Rounds of four prompts are dealt to two processes as 0 and 3, 1 and 2.
 ROWS = [{"prompt": "x" * (1 + 3 * i) + "=", "flat": i % 4 in (1, 2)} for i in range(12)]
 
-BASE: Mapping[str, Any] = {
+BASE: dict[str, Any] = {
     "num_generations": 4,
     "max_completion_length": 12,
     "shuffle_dataset": False,
@@ -79,6 +80,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "resampled": {"generation": 16, "dynamic_sampling": True},
     "stream": {"generation": 16},
     "evaluated": {"generation": 16, "eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2},
+    "sync": {"generation": 16, "beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 2},
     "long": {
         "generation": 16,
         "tokens_per_pack": 40,
@@ -92,7 +94,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 }
 """`generation` is the number of completions of a round over all processes."""
 
-RESUMED = ("reuse", "adam", "adapter")
+RESUMED = ("reuse", "adam", "adapter", "sync", "evaluated")
 """Runs that are also stopped after their third step and resumed."""
 
 
@@ -142,6 +144,8 @@ def whole_weights(trained: GRPOTrainer) -> dict[str, torch.Tensor]:
 
 def leave(folder: Path, name: str, trained: GRPOTrainer) -> None:
     """Weights and log of the first process; all processes must have the same weights."""
+    division = trained.processes.division
+    assert division == os.environ.get("EXPECTED_DIVISION", division)
     weights = whole_weights(trained)
     total = torch.stack([value.double().sum() for value in weights.values()])
     everyone = trained.accelerator.gather(total[None])
@@ -201,6 +205,8 @@ OTHERS: Mapping[str, Callable[[Path], None]] = {
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
+    if names and names[0].endswith(":fsdp"):
+        BASE["fsdp"], names = True, [name.removesuffix(":fsdp") for name in names]
     for name in names or [name for name in (*RUNS, *OTHERS) if name not in ("killed", "long")]:
         if name in OTHERS:
             OTHERS[name](folder)

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from podium import checkpoint
+from podium.cli.launch import CONFIGS
 from podium.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -33,8 +34,11 @@ pytestmark = pytest.mark.timeout(1200)
 
 FLAGS = {
     "ddp": ["--multi_gpu"],
-    "fsdp2": ["--use_fsdp", "--fsdp_version=2", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"],
+    "fsdp2": ["--config_file", str(CONFIGS / "fsdp2.yaml")],
+    "kept": ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--fsdp_reshard_after_forward=false"],
+    "handed_on": ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--fsdp_cpu_ram_efficient_loading=true"],
 }
+"""`kept`: an adapter's base is gathered once in the run. `handed_on`: the first process has the weights."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,24 @@ FAST = {
     World("fsdp2", 2): ("full", "lora", "one_prompt", "no_signal_on_one", "batch_scale", "reuse", "adam", "entropy"),
 }
 """What is run in every run of the tests; the rest is slow."""
+VARIANTS = {
+    World("kept", 2): ("full", "lora", "adapter", "adapter-resumed"),
+    World("handed_on", 2): ("full", "lora", "one_prompt"),
+    World("torchrun", 2): ("full", "lora"),
+}
 
 
 def command(folder: Path, world: World, names: tuple[str, ...]) -> list[str]:
     launcher = [
         "-m",
         "accelerate.commands.launch",
-        *FLAGS[world.division],
+        *FLAGS.get(world.division, ()),
         f"--num_processes={world.num_processes}",
         "--main_process_port=0",
     ]
+    if world.division == "torchrun":  # with `fsdp: true` in the settings
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world.num_processes}"]
+        names = tuple(f"{name}:fsdp" for name in names)
     return [sys.executable, *(launcher if world.num_processes > 1 else []), str(SCRIPT), str(folder), *names]
 
 
@@ -76,6 +88,7 @@ def launch(folder: Path, world: World, *names: str, **environment: str) -> subpr
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "ACCELERATE_CONFIG_FILE": str(folder / "none.yaml"),
+        "EXPECTED_DIVISION": "one" if world == ONE else "ddp" if world.division == "ddp" else "fsdp2",
         **environment,
     }
     return subprocess.run(
@@ -95,6 +108,8 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return folder
 
     def of_run(world: World, name: str) -> Path:
+        if world in VARIANTS:
+            return of(world, VARIANTS[world])
         others = ("reuse-resumed", "adam-resumed", "sampled") if world in (ONE, *FAST) else ()
         fast = (*FAST.get(world, PLAIN if world == ONE else ()), *others)
         slow = tuple(x for x in (*PLAIN, *ranks.OTHERS) if x not in (*fast, "killed"))
@@ -114,7 +129,10 @@ def marked(world: World, name: str, fast: tuple[str, ...]) -> Any:
     return pytest.param(world, name, marks=[] if name in fast else pytest.mark.slow, id=f"{world}-{name}")
 
 
-CASES = [marked(world, name, FAST.get(world, ())) for world in WORLDS for name in PLAIN]
+CASES = [
+    *(marked(world, name, FAST.get(world, ())) for world in WORLDS for name in PLAIN),
+    *(marked(world, name, ()) for world, names in VARIANTS.items() for name in names if name in PLAIN),
+]
 
 
 @pytest.mark.parametrize(("world", "name"), CASES)
@@ -161,7 +179,8 @@ def test_one_process_has_nothing_to_train_on(world: World, left: Any) -> None:
 
 
 RESUMES = [
-    marked(world, name, ("reuse", "adam") if world in FAST else ()) for world in WORLDS for name in ranks.RESUMED
+    *(marked(world, name, ("reuse", "adam") if world in FAST else ()) for world in WORLDS for name in ranks.RESUMED),
+    marked(World("kept", 2), "adapter", ()),
 ]
 
 

@@ -1,0 +1,148 @@
+"""`podium train RECIPE --processes N` as a user runs it: what is printed, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from podium.cli import app
+from podium.cli.launch import CONFIGS, config_file
+from podium.testing import save_tiny_model
+
+RECIPE: dict[str, Any] = {
+    "model": "model",
+    "dataset": "rows.jsonl",
+    "rewards": ["rewards.py:length"],
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 8,
+    "max_steps": 2,
+    "learning_rate": 1e-4,
+    "output_dir": "out",
+    "save_strategy": "no",
+    "eval_samples": 2,
+}
+
+REWARDS = """
+def length(completions, **_):
+    return [len(text) / 10 for text in completions]
+
+def breaks(completions, **_):
+    raise ValueError("not today")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe, its model, rows and rewards; the current folder."""
+    save_tiny_model(tmp_path / "model")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(RECIPE))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": "x" * (i + 1)}) + "\n" for i in range(24)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def podium(*words: str) -> list[str]:
+    return [sys.executable, "-m", "podium", "train", "run.yaml", *words]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--processes 0", "--processes is 0; say how many"),
+        ("--accelerate fsdp2", "--processes is None; say how many"),
+        ("--processes 2 --accelerate fsdp", "not one of ddp, fsdp2, zero1, zero2, zero3. Did you mean `fsdp2`?"),
+    ],
+)
+def test_mistakes_are_one_message(line: str, said: str) -> None:
+    result = CliRunner().invoke(app, ["train", "run.yaml", *line.split()])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_several_processes_do_not_start_several_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    result = CliRunner().invoke(app, ["train", "run.yaml", "--processes", "2"])
+    assert result.exit_code == 2
+    assert "one of several already" in result.stderr
+
+
+def test_the_configs_are_accelerates() -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    kinds = {path.stem: load_config_from_file(str(path)).distributed_type for path in CONFIGS.glob("*.yaml")}
+    assert {name: str(kind).split(".")[-1] for name, kind in kinds.items()} == {
+        "ddp": "MULTI_GPU",
+        "fsdp2": "FSDP",
+        "zero1": "DEEPSPEED",
+        "zero2": "DEEPSPEED",
+        "zero3": "DEEPSPEED",
+    }
+    assert config_file(str(CONFIGS / "ddp.yaml")) == config_file("ddp")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_says_once_what_it_does(folder: Path) -> None:
+    done = subprocess.run(
+        podium("--processes", "2", "--accelerate", "fsdp2"), capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("24 prompts, rewards length") == 1
+    assert done.stdout.count("Model saved in out") == 1
+    assert (folder / "out" / "model.safetensors").is_file()
+    assert len((folder / "out" / "metrics.jsonl").read_text().splitlines()) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_mistake_inside_is_one_message_too(folder: Path) -> None:
+    done = subprocess.run(
+        podium("--processes", "2", "--rewards", "rewards.py:breaks"),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("not today") == 2, "the message and the line of the user's file"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_an_interrupt_ends_all(number: signal.Signals, folder: Path) -> None:
+    run = subprocess.Popen(
+        podium("--processes", "2", "--no-eval", "--max_steps", "100000"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = folder / "out" / "metrics.jsonl"
+    while not (metrics.is_file() and metrics.read_text()):
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.2)
+    family = psutil.Process(run.pid).children(recursive=True)
+    assert len(family) >= 3, "the launcher and two processes"
+    os.kill(run.pid, number)
+    started = time.monotonic()
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 130, said
+    assert time.monotonic() - started < 60
+    assert "Traceback" not in said
+    assert not psutil.wait_procs(family, timeout=10)[1]
