@@ -114,15 +114,15 @@ class GRPOTrainer(Trainer):
     def _divide(self) -> None:
         """Policy and reference to their devices, whole or in parts, before anything is sampled."""
         self.processes = Processes(self.accelerator, self._touch)
-        copy = self.parts.reference.copy if self.parts.reference is not None else None
+        reference = self.parts.reference
         if self.processes.division == "fsdp2":
             self.model, self.optimizer = self.processes.shard(self.parts.policy, self.create_optimizer())
             self.model_wrapped = self.model
             self.parts.compute_in_full()
-            if copy is not None:
-                self.processes.shard_frozen(copy)
-        elif copy is not None:
-            copy.to(self.args.device)
+            if reference is not None and reference.copy is not None:
+                self.processes.shard_frozen(reference.copy)
+        elif reference is not None:
+            reference.to(self.args.device)
 
     @torch.no_grad()
     def _touch(self, model: nn.Module) -> None:
