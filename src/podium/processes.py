@@ -173,6 +173,7 @@ class Processes:
         """
         plugin = self.accelerator.state.fsdp_plugin
         assert plugin is not None
+        ignored = plugin.ignored_modules
         if isinstance(model, PeftModel):
             self._copied = [p for name, p in model.named_parameters() if p.requires_grad or ".ref." in name]
             ids = {id(p) for p in self._copied}
@@ -181,6 +182,7 @@ class Processes:
             for parameter in self._copied:
                 parameter.data = parameter.data.to(self.accelerator.device)
         prepared, optimizer = self.accelerator.prepare(model, optimizer)
+        plugin.ignored_modules = ignored  # the plugin is that of the process, and outlives this model
         cast(Any, self.accelerator).prepare = _prepare_once(self.accelerator.prepare)
         self.model = prepared
         return prepared, optimizer
