@@ -53,8 +53,8 @@ def return_large_blocks() -> None:
     """Have the C allocator keep no large blocks for later.
 
     Under checkpointing a layer's large results come and go between small ones that stay. The holes they leave took as
-    much memory as checkpointing saves: an adapter on the built-in model, 1,272 tokens in a pack, had its peak at 2.5 GB,
-    and has it at 1.6 GB with this. Does nothing where the C library has no `mallopt`.
+    much memory as checkpointing saves: an adapter on the built-in model, packs of 1,272 tokens, had its peak at 2.9 GB
+    and has it at 1.9 GB with this. Does nothing where the C library has no `mallopt`.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
