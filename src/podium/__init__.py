@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from podium.config import GRPOConfig
     from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
     from podium.run import Run
+    from podium.stages.api import Stages
     from podium.trainer import GRPOTrainer
 
 _HOME = {
@@ -31,6 +32,7 @@ _HOME = {
     "Prompt": "podium.records",
     "Run": "podium.run",
     "ScoredGroup": "podium.records",
+    "Stages": "podium.stages.api",
     "StepMetrics": "podium.records",
 }
 """Where each public name lives."""
@@ -47,6 +49,7 @@ __all__ = [
     "Prompt",
     "Run",
     "ScoredGroup",
+    "Stages",
     "StepMetrics",
     "__version__",
     "advantages",

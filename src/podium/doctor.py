@@ -9,7 +9,7 @@ Reads the folder of a run, finished or not, and the logs of other trainers: TRL'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from podium.errors import DataError
 from podium.foreign import read_log
 from podium.monitors import DETECTORS, Condition, diagnose, rank, settings_of
 from podium.records import Finding, StepMetrics
-from podium.run import Run
+from podium.run import Part, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,32 @@ def examine(path: str | Path) -> Report:
     run = Run.load(path)
     if not run.history and run.findings.empty:
         raise DataError(f"{path} has recorded no step yet. Look again when training has begun.")
-    conditions = [*diagnose(run.history, rounds_of(run), settings_of(run.environment)), *_others(run)]
+    conditions = [found for part in run.parts for found in _of_stage(part)] if run.parts else _conditions(run)
     return Report(
         source=str(path),
         history=run.history,
         conditions=tuple(sorted(conditions, key=lambda condition: rank(condition.finding))),
         has_completions=not run.rollouts.empty,
+    )
+
+
+def _conditions(run: Run) -> list[Condition]:
+    return [*diagnose(run.history, rounds_of(run), settings_of(run.environment)), *_others(run)]
+
+
+def _of_stage(part: Part) -> list[Condition]:
+    """A stage is looked at by itself, as its rewards are others; steps are those of the whole run."""
+    return [_moved(condition, part) for condition in (_conditions(part.run) if part.kind == "grpo" else ())]
+
+
+def _moved(condition: Condition, part: Part) -> Condition:
+    finding, offset = condition.finding, part.offset
+    step = None if finding.step is None or finding.step != finding.step else int(finding.step) + offset
+    return replace(
+        condition,
+        finding=replace(finding, what=f"stage {part.name}: {finding.what}", step=step),
+        first_step=condition.first_step + offset,
+        last_step=condition.last_step + offset,
     )
 
 

@@ -45,6 +45,7 @@ class Health(TrainerCallback):
             differ from their defaults.
         found: everything said in this run, in order.
         decision: what a finding asked for: `stop`, `rollback`, or None.
+        latest: on the main process the numbers of the optimizer step that ended last, as recorded.
     """
 
     def __init__(self, parts: Parts, measured: MetricsBuffer) -> None:
@@ -54,6 +55,7 @@ class Health(TrainerCallback):
         self.config: Mapping[str, Any] | None = None
         self.found: list[Finding] = []
         self.decision: str | None = None
+        self.latest: Mapping[str, float] = {}
         self.folder = RunFolder(Path(str(self.args.output_dir)), rollouts_megabytes=self.args.record_megabytes)
         self._wishes = cast("dict[str, str]", self.args.on_finding or {})
         self._watch = Watch()
@@ -133,6 +135,7 @@ class Health(TrainerCallback):
         if self._is_main:
             with self._timed():
                 metrics = StepMetrics(step=state.global_step, values=self._step_values())
+                self.latest = metrics.values
                 self.folder.add_metrics(metrics)
                 decision = self._look(metrics)
         self._act(decision, control)

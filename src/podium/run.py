@@ -2,8 +2,9 @@
 
     metrics.jsonl  findings.jsonl  rollouts/*.parquet  config.yaml  environment.json  proof.json  evaluation/*.json
 
-Any part may be missing, and the run may still be going on: a line that is half written is left out. `podium.recording`
-writes the folder; this module only reads, and needs neither torch nor a model.
+Any part may be missing, and the run may still be going on: a line that is half written is left out. A run in stages has
+a folder like this for every stage and `stages.json` beside them; it reads as one, its steps numbered through.
+`podium.recording` writes the folder; this module only reads, and needs neither torch nor a model.
 """
 
 from __future__ import annotations
@@ -29,13 +30,35 @@ CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 PROOF = "proof.json"
 EVALUATION = "evaluation"
+STAGES = "stages.json"
 
-RECORD = (METRICS, FINDINGS, ROLLOUTS, CONFIG, ENVIRONMENT, PROOF, EVALUATION)
+RECORD = (METRICS, FINDINGS, ROLLOUTS, CONFIG, ENVIRONMENT, PROOF, EVALUATION, STAGES)
+
+COUNTED = ("num_tokens",)
+"""Metrics that count up from the beginning of a stage: in the run as a whole they go on."""
 
 GROUP_KEY = ("step", "prompt_id")
 """Columns of `Run.rollouts` that name a group: the completions of one prompt that were compared with each other."""
 
 ROLLOUT_KEY = (*GROUP_KEY, "completion_index")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage of a run, as far as it has come."""
+
+    name: str
+    kind: str
+    """`grpo` or `sft`."""
+    run: Run
+    """Its own folder, whose steps begin at 1."""
+    offset: int
+    """Steps of the run before it."""
+
+    @property
+    def last_step(self) -> int:
+        """Of the run."""
+        return self.offset + (self.run.history[-1].step if self.run.history else 0)
 
 
 @dataclass(frozen=True)
@@ -68,8 +91,24 @@ class Run:
         return self.folder.resolve().name
 
     @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The stages that have begun, in order; none: a run without stages."""
+        parts: list[Part] = []
+        offset = 0
+        for entry in _stage_entries(self.folder):
+            folder = self.folder / entry["folder"]
+            if not folder.is_dir():
+                break
+            part = Part(name=entry["name"], kind=entry["type"], run=Run(folder=folder), offset=offset)
+            parts.append(part)
+            offset = max(part.last_step, offset + (entry.get("steps") or 0))
+        return tuple(parts)
+
+    @cached_property
     def history(self) -> tuple[StepMetrics, ...]:
         """One record a step, in order. What was null (not a finite number) is NaN."""
+        if self.parts:
+            return tuple(_through(self.parts))
         values: dict[int, dict[str, float]] = {}
         for line in _lines(self.folder / METRICS):
             values.setdefault(int(line["step"]), {}).update(
@@ -82,7 +121,10 @@ class Run:
         """One row a step: `step`, `time` (unix seconds) and a column for every metric."""
         import pandas as pd
 
-        times = {int(line["step"]): line.get("time", math.nan) for line in _lines(self.folder / METRICS)}
+        files = [(part.offset, part.run.folder / METRICS) for part in self.parts] or [(0, self.folder / METRICS)]
+        times = {
+            offset + int(line["step"]): line.get("time", math.nan) for offset, path in files for line in _lines(path)
+        }
         rows = [{"step": each.step, "time": times[each.step], **each.values} for each in self.history]
         return pd.DataFrame(rows, columns=None if rows else ["step", "time"])
 
@@ -92,6 +134,8 @@ class Run:
         import pandas as pd
 
         columns = list(Finding.__dataclass_fields__)
+        if self.parts:
+            return _joined([(part.run.findings, part.offset) for part in self.parts], ["step"], columns)
         rows = [{name: line.get(name) for name in columns} for line in _lines(self.folder / FINDINGS)]
         return pd.DataFrame(rows, columns=columns)
 
@@ -102,6 +146,9 @@ class Run:
         """
         import pandas as pd
 
+        if self.parts:
+            recorded = [(part.run.rollouts, part.offset) for part in self.parts]
+            return _joined(recorded, ["step", "policy_step"], list(ROLLOUT_KEY))
         frames = list(_frames(self.folder / ROLLOUTS))
         if not frames:
             return pd.DataFrame(columns=list(ROLLOUT_KEY))
@@ -121,7 +168,9 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Every setting of the run: the recipe or script's own over the values they resolved to."""
-        return {**self.environment.get("settings", {}), **self.given}
+        bounds: list[Any] = [entry.get("max_steps") for entry in _stage_entries(self.folder)]
+        whole = {"max_steps": sum(bounds) if all(bounds) else -1} if bounds else {}
+        return {**self.environment.get("settings", {}), **self.given, **whole}
 
     @cached_property
     def given(self) -> dict[str, Any]:
@@ -134,18 +183,58 @@ class Run:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Versions, hardware, git commit, digests of rewards and data, resolved settings."""
-        return _json(self.folder / ENVIRONMENT)
+        """Versions, hardware, git commit, digests of rewards and data, resolved settings; of the latest stage."""
+        return self._latest(ENVIRONMENT)
 
     @cached_property
     def proof(self) -> dict[str, Any]:
-        """What the proof on the first batch found."""
-        return _json(self.folder / PROOF)
+        """What the proof on the first batch found; of the latest stage."""
+        return self._latest(PROOF)
+
+    def _latest(self, name: str) -> dict[str, Any]:
+        folders = [*(part.run.folder for part in reversed(self.parts)), self.folder]
+        return next((found for folder in folders if (found := _json(folder / name))), {})
 
     @cached_property
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """Held-out results by name: `before`, `after`, their `comparison`, and what `podium eval` has added."""
         return {path.stem: _json(path) for path in sorted((self.folder / EVALUATION).glob("*.json"))}
+
+
+def _stage_entries(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `stages.json`, done or still to come; what is none, or leads out of the folder, is left out."""
+    entries = _json(folder / STAGES).get("stages")
+    return [entry for entry in entries if _is_entry(entry)] if isinstance(entries, list) else []
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "folder", "type")):
+        return False
+    inside = not entry["folder"].startswith(".") and Path(entry["folder"]).name == entry["folder"]
+    return inside and all(isinstance(entry.get(key), int | None) for key in ("steps", "max_steps"))
+
+
+def _through(parts: tuple[Part, ...]) -> Iterator[StepMetrics]:
+    """The steps of all stages, numbered through; what counts up goes on."""
+    counts: dict[str, float] = {}
+    for part in parts:
+        before = dict(counts)
+        for each in part.run.history:
+            counted = {name: before.get(name, 0.0) + each.values[name] for name in COUNTED if name in each.values}
+            counts |= counted
+            yield StepMetrics(step=part.offset + each.step, values={**each.values, **counted})
+
+
+def _joined(frames: list[tuple[pd.DataFrame, int]], counted: list[str], columns: list[str]) -> pd.DataFrame:
+    """The tables of all stages below each other, with the steps before each stage added to the `counted` columns."""
+    import pandas as pd
+
+    moved = [
+        frame.assign(**{name: frame[name] + offset for name in counted if name in frame})
+        for frame, offset in frames
+        if not frame.empty
+    ]
+    return pd.concat(moved, ignore_index=True) if moved else pd.DataFrame(columns=columns)
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -21,8 +21,7 @@ from accelerate.utils import gather_object
 from accelerate.utils import set_seed as accelerate_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ExportableState
+from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from podium import checkpoint, resume
@@ -39,9 +38,10 @@ from podium.proof.first_batch import FirstBatch
 from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
 from podium.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
+from podium.saving import SavesWhole
 
 
-class GRPOTrainer(Trainer):
+class GRPOTrainer(SavesWhole):
     """TRL's `GRPOTrainer`: the same arguments, the same names in the logs, several times faster.
 
     Args:
@@ -427,34 +427,5 @@ class GRPOTrainer(Trainer):
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Everything the Trainer saves and what a round needs: staged, flushed and renamed into place."""
-        self.store_flos()
-        final = Path(self._get_output_dir(trial=trial)) / f"{checkpoint.PREFIX}{self.state.global_step}"
-        if self.state.best_global_step == self.state.global_step:
-            self.state.best_model_checkpoint = str(final)
-        barrier = self.accelerator.wait_for_everyone
-        with checkpoint.staged(final, is_main=self.args.should_save, barrier=barrier) as staging:
-            self.save_model(str(staging), _internal_call=True)
-            if not self.args.save_only_model:
-                self._save_optimizer_and_scheduler(str(staging))
-                self._save_scaler(str(staging))
-                self._save_rng_state(str(staging))
-                resume.save(staging, self.args.process_index, self._podium_state())
-            if self.args.should_save:
-                self._export_callback_states()
-                self.state.save_to_json(str(staging / "trainer_state.json"))
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(final))
-        if self.args.should_save:
-            checkpoint.rotate(final.parent, self.args.save_total_limit, self.state.best_model_checkpoint)
-
-    def _export_callback_states(self) -> None:
-        """Stateful callbacks into the trainer's state, as `Trainer._save_checkpoint` does."""
-        for callback in [*self.callback_handler.callbacks, self.control]:
-            if isinstance(callback, ExportableState):
-                name, state = type(callback).__name__, callback.state()
-                if isinstance(self.state.stateful_callbacks[name], list):
-                    self.state.stateful_callbacks[name].append(state)
-                else:
-                    self.state.stateful_callbacks[name] = state
+    def _save_own(self, staging: Path) -> None:
+        resume.save(staging, self.args.process_index, self._podium_state())

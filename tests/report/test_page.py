@@ -5,6 +5,7 @@ Skipped where there is no Chromium or no playwright.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
@@ -166,6 +167,26 @@ def walk(opened: Opened) -> None:
         opened.page.wait_for_timeout(30)
         if opened.page.evaluate("scrollY + innerHeight >= document.body.scrollHeight - 2"):
             return
+
+
+# ---- stages ----
+
+
+def test_a_line_with_its_name_stands_where_a_stage_begins(visit, make_folder, tmp_path):
+    run = tmp_path / "run"
+    entries = [{"name": name, "folder": f"0-{name}", "type": "grpo"} for name in ("form", "<b>right</b>")]
+    for entry in entries:
+        entry["folder"] = entry["folder"].replace("/", "").replace("<", "").replace(">", "")
+        make_folder(run, entry["folder"], num_steps=12)
+    (run / "stages.json").write_text(json.dumps({"stages": entries}))
+    opened = visit(write_report([run], tmp_path / "report.html"))
+    opened.page.wait_for_selector("[data-chart=reward] .annotation-text", timeout=READY)
+    names = opened.page.locator("[data-chart=reward] .annotation-text").all_text_contents()
+    assert names == ["form", "<b>right</b>"]
+    layout = "document.querySelector('[data-chart=reward] .plot').layout"
+    assert opened.page.evaluate(f"{layout}.shapes.map((shape) => shape.x0)") == [12.5]
+    assert opened.page.evaluate(f"{layout}.xaxis.range[1] > 24")
+    assert opened.quiet()
 
 
 # ---- safety ----

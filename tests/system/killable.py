@@ -6,8 +6,8 @@ line in starts a run:
     {"run": "base", "folder": "/tmp/x", "resume": true, "die_at": null}
 
 and lines come out: `pid N`, `step N` after each optimizer step, `saves N` (file operations in checkpoints), `ended
-STATUS`. A finished run leaves `final.safetensors` and `history.json` in its folder. `die_at` kills the run from within,
-at that file operation inside a checkpoint.
+STATUS`. A run in stages says `begun N` when a stage begins to train, too. A finished run leaves `final.safetensors` and
+`history.json` in its folder. `die_at` kills the run from within, at that file operation inside a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import TrainerCallback
 
-from podium import GRPOConfig, GRPOTrainer
+from podium import GRPOConfig, GRPOTrainer, Run, Stages
 from podium.checkpoint import PREFIX, STAGING
-from podium.testing import tiny_model, tiny_tokenizer
+from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 LINES = os.dup(1)
 """Where the lines go; what the Trainer prints goes to stderr."""
@@ -119,14 +119,89 @@ def trainer(name: str, folder: str) -> GRPOTrainer:
     )
 
 
+STAGES: Mapping[str, list[Mapping[str, Any]]] = {
+    "stages": [
+        {"name": "warm", "type": "sft", "max_steps": 3, "per_device_train_batch_size": 4, "max_length": 64},
+        {"name": "gate", "rewards": [digits], "max_steps": 5, "until": "rewards/digits/mean >= 0 for 2 steps"},
+        {"name": "far", "rewards": [digits], "max_steps": 2, "beta": 0.1, "schedule": "continue"},
+        {"name": "near", "rewards": [digits], "max_steps": 3, "beta": 0.1, "reference": "last_stage"},
+    ],
+    "moving stages": [
+        {"name": "a", "rewards": [digits], "max_steps": 3, "sync_ref_model": True},
+        {"name": "b", "rewards": [digits], "max_steps": 2, "optimizer": "reset"},
+        {"name": "c", "rewards": [digits], "max_steps": 2, "filter": "answer != '3'"},
+    ],
+    "adapter stages": [
+        {"name": "a", "rewards": [{"function": digits, "adaptive": True}, noisy], "max_steps": 3},
+        {"name": "b", "rewards": [{"function": digits, "adaptive": True}], "max_steps": 2, "schedule": "continue"},
+        {"name": "c", "rewards": [digits, noisy], "max_steps": 3, "reference": "last_stage"},
+    ],
+}
+"""Runs in stages, by name. Checkpoints inside a stage come at every second step, those at borders by themselves."""
+
+OVER_STAGES: Mapping[str, Mapping[str, Any]] = {
+    "stages": {},
+    "moving stages": {"beta": 0.1, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5},
+    "adapter stages": {"beta": 0.05, "lora": {"r": 4, "target_modules": "all-linear", "lora_dropout": 0.2}},
+}
+
+
+class ReportStages(Report):
+    """Steps are numbered through."""
+
+    def __init__(self) -> None:
+        self.steps = self.begun = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begun += 1
+        say(f"begun {self.begun}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps += 1
+        say(f"step {self.steps}")
+
+
+def run_stages(name: str, folder: str, resume: bool | str) -> None:
+    """Likewise, through all stages."""
+    start = Path(folder) / "start"
+    if not start.is_dir():
+        save_tiny_model(start)
+    base = {key: x for key, x in SETTINGS.items() if key not in ("num_train_epochs", "save_steps", "report_to")}
+    stages = Stages(
+        STAGES[name],
+        model=str(start),
+        train_dataset=Dataset.from_list(ROWS),
+        output_dir=folder,
+        save_steps=2,
+        report_to="none",
+        callbacks=[ReportStages()],
+        **{**base, **OVER_STAGES[name]},
+    )
+    trained = stages.train(resume_from_checkpoint=resume or None)
+    if trained is not None:
+        save_file({k: v.contiguous().clone() for k, v in trained.model.state_dict().items()}, final_of(folder))
+    history = [
+        {"step": each.step, **{k: str(v) for k, v in each.values.items() if not is_time(k)}}
+        for each in Run.load(folder).history
+    ]
+    (Path(folder) / "history.json").write_text(json.dumps(history))
+
+
+def final_of(folder: str) -> Path:
+    return Path(folder) / "final.safetensors"
+
+
 def run(name: str, folder: str, resume: bool | str) -> None:
     """Train to the end and write down what came out."""
+    if name in STAGES:
+        run_stages(name, folder, resume)
+        return
     trained = trainer(name, folder)
     trained.train(resume_from_checkpoint=resume or None)
     weights = {k: v.contiguous().clone() for k, v in trained.model.state_dict().items()}
     if trained.parts.reference is not None and trained.parts.reference.copy is not None:
         weights |= {f"reference.{k}": v.clone() for k, v in trained.parts.reference.copy.state_dict().items()}
-    save_file(weights, Path(folder) / "final.safetensors")
+    save_file(weights, final_of(folder))
     history = [{k: v for k, v in entry.items() if not is_time(k)} for entry in trained.state.log_history]
     (Path(folder) / "history.json").write_text(json.dumps(history))
 

@@ -233,6 +233,7 @@ DATA = [
     Case(code="D037", rows=[*ROWS, {"prompt": "x=", "answer": "so " * 20}], says=("1 values of `answer`", "max_completion_length 16", "row 40: 60 tokens"), cure="max_completion_length: 60", severity="warning"),
     Case(code="D038", keys={"dataset": "builtin:additions", "dataset_train_split": "validation"}, says=("no split `validation`, but train, test",), cure="Set `dataset_train_split`"),
     Case(code="D039", keys={"dataset": "rows.xls"}, files={"rows.xls": "x"}, says=("rows.xls is not a kind of file that is read",), cure="dataset: rows.jsonl"),
+    Case(code="D060", keys={"stages": [{"name": "a", "type": "sft", "completion": "anser"}, {"name": "b"}]}, says=("stage a: ", "`completion: anser` names no column"), cure="Did you mean `answer`?"),
     Case(code="D040", says=("rows.jsonl: 40 rows; prompts have 4 / 5 / 5 tokens", "takes at most 21 of the model's 512"), cure="", severity="note"),
     Case(code="D051", keys={"pass_rates": "rates.jsonl"}, files={"rates.jsonl": RATES}, says=("rows.jsonl: 2 of 40 rows are left out by", "1 solved too rarely, 1 solved too often", "37 without a measured rate stay"), cure="pass_rate: [0, 1]", severity="note"),
     Case(code="D052", keys={"prompt": "{qestion}"}, rows=QUESTIONS, says=(f"run.yaml:{LAST}: `prompt` names the column `qestion`", "its columns are `question`, `gold`", "Did you mean `question`?"), cure="Write a column that is there"),
@@ -311,6 +312,10 @@ CONFIG = [
     Case(code="C030", keys={"sync_ref_model": True, "beta": 0.1, "lora": {"r": 8}}, says=(f"run.yaml:{LAST}: sync_ref_model",), cure="leave sync_ref_model out", name="lora"),
     Case(code="C032", keys={"optim": "adamw_torch_8bit"}, says=(f"run.yaml:{LAST}: optim is adamw_torch_8bit, which needs the package torchao",), cure="pip install torchao", severity="warning"),
     Case(code="C031", recipe="", keys={"model": None}, says=("run.yaml: no `model`",), cure="model: builtin:smollm2-135m-instruct"),
+    Case(code="C060", keys={"stages": [{"name": "a", "until": "rewards/rigt/mean > 1"}]}, says=("stage", f"run.yaml:{LAST}", "no metric `rewards/rigt/mean`"), cure="Did you mean `rewards/right/mean`?"),
+    Case(code="C060", keys={"stages": [{"name": "a", "until": "done"}]}, says=(f"run.yaml:{LAST}", "`until: done` is not understood"), cure="flat for 20 steps", name="words"),
+    Case(code="C061", keys={"filter": "answer"}, says=(f"run.yaml:{LAST}: `filter`: expected a comparison",), cure=""),
+    Case(code="C061", keys={"filter": "answr == 1"}, says=("no column `answr`",), cure="Did you mean `answer`?", name="column"),
     Case(code="C029", says=("at the peak", "parameters are trained"), cure="", severity="note"),
 ]  # fmt: skip
 

@@ -157,3 +157,40 @@ def test_secrets_are_hidden() -> None:
     ]
     text = without_secrets({"a": ["hf_" + "x" * 30], "env": {"X": "1"}})
     assert text == {"a": ["<hidden>"]}
+
+
+def test_stages_read_as_one_run(tmp_path: Path) -> None:
+    """Steps are numbered through, what counts up goes on, and one stage may be going on, the next not yet there."""
+    names = ("a", "b", "c")
+    for name, steps in zip(names, (3, 2), strict=False):
+        writer = RunFolder(tmp_path / f"0-{name}")
+        writer.begin(resumed_step=None)
+        for step in range(1, steps + 1):
+            writer.add_metrics(StepMetrics(step=step, values={"reward": step / 10, "num_tokens": 100.0 * step}))
+        writer.add_finding(Finding(code="M101", severity="warning", what="w", step=steps))
+        writer.add_rollouts(rows(steps))
+    entries = [{"name": name, "folder": f"0-{name}", "type": "grpo", "max_steps": 4} for name in names]
+    (tmp_path / "stages.json").write_text(json.dumps({"stages": entries}))
+    run = Run.load(tmp_path)
+    assert [(part.name, part.offset, part.last_step) for part in run.parts] == [("a", 0, 3), ("b", 3, 5)]
+    assert [each.step for each in run.history] == [1, 2, 3, 4, 5]
+    assert [each.values["num_tokens"] for each in run.history] == [100, 200, 300, 400, 500]
+    assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5]
+    assert run.metrics["time"].notna().all()
+    assert run.findings["step"].tolist() == [3, 5]
+    assert run.rollouts[["step", "policy_step"]].drop_duplicates().values.tolist() == [[3, 0], [5, 3]]
+    assert run.config["max_steps"] == 12
+    assert not run.parts[1].run.parts
+
+
+@pytest.mark.parametrize(
+    "stages",
+    ["none", [5], [{"name": "a"}], [{"name": "a", "folder": "..", "type": "grpo"}],
+     [{"name": "a", "folder": "x/y", "type": "grpo"}], [{"name": "a", "folder": "x", "type": "grpo", "steps": "5"}],
+     [{"name": 1, "folder": "x", "type": "grpo"}]],
+)  # fmt: skip
+def test_a_damaged_list_of_stages_leads_nowhere(stages: Any, tmp_path: Path) -> None:
+    (tmp_path / "x" / "y").mkdir(parents=True)
+    (tmp_path / "stages.json").write_text(json.dumps({"stages": stages}))
+    assert Run.load(tmp_path).parts == ()
+    assert Run.load(tmp_path).history == ()

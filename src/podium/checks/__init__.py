@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podium.errors import PodiumError
 from podium.records import Finding
 
 if TYPE_CHECKING:
@@ -50,15 +51,17 @@ def check(
     """
     from podium.checks.process import process_as_it_was
     from podium.checks.setup import from_arguments, of_recipe
+    from podium.checks.stages import of_all
     from podium.checks.table import findings
     from podium.recipe import Recipe
+    from podium.recipe.stages import Surveyed
 
     alone = reward_funcs is None and args is None and train_dataset is None
     if alone and isinstance(model, (str, Path)):
         return check_recipe(model)
     with process_as_it_was():
         if isinstance(model, Recipe):
-            return findings(of_recipe(model))
+            return of_all([Surveyed(stage) for stage in model.stages]) if model.stages else findings(of_recipe(model))
         return findings(
             from_arguments(
                 model,
@@ -76,8 +79,13 @@ def check(
 def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
     """What is wrong with a recipe and values that override it, errors first."""
     from podium.checks.process import process_as_it_was
-    from podium.checks.setup import from_recipe
+    from podium.checks.setup import findings_of, from_recipe, stages_of
+    from podium.checks.stages import of_all
     from podium.checks.table import findings
 
     with process_as_it_was():
-        return findings(from_recipe(path, overrides))
+        try:
+            stages = stages_of(path, overrides)
+        except PodiumError as error:
+            return findings_of(error)
+        return findings(from_recipe(path, overrides)) if stages is None else of_all(stages)

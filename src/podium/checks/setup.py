@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from podium.models.loading import model_name
 from podium.recipe import Recipe, open_document
 from podium.recipe.document import Document, Problem
 from podium.recipe.reading import survey as survey_recipe
+from podium.recipe.stages import Stage, Surveyed, is_staged, survey_stages
 from podium.records import Finding
 from podium.rewards.resolve import Reward, resolve_rewards
 
@@ -109,6 +110,11 @@ def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     return [_cured(Finding(code=error.code or "C030", severity="error", what=what, fix=fix))]
 
 
+def _from_problems(problems: Sequence[Problem], recipe: Recipe) -> list[Finding]:
+    keys = {place: key for key, place in recipe.places.items()}
+    return [_from_problem(problem, keys) for problem in problems]
+
+
 def _from_problem(problem: Problem, keys: Mapping[str, str]) -> Finding:
     """`keys`: what is set at a place."""
     what, fix = _parted(problem.what)
@@ -147,14 +153,18 @@ def from_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None
     document = gathering.attempt(lambda: open_document(path))
     if document is None:
         return Setup(name=str(path), problems=tuple(gathering.problems))
+    _set_variables(document, overrides)
+    recipe, problems = survey_recipe(document, overrides)
+    gathering.problems += _from_problems(problems, recipe)
+    gathering.places = recipe.places
+    return _of_recipe(recipe, gathering)
+
+
+def _set_variables(document: Document, overrides: Mapping[str, Any]) -> None:
+    """`env:` of a recipe, before anything reads it."""
     for variables in (document.values.get("env"), overrides.get("env")):
         if isinstance(variables, Mapping):
             os.environ.update({str(key): str(value) for key, value in variables.items()})
-    recipe, problems = survey_recipe(document, overrides)
-    keys = {place: key for key, place in recipe.places.items()}
-    gathering.problems += [_from_problem(problem, keys) for problem in problems]
-    gathering.places = recipe.places
-    return _of_recipe(recipe, gathering)
 
 
 def of_recipe(recipe: Recipe) -> Setup:
@@ -162,12 +172,32 @@ def of_recipe(recipe: Recipe) -> Setup:
     return _of_recipe(recipe, _Gathering(places=recipe.places))
 
 
-def _of_recipe(recipe: Recipe, gathering: _Gathering) -> Setup:
-    args = _arguments(recipe, gathering)
+def stages_of(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Surveyed] | None:
+    """The stages of a recipe, as far as they can be understood; None: it has none, or cannot be read."""
+    try:
+        document = open_document(path)
+    except PodiumError:
+        return None
+    if not is_staged(document):
+        return None
+    _set_variables(document, overrides or {})
+    return survey_stages(document, overrides or {})
+
+
+def of_stage(surveyed: Surveyed) -> Setup:
+    """The setup of one stage. One of supervised fine-tuning has no `GRPOConfig`."""
+    recipe = surveyed.stage.recipe
+    gathering = _Gathering(problems=_from_problems(surveyed.problems, recipe), places=recipe.places)
+    return _of_recipe(recipe, gathering, surveyed.stage)
+
+
+def _of_recipe(recipe: Recipe, gathering: _Gathering, stage: Stage | None = None) -> Setup:
+    args = None if stage is not None and stage.kind == "sft" else _arguments(recipe, gathering)
     builds = gathering.attempt(lambda: recipe.peft_config()) if recipe.lora is not None else None
     functions = [spec.function for spec in recipe.rewards]
     missing = {finding.code for finding in gathering.problems} & {"D025", "C031"}
     has_data = recipe.data.is_given and "D025" not in missing
+    rows = None if stage is None else stage.rows
     made = _setup(
         gathering,
         name=recipe.name,
@@ -181,7 +211,9 @@ def _of_recipe(recipe: Recipe, gathering: _Gathering) -> Setup:
         else {**recipe.lora, "target_modules": getattr(builds, "target_modules", None)},
         quantization=recipe.quantization,
         reward_funcs=functions,
-        sources=lambda: recipe_sources(recipe, gathering) if has_data else (None, None),
+        sources=lambda: (
+            _given_sources(*rows) if rows else recipe_sources(recipe, gathering) if has_data else (None, None)
+        ),
     )
     return replace(made, assumed=recipe.assumed)
 
@@ -216,12 +248,6 @@ def from_arguments(
 ) -> Setup:
     """All that the arguments of `GRPOTrainer` make known."""
     gathering = _Gathering()
-    first_eval = next(iter(eval_dataset.values()), None) if isinstance(eval_dataset, dict) else eval_dataset
-
-    def sources() -> tuple[Source | None, Source | None]:
-        train = None if train_dataset is None else dataset_source(train_dataset, "train_dataset")
-        return train, None if first_eval is None else dataset_source(first_eval, "eval_dataset")
-
     if train_dataset is None:
         gathering.problems.append(
             Finding(code="C031", severity="error", what="no train_dataset", fix="train_dataset=rows with a `prompt`")
@@ -237,8 +263,14 @@ def from_arguments(
         lora=None if peft_config is None else peft_config.to_dict(),
         quantization=None if quantization_config is None else quantization_config.to_dict(),
         reward_funcs=reward_funcs,
-        sources=sources,
+        sources=lambda: _given_sources(train_dataset, eval_dataset),
     )
+
+
+def _given_sources(train: Any, evaluation: Any) -> tuple[Source | None, Source | None]:
+    first_eval = next(iter(evaluation.values()), None) if isinstance(evaluation, dict) else evaluation
+    source = None if train is None else dataset_source(train, "train_dataset")
+    return source, None if first_eval is None else dataset_source(first_eval, "eval_dataset")
 
 
 # ---- both ----

@@ -18,10 +18,10 @@ from podium.data.loading import (
     held_out_rows,
     held_out_shape,
     is_lines,
+    kept_rows,
     load_data,
     part_splits,
     pass_rates_of,
-    train_rows,
     train_shape,
 )
 from podium.data.selection import Shape, Taking, as_difficulty, no_difficulty
@@ -72,13 +72,13 @@ def recipe_sources(recipe: Recipe, gathering: Gathering) -> tuple[Source | None,
 def _raw(spec: DataSpec, part: Part) -> tuple[Source | None, Source | None]:
     """One part's training rows and held-out rows before they are shaped; both may be of one file."""
     name = spec.name if spec.datasets else part.name
-    if is_lines(part.path):
+    if is_lines(part.path) and not spec.filter:
         train: Source | None = jsonl_source(Path(part.path).expanduser(), name)
         held_out = None if spec.held_out is None or train is None else replace(train, name=f"{name} (held out)")
         return train, held_out
     ends = _is_file(part.name)
     splits = part_splits(spec, part, streaming=ends)
-    train = dataset_source(train_rows(spec, part, splits), name, is_file=ends)
+    train = dataset_source(kept_rows(spec, part, splits), name, is_file=ends)
     held = None if spec.eval_dataset is not None else held_out_rows(spec, part, splits)
     side = spec.dataset_test_split if spec.held_out is None else "held out"
     return train, None if held is None else dataset_source(held, f"{name} ({side})", is_file=ends)

@@ -53,6 +53,8 @@ RULES: tuple[Rule, ...] = (
             "C019": ERROR,
             "C030": ERROR,
             "C031": ERROR,
+            "C060": ERROR,
+            "C061": ERROR,
             "D004": ERROR,
             "D015": ERROR,
             "D024": ERROR,
@@ -75,6 +77,7 @@ RULES: tuple[Rule, ...] = (
             "D056": ERROR,
             "D057": ERROR,
             "D058": ERROR,
+            "D060": ERROR,
             "M001": ERROR,
             "M002": ERROR,
             "M003": ERROR,
@@ -170,6 +173,11 @@ def codes() -> frozenset[str]:
 def findings(setup: Setup) -> list[Finding]:
     """What all rules find: errors first, each kind in the order of the table."""
     found = [finding for rule in RULES for finding in _checked(rule, setup)]
+    return errors_first(found)
+
+
+def errors_first(found: Iterable[Finding]) -> list[Finding]:
+    """By severity, each kind in the order in which it was found."""
     return sorted(found, key=lambda finding: ORDER[finding.severity])
 
 

@@ -33,9 +33,10 @@ def recipes(
         listed = [{"name": each, **heading(file), "file": str(file)} for each, file in shipped.items()]
         print_json({"recipes": listed})
     else:
+        width = max(map(len, shipped))
         for each, file in shipped.items():
             said = heading(file)
-            typer.echo(f"{each:<14} {said['about']}\n{'':<14} Needs {said['needs']}")
+            typer.echo(f"{each:<{width}} {said['about']}\n{'':<{width}} Needs {said['needs']}")
         typer.echo(f"\n{CLOSING}", nl=False)
 
 

@@ -64,6 +64,8 @@ def opened(path: str | Document, overrides: Mapping[str, Any]) -> Iterator[tuple
 
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
         recipe = load(path, {**overrides, "output_dir": folder, "report_to": "none"})
+        if recipe.stages:  # as training begins
+            recipe = next(stage.recipe for stage in recipe.stages if stage.kind == "grpo")
         quiet()
         rows, held_out = load_data(recipe.data)
         yield recipe, recipe.trainer(rows, None), rows, held_out

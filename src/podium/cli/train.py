@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from transformers import Trainer
+
     from podium.evaluation import HeldOut, Measured
     from podium.recipe import Recipe
     from podium.recipe.document import Document
@@ -73,17 +75,21 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> N
     started = time.perf_counter()
     _check_first(path, overrides)
     recipe = load(path, overrides)
+    if recipe.stages:
+        from podium.cli.stages import run_stages
+
+        return run_stages(recipe, evaluate=evaluate)
     arguments = recipe.arguments()
     prepare_output()
     train_rows, held_out = load_data(recipe.data)
     progress = ProgressLine(console)
     trainer = recipe.trainer(train_rows, held_out, callbacks=[progress])
-    _silence(trainer)
-    say = functools.partial(console.print, soft_wrap=True) if trainer.is_world_process_zero() else _nothing
+    silence(trainer)
+    say = functools.partial(console.print, soft_wrap=True) if trainer.is_world_process_zero() else nothing
     say(f"{recipe.model}: {_count(train_rows)} prompts, rewards {', '.join(r.name for r in trainer.parts.rewards)}")
     trainer.health.config = without_secrets(recipe.given)
 
-    before = _look(recipe, trainer, held_out, say, "before") if evaluate and held_out is not None else None
+    before = look(recipe, trainer, held_out, say, "before") if evaluate and held_out is not None else None
     begun = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=recipe.resume)
@@ -91,18 +97,18 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> N
         progress.close()
     trained = time.perf_counter() - begun
     trainer.save_model(arguments.output_dir)
-    after = _look(recipe, trainer, held_out, say, "after") if before is not None else None
+    after = look(recipe, trainer, held_out, say, "after") if before is not None else None
     if before is not None and after is not None and trainer.is_world_process_zero():
-        _compare(console, Path(arguments.output_dir), before, after)
-    say(_closing(trainer, trained, time.perf_counter() - started, arguments.output_dir))
+        show_looks(console, Path(arguments.output_dir), before, after)
+    say(closing(trainer.state.global_step, trained, time.perf_counter() - started, str(arguments.output_dir)))
     if trainer.is_world_process_zero():
         say(report_of_finished_run(str(arguments.output_dir)))
     if arguments.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.data.dataset)
-    _end(trainer, say)
+    end(trainer, say)
 
 
-def _end(trainer: GRPOTrainer, say: Any) -> None:
+def end(trainer: GRPOTrainer, say: Any) -> None:
     """Close what is open; a run that a finding has stopped says so, and to scripts, too."""
     stopped = trainer.health.decision == "stop"
     if stopped:
@@ -137,7 +143,7 @@ def _check_first(path: str | Document, overrides: dict[str, Any]) -> None:
         raise ConfigError("\n".join([*head, *listed]), findings=wrong)
 
 
-def _silence(trainer: GRPOTrainer) -> None:
+def silence(trainer: Trainer) -> None:
     """Our line replaces the Trainer's bar and its printed dicts."""
     from transformers import PrinterCallback, ProgressCallback
 
@@ -146,7 +152,7 @@ def _silence(trainer: GRPOTrainer) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Looked:
+class Looked:
     """One look at held-out prompts."""
 
     numbers: HeldOut
@@ -154,7 +160,7 @@ class _Looked:
     groups: list[ScoredGroup]
 
 
-def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> _Looked:
+def look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> Looked:
     """Sample every held-out prompt several times, score, and keep the numbers in the run's folder."""
     from podium.evaluation import accuracy_name, measure, numbers, summarize
 
@@ -168,7 +174,7 @@ def _look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: s
     looked = summarize(measured)
     if trainer.is_world_process_zero():
         _keep(recipe, trainer, measured, groups, {"temperature": recipe.eval_temperature, **numbers(looked)}, when)
-    return _Looked(numbers=looked, measured=measured, groups=groups)
+    return Looked(numbers=looked, measured=measured, groups=groups)
 
 
 def _keep(
@@ -187,7 +193,7 @@ def _keep(
     from podium.rollouts import EVALUATION as EVALUATION_ROUND
     from podium.run import EVALUATION
 
-    folder = Path(trainer.args.output_dir)
+    folder = Path(str(recipe.config["output_dir"]))
     sampling = sampling_settings(
         trainer.args,
         trainer.parts.end_ids,
@@ -215,7 +221,7 @@ def _products(trainer: GRPOTrainer) -> str:
     return "" if rounded is None else "bfloat16" if rounded else "float32"
 
 
-def _compare(console: Any, folder: Path, before: _Looked, after: _Looked) -> None:
+def show_looks(console: Any, folder: Path, before: Looked, after: Looked) -> None:
     """Before and after on the same prompts: shown, with a verdict, and kept in the run's folder."""
     from podium.cli.comparison import show_comparison
     from podium.evaluation import compare, numbers
@@ -228,11 +234,12 @@ def _compare(console: Any, folder: Path, before: _Looked, after: _Looked) -> Non
     show_comparison(console, looks, groups, found.verdict, EXAMPLES)
 
 
-def _closing(trainer: GRPOTrainer, trained: float, total: float, folder: str | None) -> str:
+def closing(steps: int, trained: float, total: float, folder: str | None) -> str:
+    """What a run took, in seconds; None: no model was saved."""
     from podium.estimates.duration import clock
 
-    times = f"{trainer.state.global_step} steps in {clock(trained)}, all in {clock(total)}"
-    return f"{times}; peak memory {peak_bytes() / 1e9:.1f} GB. Model saved in {folder}"
+    saved = f". Model saved in {folder}" if folder else ""
+    return f"{steps} steps in {clock(trained)}, all in {clock(total)}; peak memory {peak_bytes() / 1e9:.1f} GB{saved}"
 
 
 def peak_bytes() -> int:
@@ -246,5 +253,5 @@ def _count(rows: Any) -> str:
     return f"{len(rows):,}" if hasattr(rows, "__len__") else "a stream of"
 
 
-def _nothing(*_: Any) -> None:
-    pass
+def nothing(*_: Any) -> None:
+    """In place of printing, on all processes but the first."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from podium.data.columns import Columns, Row, features
+from podium.data.conditions import Condition, filtered
 from podium.data.files import jsonl_rows
 from podium.data.mixture import chosen, mixed, trl_mixture
 from podium.data.selection import Order, PassRates, Shape, Taking, in_order, read_pass_rates
@@ -67,6 +68,8 @@ class DataSpec:
     """Of TRL's mixture: the share (or number) of rows to hold out."""
     columns: Columns = field(default_factory=Columns)
     """Of `dataset`, and of `eval_dataset`."""
+    filter: tuple[Condition, ...] = ()
+    """Which of the training rows are kept, by their columns as they come; held-out rows stay as they are."""
     held_out: float | None = None
     """Share of the prompts to hold out, by their content."""
     pass_rates: str | None = None
@@ -179,7 +182,7 @@ def load_data(spec: DataSpec) -> Loaded:
     """
     rates = pass_rates_of(spec)
     splits = [(part, part_splits(spec, part)) for part in spec.all_parts]
-    raw = [(part, train_rows(spec, part, each)) for part, each in splits]
+    raw = [(part, kept_rows(spec, part, each)) for part, each in splits]
     train = _joined(spec, [(part, _taken(rows, train_shape(spec, part, rates), part.name)) for part, rows in raw])
     if spec.order is not None:
         _check_order(spec, train)
@@ -245,6 +248,11 @@ def held_out_shape(spec: DataSpec, part: Part) -> Shape:
 def train_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any:
     """The training split of a part as it is. Raises `DataError`."""
     return chosen(splits, part.split, part.name, "split" if spec.parts else "dataset_train_split")
+
+
+def kept_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any:
+    """Likewise, those that `filter` keeps."""
+    return filtered(train_rows(spec, part, splits), spec.filter)
 
 
 def _held_out(spec: DataSpec, splits: Sequence[tuple[Part, Mapping[str, Any]]]) -> Any | None:

@@ -124,8 +124,8 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
         )
     if settings.peft_config is not None:
         policy = _with_adapter(policy, settings.peft_config)
-    elif isinstance(policy, PeftModel) and settings.needs_reference:
-        _add_reference_adapter(policy)
+    elif isinstance(policy, PeftModel) and settings.needs_reference and not has_reference_adapter(policy):
+        add_reference_adapter(policy)
     _check_trainable(policy)
     if isinstance(policy, PeftModel) and settings.gradient_checkpointing:
         policy.enable_input_require_grads()
@@ -212,10 +212,15 @@ def _as_given(model: PreTrainedModel | PeftModel, settings: LoadSettings) -> Pre
     return model
 
 
-def _add_reference_adapter(model: PeftModel) -> None:
+def add_reference_adapter(model: PeftModel) -> None:
     """A frozen copy of the adapter that was passed in: the reference is where training starts, not the base model."""
+    model.add_adapter("ref", model.peft_config[model.active_adapter])
+    copy_to_reference_adapter(model)
+
+
+def copy_to_reference_adapter(model: PeftModel) -> None:
+    """From here on the policy as it is now is the reference."""
     trained = model.active_adapter
-    model.add_adapter("ref", model.peft_config[trained])
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -225,7 +230,7 @@ def _add_reference_adapter(model: PeftModel) -> None:
 
 
 def has_reference_adapter(model: nn.Module) -> bool:
-    """Whether `_add_reference_adapter` was here."""
+    """Whether `add_reference_adapter` was here."""
     return isinstance(model, PeftModel) and "ref" in model.peft_config
 
 

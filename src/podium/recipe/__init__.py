@@ -24,6 +24,7 @@ from podium.recipe.document import Document, read_document
 if TYPE_CHECKING:
     from podium.config import GRPOConfig
     from podium.recipe.rewards import RewardSpec
+    from podium.recipe.stages import Stage
     from podium.trainer import GRPOTrainer
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
@@ -61,6 +62,8 @@ class Recipe:
     """The keys and values as written, flags included: what `config.yaml` in the run's folder holds."""
     assumed: Mapping[str, Any] = field(default_factory=dict)
     """Those of `given` that nobody wrote."""
+    stages: tuple[Stage, ...] = ()
+    """The parts of a run in stages, in order; the other fields are then those of the last, by which it is judged."""
 
     def arguments(self) -> GRPOConfig:
         """The run's `GRPOConfig`.
@@ -92,6 +95,11 @@ class Recipe:
         from podium.data.loading import load_data
         from podium.trainer import GRPOTrainer
 
+        if self.stages:
+            raise ConfigError(
+                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own. Type `podium train "
+                f"{self.name}`, or in Python: podium.Stages.load({self.name!r}).train()"
+            )
         arguments = self.arguments()
         if train_dataset is None:
             train_dataset, eval_dataset = load_data(self.data)
@@ -107,6 +115,7 @@ class Recipe:
         )
 
     def peft_config(self) -> Any:
+        """`LoraConfig`, or None. Raises `ConfigError`."""
         if self.lora is None:
             return None
         from peft import LoraConfig
@@ -139,8 +148,9 @@ def load(path: str | Path | Document, overrides: Mapping[str, Any] | None = None
         if isinstance(variables, Mapping):  # before transformers is imported, which reads some of them once
             os.environ.update({str(key): str(value) for key, value in variables.items()})
     from podium.recipe.reading import read
+    from podium.recipe.stages import is_staged, read_stages
 
-    return read(document, overrides)
+    return read_stages(document, overrides) if is_staged(document) else read(document, overrides)
 
 
 def open_document(path: str | Path | Document) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from peft import LoraConfig
 from trl.scripts.utils import DatasetConfig
 
 from podium.data.columns import Columns
+from podium.data.conditions import Condition, parse_condition
 from podium.data.loading import DataSpec, Part, contradictions, read_parts
 from podium.data.sources import check_exists
 from podium.errors import PodiumError, did_you_mean
@@ -68,9 +69,14 @@ def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def survey(document: Document, overrides: Mapping[str, Any]) -> tuple[Recipe, list[Problem]]:
-    """What can be understood of a recipe, and everything that is wrong with it. Without a model its name is empty."""
-    assumed = assume({**document.values, **overrides}, alone=not document.is_file)
+def survey(
+    document: Document, overrides: Mapping[str, Any], *, needs_rewards: bool = True, assumes: bool = True
+) -> tuple[Recipe, list[Problem]]:
+    """What can be understood of a recipe, and everything that is wrong with it. Without a model its name is empty.
+
+    `assumes`: whether what nobody wrote may be assumed. Not in a stage: its prompts are to be those of its neighbours.
+    """
+    assumed = assume({**document.values, **overrides}, alone=not document.is_file) if assumes else {}
     document = replace(document, values={**document.values, **assumed})
     reading = _Reading(document=document, overrides=overrides)
     reading.check_keys()
@@ -79,7 +85,7 @@ def survey(document: Document, overrides: Mapping[str, Any]) -> tuple[Recipe, li
     quantization = reading.quantization()
     data = reading.data()
     config = reading.config(rewards)
-    reading.check_needed(rewards)
+    reading.check_needed(rewards, needs_rewards=needs_rewards)
     values = reading.values
     recipe = Recipe(
         name=document.name,
@@ -223,6 +229,7 @@ class _Reading:
             datasets=tuple(mixture),
             use_test_split=self._use_test_split(),
             columns=columns,
+            filter=tuple(self._conditions()),
             pass_rate=self._pass_rate(),
             seed=next((self.values[key] for key in ("data_seed", "seed") if self.values.get(key) is not None), 42),
             **given,
@@ -267,6 +274,14 @@ class _Reading:
             return None
         return bounds[0], bounds[1]
 
+    def _conditions(self) -> Iterator[Condition]:
+        written = self.values.get("filter") or []
+        for text in written if isinstance(written, list) else [written]:
+            try:
+                yield parse_condition(text)
+            except ValueError as error:
+                self.say(f"`filter`: {error}", "filter", code="C061")
+
     def _use_test_split(self) -> Literal["if there", "needed", "no"]:
         """A file written for `trl grpo` has its test split used when it asks for evaluation, and only then."""
         if self.spelled.get("dataset") == "dataset":
@@ -305,11 +320,11 @@ class _Reading:
                 self.say(
                     "`adaptive_rewards` and `adaptive` in `rewards` say the same twice; keep one", "adaptive_rewards"
                 )
-            named = zip(distinct_names([_short(spec) for spec in rewards]), rewards, strict=True)
+            named = zip(distinct_names([short_name(spec) for spec in rewards]), rewards, strict=True)
             config["adaptive_rewards"] = {name: spec.adaptive for name, spec in named if spec.adaptive}
         return config
 
-    def check_needed(self, rewards: tuple[RewardSpec, ...]) -> None:
+    def check_needed(self, rewards: tuple[RewardSpec, ...], *, needs_rewards: bool = True) -> None:
         """What a recipe cannot do without. Silent where the key is there and wrong: that was said already."""
         given = {**self.document.values, **self.overrides}
         written = {OLD_NAMES.get(key, key) for key, value in given.items() if value is not None}
@@ -322,7 +337,8 @@ class _Reading:
             self.problems.append(
                 Problem(where=name, what="no `dataset`; for example `builtin:additions`, or a file", code="C031")
             )
-        if not {"rewards", "reward_model_name_or_path"} & written or (not rewards and not self.problems):
+        has_rewards = {"rewards", "reward_model_name_or_path"} & written and (rewards or self.problems)
+        if needs_rewards and not has_rewards:
             self.problems.append(
                 Problem(where=name, what="no `rewards`; for example `- my_rewards.py:my_function`", code="C031")
             )
@@ -330,7 +346,7 @@ class _Reading:
 
     def _check_accuracy(self, rewards: tuple[RewardSpec, ...]) -> None:
         wanted = self.values.get("accuracy")
-        names = [_short(spec) for spec in rewards]
+        names = [short_name(spec) for spec in rewards]
         if wanted and names and wanted not in names:
             listed = ", ".join(names)
             self.say(
@@ -338,7 +354,7 @@ class _Reading:
             )
 
 
-def _short(spec: RewardSpec) -> str:
+def short_name(spec: RewardSpec) -> str:
     """The name a reward's metrics have."""
     return callable_name(spec.function)
 

@@ -30,6 +30,7 @@ from typing import Any
 from podium.errors import ConfigError, did_you_mean
 from podium.recipe.document import Place, Problem
 from podium.rewards.adaptive import adaptive_settings
+from podium.rewards.resolve import callable_name
 from podium.workers.functions import apply_args, attribute, run_users_code
 
 ENTRY_KEYS = ("name", "function", "weight", "args", "adaptive", "row_wise", "env")
@@ -70,8 +71,9 @@ class RewardReader:
         return tuple(spec for spec in specs if spec is not None)
 
     def _entry(self, entry: Any, place: Place) -> RewardSpec | None:
-        if isinstance(entry, str):
-            return self._resolve(entry, {}, place)
+        given = _given_function(entry)
+        if given is not None or isinstance(entry, str):
+            return given or self._resolve(str(entry), {}, place)
         if not isinstance(entry, Mapping):
             self._say(place, f"a reward is a name or a mapping with {', '.join(ENTRY_KEYS)}; got `{entry}`")
             return None
@@ -105,6 +107,18 @@ class RewardReader:
 
     def _say(self, place: Place, what: str, *, code: str = "C003") -> None:
         self.problems.append(Problem(where=self.where(place), what=what, code=code))
+
+
+def _given_function(entry: Any) -> RewardSpec | None:
+    """In Python: a function itself in place of a name, alone or with `weight` and `adaptive`."""
+    values = {"function": entry} if callable(entry) else entry
+    if not isinstance(values, Mapping) or not callable(values.get("function")):
+        return None
+    if values.keys() - {"function", "weight", "adaptive"}:
+        return None
+    function = values["function"]
+    weight, adaptive = values.get("weight"), values.get("adaptive") or False
+    return RewardSpec(name=callable_name(function), function=function, weight=weight, adaptive=adaptive)
 
 
 _FILE_KEYS = ("row_wise", "env")

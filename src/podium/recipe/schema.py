@@ -46,6 +46,7 @@ OWN_KEYS: Mapping[str, Any] = {
     "env": dict[str, Any],
     "datasets": list[dict[str, Any]],
     "torch_dtype": str | None,
+    "filter": list[str] | str | None,
 }
 """Keys that are in none of TRL's classes. `torch_dtype` is what older TRL files call `dtype`."""
 
@@ -70,7 +71,6 @@ GONE: Mapping[str, str] = {
     "overwrite_output_dir": "leave it out",
     "logging_dir": "leave it out",
     "tokenizer": "the model's own tokenizer is used; in Python: `processing_class`",
-    "stages": "not supported yet; write one recipe per stage",
 }
 """Keys of older transformers and TRL, and likely slips, with what to do."""
 

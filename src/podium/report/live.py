@@ -68,7 +68,8 @@ class Watched:
 
 def signature(folders: Sequence[Path]) -> str:
     """A digest of names, sizes and times of the files that a page is made of."""
-    files = [path for folder in folders for name in RECORD for path in _files(folder / name)]
+    every = [each for folder in folders for each in (folder, *(part.run.folder for part in Run(folder).parts))]
+    files = [path for folder in every for name in RECORD for path in _files(folder / name)]
     seen = []
     for path in files:
         try:

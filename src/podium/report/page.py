@@ -38,6 +38,7 @@ def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> d
         "name": run.name,
         "summary": summary(run),
         "steps": [line.step for line in run.history],
+        "stages": [{"name": part.name, "first": part.offset + 1, "last": part.last_step} for part in run.parts],
         "charts": charts(run),
         "findings": [finding(row) for row in run.findings.to_dict("records")],
         "config": list(flat(run.config)),

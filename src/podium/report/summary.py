@@ -29,7 +29,7 @@ def summary(run: Run) -> dict[str, Any]:
     return {
         "level": level,
         "word": WORDS[level],
-        "headline": headline(steps),
+        "headline": _headline(run, steps),
         "last_step": steps.steps[-1] if steps.steps else 0,
         "max_steps": _max_steps(run),
         "model": _model(run),
@@ -47,6 +47,14 @@ def worst(severities: Iterable[str]) -> Level:
     said = set(severities)
     order: tuple[Level, ...] = ("error", "warning", "note")
     return next((level for level in order if level in said), "good")
+
+
+def _headline(run: Run, steps: Steps) -> str:
+    """Of a run in stages that of the latest: the stages before it had other rewards."""
+    if not run.parts:
+        return headline(steps)
+    part = run.parts[-1]
+    return f"Stage {len(run.parts)}, {part.name}: {headline(columns(part.run))}"
 
 
 def headline(steps: Steps) -> str:

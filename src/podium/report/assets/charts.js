@@ -75,6 +75,14 @@ function span(runs) {
   return [low - edge, high + edge];
 }
 
+// Where stages begin: a line, and the stage's name beside it. Of two runs the second's are dotted.
+function borders(runs, colours) {
+  const marks = runs.flatMap((run, r) => run.stages.map((stage, i) => ({ r, i, x: stage.first - 0.5, name: stage.name })));
+  const line = ({ r, x }) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, layer: "below", line: { color: colours.ink2, width: 1, dash: DASHES[r] } });
+  const name = ({ r, x, name }) => ({ x, yref: "paper", y: r ? 0 : 1, text: plain(name.length > 24 ? `${name.slice(0, 23)}…` : name), showarrow: false, xanchor: "left", yanchor: r ? "bottom" : "top", xshift: 2, font: { size: 10, color: colours.ink2 }, bgcolor: colours.card, opacity: 0.85 });
+  return { shapes: marks.filter(({ i }) => i).map(line), annotations: marks.map(name) };
+}
+
 // What a constant has around it: Plotly would show 3e-5 between -1 and 1.
 function around(chart) {
   const values = chart.runs.flatMap((run) => run.curves.flatMap((curve) => [...curve.values, ...(curve.low || []), ...(curve.high || [])])).filter(known);
@@ -87,6 +95,7 @@ function frame(chart, runs, colours) {
   const axis = { showline: false, ticks: "", automargin: false, tickfont: { size: 11 }, zeroline: false };
   const small = chart.form !== "share" && chart.key !== "rate";
   return {
+    ...borders(runs, colours),
     margin: { l: 50, r: 14, t: 10, b: 26 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.ink2 },

@@ -1,0 +1,107 @@
+"""`filter:` of a recipe: which rows are trained on, by what stands in their columns.
+
+keep = parse_condition("level <= 2")
+keep({"prompt": "...", "level": 1})
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podium.errors import DataError, did_you_mean
+
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+
+_CONDITION = re.compile(r"\s*(?P<column>[^\s=!<>]+)\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """`column sign value`; a row without the column's value (null) does not meet it."""
+
+    column: str
+    sign: str
+    value: Any
+
+    def __call__(self, row: Mapping[str, Any]) -> bool:
+        """Raises `DataError` for a column that is not there, or that cannot be compared with the value."""
+        if self.column not in row:
+            raise DataError(
+                f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(row)}."
+                f"{did_you_mean(self.column, row)}",
+                code="C061",
+            )
+        found = row[self.column]
+        if found is None:
+            return False
+        try:
+            return bool(COMPARISONS[self.sign](found, self.value))
+        except TypeError:
+            raise DataError(
+                f"`filter: {self}`: `{self.column}` holds {type(found).__name__} ({str(found)[:40]!r}), which cannot "
+                f"be compared so with {self.value!r}.",
+                code="C061",
+            ) from None
+
+    def __str__(self) -> str:
+        return f"{self.column} {self.sign} {self.value}"
+
+
+def parse_condition(text: str) -> Condition:
+    """The condition that a text describes; the value is a number, true, false or a word; quotes keep a number as text.
+
+    Raises:
+        ValueError: no comparison.
+
+    >>> parse_condition("level <= 2")({"level": 3}), parse_condition("kind == 'two words'")({"kind": "two words"})
+    (False, True)
+    """
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"expected a comparison such as `level <= 2`, got `{text}`")
+    return Condition(column=found["column"], sign=found["sign"], value=_value(found["value"]))
+
+
+def _value(text: str) -> Any:
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        return text[1:-1]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def meets_all(row: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
+    """Whether a row is to be trained on."""
+    return all(condition(row) for condition in conditions)
+
+
+def filtered(rows: Any, conditions: Sequence[Condition]) -> Any:
+    """The rows of a dataset (or stream) that meet all conditions.
+
+    Raises:
+        DataError: none does, or a column is not there.
+    """
+    if not conditions:
+        return rows
+    listed = " and ".join(str(condition) for condition in conditions)
+    columns = getattr(rows, "column_names", None) or []
+    for condition in conditions:
+        if columns and condition.column not in columns:
+            condition(dict.fromkeys(columns))
+    kept = rows.filter(meets_all, fn_kwargs={"conditions": list(conditions)})
+    if hasattr(kept, "__len__") and len(kept) == 0:
+        raise DataError(f"`filter: {listed}` keeps none of the {len(rows):,} rows.", code="C061")
+    return kept
