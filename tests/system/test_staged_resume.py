@@ -77,6 +77,7 @@ def test_killed_as_a_stage_begins(name: str, stage: int, server: Server, undistu
     resume(server, name, tmp_path, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", RUNS)
 def test_killed_at_an_operation_on_checkpoints(
@@ -92,6 +93,7 @@ def test_killed_at_an_operation_on_checkpoints(
     resume(server, name, tmp_path, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", RUNS)
 def test_killed_after_a_step(name: str, seed: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
@@ -103,6 +105,7 @@ def test_killed_after_a_step(name: str, seed: int, server: Server, undisturbed: 
     resume(server, name, tmp_path, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_damaged_border_costs_its_stage_and_not_the_run(
     name: str, server: Server, undisturbed: Any, tmp_path: Path
@@ -119,6 +122,7 @@ def test_a_damaged_border_costs_its_stage_and_not_the_run(
     assert "The border of stage" in server.said()
 
 
+@pytest.mark.slow
 def test_resumed_from_a_checkpoint_that_is_named(server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """One inside an earlier stage: what came after it is set aside and done again."""
     expected = undisturbed("stages")
@@ -129,9 +133,15 @@ def test_resumed_from_a_checkpoint_that_is_named(server: Server, undisturbed: An
     server.start("stages", tmp_path, resume=str(tmp_path / "01-warm" / "checkpoint-2"))
     server.finish()
     assert_same(tmp_path, expected)
-    assert sorted(path.name for path in (tmp_path / "earlier-1").iterdir()) == ["02-gate", "03-far", "04-near"]
+    assert sorted(path.name for path in (tmp_path / "earlier-1").iterdir()) == [
+        "02-gate",
+        "03-far",
+        "04-near",
+        "checkpoint-3",
+    ]
 
 
+@pytest.mark.slow
 def test_what_is_saved_can_be_loaded(undisturbed: Any) -> None:
     """The borders and the end, by those who know nothing of Podium."""
     folder = undisturbed("stages").folder

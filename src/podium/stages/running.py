@@ -130,7 +130,7 @@ class StagedRun:
     def _find_place(self, *, asked: str | bool | None) -> str | None:
         """Reads which stages are done; the checkpoint inside the next one to go on from, if there is one."""
         if not asked:
-            self._set_aside(self.stages)
+            self._set_aside([self.folder / stage.folder for stage in self.stages])
             return None
         done = self._done()
         if asked is not True:
@@ -172,7 +172,10 @@ class StagedRun:
             raise CheckpointError(f"{path} is of stage {index + 1}, but only {len(done)} stages before it are done.")
         found = str(checkpoint.verified(path))
         self.ended = done[:index]
-        self._set_aside(self.stages[index + 1 :])
+        later = [
+            each for each in checkpoint.checkpoints(path.parent) if checkpoint.step_of(each) > checkpoint.step_of(path)
+        ]
+        self._set_aside([*later, *(self.folder / stage.folder for stage in self.stages[index + 1 :])])
         return found
 
     def _done(self) -> list[dict[str, Any]]:
@@ -189,9 +192,9 @@ class StagedRun:
             done.append({name: entry[name] for name in ("steps", "ended_by", "checkpoint")})
         return done
 
-    def _set_aside(self, stages: Sequence[Stage]) -> None:
-        """Folders of an earlier run in the same place go to `earlier-1/`, and so on."""
-        old = [self.folder / stage.folder for stage in stages if (self.folder / stage.folder).exists()]
+    def _set_aside(self, paths: Sequence[Path]) -> None:
+        """What is there of an earlier run in the same place goes to `earlier-1/`, and so on."""
+        old = [path for path in paths if path.exists()]
         if not old or not self.is_main:
             return
         target = self.folder / f"earlier-{1 + sum(1 for _ in self.folder.glob('earlier-*'))}"
