@@ -296,9 +296,21 @@ def test_rows_that_are_given_are_shaped_by_the_keys_of_a_stage(here: Path) -> No
         max_steps=1,
     )
     (train, held_out), (easy, own) = (stage.load_rows() for stage in made.stages)
-    assert len(train) + len(held_out) == 60 and not set(train["prompt"]) & set(held_out["prompt"])
-    assert set(easy["level"]) == {0} and easy["prompt"][1] == "3+3 = "
+    assert len(train) + len(held_out) == 60
+    assert 30 < len(train) < 60
+    assert not set(train["prompt"]) & set(held_out["prompt"])
+    assert set(easy["level"]) == {0}
+    assert easy["prompt"][1] == "3+3 = "
     assert own["prompt"][:2] == ["0+0 = ", "1+1 = "]
+
+
+def test_a_stage_that_names_its_dataset_has_that_one(here: Path) -> None:
+    rows = [{"prompt": "a", "answer": "1"}]
+    second = {"name": "named", "rewards": [len], "dataset": "rows.jsonl", "eval_dataset": rows}
+    made = Stages([{"name": "given", "rewards": [len]}, second], model="./model", train_dataset=rows, max_steps=1)
+    assert [len(stage.load_rows()[0]) for stage in made.stages] == [1, 40]
+    held_out = made.stages[1].load_rows()[1]
+    assert list(held_out["prompt"]) == ["a"]
 
 
 DATA = BASE.replace("stages:\n", 'rewards: [mine.py:digits]\nprompt: "{prompt} Now:"\nheld_out: 0.2\nstages:\n')
@@ -306,8 +318,8 @@ DATA = BASE.replace("stages:\n", 'rewards: [mine.py:digits]\nprompt: "{prompt} N
 
 def test_a_stage_with_a_dataset_of_its_own_has_none_of_the_templates_of_another(here: Path) -> None:
     (here / "other.jsonl").write_text('{"prompt": "1+1", "hard": 2}\n{"prompt": "2+1", "hard": 1}\n')
-    own = "  - {name: own, dataset: [{path: other.jsonl, weight: 2}], order: easy_first, difficulty: hard, max_steps: 1}\n"
-    first, second = recipe(DATA + "  - {name: base, max_steps: 1}\n" + own).stages
+    own = "name: own, dataset: [{path: other.jsonl, weight: 2}], order: easy_first, difficulty: hard, max_steps: 1"
+    first, second = recipe(DATA + f"  - {{name: base, max_steps: 1}}\n  - {{{own}}}\n").stages
     assert first.load_rows()[0]["prompt"][0].endswith(" Now:")
     assert first.recipe.data.held_out == second.recipe.data.held_out == 0.2
     assert set(second.load_rows()[0]["prompt"]) <= {"1+1", "2+1"}

@@ -172,7 +172,7 @@ def of_recipe(recipe: Recipe) -> Setup:
     return _of_recipe(recipe, _Gathering(places=recipe.places))
 
 
-def stages_of(path: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Surveyed] | None:
+def stages_of(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> list[Surveyed] | None:
     """The stages of a recipe, as far as they can be understood; None: it has none, or cannot be read."""
     try:
         document = open_document(path)

@@ -18,6 +18,9 @@ from podium.stages.running import StagedRun
 GIVEN = "train_dataset"
 """In place of a dataset's name, where rows are given."""
 
+_NAMED = {"dataset", "dataset_name", "datasets"}
+"""Keys of a stage that loads its rows by name."""
+
 
 class Stages:
     """A run in stages.
@@ -43,7 +46,8 @@ class Stages:
         **keys: the keys of a recipe that stand beside `stages`: `model` (a name or a folder, as a later stage may have
             to load it again), `lora`, and those of `GRPOConfig`.
 
-    Raises `ConfigError` with everything that is wrong with the settings; `train` says what is wrong with the rows.
+    Raises `ConfigError` with everything that is wrong with the settings, and `DataError` where the keys about rows do not fit
+    rows that are given; `train` says what is wrong with the rows themselves.
     """
 
     def __init__(
@@ -57,13 +61,15 @@ class Stages:
     ) -> None:
         if not isinstance(keys.get("model"), str):
             raise ConfigError("Stages: `model` must be a name or a folder: a later stage may have to load it again.")
-        rows = [(each.get("train_dataset", train_dataset), each.get("eval_dataset", eval_dataset)) for each in stages]
-        written = [_as_written(each, train) for each, (train, _) in zip(stages, rows, strict=True)]
-        document = Document(name="stages", folder=Path.cwd(), values={**_as_list(keys), STAGES: written}, lines={})
+        shared = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        rows = [_given({**({} if _NAMED & each.keys() else shared), **each}) for each in stages]
+        written = [_as_written(each) for each in stages]
+        base = {**_as_list(keys), **({} if train_dataset is None else {"dataset": GIVEN})}
+        document = Document(name="stages", folder=Path.cwd(), values={**base, STAGES: written}, lines={})
         surveyed = survey_stages(document, {})
         fail("Stages", labelled(surveyed))
         made = [
-            stage if train is None else replace(stage, rows=_rows(stage, train, held_out))
+            stage if train is None and held_out is None else replace(stage, rows=_rows(stage, train, held_out))
             for stage, (train, held_out) in zip((each.stage for each in surveyed), rows, strict=True)
         ]
         self._use(whole(document, {}, made), callbacks)
@@ -113,9 +119,19 @@ class Stages:
         return self.run.train(resume_from_checkpoint=resume_from_checkpoint)
 
 
-def _as_written(stage: Mapping[str, Any], train: Any) -> dict[str, Any]:
-    values = {key: value for key, value in _as_list(stage).items() if key not in ("train_dataset", "eval_dataset")}
-    return values if train is None else {"dataset": GIVEN, **values}
+def _given(values: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Rows that are given; None: they have a name, or there are none."""
+    held_out = values.get("eval_dataset")
+    return values.get("train_dataset"), None if isinstance(held_out, str) else held_out
+
+
+def _as_written(stage: Mapping[str, Any]) -> dict[str, Any]:
+    values = {
+        key: value
+        for key, value in _as_list(stage).items()
+        if key != "train_dataset" and not (key == "eval_dataset" and not isinstance(value, str))
+    }
+    return values if stage.get("train_dataset") is None else {"dataset": GIVEN, **values}
 
 
 def _as_list(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,11 +141,13 @@ def _as_list(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(stage: Stage, train: Any, held_out: Any) -> tuple[Any, Any]:
-    """Rows that are given, as the stage's keys about rows make them. Raises `DataError`."""
-    spec = replace(stage.recipe.data, dataset=_dataset(train), eval_dataset=None)
-    loaded = load_data(spec)
+    """A stage's rows where some are given, as its keys make them. Raises `DataError`."""
+    spec = stage.recipe.data
+    if train is not None:
+        spec = replace(spec, dataset=_dataset(train))
     if held_out is None:
-        return loaded
+        return load_data(spec)
+    loaded = load_data(replace(spec, eval_dataset=None, held_out=None, use_test_split="no"))
     if isinstance(held_out, Mapping):
         return loaded.train, {name: shaped(_dataset(rows), spec.columns, name) for name, rows in held_out.items()}
     return loaded.train, shaped(_dataset(held_out), spec.columns, "eval_dataset")
