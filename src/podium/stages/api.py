@@ -46,8 +46,8 @@ class Stages:
         **keys: the keys of a recipe that stand beside `stages`: `model` (a name or a folder, as a later stage may have
             to load it again), `lora`, and those of `GRPOConfig`.
 
-    Raises `ConfigError` with everything that is wrong with the settings, and `DataError` where the keys about rows do not fit
-    rows that are given; `train` says what is wrong with the rows themselves.
+    Raises `ConfigError` with everything that is wrong with the settings, and `DataError` where the keys about rows do
+    not fit rows that are given; `train` says what is wrong with the rows themselves.
     """
 
     def __init__(
