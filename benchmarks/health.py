@@ -7,8 +7,7 @@
 Each run is GRPO on `builtin:additions`. Healthy runs are 16 steps of the quickstart's shape (8 prompts x 8 completions
 of 16 tokens) and differ in seed, loss, temperature and in whether an adapter is trained; the table shows that their
 answers do become right. Planted failures are 8 steps of 4 prompts x 8, change one thing each, and name the code that
-has to come first in `podium doctor`. The limits of the detectors were set on runs of other seeds (1 to 8). With seed
-13 the quickstart's settings do not learn in 16 steps, so that is not one of the healthy ones.
+has to come first in `podium doctor`. The limits of the detectors were set on runs of other seeds (1 to 8).
 """
 
 from __future__ import annotations
@@ -119,10 +118,10 @@ def usual() -> list[Any]:
 
 
 RUNS: Mapping[str, Planned] = {
-    **{f"healthy-{seed}": Planned(settings={"seed": seed}) for seed in (11, 12, 14)},
+    **{f"healthy-{seed}": Planned(settings={"seed": seed}) for seed in (11, 12, 13)},
     **{
         f"healthy-lora-{seed}": Planned(settings={"seed": seed, "learning_rate": 3e-4}, lora=True)
-        for seed in (11, 12, 14)
+        for seed in (11, 12, 13)
     },
     "healthy-grpo": Planned(settings={"seed": 15, "loss_type": "grpo", "temperature": 1.2}),
     "healthy-kl": Planned(settings={"seed": 16, "beta": 0.04, "learning_rate": 1e-5}),
@@ -164,7 +163,7 @@ def run(name: str, folder: Path) -> None:
         "per_device_train_batch_size": 32 if planned.first else 64,
         "num_generations": 8,
         "max_completion_length": 16,
-        "temperature": 1.3,
+        "temperature": 1.3 if planned.first else 1.15,
         "loss_type": "dapo",
         "learning_rate": 3e-5,
         "lr_scheduler_type": "constant" if planned.first else "linear",

@@ -103,7 +103,7 @@ MACHINES: Mapping[str, Machine] = {
         tokens=0,
         lora=False,
         learning_rate=3e-5,
-        temperature=1.3,
+        temperature=1.15,
         max_steps=60,
     ),
     "small-gpu": Machine(
