@@ -121,6 +121,7 @@ def quickstart(flags: Sequence[str]) -> dict[str, Any]:
         printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         whole = time.perf_counter() - started
         lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+        after = json.loads(Path(folder, "evaluation", "after.json").read_text())
     steps = [row["values"] for row in map(json.loads, lines) if "step_time" in row["values"]]
     return {
         "steps": len(steps),
@@ -129,6 +130,7 @@ def quickstart(flags: Sequence[str]) -> dict[str, Any]:
         "measured": sum(values["step_time"] for values in steps),
         "estimate_with_evaluation": estimate.total_seconds,
         "whole_command": whole,
+        "accuracy": after["accuracy"],
         "closing_line": next(line for line in printed.splitlines() if " steps in " in line),
     }
 
@@ -144,6 +146,7 @@ def duration(flags: Sequence[str]) -> bool:
     print(f", measured {found['measured']:.0f} s: {off:+.0%}")
     print(f"with both evaluations {found['estimate_with_evaluation']:.0f} s estimated; the command took ", end="")
     print(f"{found['whole_command']:.0f} s with loading and report ({found['closing_line']})")
+    print("held-out accuracy {value:.3f} [{low:.3f}, {high:.3f}]".format(**found["accuracy"]))
     _keep("estimates-time.json", " ".join(["quickstart", *flags]), {**found, "off": round(off, 3)})
     return abs(off) <= TIME
 
