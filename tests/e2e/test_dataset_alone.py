@@ -172,3 +172,12 @@ def test_what_was_written_is_not_assumed(cli: Cli) -> None:
     assert "held_out" not in assumed(rows, "x.csv", eval_dataset="qa.csv")
     with pytest.raises(ConfigError, match="no `rewards`"):
         assumed("alpha,beta\n1,2\n", "odd.csv")
+
+
+@pytest.mark.parametrize(("flags", "rate"), [({}, 3e-5), ({"use_peft": True}, 3e-4), ({"lora": {"r": 8}}, 3e-4)])
+def test_an_adapter_of_the_built_in_model_learns_at_a_higher_rate(
+    cli: Cli, flags: dict[str, object], rate: float
+) -> None:
+    made = assumed("question,answer\n1+1,2\n", "x.csv", **flags)
+    assert made["learning_rate"] == rate
+    assert made.get("lora_target_modules") == ("all-linear" if "use_peft" in flags else None)

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from podium.cli import app
 from podium.cli.terminal import clean
 from podium.errors import ConfigError
+from podium.models.finding import find_model
 from podium.recipe.flags import parse_flags
+from podium.shipping.opening import opening
 from podium.testing import save_tiny_model
 
 
@@ -249,6 +251,37 @@ def test_chat_answers_piped_lines_with_a_run_s_model(cli, tiny):
     first, second, *rest = out.split("\n")
     assert first == second
     assert not any(rest)
+
+
+GREEDY = "--temperature 0 --max-tokens 16"
+
+
+def test_chat_begins_as_the_prompts_of_the_training_did(cli, tiny):
+    """Of a run and of its merged model alike; `--system` takes its place."""
+    (tiny / "qa.csv").write_text("question,expert_answer\n1+1,2\n2+2,4\n3+3,6\n")
+    (tiny / "mine.yaml").write_text(
+        f"model: {tiny / 'model'}\ndataset: qa.csv\nprompt: '{{question}}'\nanswer: '{{expert_answer}}'\n"
+        "system: Add.\nexamples: [{question: 4+4, expert_answer: 8}]\nrewards: [numeric_match, mine.py:length]\n"
+        "per_device_train_batch_size: 4\nnum_generations: 2\nmax_completion_length: 4\nmax_steps: 1\n"
+        "lora: {r: 4}\nlearning_rate: 1.0e-3\noutput_dir: out\n"
+    )
+    for line in ("train mine.yaml --no-eval", "merge out --out merged"):
+        code, _, err = cli(line)
+        assert code == 0, err
+    turns = [
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "4+4"},
+        {"role": "assistant", "content": "8"},
+    ]
+    assert opening(find_model("out")) == opening(find_model("merged")) == turns
+    assert opening(find_model(str(tiny / "model"))) == []
+    first, note = cli(f"chat out {GREEDY}", stdin="5+5\n")[1:]
+    assert cli(f"chat merged {GREEDY}", stdin="5+5\n")[1:] == (first, note)
+    assert "The talk begins as the prompts of the training did, with system 'Add.' and 2 more messages" in note
+    for flag in ("--system Multiply.", "--system="):
+        other, note = cli(f"chat merged {flag} {GREEDY}", stdin="5+5\n")[1:]
+        assert note == ""
+        assert other != first
 
 
 def test_a_file_written_for_trl_runs_unchanged(cli, tiny):

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import sys
+import textwrap
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 HELP = "An empty line or Ctrl-D ends, /new starts over."
 
+SHOWN = 100
+"""Characters of a system prompt in the note."""
+
 
 def chat(
     model: Annotated[str, typer.Argument(help="A run's folder, a model folder, a hub id or `builtin:...`.")],
-    system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="A system prompt, in place of what training began with; an empty one: none.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token, always.")] = 0.7,
 ) -> None:
-    """Talk to a model or to the result of a run."""
-    from podium.cli.terminal import prepare_output
+    """Talk to a model or to the result of a run.
+
+    What stood in front of every question in training, a system prompt and examples, stands there again.
+    """
+    from podium.cli.terminal import errors, prepare_output, shown
     from podium.models.finding import find_model, load
+    from podium.shipping.opening import opening
 
     source = find_model(model)
     prepare_output()
+    begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
+    if begun and system is None:
+        errors.print(shown(f"note: {_told(begun)}"), soft_wrap=True)
     policy, tokenizer = load(source)
-    opening = [{"role": "system", "content": system}] if system else []
-    talk(policy, tokenizer, opening, max_tokens=max_tokens, temperature=temperature)
+    talk(policy, tokenizer, begun, max_tokens=max_tokens, temperature=temperature)
+
+
+def _told(opening: Sequence[dict[str, str]]) -> str:
+    """What a talk begins with, as one line."""
+    first, more = opening[0], len(opening) - 1
+    also = f" and {more} more {'message' if more == 1 else 'messages'}" if more else ""
+    text = f"{first['role']} {textwrap.shorten(first['content'], SHOWN, placeholder='...')!r}{also}"
+    return f'The talk begins as the prompts of the training did, with {text}; `--system ""` leaves that out.'
 
 
 def talk(policy: Any, tokenizer: Any, opening: list[dict[str, str]], *, max_tokens: int, temperature: float) -> None:

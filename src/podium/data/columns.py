@@ -79,12 +79,26 @@ class Columns:
         if not asked or (isinstance(asked, str) and asked.isspace()):
             return [_message("user", asked or "")]  # nothing in front of it, so that it is found to be empty
         before = [] if self.system is None else [_message("system", parse(self.system)(row))]
-        for example in self.examples:
-            before += [
-                _message("user", self.question(example)),
-                _message("assistant", self._whole_answer(example)),
-            ]
-        return [*before, *([_message("user", asked)] if isinstance(asked, str) else asked)]
+        return [*before, *self._turns(), *([_message("user", asked)] if isinstance(asked, str) else asked)]
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The messages in front of every question; a system message that differs from row to row is not among them.
+
+        >>> Columns(system="Add.", prompt="{q}").opening()
+        [{'role': 'system', 'content': 'Add.'}]
+        >>> Columns(system="Write {language}.").opening()
+        []
+        """
+        same = self.system is not None and not parse(self.system).columns
+        return [*([_message("system", parse(self.system or "")({}))] if same else []), *self._turns()]
+
+    def _turns(self) -> list[dict[str, Any]]:
+        """The examples as turns of user and assistant."""
+        return [
+            _message(role, said(example))
+            for example in self.examples
+            for role, said in (("user", self.question), ("assistant", self._whole_answer))
+        ]
 
     def _whole_answer(self, row: Mapping[str, Any]) -> Any:
         return row.get("answer") if self.answer is None else parse(self.answer)(row)

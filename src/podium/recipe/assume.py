@@ -57,6 +57,9 @@ _SMALL_MODEL: Mapping[str, Any] = {
 }
 """Of the built-in model, as in the recipe `quickstart`; other models have TRL's defaults."""
 
+_ADAPTER: Mapping[str, Any] = {"learning_rate": 3e-4, "lora_target_modules": "all-linear"}
+"""Of an adapter on the built-in model, as in the recipe `csv`."""
+
 _IN_TAGS = "Put the final answer inside tags, like this: <answer>{}</answer>."
 
 _NUMBERS: Mapping[str, Any] = {
@@ -123,6 +126,10 @@ def _gym_tasks(known: Mapping[str, Any]) -> list[str]:
 def _of_run(known: Mapping[str, Any]) -> dict[str, Any]:
     model = known.get("model", MODEL)
     made = {"model": model, **_of_data(known), **_RUN, **(_SMALL_MODEL if model == MODEL else {})}
+    if model == MODEL and known.get("use_peft"):
+        made |= _ADAPTER
+    elif model == MODEL and known.get("lora"):
+        made["learning_rate"] = _ADAPTER["learning_rate"]
     if _gym_tasks(known):
         made["max_completion_length"] = 64
         for key in ("rewards", "accuracy", "system"):

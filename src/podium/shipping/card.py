@@ -163,8 +163,14 @@ def _row(name: str, before: Any, after: Any, form: str = "{:.3f}") -> dict[str, 
 
 
 def _number(value: Any, form: str) -> str:
+    """As text; an interval that is not known (prompts too few or all alike) is left out.
+
+    >>> _number({"value": 0.5, "low": None, "high": None}, ""), _number({"value": 0.5, "low": 0.4, "high": 0.6}, "")
+    ('0.500', '0.500 [0.400, 0.600]')
+    """
     if isinstance(value, Mapping):
-        return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+        low, high, mean = value.get("low"), value.get("high"), _number(value.get("value"), "{:.3f}")
+        return mean if low is None or high is None else f"{mean} [{low:.3f}, {high:.3f}]"
     return form.format(value) if isinstance(value, (int, float)) else ""
 
 

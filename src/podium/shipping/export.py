@@ -18,6 +18,7 @@ from podium.errors import ConfigError, ModelError
 from podium.models.finding import ADAPTER, MERGED, ModelSource, load, run_of
 from podium.run import ROLLOUTS, Run
 from podium.shipping.card import CARD, Shipped, card
+from podium.shipping.opening import OPENING, RECORD, opening
 from podium.shipping.origin import Base, base_named
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "float16")
-RECORD = "merge.json"
-"""In an exported folder: which weights it was made from, and the proof."""
 PROMPTS = 8
 """Of the run, each with a completion, that the trained and the saved model are compared on."""
 
@@ -108,7 +107,8 @@ def _written(source: ModelSource, out: Path, dtype: str | None) -> Export:
         del model
         proof = _prove(staging, expected, stored)
         name = str(stored).removeprefix("torch.")
-        record = {"weights": _digest(source), "dtype": name, "proof": {**asdict(proof), "passed": proof.passed}}
+        proved = {**asdict(proof), "passed": proof.passed}
+        record = {"weights": _digest(source), "dtype": name, "proof": proved, OPENING: opening(source)}
         (staging / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         described = describe(source, address=out.name, dtype=name, proof=str(proof), merged=True)
         (staging / CARD).write_text(card(described, run), encoding="utf-8")

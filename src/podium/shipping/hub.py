@@ -23,7 +23,8 @@ from podium.environment import without_secrets
 from podium.errors import ConfigError, HubError
 from podium.models.finding import ADAPTER, ModelSource, run_of
 from podium.shipping.card import CARD, card
-from podium.shipping.export import OF_THIS_MACHINE, RECORD, describe
+from podium.shipping.export import OF_THIS_MACHINE, describe
+from podium.shipping.opening import RECORD
 from podium.shipping.origin import Base, base_named
 
 if TYPE_CHECKING:
