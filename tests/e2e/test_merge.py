@@ -34,7 +34,7 @@ max_completion_length: 4
 learning_rate: 5.0e-2
 max_steps: 2
 save_steps: 1
-eval_rows: 2
+eval_rows: 8
 eval_samples: 2
 prove_first_batch: false
 hub_token: {token}
