@@ -5,8 +5,8 @@
     python -m benchmarks.health --replay              # the table alone, from the folders of earlier runs
 
 Each run is GRPO on `builtin:additions`. Healthy runs are 16 steps of the quickstart's shape (8 prompts x 8 completions
-of 16 tokens) and differ in seed, loss, temperature and in whether an adapter is trained; the table shows that their
-answers do become right. Planted failures are 8 steps of 4 prompts x 8, change one thing each, and name the code that
+of 16 tokens) and differ in seed, loss, temperature and in whether an adapter is trained; the table shows how far
+their answers became right. Planted failures are 8 steps of 4 prompts x 8, change one thing each, and name the code that
 has to come first in `podium doctor`. The limits of the detectors were set on runs of other seeds (1 to 8).
 """
 

@@ -60,7 +60,13 @@ def test_a_mistake_as_json(tmp_path: Path) -> None:
 def test_rollouts_as_tables(tmp_path: Path) -> None:
     done = run(tmp_path, "--rollouts", "2")
     assert done.returncode == 0, done.stderr
-    for words in ("answer_format", "groups with spread", "nats a token", "note[R009] 2 groups of 4", "one step"):
+    for words in (
+        "answer_format",
+        "groups with spread",
+        "nats a token",
+        "note[R009] 2 groups of 4",
+        "a step on average",
+    ):
         assert words in done.stdout, done.stdout
 
 

@@ -20,9 +20,9 @@ from podium.errors import ConfigError
 from podium.records import Completion, Group, Prompt
 from podium.rewards import LIBRARY, check_rewards, library_reward, math_pool, resolve_rewards, score
 
-ROOMS = ("answers", "chat_client", "combine", "coverage", "extract", "format", "json_format", "judge", "languages")
+ROOMS = ("answers", "chat_client", "combine", "coverage", "format", "json_format", "judge", "languages")
 ROOMS += ("length", "mathematics", "resolve", "style", "text", "words")
-MODULES = ["podium.rewards", *(f"podium.rewards.{name}" for name in ROOMS)]
+MODULES = ["podium.extract", "podium.rewards", *(f"podium.rewards.{name}" for name in ROOMS)]
 
 
 @pytest.fixture(params=["plain", "chat"])

@@ -82,8 +82,9 @@ def tables(seen: Diagnosis, run: Sequence[tuple[str, str]]) -> list[Table]:
     from rich import box
     from rich.table import Table
 
-    rewards = Table(box=box.SIMPLE_HEAD, title="Rewards", title_justify="left")
-    for name in ("reward", "mean", "std", "from", "to", "histogram", "none", "with length", "seconds"):
+    # Narrow enough for a terminal of 80 columns and a name of 20 letters.
+    rewards = Table(box=box.SIMPLE_HEAD, title="Rewards", title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("reward", "mean", "std", "from", "to", "histogram", "none", "~ length", "sec"):
         rewards.add_column(name, justify="left" if name in ("reward", "histogram") else "right", no_wrap=True)
     for each in seen.rewards:
         numbers = (each.mean, each.std, each.low, each.high)
