@@ -115,6 +115,29 @@ def test_numeric_match(wrapped, text, answer, expected):
     assert library.numeric_match(wrapped([text]), answer=[answer]) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("<answer>42</answer>", 42, 1.0),
+        ("43", "42", 0.5),
+        ("<answer>39</answer> of 42", "42", 0.25),
+        ("<answer>none</answer> 42", 42, 0.0),
+        ("1e999", 42, 0.0),
+        ("nothing", 42, 0.0),
+        ("44", ["42", "45"], 0.5),
+        ("42", "unknown", None),
+        ("42", "1e999", None),
+        ("42", None, None),
+    ],
+)
+def test_numeric_closeness(wrapped, text, answer, expected):
+    assert library.numeric_closeness(wrapped([text]), answer=[answer]) == [expected]
+
+
+def test_numeric_closeness_is_half_at_its_scale():
+    assert library.numeric_closeness(["52", "62"], answer=["42", "42"], scale=10) == [0.5, pytest.approx(1 / 3)]
+
+
 def test_numeric_tolerance_is_relative_above_one():
     def near(text, answer):
         return library.numeric_match([text], answer=[answer], tolerance=0.01)[0]
@@ -432,6 +455,7 @@ def test_settings_by_name_are_used():
         ("exact_match", {"extract": []}, "empty list"),
         ("regex_format", {"pattern": "(a"}, "is no regular expression"),
         ("numeric_match", {"tolerance": -1}, "`tolerance` must be 0 or more"),
+        ("numeric_closeness", {"scale": 0}, "`scale` must be above 0"),
         ("numeric_match", {"tolerance": "much"}, "`numeric_match` cannot work with these settings"),
         ("xml_format", {"sections": "answer"}, "`sections` must be a list"),
         ("ideal_length", {"tokens": 0}, "1 or more"),

@@ -17,7 +17,7 @@ from typing import Any
 
 from podium.data.gym import gym_rows
 from podium.errors import ConfigError, did_you_mean
-from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_match
+from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_closeness, numeric_match
 from podium.rewards.code import CodeStages, CodeTests
 from podium.rewards.combine import PARTS, clipped, gated, normalised, scheduled, weighted
 from podium.rewards.coverage import answer_f1, keyword_coverage
@@ -88,6 +88,7 @@ LIBRARY: Mapping[str, Callable[..., Any]] = {
     "language": language,
     "math_match": math_match,
     "multiple_choice": multiple_choice,
+    "numeric_closeness": numeric_closeness,
     "numeric_match": numeric_match,
     "reasoning_accuracy_reward": reasoning_accuracy_reward,
     "regex_format": regex_format,
@@ -197,6 +198,7 @@ __all__ = [
     "math_match",
     "multiple_choice",
     "normalised",
+    "numeric_closeness",
     "numeric_match",
     "reasoning_accuracy_reward",
     "regex_format",

@@ -1,4 +1,4 @@
-"""Rewards for the right answer: 1 or 0, and None (no opinion) where a row has no answer to compare with.
+"""Rewards for the right answer: 1 or 0 (by degrees in one), and None where a row has no answer to compare with.
 
 Each takes plain and chat completions. `extract` says where in a completion the final answer stands; the ways are listed
 in `podium.extract`. Where the `answer` column holds a list, each of its entries is right.
@@ -6,6 +6,7 @@ in `podium.extract`. Where the `answer` column holds a list, each of its entries
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,6 +74,34 @@ def numeric_match(
     return _each(completions, answer, extractor(extract), close)
 
 
+def numeric_closeness(
+    completions: Sequence[Any],
+    answer: Sequence[Any],
+    *,
+    scale: float = 1.0,
+    extract: Extract = ("tag:answer", "text"),
+) -> list[float | None]:
+    """How near the number in the completion is to that in the `answer` column: 1 / (1 + error / `scale`).
+
+    Partial credit where groups would otherwise be all wrong: 1 for the right number, one half at `scale` away from it,
+    0 where there is no number. Numbers are read as `numeric_match` reads them. Keep a reward for the right answer
+    beside it, of a larger weight, or the policy may settle for being near.
+
+    >>> numeric_closeness(["<answer>42</answer>", "about 43", "39", "many"], answer=["42"] * 4)
+    [1.0, 0.5, 0.25, 0.0]
+    """
+    if not scale > 0:
+        raise ConfigError(f"`scale` must be above 0; it is {scale}.")
+
+    def near(given: str, gold: Any) -> float | None:
+        expected, number = _number(str(gold)), _number(given)
+        if expected is None or not math.isfinite(expected):
+            return None
+        return 0.0 if number is None else 1 / (1 + abs(number - expected) / scale)
+
+    return _each(completions, answer, extractor(extract), near)
+
+
 def multiple_choice(
     completions: Sequence[Any],
     answer: Sequence[Any],
@@ -106,7 +135,7 @@ def _each(
     completions: Sequence[Any],
     answer: Sequence[Any],
     take: Callable[[str], str | None],
-    right: Callable[[str, Any], bool | None],
+    right: Callable[[str, Any], float | None],
 ) -> list[float | None]:
     """`right` of what `take` finds; 0 where it finds nothing, None where there is no gold to compare with."""
     return [
@@ -129,9 +158,8 @@ def _golds(gold: Any) -> list[Any]:
     return [one for one in each if one is not None]
 
 
-def _best(verdicts: Sequence[bool | None]) -> float | None:
-    known = [verdict for verdict in verdicts if verdict is not None]
-    return float(any(known)) if known else None
+def _best(verdicts: Sequence[float | None]) -> float | None:
+    return max((float(verdict) for verdict in verdicts if verdict is not None), default=None)
 
 
 def _same(given: str, gold: Any) -> bool:
