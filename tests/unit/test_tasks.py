@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from podium.data.tasks import EXAMPLE, additions, load_task
+from podium.data.tasks import EXAMPLE, TASKS, additions, load_task
 from podium.errors import DataError
 
 
@@ -23,8 +23,9 @@ def test_additions_are_all_ordered_pairs_once_one_in_five_held_out():
     assert all(row["answer"] == str(sum(numbers(row))) for row in (*train, *held_out))
 
 
-def test_no_held_out_sum_is_learnt_from_its_mirror_image_or_from_the_worked_example():
-    train, held_out = additions()
+@pytest.mark.parametrize("make", [additions, TASKS["two-digit-additions"]])
+def test_no_held_out_sum_is_learnt_from_its_mirror_image_or_from_the_worked_example(make):
+    train, held_out = make()
     learnt = {frozenset(numbers(row)) for row in train} | {frozenset(EXAMPLE)}
     assert not learnt & {frozenset(numbers(row)) for row in held_out}
 
@@ -35,7 +36,7 @@ def test_the_split_depends_on_nothing_but_content():
     assert [numbers(row) for row in held_out[:6]] == [(1, 1), (1, 7), (1, 17), (2, 2), (2, 7), (2, 11)]
 
 
-def test_prompts_have_the_issue_s_shape():
+def test_a_prompt_opens_with_the_form_and_a_worked_example():
     train, held_out = load_task("builtin:additions")
     prompt = held_out[0]["prompt"]
     assert [turn["role"] for turn in prompt] == ["system", "user", "assistant", "user"]

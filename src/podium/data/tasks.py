@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from podium.data.functions import tiny_functions
@@ -43,16 +45,19 @@ EXAMPLE = (3, 4)
 """The worked example of every prompt; never held out."""
 
 
-def additions() -> tuple[list[Row], list[Row]]:
+def additions(smallest: int = 1, largest: int = LARGEST) -> tuple[list[Row], list[Row]]:
     """Sums of two numbers from 1 to 20: 320 rows to train on and 80 held out, with the columns `prompt` and `answer`.
 
     One unordered pair in five is held out, by its content alone, so that a + b is never learnt from b + a.
+
+    >>> [len(rows) for rows in additions(10, 99)]
+    [6480, 1620]
     """
-    held_out = _held_out_pairs()
+    numbers = range(smallest, largest + 1)
+    held_out = _held_out_pairs(numbers)
     rows: tuple[list[Row], list[Row]] = ([], [])
-    for a in range(1, LARGEST + 1):
-        for b in range(1, LARGEST + 1):
-            rows[_unordered(a, b) in held_out].append({"prompt": _conversation(a, b), "answer": str(a + b)})
+    for a, b in itertools.product(numbers, repeat=2):
+        rows[(min(a, b), max(a, b)) in held_out].append({"prompt": _conversation(a, b), "answer": str(a + b)})
     return rows
 
 
@@ -81,20 +86,13 @@ def _conversation(a: int, b: int) -> list[dict[str, str]]:
     ]
 
 
-def _held_out_pairs() -> frozenset[tuple[int, int]]:
-    """One in five of the 190 pairs of different numbers (80 rows less four) and of the 20 doubles (four rows)."""
-    pairs = [pair for pair in _pairs() if pair != EXAMPLE]
+def _held_out_pairs(numbers: range) -> frozenset[tuple[int, int]]:
+    """One in five of the pairs of different numbers (two rows each) and of the doubles (one row)."""
+    pairs = [pair for pair in itertools.combinations_with_replacement(numbers, 2) if pair != EXAMPLE]
     doubles = [pair for pair in pairs if pair[0] == pair[1]]
     others = [pair for pair in pairs if pair[0] != pair[1]]
-    return frozenset(_by_content(doubles)[:4] + _by_content(others)[:38])
-
-
-def _pairs() -> Iterator[tuple[int, int]]:
-    return ((a, b) for a in range(1, LARGEST + 1) for b in range(a, LARGEST + 1))
-
-
-def _unordered(a: int, b: int) -> tuple[int, int]:
-    return min(a, b), max(a, b)
+    count = len(numbers)
+    return frozenset(_by_content(doubles)[: count // 5] + _by_content(others)[: count * (count - 1) // 10])
 
 
 def _by_content(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -107,4 +105,5 @@ TASKS: dict[str, Callable[[], tuple[list[Row], list[Row]]]] = {
     "orders": orders,
     "sums": sums,
     "tiny-functions": tiny_functions,
+    "two-digit-additions": functools.partial(additions, 10, 99),
 }
