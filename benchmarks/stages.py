@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def train(
     command = [sys.executable, "-m", "podium", "train", recipe, "--seed", str(seed), "--output_dir", str(folder)]
     command += [*([] if steps is None else ["--max_steps", str(steps)]), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    seconds = time.perf_counter() - started
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     run = Run.load(folder)
@@ -51,6 +54,8 @@ def train(
         "before": run.evaluations["before"]["accuracy"],
         "after": run.evaluations["after"]["accuracy"],
         "format_after": run.evaluations["after"]["means"]["answer_format"],
+        "training_seconds": float(run.metrics["step_time"].sum()),
+        "seconds": seconds,
     }
 
 

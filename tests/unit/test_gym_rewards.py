@@ -129,3 +129,9 @@ def test_formulas_pass(text):
 def test_what_is_no_formula_does_not(text):
     with pytest.raises(ValueError, match="not a formula"):
         checked_formula(text)
+
+
+def test_a_task_that_the_generator_repeats_is_there_once():
+    rows = gym_rows("coin_flip", size=60, seed=1, min_trials=1, max_trials=3)
+    prompts = [row["prompt"] for row in rows]
+    assert len(set(prompts)) == len(prompts) < 60

@@ -31,6 +31,8 @@ def parse_name(name: str) -> tuple[str, dict[str, Any]]:
 def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -> list[dict[str, Any]]:
     """The tasks of a reasoning-gym dataset as rows: `prompt`, `answer` and `metadata` as JSON text.
 
+    Many generators repeat themselves. A prompt is kept once, so that there are `size` rows at most.
+
     Settings are those of the dataset's own configuration, or `difficulty`. Raises `ConfigError` without reasoning-gym
     or for a dataset it lacks, `DataError` for settings that do not fit.
 
@@ -49,7 +51,7 @@ def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -
         _check_argument(dataset, name, value, known)
     try:
         made = reasoning_gym.create_dataset(dataset, **given)
-        return [_row(task) for task in made]
+        return list({row["prompt"]: row for row in map(_row, made)}.values())
     except Exception as error:  # a generator of another library can raise anything
         message = str(error) or type(error).__name__
         raise DataError(
