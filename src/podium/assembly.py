@@ -23,7 +23,8 @@ from podium.completions import CompletionsLog
 from podium.config import GRPOConfig, advantage_settings, entropy_control, loss_settings
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
-from podium.engines.base import RolloutEngine
+from podium.engines.base import OwnWeights, RolloutEngine
+from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine, evaluation
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, DataError
@@ -182,7 +183,7 @@ def assemble(
         policy=policy,
         tokenizer=tokenizer,
         reference=reference,
-        engine=_engine(args, policy, tokenizer, path, tokens_per_pack, precision),
+        engine=_ahead(args, _engine(args, policy, tokenizer, path, tokens_per_pack, precision), policy, precision),
         rewards=rewards,
         builder=builder,
         order=order,
@@ -444,6 +445,20 @@ def _engine(
         return TransformersEngine(policy, tokenizer, path=path, tokens_per_pack=tokens_per_pack, precision=precision)
     sampling = precision.sampling if isinstance(precision, ProductPrecision) else precision
     return LiveEngine(policy, tokenizer, precision=sampling)
+
+
+def _ahead(args: GRPOConfig, engine: RolloutEngine, policy: nn.Module, precision: Precision) -> RolloutEngine:
+    """The engine, with weights of its own where it samples while the policy trains."""
+    if not args.async_rollouts or isinstance(engine, OwnWeights):
+        return engine
+    if not isinstance(engine, LiveEngine):
+        raise ConfigError(
+            "async_rollouts needs the live engine or vLLM, and this model is sampled with transformers' generate.",
+            code="C033",
+            fix="Leave async_rollouts out.",
+        )
+    device = args.device if args.rollout_device is None else torch.device(args.rollout_device)
+    return CopyEngine(policy, engine.tokenizer, device=device, precision=precision)
 
 
 def engine_for(

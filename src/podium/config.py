@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -63,6 +63,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "tokens_per_pack": (1, float("inf"), "a pack has at least one token"),
     "reward_timeout": (0, float("inf"), "it is in seconds; 0 switches it off"),
     "reward_workers": (1, float("inf"), "a function from a file runs in at least one process"),
+    "async_rollouts": (0, 1, "it is how many rounds sampling may be ahead of training"),
 }
 """Fields with limits: (lowest, highest, why)."""
 
@@ -106,6 +107,20 @@ class GRPOConfig(trl.GRPOConfig):
         metadata={
             "help": "What samples completions: `live` (Podium's own, from the trainer's weights), `transformers` "
             "(`model.generate`), or `auto`: live wherever the model and the settings allow it."
+        },
+    )
+    async_rollouts: int = field(
+        default=0,
+        metadata={
+            "help": "1: the next round is sampled and scored, by an engine with weights of its own, while this one is "
+            "trained on; its completions are one round old, which the loss corrects. 0: one after the other."
+        },
+    )
+    rollout_device: str | None = field(
+        default=None,
+        metadata={
+            "help": "With `async_rollouts`, where the live engine has its copy of the weights: a GPU that does not "
+            "train, such as `cuda:1`. None: the CPU, where that trains."
         },
     )
     max_prompt_length: int | None = field(
@@ -198,6 +213,7 @@ class GRPOConfig(trl.GRPOConfig):
                 code="C030",
             )
         call_settings(self)
+        self._check_async()
         if self.rollout_engine == "vllm":
             raise ConfigError(
                 'rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer itself.',
@@ -239,6 +255,13 @@ class GRPOConfig(trl.GRPOConfig):
             if not low <= value <= high:
                 bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
                 raise ConfigError(f"{name} is {value}; it must be {bounds}: {why}.", code="C016")
+
+    def _check_async(self) -> None:
+        for refused, what, fix in _NOT_ASYNC:
+            if refused(self):
+                raise ConfigError(what.format(args=self), code="C033", fix=fix)
+        if self.rollout_device is not None and self.device.type == "cuda":
+            self._n_gpu = 1  # one trains, another samples
 
     def _check_refused(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
@@ -286,6 +309,39 @@ class GRPOConfig(trl.GRPOConfig):
             f" A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
             f"batch {sizes}, or num_generations {divisors}."
         )
+
+
+def _has_second_device(args: GRPOConfig) -> bool:
+    """Whether the copy to sample from has a place: a GPU that does not train, in a run of one process; or the CPU."""
+    try:
+        device = torch.device(args.rollout_device or "cpu")
+    except RuntimeError:
+        return False
+    if "cpu" in (device.type, args.device.type):
+        return device.type == args.device.type
+    return args.world_size == 1 and device.index not in (None, args.device.index)
+
+
+_NOT_ASYNC: tuple[tuple[Callable[[GRPOConfig], bool], str, str], ...] = (
+    (
+        lambda args: args.rollout_device is not None and (not args.async_rollouts or args.use_vllm),
+        "rollout_device is {args.rollout_device!r}, where the live engine would have a copy of the weights to sample "
+        "from while they are trained; here it has none (async_rollouts is {args.async_rollouts}).",
+        "Leave rollout_device out, or set async_rollouts: 1 without use_vllm.",
+    ),
+    (
+        lambda args: bool(args.async_rollouts) and args.rollout_engine == "transformers",
+        "async_rollouts samples while weights are trained, and rollout_engine: transformers has none of its own.",
+        "Leave one of the two out.",
+    ),
+    (
+        lambda args: bool(args.async_rollouts) and not args.use_vllm and not _has_second_device(args),
+        "async_rollouts samples on a device that does not train, in a run of one process: training is on "
+        "{args.device}, processes: {args.world_size}, rollout_device: {args.rollout_device}.",
+        "Set rollout_device: cuda:1 (on a CPU leave it out), or leave async_rollouts out.",
+    ),
+)
+"""(when, what, fix): what cannot sample while it trains."""
 
 
 _CODES = (

@@ -37,6 +37,10 @@ METRICS: Mapping[str, Metric] = {
     "time/generate_seconds": Metric("seconds", "Sampling one generation round."),
     "time/reward_seconds": Metric("seconds", "The reward functions of one generation round."),
     "time/reward/<name>_seconds": Metric("seconds", "One reward function of one generation round."),
+    "time/wait_seconds": Metric("seconds", "Training waited for the round ahead; only with `async_rollouts`."),
+    "rollouts/staleness": Metric(
+        "steps", "Optimizer steps the policy had taken since it sampled what is trained on; only with `async_rollouts`."
+    ),
     "time/compare_seconds": Metric("seconds", "Log-probabilities under the sampling policy and the reference."),
     "time/train_seconds": Metric("seconds", "Forward and backward of one micro-step."),
     "time/monitor_seconds": Metric("seconds", "Recording the step before and looking at its health."),

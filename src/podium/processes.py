@@ -71,12 +71,18 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
     """Refuse what cannot work; make every process read the weights where one of them could not hand them on.
 
     Raises:
-        ConfigError: FSDP 1; full training with a reference under ZeRO-3.
+        ConfigError: FSDP 1; full training with a reference under ZeRO-3; a copy of weights that are divided.
     """
     if args.world_size > 1 and fsdp_version(args) == 1:
         raise ConfigError(
             "FSDP version 1 is not supported. Ask for version 2: `fsdp_version: 2` in accelerate's config file, "
             "--fsdp_version 2 for `accelerate launch`, or `podium train ... --accelerate fsdp2`."
+        )
+    if args.async_rollouts and (zero_stage(args) is not None or (args.world_size > 1 and fsdp_version(args))):
+        raise ConfigError(
+            "async_rollouts copies the policy's weights, which FSDP and DeepSpeed divide over processes.",
+            code="C033",
+            fix="Leave async_rollouts out, or train with DDP (`--accelerate ddp`).",
         )
     if zero_stage(args) == 3 and args.beta and not adapter:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""What a checkpoint of Podium holds beyond the Trainer's: the round that is being trained on, the reference that has
-moved, the entropy controller, the weights that adapt, the precision that was chosen. Plain numpy arrays, safetensors
-and JSON: nothing here is unpickled.
+"""What a checkpoint of Podium holds beyond the Trainer's: the round that is being trained on, with `async_rollouts` the
+one after it, the reference that has moved, the entropy controller, the weights that adapt, the precision that was
+chosen. Plain numpy arrays, safetensors and JSON: nothing here is unpickled.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.torch import load_model, save_model
 
+from podium import ahead
+from podium.ahead import Sampled
 from podium.losses import EntropyControl
 from podium.models.loading import Reference
 from podium.precision import ProductPrecision
@@ -38,12 +41,26 @@ class State(NamedTuple):
     plan: Plan
     sharded: bool = False
     """Whether every process writes its part of a reference by itself: see `Processes.save_parts`."""
+    ahead: Sampled | None = None
+    """The round that is trained on next."""
+
+
+class Loaded(NamedTuple):
+    """What is not restored in place."""
+
+    round: Round | None
+    entropy: EntropyControl
+    weights: AdaptiveWeights
+    ahead: Mapping[str, np.ndarray] | None = None
+    """For `ahead.from_arrays`."""
 
 
 def save(folder: Path, rank: int, state: State) -> None:
     """Write this rank's part; the first rank also what all share."""
     if state.round is not None:
         np.savez(folder / f"round-{rank}.npz", **to_arrays(state.round))
+    if state.ahead is not None:
+        np.savez(folder / f"ahead-{rank}.npz", **ahead.to_arrays(state.ahead))
     if rank:
         return
     entropy = {name: value if math.isfinite(value) else None for name, value in asdict(state.entropy).items()}
@@ -60,14 +77,14 @@ def save(folder: Path, rank: int, state: State) -> None:
         save_model(state.reference.copy, str(folder / REFERENCE))
 
 
-def load(folder: Path, rank: int, state: State) -> tuple[Round | None, EntropyControl, AdaptiveWeights]:
+def load(folder: Path, rank: int, state: State) -> Loaded:
     """What `save` wrote; a checkpoint of another trainer has none of it and changes nothing.
 
     The reference and the precision are restored in place: a resumed run must compute as it did, whatever the machine
     would measure now.
     """
     if not (folder / STATE).is_file():
-        return None, state.entropy, state.weights
+        return Loaded(None, state.entropy, state.weights)
     saved = json.loads((folder / STATE).read_text())
     if saved["bfloat16_products"] is not None and isinstance(state.precision, ProductPrecision):
         state.precision.enabled = saved["bfloat16_products"]
@@ -77,11 +94,18 @@ def load(folder: Path, rank: int, state: State) -> tuple[Round | None, EntropyCo
         state.reference.moved = True
     entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
     weights = state.weights.restored(saved.get("reward_weights", {}))
-    path = folder / f"round-{rank}.npz"
-    if not path.is_file() or _replanned(saved["plan"], _arithmetic(state.plan), folder):
-        return None, entropy, weights
+    found = _arrays(folder / f"round-{rank}.npz")
+    if found is None or _replanned(saved["plan"], _arithmetic(state.plan), folder):
+        return Loaded(None, entropy, weights)
+    return Loaded(from_arrays(found), entropy, weights, _arrays(folder / f"ahead-{rank}.npz"))
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray] | None:
+    """Of a file; None: there is none."""
+    if not path.is_file():
+        return None
     with np.load(path, allow_pickle=False) as arrays:
-        return from_arrays(dict(arrays)), entropy, weights
+        return dict(arrays)
 
 
 def _arithmetic(plan: Plan) -> dict[str, int]:

@@ -1,6 +1,10 @@
 """The first half of the sentence: prompts become groups, groups are scored, scores become advantages.
 
     rollouts.draw(RoundKey(epoch=0, number=3)) -> Round
+    rollouts.start(RoundKey(epoch=0, number=4))       with `async_rollouts`: in a thread, while the round before trains
+
+A round is first sampled and scored, by this process alone (`Sampled`); then processes compare, and it is measured.
+Only the first half may run in a thread: it looks at nothing that training changes, and leaves its numbers in `Sampled`.
 
 Sees the policy only through the engine and the log-probabilities it is compared by; knows nothing of optimizers.
 
@@ -10,10 +14,12 @@ Shape letters: P prompts of a round over all ranks, G completions per prompt.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,17 +28,32 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from podium.advantages import Advantages, advantages
+from podium.ahead import Flight, Landed, Measured, Sampled, from_arrays
 from podium.assembly import Parts
 from podium.config import GRPOConfig, call_settings, sampling_settings
+from podium.engines.base import OwnWeights, make_groups
 from podium.health import Health
 from podium.metrics import MetricsBuffer, Mode, RolloutTable, rollout_metrics, rollout_table, unstack
 from podium.packing import nothing, pack
-from podium.records import Prompt, ScoredGroup, TrainingGroup
+from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.score import score
 from podium.rounds import Round, RoundKey, shares
 
 EVALUATION = -1
 """Round number of evaluations: always the same random numbers, so that before and after are drawn alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What sampling and scoring see of a run: as it was when they began, whatever it does meanwhile."""
+
+    policy_step: int
+    trainer_state: Any
+    weights_K: np.ndarray
+    """Of the reward functions."""
+    metrics: list[Measured] = field(default_factory=list)
+    """Filled by sampling and scoring, as the next."""
+    seconds: list[Measured] = field(default_factory=list)
 
 
 class Rollouts:
@@ -42,6 +63,7 @@ class Rollouts:
         self.trainer = trainer
         self.measured = measured
         self.health = health
+        self._flight: Flight | None = None
         self.scored: list[ScoredGroup] = []
         """Of the latest round, as scored: what the proof on the first batch compares with what is trained on."""
 
@@ -57,26 +79,75 @@ class Rollouts:
 
     def draw(self, key: RoundKey) -> Round:
         """Prompts -> groups -> scores -> advantages -> what the micro-steps of this round will train on."""
-        plan = self.parts.plan
-        prompts = self.prompts(key, range(plan.prompts_per_round))
-        places = plan.deal([len(prompt.token_ids) for prompt in prompts])[plan.rank]
-        with self.trainer.processes.whole(self.trainer.model_wrapped):
-            scored = self._sample([prompts[place] for place in places], key)
-            if self.args.dynamic_sampling:
-                scored = self._refill(scored, places, key)
+        sampled = self._landed(key)
+        if sampled is None:
+            sampled = self._sampling(key)()
+        places, scored = sampled.places, sampled.scored
         self.scored = list(scored)
+        self._log("train", sampled.metrics, sampled.seconds)
+        if self.args.dynamic_sampling:
+            self.measured.add("train", {"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
         table, result = self.advantages(scored, places)
         self.measure("train", table, result)
         self._adapt(table)
         kept_PG, counted_PG = self.trained(table, result)
         kept = [kept_PG[place] for place in places]
         groups = [training_group(s, result.advantages_PG[place]) for s, place in zip(scored, places, strict=True)]
-        groups = self.with_other_policies(groups, kept)
+        groups = self.with_other_policies(groups, kept, staleness=self._staleness(sampled))
         own = [result.advantages_PG[place] for place in places]
         self.health.saw_round(scored, own, kept, step=self.trainer.state.global_step + 1)
         if self.args.log_completions:
             self.parts.completions.add(scored, own)
-        return Round(key=key, shares=shares(groups, places, kept, counted_PG, plan))
+        return Round(key=key, shares=shares(groups, places, kept, counted_PG, self.parts.plan))
+
+    # ---- a round ahead ----
+
+    def start(self, key: RoundKey) -> None:
+        """Sample and score a round in a thread, from the weights of this moment."""
+        if self._flight is not None and self._flight.key == key:
+            return
+        self.abandon()
+        self._flight = Flight(key, self._sampling(key), self.parts.engine)
+
+    def wait(self) -> Sampled | None:
+        """Until nothing is being sampled; the round ahead, unless there is none, or it failed."""
+        return None if self._flight is None else self._flight.wait()
+
+    def abandon(self) -> None:
+        """Forget the round ahead."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.abandon()
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """The round ahead of a run that stopped."""
+        settings = self._settings(self.args.num_generations, 0)
+
+        def group(prompt: Prompt, sampled: Sequence[tuple[list[int], list[float]]], policy_step: int) -> Group:
+            return make_groups([prompt], [sampled], self.parts.tokenizer, settings, policy_step)[0]
+
+        self._flight = Landed(from_arrays(arrays, self._prompt_again, group))
+
+    def _landed(self, key: RoundKey) -> Sampled | None:
+        """The round ahead, if it is this one. Raises what its sampling or its rewards raised."""
+        if self._flight is None or self._flight.key != key:
+            self.abandon()
+            return None
+        flight, self._flight = self._flight, None
+        with self.timed("wait_seconds", "train"):
+            return flight.land()
+
+    def _staleness(self, sampled: Sampled) -> int:
+        staleness = self.trainer.state.global_step - sampled.policy_step
+        if self.args.async_rollouts:
+            self.measured.add("train", {"rollouts/staleness": staleness})
+        return staleness
+
+    def _prompt_again(self, key: RoundKey, id: int, index: int) -> Prompt:
+        """A prompt that was drawn before: the rows of a stream are known by their place alone."""
+        if index < 0:
+            return self.prompts(key, [id])[0]
+        return self.prompt(self.parts.order.dataset[index], id, index)
 
     # ---- sampling and scoring ----
 
@@ -91,8 +162,58 @@ class Rollouts:
         rows = self.parts.order.rows(key, places)
         return [self.prompt(row, place, index) for place, (index, row) in zip(places, rows, strict=True)]
 
-    def _sample(self, prompts: Sequence[Prompt], key: RoundKey) -> list[ScoredGroup]:
-        return self.sample_and_score(prompts, self.args.num_generations, (key.epoch << 32) + key.number)
+    def _sampling(self, key: RoundKey) -> Callable[[], Sampled]:
+        """What samples and scores a round from here on; everything that training may change is taken now."""
+        plan = self.parts.plan
+        prompts = self.prompts(key, range(plan.prompts_per_round))
+        places = tuple(plan.deal([len(prompt.token_ids) for prompt in prompts])[plan.rank])
+        settings = self._settings(self.args.num_generations, (key.epoch << 32) + key.number)
+        moment = self._moment()
+        self.sync()
+
+        def work() -> Sampled:
+            with self._whole():
+                scored = self._score([prompts[place] for place in places], settings, moment)
+                scored, num_fresh = self._refill(scored, places, key, settings, moment)
+            return Sampled(
+                key=key,
+                policy_step=moment.policy_step,
+                places=places,
+                scored=tuple(scored),
+                metrics=tuple(moment.metrics),
+                seconds=tuple(moment.seconds),
+                num_fresh=num_fresh,
+            )
+
+        return work
+
+    def _settings(self, num_generations: int, round_number: int, **given: Any) -> SamplingSettings:
+        return sampling_settings(
+            self.args, self.parts.end_ids, num_completions=num_generations, round_number=round_number, **given
+        )
+
+    def _moment(self) -> Moment:
+        state = self.trainer.state
+        if self.args.async_rollouts:
+            state = copy.copy(state)
+            state.log_history = list(state.log_history)
+        return Moment(policy_step=state.global_step, trainer_state=state, weights_K=self.trainer.weights.weights_K)
+
+    def _whole(self) -> contextlib.AbstractContextManager[None]:
+        """Around sampling: what is sharded, gathered. An engine with weights of its own needs none of the policy's."""
+        own = isinstance(self.parts.engine, OwnWeights)
+        return contextlib.nullcontext() if own else self.trainer.processes.whole(self.trainer.model_wrapped)
+
+    def sync(self) -> None:
+        """From here on the engine samples from the weights of this moment. Waits for what is being sampled."""
+        self.wait()
+        if isinstance(self.parts.engine, OwnWeights):
+            self.parts.engine.sync(self.trainer.model, self.trainer.state.global_step)
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[Group]:
+        """Completions from the weights of this moment, unscored."""
+        self.sync()
+        return self.parts.engine.generate(prompts, settings, policy_step=self.trainer.state.global_step)
 
     def sample_and_score(
         self,
@@ -104,45 +225,56 @@ class Rollouts:
         temperature: float | None = None,
     ) -> list[ScoredGroup]:
         """Groups of completions with what every reward function says about them."""
-        mode: Mode = "eval" if round_number == EVALUATION else "train"
-        settings = sampling_settings(
-            self.args,
-            self.parts.end_ids,
-            num_completions=num_generations,
-            round_number=round_number,
-            greedy=greedy,
-            temperature=temperature,
-        )
-        with self.timed("generate_seconds", mode), self.trainer.processes.whole(self.trainer.model_wrapped):
-            groups = self.parts.engine.generate(prompts, settings, policy_step=self.trainer.state.global_step)
-        with self.timed("reward_seconds", mode):
-            return score(
-                groups,
-                self.parts.rewards,
-                trainer_state=self.trainer.state,
-                log_metric=lambda name, value: self.measured.add(mode, {name: value}),
-                log_seconds=lambda name, value: self._add_seconds(name, mode, value),
-                settings=call_settings(self.args),
-            )
+        settings = self._settings(num_generations, round_number, greedy=greedy, temperature=temperature)
+        self.sync()
+        moment = self._moment()
+        with self._whole():
+            scored = self._score(prompts, settings, moment)
+        self._log("eval" if round_number == EVALUATION else "train", moment.metrics, moment.seconds)
+        return scored
 
-    def _refill(self, scored: Sequence[ScoredGroup], places: Sequence[int], key: RoundKey) -> list[ScoredGroup]:
-        """DAPO's dynamic sampling (arXiv:2503.14476, eq. 11): groups of equal rewards make room for fresh prompts."""
+    def _score(self, prompts: Sequence[Prompt], settings: SamplingSettings, moment: Moment) -> list[ScoredGroup]:
+        start = time.perf_counter()
+        groups = self.parts.engine.generate(prompts, settings, policy_step=moment.policy_step)
+        sampled = time.perf_counter()
+        moment.seconds.append(("generate_seconds", sampled - start))
+        scored = score(
+            groups,
+            self.parts.rewards,
+            trainer_state=moment.trainer_state,
+            log_metric=lambda name, value: moment.metrics.append((name, float(value))),
+            log_seconds=lambda name, value: moment.seconds.append((name, value)),
+            settings=call_settings(self.args),
+        )
+        moment.seconds.append(("reward_seconds", time.perf_counter() - sampled))
+        return scored
+
+    def _refill(
+        self,
+        scored: Sequence[ScoredGroup],
+        places: Sequence[int],
+        key: RoundKey,
+        settings: SamplingSettings,
+        moment: Moment,
+    ) -> tuple[list[ScoredGroup], int]:
+        """DAPO's dynamic sampling (arXiv:2503.14476, eq. 11): groups of equal rewards make room for fresh prompts.
+
+        Also how many of these there were.
+        """
         scored = list(scored)
         num_fresh = 0
-        for attempt in range(self.args.max_resamples):
-            weights_K = self.trainer.weights.weights_K
-            flat = [i for i, group in enumerate(scored) if not self.parts.has_spread(group, weights_K)]
+        for attempt in range(self.args.max_resamples if self.args.dynamic_sampling else 0):
+            flat = [i for i, group in enumerate(scored) if not self.parts.has_spread(group, moment.weights_K)]
             if not flat:
                 break
             rows = self.parts.order.fresh(key, attempt, [places[i] for i in flat])
             first_id = (attempt + 1) * self.parts.plan.prompts_per_round
             fresh = [self.prompt(row, first_id + places[i], index) for i, (index, row) in zip(flat, rows, strict=True)]
-            for i, group in zip(flat, self._sample(fresh, key), strict=True):
-                if self.parts.has_spread(group, weights_K):
+            for i, group in zip(flat, self._score(fresh, settings, moment), strict=True):
+                if self.parts.has_spread(group, moment.weights_K):
                     scored[i] = group
             num_fresh += len(flat)
-        self.measured.add("train", {"resampled_prompts": sum(gather_object([num_fresh]))})
-        return scored
+        return scored, num_fresh
 
     # ---- advantages ----
 
@@ -170,22 +302,27 @@ class Rollouts:
 
     # ---- the policies to compare with ----
 
-    def with_other_policies(self, groups: Sequence[TrainingGroup], kept: Sequence[np.ndarray]) -> list[TrainingGroup]:
-        """The groups with log-probabilities under the sampling policy and the reference, where those are needed."""
-        groups = list(groups)
+    def with_other_policies(
+        self, groups: Sequence[TrainingGroup], kept: Sequence[np.ndarray], *, staleness: int = 0
+    ) -> list[TrainingGroup]:
+        """The groups with log-probabilities under the sampling policy and the reference, where those are needed.
+
+        Where the policy has moved since it sampled, its old log-probabilities are those that the sampler recorded.
+        """
+        groups = [dataclasses.replace(g, old_logps=g.sampled_logps) if staleness else g for g in groups]
         used = [i for i, keeps in enumerate(kept) if keeps.any()]
         with self.timed("compare_seconds", "train"):
-            for field, model_now in self._comparisons().items():
+            for field, model_now in self._comparisons(on_policy=not staleness).items():
                 with model_now() as model:
                     logps = self._logps(model, [groups[i] for i in used])
                 for i, values in zip(used, logps, strict=True):
                     groups[i] = dataclasses.replace(groups[i], **{field: values})
         return groups
 
-    def _comparisons(self) -> dict[str, Callable[[], contextlib.AbstractContextManager[nn.Module]]]:
+    def _comparisons(self, *, on_policy: bool) -> dict[str, Callable[[], contextlib.AbstractContextManager[nn.Module]]]:
         policy, reference = self.trainer.model, self.parts.reference
         needed: dict[str, Callable[[], contextlib.AbstractContextManager[nn.Module]]] = {}
-        if self.parts.plan.reuses_rollouts:
+        if self.parts.plan.reuses_rollouts and on_policy:
             needed["old_logps"] = lambda: contextlib.nullcontext(policy)
         if reference is not None:
             needed["ref_logps"] = lambda: reference.model(policy)
@@ -228,6 +365,12 @@ class Rollouts:
     def _add_seconds(self, name: str, mode: Mode, seconds: float) -> None:
         if mode == "train" and self.trainer.is_in_train:
             self.measured.add("train", {f"time/{name}": seconds})
+
+    def _log(self, mode: Mode, metrics: Sequence[Measured], seconds: Sequence[Measured]) -> None:
+        for name, value in metrics:
+            self.measured.add(mode, {name: value})
+        for name, value in seconds:
+            self._add_seconds(name, mode, value)
 
 
 def training_group(scored: ScoredGroup, advantage_G: np.ndarray) -> TrainingGroup:

@@ -114,6 +114,16 @@ class PromptOrder:
     def _micro_steps_per_epoch(self) -> int:
         return len(self.dataset) // self.plan.prompts_per_round * self.plan.micro_steps_per_round
 
+    def after(self, key: RoundKey, max_steps: int) -> RoundKey | None:
+        """The round that follows in a run of so many optimizer steps; None: it is the last. An epoch ends with a step,
+        which may have fewer micro-steps than others."""
+        plan, micro_steps = self.plan, self.num_micro_steps
+        epoch, step = divmod(max_steps - 1, -(-micro_steps // plan.accumulation))
+        last = plan.micro_step(epoch, min((step + 1) * plan.accumulation, micro_steps) - 1).round
+        ends = (key.number + 1) * plan.micro_steps_per_round >= micro_steps
+        following = RoundKey(key.epoch + 1, 0) if ends else RoundKey(key.epoch, key.number + 1)
+        return following if following <= last else None
+
     def rows(self, key: RoundKey, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
         """(position in the dataset, row) of the given prompts of a round; -1 for the rows of a stream."""
         first = key.number * self.plan.prompts_per_round

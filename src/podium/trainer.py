@@ -145,7 +145,16 @@ class GRPOTrainer(SavesWhole):
             release_free_memory()
         batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=self.parts.plan.ranks)
         self.proof.before_step(batches)
+        self._look_ahead()
         return batches, None
+
+    def _look_ahead(self) -> None:
+        """From here on, while this step is trained, the next round is sampled: from the weights before it."""
+        if not self.args.async_rollouts or self.round is None:
+            return
+        following = self.parts.order.after(self.round.key, self.state.max_steps)
+        if following is not None:
+            self.rollouts.start(following)
 
     def _share(self, step: MicroStep) -> Share:
         if self.round is None or self.round.key != step.round:
@@ -179,7 +188,9 @@ class GRPOTrainer(SavesWhole):
     ) -> Tensor:
         """One pack: log-probabilities, loss, gradients."""
         out = self.parts.token_logps(model, packed, router=bool(self.parts.router_coef))
-        self.health.saw_logps(packed.sampled_logps_N, out.logps_N if packed.old_logps_N is None else packed.old_logps_N)
+        old_logps_N = packed.old_logps_N
+        if old_logps_N is None or not self.args.async_rollouts:  # there the old ones may be the sampled ones themselves
+            self.health.saw_logps(packed.sampled_logps_N, out.logps_N if old_logps_N is None else old_logps_N)
         result = policy_loss(loss_inputs(packed, out, batch, keep_N, num_kept), self.parts.loss, self._entropy_coef)
         loss = result.loss
         if out.router_loss is not None:
@@ -367,10 +378,16 @@ class GRPOTrainer(SavesWhole):
         found = checkpoint.to_resume_from(Path(self.args.output_dir), asked=resume_from_checkpoint)
         if found is not None:
             self.processes.check_parts(Path(found))
-        result = super().train(resume_from_checkpoint=found, **kwargs)
+        result = self._train(found, **kwargs)
         while (healthy := self.health.back_to()) is not None:
-            result = super().train(resume_from_checkpoint=str(healthy), **kwargs)
+            result = self._train(str(healthy), **kwargs)
         return result
+
+    def _train(self, checkpoint: str | None, **kwargs: Any) -> Any:
+        try:
+            return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+        finally:
+            self.rollouts.abandon()
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         if folder is not None and self.processes.division == "fsdp2":
@@ -380,14 +397,24 @@ class GRPOTrainer(SavesWhole):
             super()._load_optimizer_and_scheduler(folder)
         if folder is not None:
             state = self._podium_state()
-            self.round, self.entropy, self.weights = resume.load(Path(folder), self.args.process_index, state)
+            loaded = resume.load(Path(folder), self.args.process_index, state)
+            self.round, self.entropy, self.weights = loaded.round, loaded.entropy, loaded.weights
+            if self.args.async_rollouts and loaded.ahead is not None:
+                self.rollouts.restore(loaded.ahead)
             self._random_numbers_in = folder
             self.health.slow_down(self.optimizer, self.lr_scheduler)
 
     def _podium_state(self) -> resume.State:
         parts = self.parts
         return resume.State(
-            self.round, self.entropy, self.weights, parts.reference, parts.precision, parts.plan, self.processes.sharded
+            self.round,
+            self.entropy,
+            self.weights,
+            parts.reference,
+            parts.precision,
+            parts.plan,
+            self.processes.sharded,
+            self.rollouts.wait(),
         )
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -426,6 +453,11 @@ class GRPOTrainer(SavesWhole):
         self.processes.save_parts(Path(output_dir), self.model, self.optimizer, self.parts.reference)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """With the round ahead, after which reward functions draw no more random numbers until this is written."""
+        self.rollouts.wait()
+        super()._save_checkpoint(model, trial)
 
     def _save_own(self, staging: Path) -> None:
         resume.save(staging, self.args.process_index, self._podium_state())

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 def untouched(trainer: GRPOTrainer) -> Iterator[None]:
     """Afterwards gradients, random states, module modes, metrics and counters are what they were.
 
-    Dropout is off inside, so that two forwards can be compared. The time spent does not count as the step's.
+    Dropout is off inside, so that two forwards can be compared. The time spent does not count as the step's. No round
+    is being sampled meanwhile, as its reward functions may draw random numbers.
     """
+    trainer.rollouts.wait()
     model = trainer.model
     started, step_started = time.perf_counter(), trainer._step_started
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -75,8 +75,16 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     },
     "stream": {"max_steps": 8, "steps_per_generation": 2, "per_device_train_batch_size": 8},
     "generate": {"rollout_engine": "transformers", "num_train_epochs": 2},
+    "ahead": {
+        "async_rollouts": 1,
+        "steps_per_generation": 2,
+        "per_device_train_batch_size": 8,
+        "num_train_epochs": 2,
+        "dynamic_sampling": True,
+    },
 }
-"""Settings that differ from the base run, by name. `lora` has dropout and a reward with a random part."""
+"""Settings that differ from the base run, by name. `lora` has dropout and a reward with a random part; `ahead` one that
+also says something of every completion, and of all."""
 
 
 def digits(completions: list[str], **_: Any) -> list[float]:
@@ -87,6 +95,13 @@ def digits(completions: list[str], **_: Any) -> list[float]:
 def noisy(completions: list[str], **_: Any) -> list[float]:
     """Draws from Python's and torch's global generators, as some rewards do."""
     return [len(text) + random.random() + float(torch.rand(())) for text in completions]
+
+
+def talkative(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+    """Rewards in few steps, so that some groups have no spread."""
+    log_extra("length", [len(text) for text in completions])
+    log_metric("random", random.random())
+    return [float(len(text) // 4) + (random.random() > 0.8) for text in completions]
 
 
 class Report(TrainerCallback):
@@ -109,7 +124,7 @@ def trainer(name: str, folder: str) -> GRPOTrainer:
     rows = IterableDataset.from_generator(lambda: iter(ROWS)) if name == "stream" else Dataset.from_list(ROWS)
     return GRPOTrainer(
         model=model,
-        reward_funcs=[digits, noisy] if name == "lora" else digits,
+        reward_funcs={"lora": [digits, noisy], "ahead": talkative}.get(name, digits),
         args=GRPOConfig(folder, **{**SETTINGS, **RUNS[name]}),
         train_dataset=rows,
         eval_dataset=Dataset.from_list(ROWS[:3]) if name == "lora" else None,

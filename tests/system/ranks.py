@@ -81,6 +81,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "stream": {"generation": 16},
     "evaluated": {"generation": 16, "eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2},
     "sync": {"generation": 16, "beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 2},
+    "ahead": {"generation": 16, "async_rollouts": 1, "dynamic_sampling": True, "beta": 0.02},
     "long": {
         "generation": 16,
         "tokens_per_pack": 40,
@@ -93,6 +94,9 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """`generation` is the number of completions of a round over all processes."""
+
+WHOLE = ("ahead",)
+"""Runs that need whole weights on every process."""
 
 RESUMED = ("reuse", "adam", "adapter", "sync", "evaluated")
 """Runs that are also stopped after their third step and resumed."""
@@ -111,7 +115,13 @@ def nothing(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
-REWARDS = {"no_signal_on_one": letters, "resampled": letters, "long": letters, "no_signal_at_all": nothing}
+REWARDS = {
+    "no_signal_on_one": letters,
+    "resampled": letters,
+    "ahead": letters,
+    "long": letters,
+    "no_signal_at_all": nothing,
+}
 
 
 def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:

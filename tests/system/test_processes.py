@@ -68,6 +68,11 @@ VARIANTS = {
 }
 
 
+def plain(world: World) -> tuple[str, ...]:
+    """Runs that this way of sharing the work allows."""
+    return tuple(name for name in PLAIN if world.division == "ddp" or name not in ranks.WHOLE)
+
+
 def command(folder: Path, world: World, names: tuple[str, ...]) -> list[str]:
     launcher = [
         "-m",
@@ -112,7 +117,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
             return of(world, VARIANTS[world])
         others = ("reuse-resumed", "adam-resumed", "sampled") if world in (ONE, *FAST) else ()
         fast = (*FAST.get(world, PLAIN if world == ONE else ()), *others)
-        slow = tuple(x for x in (*PLAIN, *ranks.OTHERS) if x not in (*fast, "killed"))
+        slow = tuple(x for x in (*plain(world), *ranks.OTHERS) if x not in (*fast, "killed"))
         return of(world, fast if name in fast else slow)
 
     return of_run
@@ -130,7 +135,7 @@ def marked(world: World, name: str, fast: tuple[str, ...]) -> Any:
 
 
 CASES = [
-    *(marked(world, name, FAST.get(world, ())) for world in WORLDS for name in PLAIN),
+    *(marked(world, name, FAST.get(world, ())) for world in WORLDS for name in plain(world)),
     *(marked(world, name, ()) for world, names in VARIANTS.items() for name in names if name in PLAIN),
 ]
 
@@ -165,6 +170,12 @@ def test_the_runs_learn_and_differ(left: Any) -> None:
     assert any(entry.get("grad_norm") for entry in logs(one, "no_signal_on_one"))
     assert all(entry.get("grad_norm", 0) == 0 for entry in logs(one, "no_signal_at_all"))
     assert any(entry.get("completions/min_length", 99) < 12 for entry in logs(one, "full"))
+
+
+def test_divided_weights_are_not_copied(tmp_path: Path) -> None:
+    done = launch(tmp_path, World("fsdp2", 2), "ahead")
+    assert done.returncode != 0
+    assert "ConfigError: async_rollouts copies the policy's weights, which FSDP and DeepSpeed divide" in done.stderr
 
 
 @pytest.mark.parametrize("world", list(FAST), ids=str)

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from podium import checkpoint
 from podium.errors import CheckpointError
 
-RUNS = ("base", "reuse", "lora", "adapter", "sync", "entropy", "stream", "generate")
+RUNS = ("base", "reuse", "lora", "adapter", "sync", "entropy", "stream", "generate", "ahead")
 
 
 @dataclass
@@ -151,6 +151,10 @@ def test_the_runs_move_and_differ(undisturbed: Any) -> None:
     coefficients = [entry["entropy_coef"] for entry in undisturbed("entropy").history if "entropy_coef" in entry]
     assert coefficients == sorted(coefficients)
     assert coefficients[-1] > 0.1
+    ahead = [entry for entry in undisturbed("ahead").history if "rollouts/staleness" in entry]
+    assert [entry["rollouts/staleness"] for entry in ahead] == [0, 2, 2, 2, 2, 2]
+    assert max(entry["resampled_prompts"] for entry in ahead) > 0
+    assert len({entry["random"] for entry in ahead}) == 6
 
 
 KILLS = [
@@ -208,6 +212,7 @@ STEPS = [
     *(("base", step) for step in (3, 9)),
     *((name, 2) for name in RUNS[2:]),
     *(("reuse", step) for step in (3, 12, 14)),
+    *(("ahead", step) for step in (1, 5, 6, 10, 12)),
     *(pytest.param("reuse", step, marks=pytest.mark.slow) for step in range(1, 25)),
     *(pytest.param("lora", step, marks=pytest.mark.slow) for step in range(1, 10)),
 ]
@@ -326,6 +331,14 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_an_error(damaged: Path) -> No
         checkpoint.to_resume_from(damaged, asked=str(damaged))
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         checkpoint.to_resume_from(damaged / "nowhere", asked=True)
+
+
+def test_without_the_round_ahead_it_is_drawn_anew(server: Server, undisturbed: Any, tmp_path: Path) -> None:
+    """From a checkpoint of a run that did not sample ahead, and into one: each goes on as its own settings say."""
+    server.start("ahead", tmp_path / "a", resume=str(undisturbed("base").folder / "checkpoint-5"))
+    server.finish()
+    server.start("base", tmp_path / "b", resume=str(undisturbed("ahead").folder / "checkpoint-5"))
+    server.finish()
 
 
 def test_the_round_is_drawn_anew_under_other_batch_settings(server: Server, undisturbed: Any, tmp_path: Path) -> None:

@@ -312,6 +312,7 @@ CONFIG = [
     Case(code="C030", keys={"sync_ref_model": True, "beta": 0.1, "lora": {"r": 8}}, says=(f"run.yaml:{LAST}: sync_ref_model",), cure="leave sync_ref_model out", name="lora"),
     Case(code="C032", keys={"optim": "adamw_torch_8bit"}, says=(f"run.yaml:{LAST}: optim is adamw_torch_8bit, which needs the package torchao",), cure="pip install torchao", severity="warning"),
     Case(code="C031", recipe="", keys={"model": None}, says=("run.yaml: no `model`",), cure="model: builtin:smollm2-135m-instruct"),
+    Case(code="C033", keys={"rollout_device": "cuda:1"}, says=(f"run.yaml:{LAST}: rollout_device is 'cuda:1'",), cure="async_rollouts: 1"),
     Case(code="C060", keys={"stages": [{"name": "a", "until": "rewards/rigt/mean > 1"}]}, says=("stage", f"run.yaml:{LAST}", "no metric `rewards/rigt/mean`"), cure="Did you mean `rewards/right/mean`?"),
     Case(code="C060", keys={"stages": [{"name": "a", "until": "done"}]}, says=(f"run.yaml:{LAST}", "`until: done` is not understood"), cure="flat for 20 steps", name="words"),
     Case(code="C061", keys={"filter": "answer"}, says=(f"run.yaml:{LAST}: `filter`: expected a comparison",), cure=""),

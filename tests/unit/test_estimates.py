@@ -52,6 +52,11 @@ def test_more_of_anything_takes_more(tmp_path: Path) -> None:
     plain_sgd = estimate_memory(config, arguments(tmp_path, optim="sgd"), prompt_tokens=20)
     recomputing = estimate_memory(config, arguments(tmp_path, gradient_checkpointing=True), prompt_tokens=20)
     assert longer.peak_bytes > base.peak_bytes
+    ahead = estimate_memory(config, arguments(tmp_path, async_rollouts=1), prompt_tokens=20)
+    assert ahead.copy_bytes == base.weights_bytes
+    assert ahead.peak_bytes - base.peak_bytes == ahead.copy_bytes + min(
+        base.sampling_bytes, base.gradients_bytes + base.activations_bytes
+    )
     assert reference.reference_bytes == base.weights_bytes
     assert base.reference_bytes == 0
     assert plain_sgd.optimizer_bytes == 0

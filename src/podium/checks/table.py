@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
             "C019": ERROR,
             "C030": ERROR,
             "C031": ERROR,
+            "C033": ERROR,
             "C060": ERROR,
             "C061": ERROR,
             "D004": ERROR,

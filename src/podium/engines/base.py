@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.records import Completion, Group, Prompt, SamplingSettings
@@ -16,6 +17,28 @@ class RolloutEngine(Protocol):
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int) -> list[Group]:
         """One group per prompt, in order, sampled from the weights as they are now."""
         ...
+
+
+@runtime_checkable
+class OwnWeights(Protocol):
+    """An engine that samples from a copy of the policy, so that the policy may move meanwhile."""
+
+    def sync(self, policy: nn.Module, version: int) -> None:
+        """Take the policy's weights as they are now, after `version` optimizer steps; until the next call they stay."""
+        ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An engine that can be told, from another thread, to give up what it is sampling."""
+
+    def interrupt(self) -> None:
+        """`generate` raises `Interrupted`, soon and until the next `sync`."""
+        ...
+
+
+class Interrupted(Exception):
+    """What was being sampled is no longer wanted."""
 
 
 def make_groups(

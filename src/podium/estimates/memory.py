@@ -113,14 +113,18 @@ class MemoryEstimate:
     rounded_bytes: int
     """bfloat16 copies of weights (CPU, `product_precision`)."""
     reference_bytes: int
+    copy_bytes: int
+    """What `async_rollouts` samples from, on this device."""
     gradients_bytes: int
     optimizer_bytes: int
     sampling_bytes: int
-    """Cache, logits and packed weights while sampling: not at the same time as the activations."""
+    """Cache, logits and packed weights while sampling: not at the same time as the activations, but for `overlaps`."""
     activations_bytes: int
     """What one pack keeps for its backward, and the head's blocks of logits."""
     available_bytes: int | None
     """What the device has left for this process; None: unknown."""
+    overlaps: bool
+    """Whether this device samples while it trains (`async_rollouts`)."""
     tokens_per_pack: int
     largest_num_generations: int | None
     """Largest group that fits with everything else as it is; None: nothing fits, or the device is unknown."""
@@ -129,10 +133,10 @@ class MemoryEstimate:
 
     @property
     def peak_bytes(self) -> int:
-        """The sum, with the larger of sampling and training."""
-        fixed = self.runtime_bytes + self.weights_bytes + self.rounded_bytes + self.reference_bytes
-        training = self.gradients_bytes + self.activations_bytes
-        return fixed + self.optimizer_bytes + max(self.sampling_bytes, training)
+        """The sum, with the larger of sampling and training; with both where they overlap."""
+        fixed = self.runtime_bytes + self.weights_bytes + self.rounded_bytes + self.reference_bytes + self.copy_bytes
+        both = self.sampling_bytes, self.gradients_bytes + self.activations_bytes
+        return fixed + self.optimizer_bytes + (sum(both) if self.overlaps else max(both))
 
     @property
     def fits(self) -> bool:
@@ -147,6 +151,7 @@ class MemoryEstimate:
             ("weights", gigabytes(self.weights_bytes)),
             ("rounded copies of weights", gigabytes(self.rounded_bytes)),
             ("reference model", gigabytes(self.reference_bytes)),
+            ("copy to sample from", gigabytes(self.copy_bytes)),
             ("gradients", gigabytes(self.gradients_bytes)),
             ("optimizer", gigabytes(self.optimizer_bytes)),
             ("sampling (cache, logits)", gigabytes(self.sampling_bytes)),
@@ -198,6 +203,8 @@ def estimate_memory(
     sizes = model_sizes(config, args, peft_config)
     available = available_memory(device) if available_bytes is None else available_bytes
     load = worst_case(config, args, prompt_tokens, rounded=rounded)
+    elsewhere = args.rollout_device is not None and device != "cpu"
+    overlaps = bool(args.async_rollouts) and not elsewhere
 
     def estimate(load: Load) -> MemoryEstimate:
         return MemoryEstimate(
@@ -207,11 +214,13 @@ def estimate_memory(
             weights_bytes=sizes.weight_bytes,
             rounded_bytes=2 * sizes.num_wide if rounded else 0,
             reference_bytes=sizes.weight_bytes if args.beta and peft_config is None else 0,
+            copy_bytes=sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0) if overlaps else 0,
             gradients_bytes=sizes.trained_bytes,
             optimizer_bytes=optimizer_bytes(args, sizes),
-            sampling_bytes=sampling_bytes(sizes, load, device, rounded=bool(rounded)),
+            sampling_bytes=0 if elsewhere else sampling_bytes(sizes, load, device, rounded=bool(rounded)),
             activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded),
             available_bytes=available,
+            overlaps=overlaps,
             tokens_per_pack=load.tokens_per_pack,
             largest_num_generations=None,
             largest_tokens_per_pack=None,

@@ -164,7 +164,7 @@ def short_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 def engine_sample(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> list[TrainingGroup]:
     """A few completions from the run's engine, with advantages that differ."""
-    groups = trainer.parts.engine.generate(prompts, settings_of(trainer), policy_step=trainer.state.global_step)
+    groups = trainer.rollouts.generate(prompts, settings_of(trainer))
     found = []
     for group in groups:
         logps = tuple(np.array(completion.logps, np.float32) for completion in group.completions)
