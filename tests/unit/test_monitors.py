@@ -95,6 +95,17 @@ def after(step: int, early: float, late: float) -> Callable[[int], float]:
     return lambda s: early if s <= step else late
 
 
+def test_groups_that_are_all_right_are_a_note_and_all_wrong_an_error() -> None:
+    def flat_from_the_second_step(end: float) -> Callable[[int], Table]:
+        return lambda step: table(step) if step == 1 else table(step, lambda p, g, text: end)
+
+    def flat(step: int) -> dict[str, float]:
+        return {"frac_reward_zero_std": 0.25 if step == 1 else 1.0}
+
+    assert codes_of(flat, flat_from_the_second_step(1.0))["M101"] == "note"
+    assert codes_of(flat, flat_from_the_second_step(0.0))["M101"] == "error"
+
+
 def test_a_healthy_history_is_left_in_peace() -> None:
     assert codes_of(steps=120) == {}
     assert codes_of(rounds=table, steps=60) == {}

@@ -14,6 +14,10 @@ ENOUGH = 200
 """Completions after which a reward that has never fired is no accident: 2 % would have shown in 98 runs of 100."""
 
 
+SOLVED = 0.75
+"""Share of flat groups that are all right from which on their flatness is a success."""
+
+
 def no_signal(sight: Sight) -> Symptom | None:
     """M101: most groups have equal rewards."""
     shares = sight.series("frac_reward_zero_std", last=5)
@@ -22,11 +26,11 @@ def no_signal(sight: Sight) -> Symptom | None:
     wrong, right = _split(sight.rounds[-5:], *sight.extremes)
     cure = {
         "wrong": "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations",
-        "right": "use harder prompts; the model has learnt what these can teach",
+        "right": "use harder prompts, or stop here; the model has learnt what these can teach",
     }
     known = f" ({percent(wrong)} all wrong, {percent(right)} all right)" if wrong + right > 0 else ""
     return Symptom(
-        severity="error" if mean(shares) >= 0.999 else "warning",
+        severity="note" if right >= SOLVED else "error" if mean(shares) >= 0.999 else "warning",
         what=f"In {percent(mean(shares))} of groups all rewards are equal{known}, over {len(shares)} steps.",
         why="An advantage compares completions of one prompt: where all are equal, nothing is learnt.",
         fix=f"{cure['right' if right > wrong else 'wrong']}; dynamic_sampling: true replaces such groups.",
