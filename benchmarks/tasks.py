@@ -65,7 +65,9 @@ def main() -> None:
                     common = {"seed": seed, "steps": options.steps, "threads": options.threads}
                     run = train(recipe, here, flags=[*more, *flags], **common)
                     runs.append({"trained": trained, **run})
-                    print(f"{recipe}, {trained}, seed {seed}: {shown(run['before'])} -> {shown(run['after'])}", flush=True)
+                    print(
+                        f"{recipe}, {trained}, seed {seed}: {shown(run['before'])} -> {shown(run['after'])}", flush=True
+                    )
     console = Console(width=140)
     console.print(table(runs))
     path = save(options.name, {"flags": flags, "threads": options.threads, "runs": runs})
