@@ -22,7 +22,10 @@ from benchmarks.stages import shown, train
 RECIPES = ("two-digit", "chain-sum")
 TRAINED: dict[str, tuple[str, ...]] = {
     "all weights": (),
-    "LoRA r=16": tuple("--use_peft true --lora_r 16 --lora_target_modules all-linear --learning_rate 3e-4".split()),
+    "LoRA r=16": (
+        *("--use_peft", "true", "--lora_r", "16"),
+        *("--lora_target_modules", "all-linear", "--learning_rate", "3e-4"),
+    ),
 }
 
 
