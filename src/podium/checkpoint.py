@@ -122,9 +122,8 @@ def newest(folder: Path) -> Path | None:
         skipped.append(f"{checkpoint.name}: {wrong}")
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
-        raise CheckpointError(
-            f"No checkpoint in {folder} can be resumed from:\n{listed}\nStart anew without resume_from_checkpoint."
-        )
+        what = f"No checkpoint in {folder} can be resumed from:\n{listed}"
+        raise CheckpointError(what, fix="Start anew without resume_from_checkpoint.")
     return None
 
 
@@ -136,7 +135,7 @@ def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
         return str(verified(Path(asked)))
     found = newest(folder)
     if found is None:
-        raise CheckpointError(f"There is no checkpoint in {folder}. Start without resume_from_checkpoint.")
+        raise CheckpointError(f"There is no checkpoint in {folder}.", fix="Start without resume_from_checkpoint.")
     return str(found)
 
 

@@ -19,7 +19,7 @@ import trl
 import yaml
 
 from podium.advantages import AGGREGATIONS, AdvantageSettings
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError, as_line, did_you_mean
 from podium.losses import OBJECTIVES, EntropyControl, LossSettings
 from podium.records import SamplingSettings
 from podium.rewards.score import CallSettings
@@ -202,15 +202,16 @@ class GRPOConfig(trl.GRPOConfig):
         try:
             super().__post_init__()
         except ValueError as error:
-            raise ConfigError(f"{error}{self._nearest_batch()}", code=_code_of(str(error))) from None
+            code, fix = _code_of(str(error))
+            raise ConfigError(str(error), code=code, fix=fix(self)) from None
         self.gradient_checkpointing = checkpointing
         if self.loss_type == "gspo":  # one spelling from here on
             self.loss_type, self.importance_sampling_level = "grpo", "sequence"
         if self.sync_ref_model and not self.beta:
             raise ConfigError(
-                "sync_ref_model=True has no reference model to move, because beta is 0. "
-                "Set beta, or leave sync_ref_model out.",
+                "sync_ref_model=True has no reference model to move, because beta is 0.",
                 code="C030",
+                fix="Set beta, or leave sync_ref_model out.",
             )
         call_settings(self)
         self._check_async()
@@ -238,8 +239,9 @@ class GRPOConfig(trl.GRPOConfig):
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(
-                    f"{name} is {value!r}; it must be one of {', '.join(allowed)}.{did_you_mean(value, allowed)}",
+                    f"{name} is {value!r}; it must be one of {', '.join(allowed)}.",
                     code="C004",
+                    fix=did_you_mean(value, allowed) or self._default_line(name),
                 )
 
     def _check_ranges(self) -> None:
@@ -247,6 +249,7 @@ class GRPOConfig(trl.GRPOConfig):
             raise ConfigError(
                 "max_completion_length is None; it must be a number: completions that never end would not.",
                 code="C016",
+                fix=self._default_line("max_completion_length"),
             )
         for name, (low, high, why) in RANGES.items():
             value = getattr(self, name)
@@ -254,7 +257,12 @@ class GRPOConfig(trl.GRPOConfig):
                 continue
             if not low <= value <= high:
                 bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-                raise ConfigError(f"{name} is {value}; it must be {bounds}: {why}.", code="C016")
+                what = f"{name} is {value}; it must be {bounds}: {why}."
+                raise ConfigError(what, code="C016", fix=self._default_line(name))
+
+    def _default_line(self, name: str) -> str:
+        """What to type for a field to be as when nobody sets it."""
+        return as_line(name, getattr(type(self), name))
 
     def _check_async(self) -> None:
         for refused, what, fix in _NOT_ASYNC:
@@ -272,13 +280,16 @@ class GRPOConfig(trl.GRPOConfig):
         }
         if self.pad_to_multiple_of not in ("auto", None):
             raise ConfigError(
-                "pad_to_multiple_of is an option of TRL that Podium does not honour: nothing is padded.", code="C018"
+                "pad_to_multiple_of is an option of TRL that Podium does not honour: nothing is padded.",
+                code="C018",
+                fix="take `pad_to_multiple_of` out",
             )
         for name, (idle, reason) in {**vllm, **REFUSED}.items():
             if getattr(self, name) != idle:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is an option of TRL that Podium does not honour: {reason}.",
                     code="C014" if "vllm" in name else "C018",
+                    fix=f"take `{name}` out",
                 )
 
     def _follow_device(self) -> None:
@@ -306,9 +317,14 @@ class GRPOConfig(trl.GRPOConfig):
         sizes = " or ".join(str(size) for size in (below, above) if size)
         divisors = " or ".join(str(g) for g in range(2, batch + 1) if batch % g == 0 and g <= 2 * group)
         return (
-            f" A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
+            f"A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
             f"batch {sizes}, or num_generations {divisors}."
         )
+
+    def _whole_evaluation(self) -> str:
+        """The evaluation batch next to one that cannot be cut into groups."""
+        group = self.num_generations_eval or self.num_generations
+        return as_line("per_device_eval_batch_size", -(-self.per_device_eval_batch_size // group) * group)
 
 
 def _has_second_device(args: GRPOConfig) -> bool:
@@ -344,20 +360,28 @@ _NOT_ASYNC: tuple[tuple[Callable[[GRPOConfig], bool], str, str], ...] = (
 """(when, what, fix): what cannot sample while it trains."""
 
 
-_CODES = (
-    ("divisible by num_generations", "C010"),
-    ("divisible by the global batch size", "C010"),
-    ("at least 2 generations", "C011"),
-    ("generations used for evaluation", "C012"),
-    ("fp16", "C013"),
-    ("bf16", "C013"),
-    ("tf32", "C013"),
+Fix = Callable[[GRPOConfig], str]
+
+
+def _as_the_device(_: GRPOConfig) -> str:
+    return "take `bf16`, `fp16` and `tf32` out: what the device can is chosen"
+
+
+_CODES: tuple[tuple[str, str, Fix], ...] = (
+    ("divisible by num_generations", "C010", GRPOConfig._nearest_batch),
+    ("divisible by the global batch size", "C010", GRPOConfig._nearest_batch),
+    ("at least 2 generations", "C011", lambda args: args._default_line("num_generations")),
+    ("generations used for evaluation", "C012", GRPOConfig._whole_evaluation),
+    ("fp16", "C013", _as_the_device),
+    ("bf16", "C013", _as_the_device),
+    ("tf32", "C013", _as_the_device),
 )
+"""(what a message of TRL or transformers holds, the code of its rule, what to type)."""
 
 
-def _code_of(message: str) -> str:
-    """The code of a rule that TRL or transformers checks; C030 where there is none of its own."""
-    return next((code for part, code in _CODES if part in message), "C030")
+def _code_of(message: str) -> tuple[str, Fix]:
+    """Code and fix of a rule that TRL or transformers checks; C030 and none where it is not one of ours."""
+    return next(((code, fix) for part, code, fix in _CODES if part in message), ("C030", lambda _: ""))
 
 
 ACTIONS = ("stop", "rollback", "ignore")
@@ -376,7 +400,7 @@ def actions(given: Any) -> dict[str, str]:
         raise ConfigError(f"on_finding is {given!r}; it must be like {{M132: stop, M161: ignore}}.") from None
     for code, wish in wishes.items():
         if code not in codes():
-            raise ConfigError(f"on_finding names {code}, which is no finding.{did_you_mean(code, codes())}")
+            raise ConfigError(f"on_finding names {code}, which is no finding.", fix=did_you_mean(code, codes()))
         if wish not in ACTIONS:
             raise ConfigError(f"on_finding for {code} is {wish!r}; it must be one of {', '.join(ACTIONS)}.")
     return wishes
@@ -455,9 +479,9 @@ def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
     weights = args.reward_weights if args.reward_weights is not None else [1.0] * num_rewards
     if len(weights) != num_rewards:
         raise ConfigError(
-            f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match. "
-            f"Give one weight per function, in the order of reward_funcs.",
+            f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match.",
             code="W015",
+            fix="Give one weight per function, in the order of reward_funcs.",
         )
     return AdvantageSettings(
         weights_K=np.asarray(weights, np.float64),
@@ -485,8 +509,8 @@ def _on_error(value: Any) -> Literal["raise", "none"] | float:
     except ValueError:
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
-        near = did_you_mean(text, ("raise", "none"))
-        raise ConfigError(f"on_reward_error is {value!r}; it must be `raise`, `none` or a finite number.{near}")
+        what = f"on_reward_error is {value!r}; it must be `raise`, `none` or a finite number."
+        raise ConfigError(what, fix=did_you_mean(text, ("raise", "none")))
     return number
 
 

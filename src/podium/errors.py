@@ -7,7 +7,8 @@ PodiumError
 |-- RewardError      (RuntimeError)  a reward function: raised, or returned something unusable
 |-- EngineError      (RuntimeError)  a rollout engine
 |-- ProofError       (RuntimeError)  the proof on the first batch, or of a merge: what must hold does not
-`-- CheckpointError  (RuntimeError)  nothing to resume from, or nothing that verifies
+|-- CheckpointError  (RuntimeError)  nothing to resume from, or nothing that verifies
+`-- HubError         (RuntimeError)  the hub cannot be reached, or refuses
 
 Each child is also the stdlib error it refines, so `except ValueError` in a user's script keeps working. The command
 line prints a `PodiumError` as its message alone, never as a traceback; inside the house a contradiction is an `assert`.
@@ -21,23 +22,24 @@ from typing import Any
 
 
 class PodiumError(Exception):
-    """A mistake the user can repair; the message says what, where, why and what to type.
+    """A mistake the user can repair: what is wrong, and what to type.
 
     Args:
-        what: the message, or the part of it that says what is wrong and where.
+        what: what is wrong, where and why.
         code: of the rule that was broken, as in `podium explain CODE`; empty where there is none.
-        fix: what to type; the message ends with it.
+        fix: the line of YAML, the command, the words to change; the last line of the message.
         findings: where several things are wrong at once, each of them (`podium.records.Finding`).
 
-    >>> str(PodiumError("train.jsonl is empty (0 bytes).", code="D024", fix="Write it again."))
-    'train.jsonl is empty (0 bytes). Write it again.'
+    >>> print(PodiumError("train.jsonl is empty (0 bytes).", code="D024", fix="write it again"))
+    train.jsonl is empty (0 bytes).
+      fix: write it again
     """
 
     def __init__(self, what: str = "", *, code: str = "", fix: str = "", findings: Iterable[Any] = ()) -> None:
-        super().__init__(f"{what} {fix}".strip())
         self.what = what
         self.code = code
         self.fix = fix
+        super().__init__(with_fix(what, fix))
         self.findings = tuple(findings)
 
 
@@ -77,13 +79,35 @@ class HubError(PodiumError, RuntimeError):
     """The hub cannot be reached, or refuses."""
 
 
+def with_fix(what: str, fix: str) -> str:
+    """What is wrong, and below it what to type.
+
+    >>> print(with_fix("run.yaml:4: unknown key `rank`", "write `r`"))
+    run.yaml:4: unknown key `rank`
+      fix: write `r`
+    """
+    return f"{what}\n  fix: {fix}" if fix else what
+
+
+def as_line(key: str, value: Any) -> str:
+    """What to type so that a setting has this value; None: that it has none.
+
+    >>> as_line("temperature", 1.0), as_line("record", False), as_line("min_p", None)
+    ('temperature: 1.0', 'record: false', 'take `min_p` out')
+    """
+    if value is None:
+        return f"take `{key}` out"
+    shown = str(value).lower() if isinstance(value, bool) else getattr(value, "value", value)
+    return f"{key}: {shown}"
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """` Did you mean "x"?` for the nearest choice, or the empty string.
+    """A fix: the nearest choice, or the empty string.
 
     >>> did_you_mean("learning_rat", ["learning_rate", "beta"])
-    ' Did you mean `learning_rate`?'
+    'Did you mean `learning_rate`?'
     >>> did_you_mean("zzz", ["learning_rate"])
     ''
     """
     near = get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
-    return f" Did you mean `{near[0]}`?" if near else ""
+    return f"Did you mean `{near[0]}`?" if near else ""

@@ -186,7 +186,7 @@ def _one(way: str) -> Extractor:
         return _PLAIN[way]
     name, colon, argument = way.partition(":") if isinstance(way, str) else (way, "", "")
     if name not in _WITH_ARGUMENT:
-        raise ConfigError(f"no way `{way}` to extract an answer.{_near(name)} There are {_KNOWN}.")
+        raise ConfigError(f"no way `{way}` to extract an answer. There are {_KNOWN}.", fix=_near(name))
     make, usual = _WITH_ARGUMENT[name]
     argument = argument if colon else usual or ""
     if not argument:

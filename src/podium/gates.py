@@ -105,40 +105,38 @@ def parse_gate(text: str) -> Gate:
     True
     >>> parse_gate("reward is good")
     Traceback (most recent call last):
-    podium.errors.ConfigError: `until: reward is good` is not understood. Write `METRIC >= 0.9`, ...
+    podium.errors.ConfigError: `until: reward is good` is not understood.
+      fix: Write `METRIC >= 0.9`, ...
     """
     found = _GATE.fullmatch(text)
     if found is None:
-        raise ConfigError(f"`until: {text}` is not understood. Write {FORMS}", code="C060")
+        raise ConfigError(f"`until: {text}` is not understood.", code="C060", fix=f"Write {FORMS}")
     metric, sign = found["metric"], found["sign"]
     steps = int(found["held"] or found["flat"] or 1)
     if steps < 1 or (sign is None and steps < FEWEST_FLAT):
         least = 1 if sign else FEWEST_FLAT
-        raise ConfigError(f"`until: {text}`: give at least {least} step{'s' * (least > 1)}", code="C060")
+        what = f"`until: {text}`: give at least {least} step{'s' * (least > 1)}"
+        raise ConfigError(what, code="C060", fix="until: reward >= 0.9 for 3 steps")
     bound = float(found["bound"]) if sign else 0.0
     return Gate(text=text, metric=metric, steps=steps, sign=sign, bound=bound)
 
 
-def unknown_metric(gate: Gate, rewards: Collection[str]) -> str:
-    """What is wrong with the metric a gate names, as far as the names of the rewards tell; empty where nothing is.
+def unknown_metric(gate: Gate, rewards: Collection[str]) -> tuple[str, str] | None:
+    """What is wrong with the metric a gate names, as far as the names of the rewards tell, and what to type.
 
     A metric that no table knows may be one that a reward function logs, and is waited for.
     """
     name = gate.metric.removeprefix(HELD_OUT)
-    if not name.startswith("rewards/"):
-        return ""
     own = name.removeprefix("rewards/").rpartition("/")[0]
-    if own in rewards and describe(name) is not None:
-        return ""
+    if not name.startswith("rewards/") or (own in rewards and describe(name) is not None):
+        return None
     choices = [f"rewards/{reward}/{end}" for reward in rewards for end in ("mean", "std")]
-    near = did_you_mean(name, choices)
-    return f"there is no metric `{gate.metric}`: the rewards here are {', '.join(rewards)}.{near}"
+    what = f"there is no metric `{gate.metric}`: the rewards here are {', '.join(rewards)}."
+    return what, did_you_mean(name, choices) or f"until: {choices[0]} >= 0.9"
 
 
 def absent(gate: Gate, values: Mapping[str, float]) -> str:
     """What to say when the first numbers of a run have no such metric."""
-    near = did_you_mean(gate.metric, values)
     listed = ", ".join(sorted(name for name in values if name.startswith(("reward", HELD_OUT, "completions/mean"))))
-    return (
-        f"the gate `until: {gate.text}` waits for `{gate.metric}`, which is not logged.{near} There are {listed}, ..."
-    )
+    said = f"the gate `until: {gate.text}` waits for `{gate.metric}`, which is not logged."
+    return " ".join(filter(None, [said, did_you_mean(gate.metric, values), f"There are {listed}, ..."]))

@@ -23,7 +23,7 @@ def page(code: str) -> str:
     known = codes()
     code = code.strip().upper()
     if code not in known:
-        raise ConfigError(f"no rule `{code}`.{did_you_mean(code, known)} `podium explain` lists them.")
+        raise ConfigError(f"no rule `{code}`. `podium explain` lists them.", fix=did_you_mean(code, known))
     return (resources.files("podium") / "pages" / f"{code}.md").read_text(encoding="utf-8")
 
 

@@ -100,7 +100,7 @@ def test_json_keeps_every_bit() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({"lo": 0.1}, "unknown setting `lo`. Did you mean `low`"),
+        ({"lo": 0.1}, r"unknown setting `lo`(.|\n)*fix: Did you mean `low`"),
         ({"low": "x"}, "`low` must be a number"),
         ({"window": 1.5}, "`window` must be a whole number"),
         ({"low": 0.9}, "0 <= low <= high <= 1"),
@@ -117,7 +117,8 @@ def test_settings_that_cannot_work(value: Any, text: str) -> None:
 
 
 def test_a_name_that_no_reward_has() -> None:
-    with pytest.raises(ConfigError, match=r"names no reward here \(correct\): `corect`. Did you mean `correct`"):
+    said = r"names no reward here \(correct\): `corect`.\n  fix: Did you mean `correct`"
+    with pytest.raises(ConfigError, match=said):
         AdaptiveWeights.of(["correct"], np.ones(1), {"corect": True})
 
 

@@ -445,11 +445,11 @@ def test_settings_by_name_are_used():
     ("name", "settings", "text"),
     [
         ("anser_format", {}, "Did you mean `answer_format`"),
-        ("regex_format", {"patern": "x"}, "no setting `patern`. Did you mean `pattern`"),
+        ("regex_format", {"patern": "x"}, r"no setting `patern`(.|\n)*fix: Did you mean `pattern`"),
         ("regex_format", {}, "`regex_format` needs `pattern`"),
         ("answer_format", {"answer": "x"}, "takes no settings"),
         ("get_cosine_scaled_reward", {}, "needs `max_len`"),
-        ("exact_match", {"extract": "boxd"}, "no way `boxd` to extract an answer. Did you mean `boxed`"),
+        ("exact_match", {"extract": "boxd"}, r"no way `boxd` to extract an answer(.|\n)*fix: Did you mean `boxed`"),
         ("exact_match", {"extract": "regex:("}, "is no regular expression"),
         ("exact_match", {"extract": "after"}, "needs something after the colon"),
         ("exact_match", {"extract": []}, "empty list"),

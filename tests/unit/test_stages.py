@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,10 @@ def recipe(text: str, flags: dict[str, Any] | None = None) -> Recipe:
 
 
 def problems(text: str) -> str:
+    """Each with its fix behind it."""
     with pytest.raises(ConfigError) as error:
         recipe(text)
-    return str(error.value)
+    return re.sub(r"\n +fix:", "", str(error.value))
 
 
 # ---- what a stage is ----
@@ -148,7 +150,7 @@ SFT = "  - {name: warm, type: sft, max_steps: 2}\n"
     ("change", "said"),
     [
         (("rewards/digits", "rewards/digit"), "run.yaml:11: stage first: there is no metric `rewards/digit/mean`"),
-        (("rewards/digits", "eval_rewards/digits"), "add `eval_strategy: steps`"),
+        (("rewards/digits", "eval_rewards/digits"), "eval_strategy: steps"),
         ((">= 0.9 for 3 steps", "is good"), "run.yaml:11: stage first: `until: rewards/digits/mean is good`"),
         (("    max_steps: 5\n", ""), "a gate may never be met: the stage needs `max_steps`"),
         (("name: first", "name: second"), "the name `second` is that of stage 1, too"),

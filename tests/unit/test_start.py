@@ -205,7 +205,7 @@ def test_an_input_that_ends_names_the_flags(cli, tmp_path):
 
 def test_unknown_words_are_one_message(cli):
     assert (
-        "--task is one of number, exact, json, code, format; got `nmber`. Did you mean"
+        "--task is one of number, exact, json, code, format; got `nmber`.\n  fix: Did you mean"
         in cli("init", "run", "--task", "nmber")[2]
     )
     assert "--machine is one of cpu, small-gpu, large-gpu; got `tpu`." in cli("init", "run", "--machine", "tpu")[2]

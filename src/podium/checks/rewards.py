@@ -39,13 +39,13 @@ def needs(setup: Setup) -> Iterator[Finding]:
         try:
             check_rewards([reward], columns)
         except RewardError as error:
-            first, _, rest = str(error).partition("\n")
+            first, _, rest = error.what.partition("\n")
             yield Finding(
                 code="W002",
                 severity="error",
                 what=f"{survey.name}: {first}",
                 why=rest.partition("\n")[0],
-                fix="rename the column or the argument, or give the argument a default",
+                fix=error.fix,
             )
 
 

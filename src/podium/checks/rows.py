@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from podium.checks.cures import cure
 from podium.checks.distinct import DistinctSample
 from podium.data.check import Places, Survey, check_row, is_read_once, is_transformed
 from podium.data.files import jsonl_rows
@@ -141,8 +140,7 @@ class RowSurvey:
         self.num_bad[finding.code] += 1
         shown = self.bad.setdefault(finding.code, [])
         if len(shown) < MAX_SHOWN:
-            fix = finding.fix or cure(finding.code, finding.what)
-            shown.append(replace(finding, what=_placed(finding.what, self.name, index, line), fix=fix))
+            shown.append(replace(finding, what=_placed(finding.what, self.name, index, line)))
 
     def _count_columns(self, index: int, row: Mapping[str, Any]) -> None:
         for key, value in row.items():

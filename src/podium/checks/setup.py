@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from podium.assembly import load_settings, prompt_builder
-from podium.checks.cures import cure
 from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.checks.public import DATASETS, unasked_dataset
 from podium.checks.rows import RowSurvey, Source, dataset_source, look_at
@@ -104,43 +103,17 @@ class _Gathering:
 def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     """What an error says, as findings."""
     if error.findings:
-        return [_cured(finding) for finding in error.findings]
-    what, fix = (error.what, error.fix) if error.fix else _parted(str(error))
-    what = f"{where}: {what}" if where and not what.startswith(where) else what
-    return [_cured(Finding(code=error.code or "C030", severity="error", what=what, fix=fix))]
+        return [_with_fix(finding) for finding in error.findings]
+    what = f"{where}: {error.what}" if where and not error.what.startswith(where) else error.what
+    return [_with_fix(Finding(code=error.code or "C030", severity="error", what=what, fix=error.fix))]
 
 
-def _from_problems(problems: Sequence[Problem], recipe: Recipe) -> list[Finding]:
-    keys = {place: key for key, place in recipe.places.items()}
-    return [_from_problem(problem, keys) for problem in problems]
+def _from_problems(problems: Sequence[Problem]) -> list[Finding]:
+    return [_with_fix(Finding(code=each.code, severity="error", what=str(each), fix=each.fix)) for each in problems]
 
 
-def _from_problem(problem: Problem, keys: Mapping[str, str]) -> Finding:
-    """`keys`: what is set at a place."""
-    what, fix = _parted(problem.what)
-    found = Finding(code=problem.code, severity="error", what=f"{problem.where}: {what}", fix=problem.fix or fix)
-    return _cured(found, keys.get(problem.where, ""))
-
-
-def _cured(finding: Finding, key: str = "") -> Finding:
-    fix = finding.fix or cure(finding.code, finding.what, key) or f"see `podium explain {finding.code}`"
-    return replace(finding, fix=fix)
-
-
-_CURES = re.compile(r"(?:\. |: |; | )(?=Did you mean |Set |Write |Leave |Give |Pass |Load |A group must |add it)")
-
-
-def _parted(message: str) -> tuple[str, str]:
-    """What is wrong, and the sentences that say what to do about it."""
-    message, _, written = message.partition("\n  fix: ")
-    if written:
-        return message, written
-    first, *rest = message.split("\n", 1)
-    found = _CURES.search(first)
-    if found is None:
-        return message, ""
-    what = first[: found.start()] + "." * (found[0] == ". ")
-    return "\n".join([what, *rest]), first[found.end() :]
+def _with_fix(finding: Finding) -> Finding:
+    return replace(finding, fix=finding.fix or f"see `podium explain {finding.code}`")
 
 
 # ---- from a recipe ----
@@ -155,7 +128,7 @@ def from_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None
         return Setup(name=str(path), problems=tuple(gathering.problems))
     _set_variables(document, overrides)
     recipe, problems = survey_recipe(document, overrides)
-    gathering.problems += _from_problems(problems, recipe)
+    gathering.problems += _from_problems(problems)
     gathering.places = recipe.places
     return _of_recipe(recipe, gathering)
 
@@ -187,7 +160,7 @@ def stages_of(path: str | Path | Document, overrides: Mapping[str, Any] | None =
 def of_stage(surveyed: Surveyed) -> Setup:
     """The setup of one stage. One of supervised fine-tuning has no `GRPOConfig`."""
     recipe = surveyed.stage.recipe
-    gathering = _Gathering(problems=_from_problems(surveyed.problems, recipe), places=recipe.places)
+    gathering = _Gathering(problems=_from_problems(surveyed.problems), places=recipe.places)
     return _of_recipe(recipe, gathering, surveyed.stage)
 
 

@@ -142,7 +142,8 @@ def _check_column(task: Task, by: str | None) -> None:
     columns = getattr(task.rows, "column_names", None)
     if by is not None and columns is not None and by not in columns:
         there = ", ".join(columns)
-        raise ConfigError(f"--by {by}: {task.data} has no such column.{did_you_mean(by, columns)} It has {there}.")
+        what = f"--by {by}: {task.data} has no such column. It has {there}."
+        raise ConfigError(what, fix=did_you_mean(by, columns))
 
 
 def _asked_also(asked: Asked, also: str) -> Asked:

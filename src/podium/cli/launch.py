@@ -41,7 +41,8 @@ def config_file(asked: str) -> Path:
     if not file.is_file():
         names = ", ".join(shipped)
         raise ConfigError(
-            f"--accelerate {asked}: there is no such file, and it is not one of {names}.{did_you_mean(asked, shipped)}"
+            f"--accelerate {asked}: there is no such file, and it is not one of {names}.",
+            fix=did_you_mean(asked, shipped),
         )
     return file
 

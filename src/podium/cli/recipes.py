@@ -24,7 +24,8 @@ def recipes(
 
     shipped = shipped_recipes()
     if name is not None and name not in shipped:
-        raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, shipped)} There are {', '.join(shipped)}.")
+        what = f"There is no recipe {name}. There are {', '.join(shipped)}."
+        raise ConfigError(what, fix=did_you_mean(name, shipped))
     if name is not None:
         typer.echo(shipped[name].read_text(encoding="utf-8"), nl=False)
     elif as_json:

@@ -76,7 +76,8 @@ def _known(name: str) -> Callable[..., Any]:
     from podium.rewards import LIBRARY
 
     if name not in LIBRARY:
-        raise ConfigError(f"no reward `{name}` in the library.{did_you_mean(name, LIBRARY)} Type: podium rewards list")
+        fix = did_you_mean(name, LIBRARY) or "podium rewards list"
+        raise ConfigError(f"no reward `{name}` in the library.", fix=fix)
     return LIBRARY[name]
 
 

@@ -210,7 +210,7 @@ def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, s
         return "D009", f": `role` missing; it has {_listed(message)}", shape + cure
     role = message["role"]
     if role not in ROLES and not _names(chat_template, role):
-        return "D010", f': unknown role "{role}"', f"roles are {', '.join(ROLES)}.{did_you_mean(role, ROLES)}"
+        return "D010", f': unknown role "{role}"', f"roles are {', '.join(ROLES)}. {did_you_mean(role, ROLES)}".rstrip()
     if role == "assistant" and message.get("tool_calls"):
         return None
     return _check_content(message, shape)

@@ -122,7 +122,8 @@ class Columns:
             try:
                 attempt()
             except (DataError, ConfigError) as error:
-                found[key] = DataError(f"`{key}`: {error.what}", code=error.code or "D053", fix=error.fix)
+                fix = error.fix or "answer_from: last number"
+                found[key] = DataError(f"`{key}`: {error.what}", code=error.code or "D053", fix=fix)
         if "prompt" not in found and "answer" not in found and (problem := self._example_problem()):
             found["examples"] = problem
         return found
@@ -155,16 +156,16 @@ class Columns:
                 if column not in names:
                     raise DataError(
                         f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
-                        f"{_listed(names)}.{_hint(column, names)}",
+                        f"{_listed(names)}.{_hint(column)}",
                         code="D052",
-                        fix="Write a column that is there.",
+                        fix=did_you_mean(column, names) or "Write a column that is there.",
                     )
 
 
-def _hint(column: str, names: Sequence[str]) -> str:
-    near = did_you_mean(column, names)
-    tricks = any(mark in column for mark in ".[:!(") and not near
-    return near or " A name in braces is a column's, without attributes, indices or formats." * tricks
+def _hint(column: str) -> str:
+    """Why a name that tries more than to name a column is none."""
+    tricks = any(mark in column for mark in ".[:!(")
+    return " A name in braces is a column's, without attributes, indices or formats." * tricks
 
 
 def _listed(names: Iterable[Any]) -> str:

@@ -39,9 +39,9 @@ class Condition:
         """Raises `DataError` for a column that is not there, or that cannot be compared with the value."""
         if self.column not in row:
             raise DataError(
-                f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(row)}."
-                f"{did_you_mean(self.column, row)}",
+                f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(row)}.",
                 code="C061",
+                fix=did_you_mean(self.column, row) or f"filter: {next(iter(row), 'COLUMN')} == VALUE",
             )
         found = row[self.column]
         if found is None:
@@ -53,6 +53,7 @@ class Condition:
                 f"`filter: {self}`: `{self.column}` holds {type(found).__name__} ({str(found)[:40]!r}), which cannot "
                 f"be compared so with {self.value!r}.",
                 code="C061",
+                fix=f"filter: {self.column} {self.sign} VALUE, of the type {type(found).__name__}",
             ) from None
 
     def __str__(self) -> str:
@@ -103,5 +104,6 @@ def filtered(rows: Any, conditions: Sequence[Condition]) -> Any:
             condition(dict.fromkeys(columns))
     kept = rows.filter(meets_all, fn_kwargs={"conditions": list(conditions)})
     if hasattr(kept, "__len__") and len(kept) == 0:
-        raise DataError(f"`filter: {listed}` keeps none of the {len(rows):,} rows.", code="C061")
+        what = f"`filter: {listed}` keeps none of the {len(rows):,} rows."
+        raise DataError(what, code="C061", fix="filter: a condition that some rows meet")
     return kept

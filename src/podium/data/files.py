@@ -21,7 +21,8 @@ def load_file(path: Path, *, streaming: bool) -> Any:
     from datasets.exceptions import DatasetGenerationError
 
     if path.suffix not in READERS:
-        raise DataError(f"{path} is not a kind of file that is read: {', '.join(READERS)}.", code="D039")
+        what = f"{path} is not a kind of file that is read: {', '.join(READERS)}."
+        raise DataError(what, code="D039", fix=_as_lines(path))
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
     reader, check = READERS[path.suffix]
@@ -30,8 +31,17 @@ def load_file(path: Path, *, streaming: bool) -> Any:
         options = _as_text(path) if reader == "csv" else {}
         dataset = load_dataset(reader, data_files=str(path), split="train", streaming=streaming, **options)
     except (DatasetGenerationError, ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {root_cause(error)}", code="D039") from error
+        raise DataError(f"{path} cannot be read: {root_cause(error)}", code="D039", fix=_as_lines(path)) from error
     return dataset.rename_column("text", "prompt") if reader == "text" else dataset
+
+
+def _as_lines(path: Path) -> str:
+    """How another kind of file becomes one that is read."""
+    to = f"{path.stem}.jsonl"
+    if path.suffix not in (".xls", ".xlsx"):
+        return f"write one JSON object a line to {to}, then dataset: {to}"
+    program = f"import pandas; pandas.read_excel('{path}').to_json('{to}', orient='records', lines=True)"
+    return f'python -c "{program}", then dataset: {to}'
 
 
 def root_cause(error: BaseException) -> str:
@@ -60,7 +70,10 @@ def _check_jsonl(path: Path) -> None:
     if problems:
         more = ["... and perhaps more."] * (len(problems) == MAX_PROBLEMS)
         raise DataError(
-            "\n".join([*(problem.what for problem in problems), *more]), code=problems[0].code, findings=problems
+            "\n".join([*(problem.what for problem in problems), *more]),
+            code=problems[0].code,
+            fix=problems[0].fix,
+            findings=problems,
         )
 
 
@@ -82,15 +95,20 @@ def _row_of(path: Path, number: int, line: str) -> Any:
         row = _DECODER.decode(line)
     except json.JSONDecodeError as error:
         what = f"{path} line {number}, column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
-        return _bad("D004", what, "write every row as one JSON object on a line of its own")
+        return _bad("D004", what, _ONE_A_LINE)
     except _NotJSON as error:
-        return _bad("D029", f"{path} line {number}: {error} is not JSON; write null, or leave the key out")
+        return _bad("D029", f"{path} line {number}: {error} is not JSON", _NULL)
     if isinstance(row, dict):
         return row
-    return _bad("D031", f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}")
+    return _bad("D031", f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}", _OBJECT)
 
 
-def _bad(code: str, what: str, fix: str = "") -> Finding:
+_ONE_A_LINE = "write every row as one JSON object on a line of its own"
+_NULL = 'write null in its place, {"answer": null}, or leave the key out'
+_OBJECT = '{"prompt": "...", "answer": "..."}, one object a line'
+
+
+def _bad(code: str, what: str, fix: str) -> Finding:
     return Finding(code=code, severity="error", what=what, fix=fix)
 
 
@@ -147,13 +165,14 @@ def _check_json(path: Path) -> None:
     except json.JSONDecodeError as error:
         line = text.splitlines()[error.lineno - 1] if text.splitlines() else ""
         where = f"{path} line {error.lineno}, column {error.colno}"
-        raise DataError(f"{where}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}", code="D004") from None
+        what = f"{where}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
+        raise DataError(what, code="D004", fix="[{...}, {...}], or one object a line") from None
     except _NotJSON as error:
-        raise DataError(f"{path}: {error} is not JSON; write null, or leave the key out", code="D029") from None
+        raise DataError(f"{path}: {error} is not JSON", code="D029", fix=_NULL) from None
     wrong = next((index for index, row in enumerate(rows) if not isinstance(row, dict)), None)
     if wrong is not None:
         kind = type(rows[wrong]).__name__
-        raise DataError(f"{path}: row {wrong} is {kind}; expected an object, {{...}}", code="D031")
+        raise DataError(f"{path}: row {wrong} is {kind}; expected an object, {{...}}", code="D031", fix=_OBJECT)
 
 
 def _check_json_lines_or_object(path: Path) -> None:
@@ -178,19 +197,21 @@ def _check_csv(path: Path) -> None:
     header: Sequence[str] = next(reader, [])
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f"{path} line 1: the header names `{twice}` twice; give each column a name", code="D027")
-    problems, num_problems = [], 0
+        what = f"{path} line 1: the header names `{twice}` twice"
+        raise DataError(what, code="D027", fix=f"call one of them `{twice}_2`")
+    findings, num_problems = [], 0
     for row in reader:
         if not row or len(row) == len(header):
             continue
         num_problems += 1
         if num_problems <= MAX_PROBLEMS:
-            where = f"{path} line {reader.line_num}"
-            problems.append(f"{where} has {len(row)} fields, the header has {len(header)}; quote fields with commas")
-    if problems:
+            line = reader.line_num
+            what = f"{path} line {line} has {len(row)} fields, the header has {len(header)}"
+            findings.append(_bad("D027", what, f'quote fields that hold a comma in line {line}: "1,5"'))
+    if findings:
         more = f"\n... and {num_problems - MAX_PROBLEMS} more." if num_problems > MAX_PROBLEMS else ""
-        findings = [_bad("D027", problem) for problem in problems]
-        raise DataError("\n".join(problems) + more, code="D027", findings=findings)
+        what = "\n".join(finding.what for finding in findings) + more
+        raise DataError(what, code="D027", fix='quote fields that hold a comma: "1,5"', findings=findings)
 
 
 def _check_parquet(path: Path) -> None:
@@ -198,7 +219,8 @@ def _check_parquet(path: Path) -> None:
         start = stream.read(4)
     if start != b"PAR1":
         shown = start.decode("ascii", errors="backslashreplace")
-        raise DataError(f'{path} starts with "{shown}", not with "PAR1": it is not a Parquet file.', code="D030")
+        what = f'{path} starts with "{shown}", not with "PAR1": it is not a Parquet file.'
+        raise DataError(what, code="D030", fix=f"write it again: pandas.DataFrame(rows).to_parquet('{path}')")
 
 
 def _check_text(path: Path) -> None:

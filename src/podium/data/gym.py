@@ -18,6 +18,8 @@ from podium.errors import ConfigError, DataError, did_you_mean
 
 PREFIX = "reasoning-gym:"
 
+_EXAMPLE = "dataset: reasoning-gym:chain_sum?size=1000&seed=1"
+
 
 def parse_name(name: str) -> tuple[str, dict[str, Any]]:
     """The task of a dataset's name, and the arguments of its generator.
@@ -55,7 +57,9 @@ def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -
     except Exception as error:  # a generator of another library can raise anything
         message = str(error) or type(error).__name__
         raise DataError(
-            f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}", code="D057"
+            f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}",
+            code="D057",
+            fix=_EXAMPLE,
         ) from error
 
 
@@ -79,8 +83,8 @@ def check_task(name: str) -> None:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ConfigError("reasoning-gym is not installed.", code="D057", fix="Type: pip install 'podium[tasks]'")
     if name not in _task_names():
-        near = did_you_mean(name, _task_names())
-        raise ConfigError(f"reasoning-gym has no dataset `{name}`.{near} It has {len(_task_names())}.", code="D057")
+        what = f"reasoning-gym has no dataset `{name}`. It has {len(_task_names())}."
+        raise ConfigError(what, code="D057", fix=did_you_mean(name, _task_names()) or _EXAMPLE)
 
 
 @functools.cache
@@ -101,8 +105,9 @@ def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any
     if name not in known:
         listed = ", ".join([*known, "difficulty"])
         raise DataError(
-            f"reasoning-gym's `{dataset}` has no argument `{name}`.{did_you_mean(name, known)} It takes {listed}.",
+            f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed}.",
             code="D057",
+            fix=did_you_mean(name, known) or _EXAMPLE,
         )
     kind = type(known[name])
     fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
@@ -111,6 +116,7 @@ def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any
             f"reasoning-gym's `{dataset}` takes {kind.__name__} as `{name}`, not `{value}`. "
             f"It is {known[name]} by default.",
             code="D057",
+            fix=f"{name}={known[name]}",
         )
 
 
@@ -119,9 +125,10 @@ def _level(dataset: str, level: Any) -> dict[str, Any]:
     from reasoning_gym.factory import create_curriculum, has_curriculum
 
     if not has_curriculum(dataset):
-        raise DataError(f"reasoning-gym's `{dataset}` has no levels of difficulty.", code="D057")
+        raise DataError(f"reasoning-gym's `{dataset}` has no levels of difficulty.", code="D057", fix=_EXAMPLE)
     if type(level) is not int or level < 0:
-        raise DataError(f"`difficulty` is a level, 0 or more; it is `{level}`.", code="D057")
+        what = f"`difficulty` is a level, 0 or more; it is `{level}`."
+        raise DataError(what, code="D057", fix="difficulty=0")
     curriculum = create_curriculum(dataset)
     curriculum.set_global_level(level)
     made = dataclasses.asdict(curriculum.generate_configuration())

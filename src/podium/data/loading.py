@@ -169,8 +169,8 @@ def load(
         seed=seed,
         **more,
     )
-    for problem in contradictions(spec).values():
-        raise DataError(problem, code="C030")
+    for error in contradictions(spec).values():
+        raise error
     return load_data(spec)
 
 
@@ -211,7 +211,7 @@ def part_splits(spec: DataSpec, part: Part, *, streaming: bool = False) -> Mappi
         )
     if part.path is None:
         raise DataError(
-            "No dataset. Write `dataset: builtin:additions`, a file (.jsonl, .csv, ...) or a hub id.", code="C031"
+            "No dataset.", code="C031", fix="dataset: builtin:additions, a file (.jsonl, .csv, ...) or a hub id"
         )
     return load_splits(part.path, config=part.config, streaming=streaming or spec.dataset_streaming)
 
@@ -295,7 +295,7 @@ def _taken(rows: Any, shape: Shape, name: str) -> Any:
         rows = rows.select([index for index, row in enumerate(rows) if take(row) is not None])
     for finding in take.findings(name):
         if finding.severity == "error":
-            raise DataError(f"{finding.what}.", code=finding.code, findings=[finding])
+            raise DataError(f"{finding.what}.", code=finding.code, fix=finding.fix, findings=[finding])
         logger.info("%s", finding.what)
     return _mapped(rows, shape.columns)
 
@@ -312,35 +312,54 @@ def _mapped(rows: Any, columns: Columns) -> Any:
 # ---- what a spec may not say ----
 
 
-def contradictions(spec: DataSpec) -> dict[str, str]:
+def contradictions(spec: DataSpec) -> dict[str, DataError]:
     """By key, what cannot be meant."""
-    found = {}
-    if spec.held_out is not None and spec.eval_dataset is not None:
-        found["held_out"] = "`held_out` and `eval_dataset` both say what is held out. Leave one of them out."
-    if spec.pass_rate is not None and spec.pass_rates is None:
-        found["pass_rate"] = (
-            "`pass_rate` needs measured rates. Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` "
-            "writes."
-        )
-    if spec.order is None and spec.difficulty is not None:
-        found["difficulty"] = (
-            "`difficulty` does nothing without an order. Set `order: easy_first` or `order: hard_first`."
-        )
-    if spec.order is not None and spec.difficulty is None and spec.pass_rates is None:
-        found["order"] = (
-            "`order` needs to know what is hard. Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`."
-        )
-    if spec.order is not None and (spec.dataset_streaming or spec.streaming):
-        found["order"] = "`order` needs all rows at once. Leave out `dataset_streaming`."
     weighted = [part.weight is not None for part in spec.parts]
-    if any(weighted) and not all(weighted):
-        found["dataset"] = "`weight` is given for some parts of `dataset` and not for others. Give it for all or none."
-    return found
+    rules = (
+        (
+            "held_out",
+            spec.held_out is not None and spec.eval_dataset is not None,
+            "`held_out` and `eval_dataset` both say what is held out.",
+            "Leave one of them out.",
+        ),
+        (
+            "pass_rate",
+            spec.pass_rate is not None and spec.pass_rates is None,
+            "`pass_rate` needs measured rates.",
+            "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
+        ),
+        (
+            "difficulty",
+            spec.order is None and spec.difficulty is not None,
+            "`difficulty` does nothing without an order.",
+            "Set `order: easy_first` or `order: hard_first`.",
+        ),
+        (
+            "order",
+            spec.order is not None and spec.difficulty is None and spec.pass_rates is None,
+            "`order` needs to know what is hard.",
+            "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
+        ),
+        (
+            "order",
+            spec.order is not None and (spec.dataset_streaming or spec.streaming),
+            "`order` needs all rows at once.",
+            "Leave out `dataset_streaming`.",
+        ),
+        (
+            "dataset",
+            any(weighted) and not all(weighted),
+            "`weight` is given for some parts of `dataset` and not for others.",
+            "Give it for all or none.",
+        ),
+    )
+    return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in rules if holds}
 
 
 def _check_order(spec: DataSpec, train: Any) -> None:
     if not hasattr(train, "__len__"):
-        raise DataError("`order` needs all rows at once, and this is a stream.", code="C030")
+        what = "`order` needs all rows at once, and this is a stream."
+        raise DataError(what, code="C030", fix="Leave out `dataset_streaming`.")
 
 
 PART_KEYS = ("path", "weight", "split", "config", "prompt", "answer", "system", "examples", "answer_from", "chat")

@@ -102,7 +102,8 @@ def trl_mixture(
     if test_split_size is None:
         return {"train": rows}
     if streaming:
-        raise DataError("`test_split_size` needs to know how many rows there are; leave out `streaming`.", code="C030")
+        what = "`test_split_size` needs to know how many rows there are."
+        raise DataError(what, code="C030", fix="Leave out `streaming`.")
     return dict(rows.train_test_split(test_size=test_split_size, seed=seed))
 
 
@@ -123,9 +124,8 @@ def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
         try:
             rows = load_dataset(path, split=split, streaming=streaming, **options)
         except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
-            raise DataError(
-                f"The part `{path}` of `datasets` cannot be had: {root_cause(error)}", code="D035"
-            ) from error
+            what = f"The part `{path}` of `datasets` cannot be had: {root_cause(error)}"
+            raise DataError(what, code="D035", fix="Private or gated: `hf auth login`.") from error
     else:
         rows = chosen(load_splits(path, streaming=streaming), split, path, "split")
     return rows.select_columns(part["columns"]) if part.get("columns") else rows
@@ -139,10 +139,13 @@ def _is_plain(split: str) -> bool:
 def _cut_to_shares(parts: list[Any], fractions: list[float | None], *, streaming: bool) -> list[Any]:
     """The first rows of each part, so that none is repeated and the shares come out (as in TRL 1.16)."""
     if streaming:
-        raise DataError("`fraction` needs to know how many rows there are; leave out `streaming`.", code="C030")
+        what = "`fraction` needs to know how many rows there are."
+        raise DataError(what, code="C030", fix="Leave out `streaming`.")
     if any(fraction is None for fraction in fractions):
         raise DataError(
-            "`fraction` is given for some parts of `datasets` and not for others; give it for all or none.", code="C030"
+            "`fraction` is given for some parts of `datasets` and not for others.",
+            code="C030",
+            fix="Give it for all or none.",
         )
     given = [float(fraction or 0) for fraction in fractions]
     shares = [fraction / sum(given) for fraction in given]

@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from podium.data.check import check_row, describe, no_template
-from podium.errors import ConfigError, DataError
+from podium.errors import ConfigError, DataError, as_line
 from podium.records import Finding, Message, Prompt
 
 Overlong = Literal["error", "drop", "truncate"]
@@ -50,15 +50,14 @@ class PromptBuilder:
 
     def __post_init__(self) -> None:
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            raise ConfigError(
-                f"max_prompt_length is {self.max_prompt_length}; it must be at least 1, or None.", code="C016"
-            )
+            what = f"max_prompt_length is {self.max_prompt_length}; it must be at least 1, or None."
+            raise ConfigError(what, code="C016", fix=as_line("max_prompt_length", None))
         if self.context_room is not None and self.context_room < 1:
             raise ConfigError(
                 f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "
-                f"{self.context_length} positions for prompt and completion together. "
-                f"Set max_completion_length under {self.context_length}.",
+                f"{self.context_length} positions for prompt and completion together.",
                 code="D015",
+                fix=f"Set max_completion_length under {self.context_length}.",
             )
 
     def __call__(self, row: Mapping[str, Any], id: int, row_index: int) -> Prompt | None:

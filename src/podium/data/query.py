@@ -22,7 +22,7 @@ def parse_query(text: str) -> tuple[str, dict[str, Any]]:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(mark))
     except ValueError:
         raise DataError(
-            f"`{text}`: behind the question mark stand arguments, as in `{name}?size=100&seed=1`.", code="D057"
+            f"`{text}`: behind the question mark stand arguments.", code="D057", fix=f"{name}?size=100&seed=1"
         ) from None
     return name, {key: _value(value) for key, value in pairs}
 

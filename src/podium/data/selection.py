@@ -218,8 +218,12 @@ def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
     """D055: there is no such column."""
     columns = list(columns)
     listed = ", ".join(f"`{each}`" for each in columns)
-    near = did_you_mean(column, columns)
-    return DataError(f"`difficulty`: {name} has no column `{column}`; its columns are {listed}.{near}", code="D055")
+    other = next((each for each in columns if each != "prompt"), "COLUMN")
+    return DataError(
+        f"`difficulty`: {name} has no column `{column}`; its columns are {listed}.",
+        code="D055",
+        fix=did_you_mean(column, columns) or f"difficulty: {other}, or another with a number in every row",
+    )
 
 
 def as_difficulty(value: Any, column: str, row: int, name: str) -> float:

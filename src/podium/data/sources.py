@@ -20,7 +20,7 @@ from podium.data import gym
 from podium.data.files import READERS, load_file, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
-from podium.errors import ConfigError, DataError
+from podium.errors import ConfigError, DataError, as_line
 from podium.workers.functions import attribute, find_file, module_from_file
 
 _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
@@ -62,8 +62,8 @@ def _made_here(name: str, *, streaming: bool) -> dict[str, Any]:
     return {"train": _made(_rows_of(_function(name), name), name, streaming=streaming)}
 
 
-def check_exists(name: str) -> None:
-    """Refuse a name that can only be a file, a folder or a task, and is not there.
+def check_exists(name: str, key: str = "dataset") -> None:
+    """Refuse a name that can only be a file, a folder or a task, and is not there. `key`: what has this name.
 
     Raises:
         DataError: with near names.
@@ -77,14 +77,21 @@ def check_exists(name: str) -> None:
     if path.exists():
         return
     if path.suffix in READERS or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise DataError(f"There is no file or folder {name}.{_similar(path)}", code="D025")
+        near = _similar(path)
+        fix = as_line(key, near[0]) if near else "the path of a file that is there, as seen from here (`ls`)"
+        raise DataError(f"There is no file or folder {name}.{_listed(path, near)}", code="D025", fix=fix)
 
 
-def _similar(path: Path) -> str:
+def _similar(path: Path) -> list[str]:
+    """What lies beside a missing file under a similar name."""
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
+
+
+def _listed(path: Path, near: list[str]) -> str:
     if not path.parent.is_dir():
         return f" (Nor is there a folder {path.parent}.)"
-    near = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3, cutoff=0.6)
-    return f" Similar: {', '.join(str(path.parent / name) for name in near)}." if near else ""
+    return f" Similar: {', '.join(near)}." if near else ""
 
 
 # ---- datasets and functions ----
@@ -111,10 +118,10 @@ def _function(name: str) -> Callable[[], Any]:
     target, arguments = parse_query(name)
     file, _, function = target.rpartition(":")
     try:
-        found = attribute(module_from_file(find_file(file, Path()), file), function, file)
+        module = module_from_file(find_file(file, Path()), file)
+        found = attribute(module, function, file, rule="rows come from a function")
     except ConfigError as error:
-        what = str(error).replace("a reward is a function", "rows come from a function")
-        raise DataError(what, code="D056") from error
+        raise DataError(error.what, code="D056", fix=error.fix or _OF_FUNCTION) from error
     return partial(found, **arguments)
 
 
@@ -129,17 +136,23 @@ def _rows_of(make: Callable[[], Any], name: str) -> Callable[[], Iterator[Mappin
                     raise _NoRowError(f"row {number} is {type(row).__name__}; a row is a dict, as {{'prompt': ...}}")
                 yield row
         except _NoRowError as error:
-            raise DataError(f"{name}: {error}.", code="D056") from None
+            fix = f"have {name} yield dicts: yield {{'prompt': '...', 'answer': '...'}}"
+            raise DataError(f"{name}: {error}.", code="D056", fix=fix) from None
         except DataError:
             raise
         except Exception as error:  # a user's function can raise anything
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{frame.filename}:{frame.lineno}" if error.__traceback__ and error.__traceback__.tb_next else name
-            raise DataError(
-                f"{name}: making the rows failed at {where}: {type(error).__name__}: {error}", code="D056"
-            ) from error
+            where, fix = name, _OF_FUNCTION
+            if error.__traceback__ and error.__traceback__.tb_next:
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{frame.filename}:{frame.lineno}"
+                fix = f"correct line {frame.lineno} of {frame.filename}"
+            what = f"{name}: making the rows failed at {where}: {type(error).__name__}: {error}"
+            raise DataError(what, code="D056", fix=fix) from error
 
     return rows
+
+
+_OF_FUNCTION = "dataset: FILE.py:FUNCTION, with a function that yields dicts"
 
 
 class _NoRowError(ValueError):
@@ -182,9 +195,13 @@ def _type_problem(values: list[Any]) -> str | None:
 # ---- folders and the hub ----
 
 
-def _read_code(error: BaseException, otherwise: str = "D039") -> str:
-    """D034: a dataset that is a script, which `datasets` no longer runs."""
-    return "D034" if "scripts are no longer supported" in root_cause(error) else otherwise
+def _unreadable(name: str, what: str, error: BaseException, *, code: str, fix: str) -> DataError:
+    """D034 for a dataset that is a script, which `datasets` no longer runs; else `code`."""
+    if "scripts are no longer supported" in root_cause(error):
+        to = f"{Path(name).name}.jsonl"
+        program = f"load_dataset('{name}', trust_remote_code=True)['train'].to_json('{to}')"
+        code, fix = "D034", f'once, where `pip install "datasets<4"`: {program}; then dataset: {to}'
+    return DataError(what, code=code, fix=fix)
 
 
 def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
@@ -196,9 +213,9 @@ def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
     try:
         loaded = load_from_disk(str(folder)) if saved else load_dataset(str(folder), streaming=streaming)
     except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
-        raise DataError(
-            f"The folder {folder} cannot be read as a dataset: {root_cause(error)}", code=_read_code(error)
-        ) from error
+        what = f"The folder {folder} cannot be read as a dataset: {root_cause(error)}"
+        fix = "dataset: a file in it (.jsonl, .csv, .parquet), or what `save_to_disk` wrote"
+        raise _unreadable(str(folder), what, error, code="D039", fix=fix) from error
     return dict(loaded) if isinstance(loaded, (DatasetDict, dict)) else {"train": loaded}
 
 
@@ -210,11 +227,8 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
         return dict(load_dataset(name, name=config, streaming=streaming))
     except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
         path = Path(name)
-        near = _similar(path) if path.parent.is_dir() else ""
-        raise DataError(
-            f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had "
-            f"({root_cause(error)}).",
-            code=_read_code(error, "D035"),
-            fix="Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`."
-            + near,
-        ) from error
+        near = _listed(path, _similar(path)) if path.parent.is_dir() else ""
+        what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had "
+        what += f"({root_cause(error)})."
+        fix = f"Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`.{near}"
+        raise _unreadable(name, what, error, code="D035", fix=fix) from error

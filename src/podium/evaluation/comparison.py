@@ -177,7 +177,7 @@ def _column(measured: Measured, by: str | None) -> str | None:
         return CATEGORY if CATEGORY in measured.labels else None
     if by not in measured.labels:
         there = ", ".join(measured.labels) or "none"
-        raise ConfigError(f"--by {by}: no such column.{did_you_mean(by, measured.labels)} There are: {there}.")
+        raise ConfigError(f"--by {by}: no such column. There are: {there}.", fix=did_you_mean(by, measured.labels))
     return by
 
 

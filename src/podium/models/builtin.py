@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ModelError, did_you_mean
+from podium.errors import ModelError, as_line, did_you_mean
 
 PREFIX = "builtin:"
 
@@ -49,6 +49,9 @@ BUILTIN_MODELS: dict[str, BuiltinModel] = {
         cache_folder="smollm2-135m-instruct-1",
     )
 }
+
+BUILTIN = PREFIX + next(iter(BUILTIN_MODELS))
+"""What messages and recipes give as an example."""
 
 _COMPLETE = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 """A folder with all of these is a finished copy: folders are renamed into place."""
@@ -84,7 +87,9 @@ def builtin_model(name: str) -> BuiltinModel:
     if key not in BUILTIN_MODELS:
         known = ", ".join(PREFIX + known for known in BUILTIN_MODELS)
         raise ModelError(
-            f"There is no built-in model `{name}`; known: {known}.{did_you_mean(key, BUILTIN_MODELS)}", code="M001"
+            f"There is no built-in model `{name}`; known: {known}.",
+            code="M001",
+            fix=did_you_mean(key, BUILTIN_MODELS) or as_line("model", BUILTIN),
         )
     return BUILTIN_MODELS[key]
 

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ModelError
-from podium.models.builtin import PREFIX, builtin_model
+from podium.errors import ModelError, as_line
+from podium.models.builtin import BUILTIN, PREFIX, builtin_model
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,7 +41,9 @@ def check_model_name(name: str, *, needs_tokenizer: bool = True, trust_remote_co
     elif path.is_file():
         raise _file_error(path)
     elif _looks_like_a_path(name):
-        raise ModelError(f"There is no folder {name}.{_similar(path)}", code="M001")
+        near = _similar(path)
+        fix = as_line("model", _as_path(near[0]) if near else BUILTIN)
+        raise ModelError(f"There is no folder {name}.{_listed(path, near)}", code="M001", fix=fix)
     else:
         config = _hub_config(name, path)
     _check_architecture(name, config, trust_remote_code=trust_remote_code)
@@ -52,12 +54,20 @@ def _looks_like_a_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or name.endswith("/")
 
 
-def _similar(path: Path) -> str:
+def _similar(path: Path) -> list[str]:
     """Folders beside a missing one whose names are near to it."""
+    names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
+
+
+def _as_path(folder: str) -> str:
+    """As what can be no hub id."""
+    return folder if folder.startswith((".", "/", "~")) else f"./{folder}"
+
+
+def _listed(path: Path, near: list[str]) -> str:
     if not path.parent.is_dir():
         return f" (Nor is there a folder {path.parent}.)"
-    names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
-    near = [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
     return f" Similar: {', '.join(near)}." if near else ""
 
 
@@ -100,8 +110,8 @@ def _no_config_error(folder: Path) -> ModelError:
             f'"{folder}", is_trainable=True)` is what to pass as `model`.',
         )
     if checkpoints := sorted(folder.glob("checkpoint-*/config.json"), key=_checkpoint_number):
-        what = f"{folder} has no config.json, but checkpoints: give one of them, as {checkpoints[-1].parent}."
-        return ModelError(what, code="M016")
+        fix = f"Give one of them, as {checkpoints[-1].parent}."
+        return ModelError(f"{folder} has no config.json, but checkpoints.", code="M016", fix=fix)
     if ggufs := sorted(folder.glob("*.gguf")):
         return _file_error(ggufs[0])
     if not any(folder.iterdir()):
@@ -109,6 +119,7 @@ def _no_config_error(folder: Path) -> ModelError:
     return ModelError(
         f"{folder} has no config.json, so it is not a model folder (expected config.json and *.safetensors).",
         code="M016",
+        fix=f"copy the whole model there again: hf download NAME --local-dir {folder}",
     )
 
 
@@ -168,9 +179,10 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ModelError(f"{file} cannot be read as JSON: {error}", code="M016") from error
+        raise ModelError(f"{file} cannot be read as JSON: {error}", code="M016", fix=f"copy {file} again") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{file} holds {type(value).__name__}, expected an object.", code="M016")
+        what = f"{file} holds {type(value).__name__}, expected an object."
+        raise ModelError(what, code="M016", fix=f"copy {file} again")
     return value
 
 
@@ -191,6 +203,7 @@ def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_co
             f"{name} is a {', '.join(architectures)}, which does not generate text; a causal language model is needed "
             "(its `architectures` end with ForCausalLM).",
             code="M013",
+            fix=f"{as_line('model', BUILTIN)}, or another whose `architectures` end with ForCausalLM",
         )
 
 
@@ -215,27 +228,31 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         RepositoryNotFoundError,
     )
 
-    near = _similar(path) if path.parent.is_dir() and path.parent != Path() else ""
-    reasons: dict[type[Exception], str] = {
-        HFValidationError: "is neither a folder nor a possible hub id (owner/name)",
-        GatedRepoError: "is gated: ask for access on its hub page, then `hf auth login`",
-        RepositoryNotFoundError: "is not on the hub, or private (then: `hf auth login`), and there is no such folder",
-        LocalEntryNotFoundError: f"is not a folder here, and the hub cannot be reached. {_cached_models()}",
-        EntryNotFoundError: "is on the hub but has no config.json, so transformers cannot load it",
-        HfHubHTTPError: "cannot be had from the hub",
+    near = _listed(path, _similar(path)) if path.parent.is_dir() and path.parent != Path() else ""
+    fetch = f"hf download {name}, where there is a network; or {as_line('model', BUILTIN)}"
+    other = f"{as_line('model', BUILTIN)}, or another name than {name} (hf models ls)"
+    reasons: dict[type[Exception], tuple[str, str]] = {
+        HFValidationError: ("is neither a folder nor a possible hub id (owner/name)", other),
+        GatedRepoError: ("is gated", "ask for access on its hub page, then `hf auth login`"),
+        RepositoryNotFoundError: (
+            "is not on the hub, or private (then: `hf auth login`), and there is no such folder",
+            other,
+        ),
+        LocalEntryNotFoundError: (f"is not a folder here, and the hub cannot be reached. {_cached_models()}", fetch),
+        EntryNotFoundError: ("is on the hub but has no config.json, so transformers cannot load it", other),
+        HfHubHTTPError: ("cannot be had from the hub", fetch),
     }
     try:
         offline = not _hub_answers(name)
         return _read_json(Path(hf_hub_download(name, "config.json", etag_timeout=5, local_files_only=offline)))
     except tuple(reasons) as error:
-        reason = next(text for kind, text in reasons.items() if isinstance(error, kind))
+        reason, fix = next(texts for kind, texts in reasons.items() if isinstance(error, kind))
         status = getattr(getattr(error, "response", None), "status_code", None)
         http = f" (HTTP {status})" if status else ""
-        raise ModelError(f"`{name}` {reason}{http}.{near}", code="M002") from error
+        raise ModelError(f"`{name}` {reason}{http}.{near}", code="M002", fix=fix) from error
     except OSError as error:
-        raise ModelError(
-            f"`{name}` is not a folder here, and the hub cannot be reached ({error}).{near}", code="M002"
-        ) from error
+        what = f"`{name}` is not a folder here, and the hub cannot be reached ({error}).{near}"
+        raise ModelError(what, code="M002", fix=fetch) from error
 
 
 def _hub_answers(name: str) -> bool:
@@ -259,5 +276,5 @@ def _cached_models() -> str:
 
     folders = sorted(Path(HF_HUB_CACHE).glob("models--*")) if os.path.isdir(HF_HUB_CACHE) else []
     names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
-    built_in = "Without a hub there is `builtin:smollm2-135m-instruct`"
+    built_in = f"Without a hub there is `{BUILTIN}`"
     return f"Cached: {', '.join(names[:8])}. {built_in}" if names else built_in

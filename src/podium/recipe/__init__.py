@@ -75,9 +75,11 @@ class Recipe:
 
         try:
             return GRPOConfig(**self.config)
+        except ConfigError as error:
+            what, code = f"{self.place_of(str(error))}: {error.what}", error.code or "C030"
+            raise ConfigError(what, code=code, fix=error.fix) from error
         except ValueError as error:
-            code = getattr(error, "code", "") or "C030"
-            raise ConfigError(f"{self.place_of(str(error))}: {error}", code=code) from error
+            raise ConfigError(f"{self.place_of(str(error))}: {error}", code="C030") from error
 
     def place_of(self, message: str) -> str:
         """Where the first argument of `GRPOConfig` that a message mentions was set."""
@@ -97,8 +99,8 @@ class Recipe:
 
         if self.stages:
             raise ConfigError(
-                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own. Type `podium train "
-                f"{self.name}`, or in Python: podium.Stages.load({self.name!r}).train()"
+                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own.",
+                fix=f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()",
             )
         arguments = self.arguments()
         if train_dataset is None:
@@ -168,14 +170,15 @@ def open_document(path: str | Path | Document) -> Document:
     if str(path) in shipped:
         return read_document(shipped[str(path)], f"{path}.yaml")
     if file.is_dir():
-        raise ConfigError(f"{path} is a folder; a recipe is a YAML file.{_run_hint(file)}")
+        raise ConfigError(f"{path} is a folder; a recipe is a YAML file.", fix=_run_hint(file))
     beside = sorted(entry.name for entry in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
     near = did_you_mean(file.name, [*beside, *shipped]) or did_you_mean(f"{file.name}.yaml", beside)
-    raise ConfigError(f"There is no recipe {path}.{near} Recipes that come with Podium: {', '.join(shipped)}.")
+    what = f"There is no recipe {path}. Recipes that come with Podium: {', '.join(shipped)}."
+    raise ConfigError(what, fix=near)
 
 
 def _run_hint(folder: Path) -> str:
-    return f" Did you mean `{folder / 'config.yaml'}`?" if (folder / "config.yaml").is_file() else ""
+    return f"Did you mean `{folder / 'config.yaml'}`?" if (folder / "config.yaml").is_file() else ""
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -18,6 +18,7 @@ from podium.data.loading import DataSpec, first_rows, part_splits
 from podium.data.selection import is_held_out
 from podium.data.templates import parse
 from podium.errors import PodiumError
+from podium.models.builtin import BUILTIN
 
 OLD_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",
@@ -27,7 +28,6 @@ OLD_NAMES: Mapping[str, str] = {
 }
 """TRL's spellings of keys that have a shorter one here."""
 
-MODEL = "builtin:smollm2-135m-instruct"
 
 LOOKED_AT = 200
 """Rows by which columns and answers are judged."""
@@ -124,11 +124,11 @@ def _gym_tasks(known: Mapping[str, Any]) -> list[str]:
 
 
 def _of_run(known: Mapping[str, Any]) -> dict[str, Any]:
-    model = known.get("model", MODEL)
-    made = {"model": model, **_of_data(known), **_RUN, **(_SMALL_MODEL if model == MODEL else {})}
-    if model == MODEL and known.get("use_peft"):
+    model = known.get("model", BUILTIN)
+    made = {"model": model, **_of_data(known), **_RUN, **(_SMALL_MODEL if model == BUILTIN else {})}
+    if model == BUILTIN and known.get("use_peft"):
         made |= _ADAPTER
-    elif model == MODEL and known.get("lora"):
+    elif model == BUILTIN and known.get("lora"):
         made["learning_rate"] = _ADAPTER["learning_rate"]
     if _gym_tasks(known):
         made["max_completion_length"] = 64

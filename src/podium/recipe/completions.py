@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from podium.errors import DataError, did_you_mean
+from podium.errors import DataError, as_line, did_you_mean
 from podium.rewards.resolve import GOLD
+
+_EXAMPLE = 'completion: "<answer>{answer}</answer>"'
 
 USUAL = ("completion", *GOLD)
 """Columns that are taken where a recipe names none, the first that is there."""
@@ -52,9 +54,9 @@ class Completions:
         missing = [name for name in names if name not in columns]
         if missing:
             raise DataError(
-                f"`completion: {written}` names no column of the rows ({', '.join(columns)}): `{missing[0]}`."
-                f"{did_you_mean(missing[0], columns)}",
+                f"`completion: {written}` names no column of the rows ({', '.join(columns)}): `{missing[0]}`.",
                 code="D060",
+                fix=did_you_mean(missing[0], columns) or as_line("completion", next(iter(columns), None)),
             )
         return cls(template=f"{{{written}}}" if alone else written, columns=names, alone=alone)
 
@@ -66,7 +68,8 @@ class Completions:
         """
         for name in self.columns:
             if row[name] is None:
-                raise DataError(f"`{name}` is null in a row, so there is no right completion of it.", code="D060")
+                what = f"`{name}` is null in a row, so there is no right completion of it."
+                raise DataError(what, code="D060", fix=f"filter: {name} != ''")
         prompt, only = row["prompt"], row[self.columns[0]]
         if self.alone and isinstance(only, list):
             return {"prompt": prompt, "completion": only}
@@ -81,11 +84,13 @@ def _names(written: str) -> tuple[str, ...]:
         fields = [name for _, name, _, _ in string.Formatter().parse(written) if name is not None]
     except ValueError as error:
         raise DataError(
-            f"`completion: {written}`: {error}; a brace that is text is written twice.", code="D060"
+            f"`completion: {written}`: {error}; a brace that is text is written twice.", code="D060", fix=_EXAMPLE
         ) from None
     odd = [name for name in fields if not name.isidentifier()]
     if odd:
         raise DataError(
-            f"`completion: {written}`: `{{{odd[0]}}}` is no column; a brace that is text is written twice.", code="D060"
+            f"`completion: {written}`: `{{{odd[0]}}}` is no column; a brace that is text is written twice.",
+            code="D060",
+            fix=_EXAMPLE,
         )
     return tuple(dict.fromkeys(fields))

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from podium.errors import ConfigError
+from podium.errors import ConfigError, with_fix
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 20_000
@@ -33,6 +33,7 @@ class Problem:
     code: str = "C030"
     """Of the rule that is broken; C030: settings that contradict each other."""
     fix: str = ""
+    """What to type."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -68,10 +69,10 @@ def fail(name: str, problems: Sequence[Problem]) -> None:
         ConfigError: there are.
     """
     if len(problems) == 1:
-        raise ConfigError(str(problems[0]), code=problems[0].code)
+        raise ConfigError(str(problems[0]), code=problems[0].code, fix=problems[0].fix)
     if problems:
-        ordered = in_order(problems)
-        raise ConfigError("\n".join([f"{name} has {len(problems)} problems:", *(f"  {p}" for p in ordered)]))
+        listed = (with_fix(f"  {problem}", problem.fix) for problem in in_order(problems))
+        raise ConfigError("\n".join([f"{name} has {len(problems)} problems:", *listed]))
 
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:
@@ -126,7 +127,7 @@ def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
     except RecursionError:
         raise ConfigError(f"{name}: nested too deeply, or an alias (*name) that contains itself", code="C019") from None
     except yaml.YAMLError as error:
-        raise ConfigError(_syntax_message(error, name), code="C019") from None
+        raise _syntax_error(error, name) from None
     return Document(name=name, folder=folder, values=values, lines=builder.lines, problems=tuple(builder.problems))
 
 
@@ -215,7 +216,8 @@ class _Builder:
             key = key_node.value
             if key in values:
                 first = self.lines[(*place, key)]
-                self.problems.append(Problem(where=where, what=f"`{key}` is already set at line {first}", code="C006"))
+                what, fix = f"`{key}` is already set at line {first}", f"delete line {line} or line {first}"
+                self.problems.append(Problem(where=where, what=what, code="C006", fix=f"{fix}: one `{key}` is enough"))
                 continue
             self.lines[(*place, key)] = line
             values[key] = self.build(value_node, (*place, key))
@@ -225,7 +227,9 @@ class _Builder:
         if node.tag != f"tag:yaml.org,2002:{kind}":
             line, tag = node.start_mark.line + 1, node.tag.replace("tag:yaml.org,2002:", "!!")
             self.problems.append(
-                Problem(where=f"{self.name}:{line}", what=f"tags ({tag}) are not taken; leave it out", code="C019")
+                Problem(
+                    where=f"{self.name}:{line}", what=f"tags ({tag}) are not taken", code="C019", fix="leave it out"
+                )
             )
 
 
@@ -248,15 +252,27 @@ def _count(root: yaml.Node) -> int:
     return count(root)
 
 
-def _syntax_message(error: yaml.YAMLError, name: str) -> str:
+def _syntax_error(error: yaml.YAMLError, name: str) -> ConfigError:
     """PyYAML's message with file, line, and a caret."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return f"{name}: not valid YAML ({error})"
-    mark = error.problem_mark
+        return ConfigError(f"{name}: not valid YAML ({error})", code="C019")
+    mark, fix = error.problem_mark, ""
     what = error.problem or "not valid YAML"
+    snippet = mark.get_snippet(indent=2, max_length=100) or ""
     if r"'\t'" in what:
-        what = "a tab; YAML is indented with spaces"
+        what, fix = "a tab; YAML is indented with spaces", "write two spaces in place of the tab"
     elif "mapping values are not allowed" in what:
         what = "a second `:` in the line, or a wrong indent; text with `: ` in it goes in quotes"
-    snippet = mark.get_snippet(indent=2, max_length=100)
-    return f"{name}:{mark.line + 1}: {what}" + (f"\n{snippet}" if snippet else "")
+        fix = _quoted(snippet.partition("\n")[0])
+    return ConfigError(f"{name}:{mark.line + 1}: {what}\n{snippet}".rstrip(), code="C019", fix=fix)
+
+
+def _quoted(line: str) -> str:
+    """The line with its text in quotes.
+
+    >>> _quoted("  system: Think: then answer")
+    'system: "Think: then answer"'
+    """
+    key, _, text = line.strip().partition(": ")
+    escaped = text.strip().replace('"', '\\"')
+    return f'{key}: "{escaped}"' if ":" in text else ""

@@ -14,20 +14,21 @@ from podium.data.columns import Columns
 from podium.data.conditions import Condition, parse_condition
 from podium.data.loading import DataSpec, Part, contradictions, read_parts
 from podium.data.sources import check_exists
-from podium.errors import PodiumError, did_you_mean
+from podium.errors import PodiumError, as_line, did_you_mean
+from podium.models.builtin import BUILTIN
 from podium.recipe import Recipe
 from podium.recipe.assume import OLD_NAMES, assume
 from podium.recipe.document import Document, Place, Problem, fail, in_order
 from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
     PART_TYPES,
+    Mistake,
     check_key,
-    check_value,
+    check_type,
     config_keys,
     field_types,
     key_types,
     members,
-    type_code,
     unknown_key,
 )
 from podium.rewards.resolve import callable_name, distinct_names
@@ -125,25 +126,28 @@ class _Reading:
         written = self.spelled.get(key, key)
         return f"--{written}" if written in self.overrides else self.document.where((written, *place[1:]))
 
-    def say(self, what: str, *place: str | int, code: str = "C030") -> None:
-        self.problems.append(Problem(where=self.where(place), what=what, code=code))
+    def say(self, what: str, *place: str | int, code: str = "C030", fix: str) -> None:
+        self.problems.append(Problem(where=self.where(place), what=what, code=code, fix=fix))
+
+    def say_of(self, wrong: Mistake | PodiumError, *place: str | int) -> None:
+        self.say(wrong.what, *place, code=wrong.code, fix=wrong.fix)
 
     def check_keys(self) -> None:
         """Names and types of all keys; what passes is in `values` under the short name."""
         self.problems += self.document.problems
         for key, value in {**self.document.values, **self.overrides}.items():
             if key not in key_types():
-                self.say(unknown_key(key), key, code="C009" if key in self.overrides else "C001")
+                self.say_of(unknown_key(key, code="C009" if key in self.overrides else "C001"), key)
                 continue
             if value is None and type(None) not in _options(key):
                 continue  # `key:` with nothing behind it: as if it were not there
-            checked, problem, code = check_key(key, value)
-            if problem is not None:
-                self.say(problem, key, code=code)
+            checked, mistake = check_key(key, value)
+            if mistake is not None:
+                self.say_of(mistake, key)
                 continue
             short = OLD_NAMES.get(key, key)
             if short in self.spelled and self.spelled[short] != key:
-                self.say(f"`{key}` and `{self.spelled[short]}` mean the same; keep one of them", key)
+                self.say(f"`{key}` and `{self.spelled[short]}` mean the same", key, fix="keep one of them")
             self.spelled[short] = key
             self.values[short] = checked
 
@@ -164,14 +168,13 @@ class _Reading:
         own = self.values.get("lora")
         if own is not None:
             if flat or self.values.get("use_peft"):
-                self.say("`lora` and TRL's `use_peft`, `lora_*` keys say the same twice; keep one way", "lora")
+                self.say("`lora` and TRL's `use_peft`, `lora_*` keys say the same twice", "lora", fix="keep one way")
             return self._checked_lora(own)
         if not self.values.get("use_peft"):
             if flat and "use_peft" not in self.values:
                 key = next(iter(flat))
-                self.say(
-                    f"`{key}` does nothing without `use_peft: true`; add it, or take `{key}` out", key, code="C017"
-                )
+                fix = f"add it, or take `{key}` out"
+                self.say(f"`{key}` does nothing without `use_peft: true`", key, code="C017", fix=fix)
             return None
         filled = {arg: flat.get(key, default) for key, (arg, default) in _LORA_KEYS.items()}
         if isinstance(filled["target_modules"], list) and len(filled["target_modules"]) == 1:
@@ -186,18 +189,18 @@ class _Reading:
         passed: dict[str, Any] = {}
         for key, value in values.items():
             if key not in types:
-                self.say(unknown_key(key, types), *place, key, code="C001")
+                self.say_of(unknown_key(key, types), *place, key)
                 continue
-            passed[key], problem = check_value(value, types[key])
-            if problem is not None:
-                self.say(f"`{key}`: {problem}", *place, key, code=type_code(problem))
+            passed[key], mistake = check_type(key, value, types[key])
+            if mistake is not None:
+                self.say_of(mistake, *place, key)
         return passed
 
     def quantization(self) -> dict[str, Any] | None:
         """As TRL makes it from its flat keys."""
         four, eight = self.values.get("load_in_4bit"), self.values.get("load_in_8bit")
         if four and eight:
-            self.say("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit")
+            self.say("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit", fix="keep one of them")
         if four:
             return {
                 "load_in_4bit": True,
@@ -216,7 +219,7 @@ class _Reading:
         ]
         for index, part in enumerate(mixture):
             if "path" not in part:
-                self.say("a part of `datasets` needs `path`", "datasets", index)
+                self.say("a part of `datasets` needs `path`", "datasets", index, fix="path: FILE, or a hub id")
         dataset = self.values.get("dataset")
         for key in ("dataset", "eval_dataset"):
             if isinstance(name := self.values.get(key), str):
@@ -234,8 +237,8 @@ class _Reading:
             seed=next((self.values[key] for key in ("data_seed", "seed") if self.values.get(key) is not None), 42),
             **given,
         )
-        for key, problem in contradictions(spec).items():
-            self.say(problem, key)
+        for key, error in contradictions(spec).items():
+            self.say_of(error, key)
         return spec
 
     def _columns(self, values: Mapping[str, Any], *place: str | int) -> Columns:
@@ -243,8 +246,8 @@ class _Reading:
         given = {key: values[key] for key in _COLUMN_KEYS if values.get(key) is not None}
         made = Columns(examples=tuple(values.get("examples") or ()), **given)
         wrong = made.check()
-        for key, problem in wrong.items():
-            self.say(str(problem), *place, key, code=problem.code)
+        for key, error in wrong.items():
+            self.say_of(error, *place, key)
         rest: dict[str, Any] = {key: () if key == "examples" else None for key in wrong}
         return replace(made, **rest)  # what is left can still be checked
 
@@ -255,10 +258,11 @@ class _Reading:
             own = entry if isinstance(entry, Mapping) else {"path": entry}
             checked = self._checked_mapping(own, PART_TYPES, ("dataset", index))
             if not isinstance(checked.get("path"), str):
-                self.say("a part of `dataset` needs `path`", "dataset", index)
+                self.say("a part of `dataset` needs `path`", "dataset", index, fix="path: FILE, or a hub id")
                 continue
             if (weight := checked.get("weight")) is not None and not weight > 0:
-                self.say(f"`weight` must be above 0, got {weight:g}", "dataset", index, "weight", code="C016")
+                what = f"`weight` must be above 0, got {weight:g}"
+                self.say(what, "dataset", index, "weight", code="C016", fix="weight: 1")
             self._check_exists(checked["path"], "dataset", index)
             self._columns(checked, "dataset", index)
             parts.append(checked)
@@ -270,7 +274,8 @@ class _Reading:
         if bounds is None:
             return None
         if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] <= 1:
-            self.say(f"`pass_rate` must be two shares, as in [0.05, 0.95]; got {bounds}", "pass_rate", code="C016")
+            what = f"`pass_rate` must be two shares, the lower one first; got {bounds}"
+            self.say(what, "pass_rate", code="C016", fix="pass_rate: [0.05, 0.95]")
             return None
         return bounds[0], bounds[1]
 
@@ -280,7 +285,7 @@ class _Reading:
             try:
                 yield parse_condition(text)
             except ValueError as error:
-                self.say(f"`filter`: {error}", "filter", code="C061")
+                self.say(f"`filter`: {error}", "filter", code="C061", fix="filter: level <= 2")
 
     def _use_test_split(self) -> Literal["if there", "needed", "no"]:
         """A file written for `trl grpo` has its test split used when it asks for evaluation, and only then."""
@@ -290,9 +295,9 @@ class _Reading:
 
     def _check_exists(self, name: str, *place: str | int) -> None:
         try:
-            check_exists(name)
+            check_exists(name, str(place[0]))
         except PodiumError as error:
-            self.say(str(error), *place, code=error.code)
+            self.say_of(error, *place)
 
     def model_settings(self) -> dict[str, Any]:
         """Arguments of `from_pretrained` that have a key of their own."""
@@ -309,17 +314,18 @@ class _Reading:
             config["model_init_kwargs"] = {**settings, **own} if isinstance(own, Mapping) else own
         if self.values.get("order") is not None:
             if config.get("shuffle_dataset"):
-                self.say("`order` and `shuffle_dataset: true` exclude each other. Leave one of them out.", "order")
+                what = "`order` and `shuffle_dataset: true` exclude each other."
+                self.say(what, "order", fix="Leave one of them out.")
             config["shuffle_dataset"] = False
         if any(spec.weight is not None for spec in rewards):
             if "reward_weights" in config:
-                self.say("`reward_weights` and `weight` in `rewards` say the same twice; keep one", "reward_weights")
+                what = "`reward_weights` and `weight` in `rewards` say the same twice"
+                self.say(what, "reward_weights", fix="keep one")
             config["reward_weights"] = [1.0 if spec.weight is None else float(spec.weight) for spec in rewards]
         if any(spec.adaptive for spec in rewards):
             if config.get("adaptive_rewards"):
-                self.say(
-                    "`adaptive_rewards` and `adaptive` in `rewards` say the same twice; keep one", "adaptive_rewards"
-                )
+                what = "`adaptive_rewards` and `adaptive` in `rewards` say the same twice"
+                self.say(what, "adaptive_rewards", fix="keep one")
             named = zip(distinct_names([short_name(spec) for spec in rewards]), rewards, strict=True)
             config["adaptive_rewards"] = {name: spec.adaptive for name, spec in named if spec.adaptive}
         return config
@@ -328,30 +334,25 @@ class _Reading:
         """What a recipe cannot do without. Silent where the key is there and wrong: that was said already."""
         given = {**self.document.values, **self.overrides}
         written = {OLD_NAMES.get(key, key) for key, value in given.items() if value is not None}
-        name = self.document.name
-        if "model" not in written:
-            self.problems.append(
-                Problem(where=name, what="no `model`; for example `builtin:smollm2-135m-instruct`", code="C031")
-            )
-        if not {"dataset", "datasets"} & written:
-            self.problems.append(
-                Problem(where=name, what="no `dataset`; for example `builtin:additions`, or a file", code="C031")
-            )
         has_rewards = {"rewards", "reward_model_name_or_path"} & written and (rewards or self.problems)
+        if "model" not in written:
+            self._say_missing("model", as_line("model", BUILTIN))
+        if not {"dataset", "datasets"} & written:
+            self._say_missing("dataset", "dataset: builtin:additions, or a file")
         if needs_rewards and not has_rewards:
-            self.problems.append(
-                Problem(where=name, what="no `rewards`; for example `- my_rewards.py:my_function`", code="C031")
-            )
+            self._say_missing("rewards", "rewards: [my_rewards.py:my_function]")
         self._check_accuracy(rewards)
+
+    def _say_missing(self, key: str, fix: str) -> None:
+        self.problems.append(Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix))
 
     def _check_accuracy(self, rewards: tuple[RewardSpec, ...]) -> None:
         wanted = self.values.get("accuracy")
         names = [short_name(spec) for spec in rewards]
         if wanted and names and wanted not in names:
             listed = ", ".join(names)
-            self.say(
-                f"`accuracy` names no reward here ({listed}): `{wanted}`.{did_you_mean(wanted, names)}", "accuracy"
-            )
+            fix = did_you_mean(wanted, names) or as_line("accuracy", names[0])
+            self.say(f"`accuracy` names no reward here ({listed}): `{wanted}`.", "accuracy", fix=fix)
 
 
 def short_name(spec: RewardSpec) -> str:

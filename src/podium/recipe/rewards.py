@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError, as_line, did_you_mean
 from podium.recipe.document import Place, Problem
 from podium.rewards.adaptive import adaptive_settings
 from podium.rewards.resolve import callable_name
@@ -75,20 +75,24 @@ class RewardReader:
         if given is not None or isinstance(entry, str):
             return given or self._resolve(str(entry), {}, place)
         if not isinstance(entry, Mapping):
-            self._say(place, f"a reward is a name or a mapping with {', '.join(ENTRY_KEYS)}; got `{entry}`")
+            what = f"a reward is a name or a mapping with {', '.join(ENTRY_KEYS)}; got `{entry}`"
+            self._say(place, what, fix="rewards: [my_rewards.py:my_function]")
             return None
         before = len(self.problems)
         for key in entry:
             if key not in ENTRY_KEYS:
-                self._say((*place, key), f"unknown key `{key}` of a reward.{did_you_mean(key, ENTRY_KEYS)}")
+                fix = did_you_mean(key, ENTRY_KEYS) or as_line(key, None)
+                self._say((*place, key), f"unknown key `{key}` of a reward.", fix=fix)
         name = entry.get("name") or entry.get("function")
         if not isinstance(name, str) or (entry.get("name") and entry.get("function")):
-            self._say(place, "a reward needs one of `name: ...` (from the library) and `function: file.py:name`")
-        for key, check in _CHECKS.items():
+            what = "a reward needs one of `name: ...` (from the library) and `function: file.py:name`"
+            self._say(place, what, fix="function: my_rewards.py:my_function")
+        for key, (check, example) in _CHECKS.items():
             if entry.get(key) is not None and (problem := check(entry[key])):
-                self._say((*place, key), f"`{key}` {problem}, got `{entry[key]}`")
+                self._say((*place, key), f"`{key}` {problem}, got `{entry[key]}`", fix=f"{key}: {example}")
         if not _is_file(str(name)) and (own := [key for key in _FILE_KEYS if entry.get(key)]):
-            self._say((*place, own[0]), f"`{own[0]}` is for functions in files, `file.py:name`; `{name}` is none")
+            what = f"`{own[0]}` is for functions in files, `file.py:name`; `{name}` is none"
+            self._say((*place, own[0]), what, fix=as_line(own[0], None))
         if len(self.problems) > before:
             return None
         return self._resolve(str(name), entry, place)
@@ -99,14 +103,14 @@ class RewardReader:
             _make_importable(self.folder)
             function = find_reward(name, entry.get("args") or {}, self.folder, **options)
         except ConfigError as error:
-            self._say(place, str(error), code=error.code or "W013")
+            self._say(place, error.what, code=error.code or "W013", fix=error.fix)
             return None
         return RewardSpec(
             name=name, function=function, weight=entry.get("weight"), adaptive=entry.get("adaptive") or False
         )
 
-    def _say(self, place: Place, what: str, *, code: str = "C003") -> None:
-        self.problems.append(Problem(where=self.where(place), what=what, code=code))
+    def _say(self, place: Place, what: str, *, code: str = "C003", fix: str) -> None:
+        self.problems.append(Problem(where=self.where(place), what=what, code=code, fix=fix))
 
 
 def _given_function(entry: Any) -> RewardSpec | None:
@@ -129,20 +133,25 @@ def _adaptive_problem(value: Any) -> str:
     try:
         adaptive_settings(value)
     except ConfigError as error:
-        return f"must be true or a mapping of settings: {error}"
+        return f"must be true or a mapping of settings: {error.what} {error.fix}".rstrip()
     return ""
 
 
-_CHECKS: Mapping[str, Callable[[Any], str]] = {
-    "weight": lambda x: "" if isinstance(x, (int, float)) and not isinstance(x, bool) else "must be a number",
-    "args": lambda x: "" if isinstance(x, Mapping) else "must be a mapping",
-    "adaptive": _adaptive_problem,
-    "row_wise": lambda x: "" if isinstance(x, bool) else "must be true or false",
-    "env": lambda x: (
-        "" if isinstance(x, list) and all(isinstance(each, str) for each in x) else "must be a list of variable names"
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+_CHECKS: Mapping[str, tuple[Callable[[Any], str], str]] = {
+    "weight": (
+        lambda x: "" if isinstance(x, (int, float)) and not isinstance(x, bool) else "must be a number",
+        "1",
     ),
+    "args": (lambda x: "" if isinstance(x, Mapping) else "must be a mapping", "{limit: 200}"),
+    "adaptive": (_adaptive_problem, "true"),
+    "row_wise": (lambda x: "" if isinstance(x, bool) else "must be true or false", "true"),
+    "env": (lambda x: "" if _is_names(x) else "must be a list of variable names", "[JUDGE_KEY]"),
 }
-"""What is wrong with the value of a key, or nothing."""
+"""Of each key: what is wrong with a value, or nothing, and a value that is right."""
 
 
 def _is_file(name: str) -> bool:
@@ -200,15 +209,16 @@ def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
     if "/" in name or (folder / name / "config.json").is_file():
         return name
     if name.endswith(".py"):
-        raise ConfigError(f"reward `{name}`: which function? Write `{name}:function`")
+        raise ConfigError(f"reward `{name}`: which function?", fix=f"Write `{name}:function`")
     if "." in name:
         module, _, function = name.rpartition(".")
         return attribute(_module(module), function, module)
     from podium.rewards import LIBRARY
 
     raise ConfigError(
-        f"no reward `{name}` in the library.{did_you_mean(name, LIBRARY)} There are {', '.join(sorted(LIBRARY))}; your "
-        "own: `file.py:function` or `package.module:function`"
+        f"no reward `{name}` in the library. There are {', '.join(sorted(LIBRARY))}; your own: `file.py:function` or "
+        "`package.module:function`",
+        fix=did_you_mean(name, LIBRARY) or "podium rewards list",
     )
 
 

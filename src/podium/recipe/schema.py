@@ -7,20 +7,24 @@ annotations of the classes they end up in, so nothing is listed twice. Importing
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import trl
+from peft import LoraConfig
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from trl.scripts.grpo import GRPOScriptArguments
-from trl.scripts.utils import DatasetConfig
 
 from podium.config import CHOICES, RANGES, GRPOConfig
+from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
-from podium.errors import did_you_mean
+from podium.errors import as_line, did_you_mean
+from podium.recipe import Recipe
 
 OWN_KEYS: Mapping[str, Any] = {
     "model": str,
@@ -65,14 +69,20 @@ WIDER: Mapping[str, Any] = {
 """Keys whose annotation says less than what is accepted."""
 
 GONE: Mapping[str, str] = {
-    "evaluation_strategy": "it is `eval_strategy` now",
-    "lr_scheduler": "the name is `lr_scheduler_type`",
+    "evaluation_strategy": "write `eval_strategy`",
+    "lr_scheduler": "write `lr_scheduler_type`",
     "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
     "overwrite_output_dir": "leave it out",
     "logging_dir": "leave it out",
-    "tokenizer": "the model's own tokenizer is used; in Python: `processing_class`",
+    "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
 }
 """Keys of older transformers and TRL, and likely slips, with what to do."""
+
+_ADAPTER_WORDS = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "modules": "target_modules"}
+"""What people call the arguments of `LoraConfig`."""
+
+_SENSIBLE: Mapping[str, Any] = {"held_out": 0.2}
+"""Values to type for keys that have no default."""
 
 PART_TYPES: Mapping[str, Any] = {
     "path": str,
@@ -102,6 +112,16 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
 _CLASSES = (GRPOConfig, GRPOScriptArguments, trl.ModelConfig, trl.DatasetMixtureConfig)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """What is wrong with a key or its value, wherever it stands."""
+
+    what: str
+    code: str
+    fix: str
+    """What to type."""
+
+
 @cache
 def key_types() -> Mapping[str, Any]:
     """Every key of a recipe and what its value must be."""
@@ -124,34 +144,61 @@ def config_keys() -> frozenset[str]:
     return frozenset(field_types(GRPOConfig))
 
 
-def unknown_key(key: str, known: Mapping[str, Any] | None = None) -> str:
+def unknown_key(key: str, known: Mapping[str, Any] | None = None, *, code: str = "C001") -> Mistake:
     """What to say about a key that is none; `known` are the keys of the mapping it is in (default: a recipe's)."""
-    if known is None and key in GONE:
-        return f"unknown key `{key}`: {GONE[key]}"
-    return f"unknown key `{key}`.{did_you_mean(key.replace('-', '_'), known or key_types())}"
+    fix = GONE.get(key) if known is None else None
+    known = key_types() if known is None else known
+    meant = _ADAPTER_WORDS.get(key)
+    fix = fix or did_you_mean(key.replace("-", "_"), known)
+    if not fix:
+        fix = f"write `{meant}` in place of `{key}`" if meant in known else as_line(key, None)
+    return Mistake(what=f"unknown key `{key}`.", code=code, fix=fix)
 
 
-def check_mixture_part(key: str, value: Any) -> tuple[Any, str | None]:
-    """A key of one part of `datasets:`, checked."""
-    return check_value(value, field_types(DatasetConfig)[key])
+def default_line(key: str) -> str:
+    """What to type for a setting to be as when nobody sets it.
+
+    >>> default_line("temperature"), default_line("top_entropy_quantile"), default_line("min_p")
+    ('temperature: 1.0', 'top_entropy_quantile: 1.0', 'take `min_p` out')
+    """
+    return as_line(key, {**_defaults(), **_SENSIBLE}.get(key))
 
 
-def check_key(key: str, value: Any) -> tuple[Any, str | None, str]:
-    """The value of a top-level key in its own type; or what is wrong with it, and the code of that."""
-    checked, problem = check_value(value, key_types()[key])
-    if problem is not None:
-        return checked, f"`{key}`: {problem}", type_code(problem)
-    if problem := _choice_problem(key, checked):
-        return checked, problem, "C004"
-    return checked, _range_problem(key, checked), "C011" if key.startswith("num_generations") else "C016"
+@cache
+def _defaults() -> Mapping[str, Any]:
+    """Of settings by their names, adapters' and recipes' own among them."""
+    fields = (field for record in (LoraConfig, Recipe, GRPOConfig) for field in dataclasses.fields(record))
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
-def type_code(problem: str) -> str:
-    """Of a value of the wrong type."""
-    return "C002" if "a whole number" in problem else "C003"
+def check_key(key: str, value: Any) -> tuple[Any, Mistake | None]:
+    """The value of a top-level key in its own type, or what is wrong with it."""
+    checked, mistake = check_type(key, value, key_types()[key])
+    return checked, mistake or _wrong_choice(key, checked) or _out_of_range(key, checked)
 
 
-def check_value(value: Any, annotation: Any) -> tuple[Any, str | None]:
+def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, Mistake | None]:
+    """`value` converted to `annotation`, or what is wrong with it as the value of `key`."""
+    checked, problem = _converted(value, annotation)
+    if problem is None:
+        return checked, None
+    if int in members(annotation):
+        return checked, Mistake(what=f"`{key}`: {problem}", code="C002", fix=_whole_line(key, value))
+    unquoted = isinstance(value, Mapping) and len(value) == 1 and key in TEMPLATES
+    fix = f'{key}: "{{{next(iter(value))}}}"' if unquoted else default_line(key)
+    return checked, Mistake(what=f"`{key}`: {problem}", code="C003", fix=fix)
+
+
+def _whole_line(key: str, value: Any) -> str:
+    """The nearest whole number, where there is one."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    return as_line(key, round(number)) if math.isfinite(number) else default_line(key)
+
+
+def _converted(value: Any, annotation: Any) -> tuple[Any, str | None]:
     """`value` converted to `annotation`, or what is wrong: 4.5 is no whole number, a list no number, true no number."""
     if isinstance(value, bool) and bool not in members(annotation) and members(annotation) & {int, float, str}:
         return value, f"expected {_in_words(annotation)}, got {str(value).lower()}"
@@ -173,14 +220,15 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
         return None
 
 
-def _choice_problem(key: str, value: Any) -> str | None:
+def _wrong_choice(key: str, value: Any) -> Mistake | None:
     choices = _LISTED_CHOICES.get(key) or _choices_of(key)
     if not choices or value is None or isinstance(value, bool) or not isinstance(value, str):
         return None
     value = value.value if isinstance(value, Enum) else value
     if value in choices:
         return None
-    return f"`{key}` must be one of {', '.join(choices)}; got `{value}`.{did_you_mean(value, choices)}"
+    what = f"`{key}` must be one of {', '.join(choices)}; got `{value}`."
+    return Mistake(what=what, code="C004", fix=did_you_mean(value, choices) or default_line(key))
 
 
 @cache
@@ -196,14 +244,15 @@ def _choices_of(key: str) -> tuple[str, ...]:
     return ()
 
 
-def _range_problem(key: str, value: Any) -> str | None:
+def _out_of_range(key: str, value: Any) -> Mistake | None:
     if key not in _LIMITS or not isinstance(value, (int, float)):
         return None
     low, high, why = _LIMITS[key]
     if low <= value <= high:
         return None
     bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-    return f"`{key}` must be {bounds}, got {value:g}: {why}"
+    code = "C011" if key.startswith("num_generations") else "C016"
+    return Mistake(what=f"`{key}` must be {bounds}, got {value:g}: {why}", code=code, fix=default_line(key))
 
 
 # ---- annotations in words ----

@@ -25,13 +25,13 @@ import torch
 import transformers
 import trl
 
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError, PodiumError, as_line, did_you_mean
 from podium.gates import Gate, parse_gate, unknown_metric
 from podium.recipe import Recipe
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.document import Document, Place, Problem, fail, in_order
 from podium.recipe.reading import short_name, survey
-from podium.recipe.schema import OWN_KEYS, check_value, field_types, key_types, type_code, unknown_key
+from podium.recipe.schema import OWN_KEYS, Mistake, check_type, field_types, key_types, unknown_key
 from podium.rewards.resolve import distinct_names
 
 STAGES = "stages"
@@ -75,9 +75,9 @@ _WHOLE_RUN = frozenset({*OWN_KEYS, *_LOADING, "output_dir", "resume_from_checkpo
 """Keys that make no sense for a part of a run; `trl.ModelConfig`'s are others."""
 
 REFUSED: Mapping[str, str] = {
-    "save_only_model": "leaves out what the next stage, or a run that is resumed, goes on from; take it out",
-    "load_best_model_at_end": "would hand on other weights than those at a stage's end; take it out",
-    "push_to_hub": "would publish every stage by itself; take it out, and publish the run's folder when it is done",
+    "save_only_model": "leaves out what the next stage, or a run that is resumed, goes on from",
+    "load_best_model_at_end": "would hand on other weights than those at a stage's end",
+    "push_to_hub": "would publish every stage by itself; the run's folder can be when it is done",
 }
 """Settings that do not go together with stages."""
 
@@ -209,7 +209,11 @@ def survey_stages(document: Document, overrides: Mapping[str, Any]) -> list[Surv
     written = document.values[STAGES]
     if not isinstance(written, list) or not written or not all(isinstance(each, Mapping) for each in written):
         where = document.where((STAGES,))
-        raise ConfigError(f"{where}: `stages` must be a list of mappings, each with a `name`", code="C003")
+        raise ConfigError(
+            f"{where}: `stages` must be a list of mappings, each with a `name`",
+            code="C003",
+            fix="stages: [{name: format, rewards: [answer_format], max_steps: 20}]",
+        )
     found: list[Surveyed] = []
     for index, values in enumerate(written):
         reading = _StageReading(document=document, overrides=overrides, index=index, values=values, count=len(written))
@@ -230,9 +234,12 @@ class _StageReading:
     count: int
     problems: list[Problem] = field(default_factory=list)
 
-    def say(self, what: str, *place: str | int, code: str = "C030") -> None:
+    def say(self, what: str, *place: str | int, code: str = "C030", fix: str) -> None:
         where = self.document.where((STAGES, self.index, *place))
-        self.problems.append(Problem(where=where, what=what, code=code))
+        self.problems.append(Problem(where=where, what=what, code=code, fix=fix))
+
+    def say_of(self, wrong: Mistake | PodiumError, *place: str | int) -> None:
+        self.say(wrong.what, *place, code=wrong.code, fix=wrong.fix)
 
     def survey(self, before: Stage | None) -> Surveyed:
         own = {key: self._own(key) for key in STAGE_KEYS if self.values.get(key) is not None}
@@ -242,7 +249,7 @@ class _StageReading:
         if own.get("epochs") is not None:
             settings["num_train_epochs"] = own["epochs"]
             if "max_steps" in settings:
-                self.say("`epochs` and `max_steps` are two ends; keep one", "epochs")
+                self.say("`epochs` and `max_steps` are two ends", "epochs", fix="keep one")
         recipe = self._recipe(settings, kind)
         name = str(own.get("name") or f"stage-{self.index + 1}")
         recipe = replace(recipe, config={**recipe.config, "output_dir": self._folder(recipe, name)})
@@ -261,11 +268,11 @@ class _StageReading:
     # ---- its own keys ----
 
     def _own(self, key: str) -> Any:
-        checked, problem = check_value(self.values[key], STAGE_KEYS[key])
-        if problem is not None:
-            self.say(f"`{key}`: {problem}", key, code=type_code(problem))
-            return None
-        return checked
+        checked, mistake = check_type(key, self.values[key], STAGE_KEYS[key])
+        if mistake is None:
+            return checked
+        self.say_of(mistake, key)
+        return None
 
     def _check_keys(self, settings: dict[str, Any], kind: Kind) -> None:
         """Names; what cannot be in a stage is taken out of `settings`."""
@@ -273,11 +280,11 @@ class _StageReading:
             short = OLD_NAMES.get(key, key)
             if key not in key_types() and not (kind == "sft" and key in sft_only()):
                 known = {**key_types(), **STAGE_KEYS}
-                self.say(unknown_key(key, None if not did_you_mean(key, STAGE_KEYS) else known), key, code="C001")
+                self.say_of(unknown_key(key, None if not did_you_mean(key, STAGE_KEYS) else known), key)
             elif short in whole_run():
-                self.say(f"`{key}` is the same for the whole run: write it beside `stages`", key)
+                self.say(f"`{key}` is the same for the whole run", key, fix="write it beside `stages`")
             elif kind == "sft" and key not in sft_keys():
-                self.say(f"`{key}` says nothing to an sft stage, which samples no completions; leave it out", key)
+                self.say(f"`{key}` says nothing to an sft stage, which samples no completions", key, fix="leave it out")
             else:
                 continue
             del settings[key]
@@ -294,7 +301,8 @@ class _StageReading:
         self.problems += problems
         for key, why in REFUSED.items():
             if recipe.config.get(key):
-                self.problems.append(Problem(where=recipe.places.get(key, recipe.name), what=f"`{key}` {why}"))
+                where = recipe.places.get(key, recipe.name)
+                self.problems.append(Problem(where=where, what=f"`{key}` {why}", fix=as_line(key, None)))
         return recipe if kind == "grpo" else self._for_sft(recipe, settings)
 
     def _for_sft(self, recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
@@ -308,9 +316,9 @@ class _StageReading:
             config["train_sampling_strategy"] = "sequential"
         for key in settings:
             if key in sft_only():
-                config[key], problem = check_value(settings[key], sft_only()[key])
-                if problem is not None:
-                    self.say(f"`{key}`: {problem}", key, code=type_code(problem))
+                config[key], mistake = check_type(key, settings[key], sft_only()[key])
+                if mistake is not None:
+                    self.say_of(mistake, key)
         return replace(recipe, config={"logging_steps": 1, **config}, rewards=())
 
     def _merged(self, settings: Mapping[str, Any]) -> Document:
@@ -342,47 +350,49 @@ class _StageReading:
         try:
             gate = parse_gate(text)
         except ConfigError as error:
-            self.say(str(error), "until", code="C060")
+            self.say_of(error, "until")
             return None
-        for problem in self._gate_problems(gate, recipe, kind, bounded=bounded):
-            self.say(problem, "until", code="C060")
+        for problem, fix in self._gate_problems(gate, recipe, kind, bounded=bounded):
+            self.say(problem, "until", code="C060", fix=fix)
         return gate
 
-    def _gate_problems(self, gate: Gate, recipe: Recipe, kind: Kind, *, bounded: bool) -> Iterator[str]:
+    def _gate_problems(self, gate: Gate, recipe: Recipe, kind: Kind, *, bounded: bool) -> Iterator[tuple[str, str]]:
+        """What is wrong and what to type."""
         config = recipe.config
         if not bounded and not (isinstance(config.get("max_steps"), int) and config["max_steps"] > 0):
-            yield "a gate may never be met: the stage needs `max_steps`, too"
+            yield "a gate may never be met: the stage needs `max_steps`, too", "max_steps: 50"
         if config.get("record") is False:
-            yield "a gate reads what is recorded: take `record: false` out"
+            yield "a gate reads what is recorded, and `record` is false", "record: true"
         if kind == "sft":
             return
         names = distinct_names([short_name(spec) for spec in recipe.rewards])
-        if names and (problem := unknown_metric(gate, names)):
-            yield problem
+        if names and (unknown := unknown_metric(gate, names)):
+            yield unknown
         if gate.held_out and str(config.get("eval_strategy", "no")) == "no":
-            yield (
-                f"`{gate.metric}` is measured by evaluations during training, and there are none: add "
-                "`eval_strategy: steps` and `eval_steps`"
-            )
+            what = f"`{gate.metric}` is measured by evaluations during training, and there are none"
+            yield what, "eval_strategy: steps, and eval_steps"
 
     # ---- its place among the others ----
 
     def _check_place(self, own: Mapping[str, Any], stage: Stage, before: Stage | None) -> None:
         if stage.kind == "sft" and before is not None:
-            self.say("an sft stage must be the first", "type")
+            self.say("an sft stage must be the first", "type", fix="move it to the front")
         if stage.kind == "sft" and self.index == self.count - 1:
-            self.say("behind an sft stage comes at least one that is not", "type")
+            fix = "add a stage with `rewards`"
+            self.say("behind an sft stage comes at least one that is not", "type", fix=fix)
         if stage.completion is not None and stage.kind != "sft":
-            self.say("`completion` is for a stage of `type: sft`", "completion")
+            self.say("`completion` is for a stage of `type: sft`", "completion", fix=as_line("completion", None))
         if before is None:
             for key in CARRIED:
                 if key in own:
-                    self.say(f"`{key}` says what comes from the stage before; this is the first", key)
+                    what = f"`{key}` says what comes from the stage before; this is the first"
+                    self.say(what, key, fix=as_line(key, None))
             return
         if stage.optimizer == "keep" and before.recipe.config.get("optim") != stage.recipe.config.get("optim"):
-            self.say("`optim` differs from the stage before: write `optimizer: reset`", "optim")
+            self.say("`optim` differs from the stage before", "optim", fix="optimizer: reset")
         if stage.schedule == "continue" and before.kind == "sft":
-            self.say("the schedule of an sft stage does not go on in the next: write `schedule: restart`", "schedule")
+            what = "the schedule of an sft stage does not go on in the next"
+            self.say(what, "schedule", fix="schedule: restart")
 
 
 def _check_names(document: Document, found: Sequence[Surveyed]) -> None:
@@ -399,9 +409,8 @@ def _check_names(document: Document, found: Sequence[Surveyed]) -> None:
         else:
             seen[name] = index
             continue
-        each.problems.append(
-            Problem(where=document.where(place), what=problem, code="C031" if name is None else "C003")
-        )
+        code, where = "C031" if name is None else "C003", document.where(place)
+        each.problems.append(Problem(where=where, what=problem, code=code, fix=f"name: stage-{index + 1}"))
 
 
 def _check_schedules(document: Document, stages: Sequence[Stage], found: Sequence[Surveyed]) -> None:
@@ -413,13 +422,11 @@ def _check_schedules(document: Document, stages: Sequence[Stage], found: Sequenc
         differ = [key for key in SCHEDULE if before.recipe.config.get(key) != stage.recipe.config.get(key)]
         if differ:
             what = f"`schedule: continue` goes on with that of the stage before, but {', '.join(differ)} differ"
-            found[index].problems.append(
-                Problem(where=where, what=f"{what}: take them out, or write `schedule: restart`", code="C030")
-            )
+            found[index].problems.append(Problem(where=where, what=what, fix="take them out, or schedule: restart"))
         endless = [each.name for each in (before, stage) if each.max_steps is None]
         if endless:
             what = f"`schedule: continue` must know how long the stages are: {' and '.join(endless)} need `max_steps`"
-            found[index].problems.append(Problem(where=where, what=what, code="C030"))
+            found[index].problems.append(Problem(where=where, what=what, fix="max_steps: 50"))
 
 
 def schedule_steps(stages: Sequence[Stage], index: int) -> int | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from podium.data.gym import gym_rows
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError, as_line, did_you_mean
 from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_closeness, numeric_match
 from podium.rewards.code import CodeStages, CodeTests
 from podium.rewards.combine import PARTS, clipped, gated, normalised, scheduled, weighted
@@ -111,14 +111,16 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
     """
     if name not in LIBRARY:
         raise ConfigError(
-            f"no reward `{name}` in the library.{did_you_mean(name, LIBRARY)} It has {', '.join(LIBRARY)}."
+            f"no reward `{name}` in the library. It has {', '.join(LIBRARY)}.",
+            fix=did_you_mean(name, LIBRARY) or "podium rewards list",
         )
     function = LIBRARY[name]
     settings = _settings(name)
     for argument in arguments:
         if argument not in settings:
             known = f"It takes {', '.join(settings)}." if settings else "It takes no settings."
-            raise ConfigError(f"reward `{name}` has no setting `{argument}`.{did_you_mean(argument, settings)} {known}")
+            what = f"reward `{name}` has no setting `{argument}`. {known}"
+            raise ConfigError(what, fix=did_you_mean(argument, settings) or as_line(argument, None))
     missing = [
         setting
         for setting, parameter in settings.items()
@@ -138,9 +140,9 @@ def _try_settings(name: str, made: Callable[..., Any]) -> None:
     data = set(inspect.signature(LIBRARY[name]).parameters) - set(_settings(name)) - {*_SERVICES}
     try:
         made(**{column: [] for column in data})
+    except ConfigError as error:
+        raise ConfigError(f"reward `{name}`: {error.what}", code=error.code, fix=error.fix) from error
     except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise ConfigError(f"reward `{name}`: {error}") from error
         raise ConfigError(f"reward `{name}` cannot work with these settings: {error}") from error
 
 

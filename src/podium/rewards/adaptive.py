@@ -75,7 +75,8 @@ def adaptive_settings(value: Any) -> AdaptiveSettings | None:
     known = {field.name: field for field in dataclasses.fields(AdaptiveSettings)}
     for key, number in value.items():
         if key not in known:
-            raise ConfigError(f"unknown setting `{key}`.{did_you_mean(str(key), known)} There are {', '.join(known)}")
+            what = f"unknown setting `{key}`. There are {', '.join(known)}"
+            raise ConfigError(what, fix=did_you_mean(str(key), known))
         whole = key == "window"
         may_lack = known[key].default is None and number is None
         if not may_lack and (isinstance(number, bool) or not isinstance(number, int if whole else (int, float))):
@@ -147,12 +148,12 @@ class AdaptiveWeights:
         settings: dict[int, AdaptiveSettings] = {}
         for name, value in (chosen or {}).items():
             if name not in names_K:
-                near = did_you_mean(name, names_K)
-                raise ConfigError(f"adaptive_rewards names no reward here ({', '.join(names_K)}): `{name}`.{near}")
+                what = f"adaptive_rewards names no reward here ({', '.join(names_K)}): `{name}`."
+                raise ConfigError(what, fix=did_you_mean(name, names_K))
             try:
                 own = adaptive_settings(value)
             except ConfigError as error:
-                raise ConfigError(f"adaptive_rewards: `{name}`: {error}.") from None
+                raise ConfigError(f"adaptive_rewards: `{name}`: {error.what}.", fix=error.fix) from None
             if own is not None:
                 settings[names_K.index(name)] = own
         states = {k: AdaptiveState() for k in settings}

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from podium.errors import ConfigError, RewardError, did_you_mean
+from podium.errors import ConfigError, RewardError, as_line, did_you_mean
 from podium.rewards.joins import SCALES, Clip, Gate, Join, Normalise, Schedule, Sum
 from podium.rewards.resolve import Reward, resolve_rewards
 from podium.rewards.results import Batch, column_of
@@ -211,7 +211,8 @@ def _function(part: Part, kind: str) -> Any:
         raise ConfigError(f"a part of `{kind}` is a reward: a function, a name, or a mapping with `name` and `args`.")
     for key in part:
         if key not in _PART_KEYS:
-            raise ConfigError(f"unknown key `{key}` of a part of `{kind}`.{did_you_mean(str(key), _PART_KEYS)}")
+            what = f"unknown key `{key}` of a part of `{kind}`."
+            raise ConfigError(what, fix=did_you_mean(str(key), _PART_KEYS) or as_line(key, None))
     if "weight" in part and kind != "weighted":
         raise ConfigError(f"`weight` has no meaning in a part of `{kind}`; only the parts of `weighted` have one.")
     if callable(part.get("function")) or "/" in str(part.get("function")):
@@ -278,5 +279,5 @@ def _numbers(**settings: Any) -> list[float]:
 def _one_of(setting: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ConfigError(
-            f"`{setting}` is one of {', '.join(choices)}; it is `{value}`.{did_you_mean(str(value), choices)}"
+            f"`{setting}` is one of {', '.join(choices)}; it is `{value}`.", fix=did_you_mean(str(value), choices)
         )

@@ -127,7 +127,7 @@ class FileReward:
                 how = f"took more than {LOAD_SECONDS:g} s" if reply.is_overrun else reply.how
                 raise ConfigError("\n  ".join([f"importing {self._function[3]} {how}", *reply.trace]))
             if "refused" in reply:
-                raise ConfigError(reply["refused"])
+                raise ConfigError(reply["refused"], fix=reply.get("fix", ""))
         return replies[0] if replies else {}  # type: ignore[return-value]
 
 
@@ -199,10 +199,10 @@ def _pickled(request: Mapping[str, Any], reward: FileReward) -> bytes:
         column = next(name for name, values in request["arguments"].items() if not _can_be_pickled(values))
         raise RewardError(
             f"reward function `{reward.__name__}` ({reward.where}): column `{column}` cannot be sent to the worker "
-            f"process of its file: {error}\n"
-            "  fix: name only the columns you need in the signature (no `**kwargs`), or import the function and pass "
-            "it itself",
+            f"process of its file: {error}",
             code="W017",
+            fix="name only the columns you need in the signature (no `**kwargs`), or import the function and pass it "
+            "itself",
         ) from error
 
 

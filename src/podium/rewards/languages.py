@@ -61,7 +61,8 @@ def language(completions: Sequence[Any], *, code: str = "en") -> list[float | No
     ([1.0, 0.0, None], [1.0])
     """
     if code not in _SCRIPTS:
-        raise ConfigError(f"no language `{code}`.{did_you_mean(str(code), _SCRIPTS)} There are {', '.join(_SCRIPTS)}.")
+        what = f"no language `{code}`. There are {', '.join(_SCRIPTS)}."
+        raise ConfigError(what, fix=did_you_mean(str(code), _SCRIPTS))
     return [_share(_NOT_PROSE.sub(" ", text_of(each)), code) for each in completions]
 
 

@@ -103,7 +103,8 @@ def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -
     if len(weights) != len(names):
         raise ConfigError(
             f"Number of reward weights ({len(weights)}) must match number of reward functions ({len(names)}): "
-            f"the weights are {list(weights)}, the functions are {', '.join(names)}."
+            f"the weights are {list(weights)}, the functions are {', '.join(names)}.",
+            fix="give one weight for each function",
         )
     if not all(map(math.isfinite, weights)):
         raise ConfigError(f"reward_weights must be finite numbers; they are {list(weights)}.")
@@ -128,14 +129,15 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
     if not problems:
         return
     listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(GIVEN)}."
-    cure = "Rename the column or the argument, or give the argument a default."
-    raise RewardError("\n".join([*problems, listed, cure]), code="W002")
+    fix = "rename the column or the argument, or give the argument a default"
+    raise RewardError("\n".join([*problems, listed]), code="W002", fix=fix)
 
 
 def _nearest(name: str, columns: Sequence[str]) -> str:
     """The column of the same meaning, else the argument of nearly the same name."""
     alike = [column for column in columns if column in GOLD and name in GOLD]
-    return f" Did you mean `{alike[0]}`?" if alike else did_you_mean(name, [*columns, *GIVEN])
+    near = f"Did you mean `{alike[0]}`?" if alike else did_you_mean(name, [*columns, *GIVEN])
+    return f" {near}" if near else ""
 
 
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
@@ -178,7 +180,9 @@ def _inspect(function: Any, index: int) -> Reward:
     if any(each.kind is by_position and each.default is empty for each in parameters or ()):
         raise ConfigError(
             f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with keyword "
-            "arguments. Remove the `/` from its signature."
+            "arguments.",
+            code="W001",
+            fix="Remove the `/` from its signature.",
         )
     named = [each for each in parameters or () if each.kind in _NAMED]
     takes_all = parameters is None or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)

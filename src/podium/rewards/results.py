@@ -79,22 +79,24 @@ def column_of(outcome: Outcome, reward: Reward, batch: Batch) -> Column:
     first = next((index for index, bad in enumerate(wrong) if bad), None)
     if first is not None:
         what, fix, code = wrong[first]  # type: ignore[misc]
-        message = f"{reward} returned {what} as value {first}\n  at {batch.place(first)}\n  fix: {fix}"
-        error = RewardError(message, code=code)
+        error = RewardError(f"{reward} returned {what} as value {first}\n  at {batch.place(first)}", code=code, fix=fix)
     return Column(values=values, failed=tuple(map(bool, wrong)), error=error)
 
 
 def _failure(outcome: Outcome, reward: Reward, batch: Batch) -> RewardError | None:
     """What is wrong with the call as a whole."""
     if isinstance(outcome, Raised):
-        return RewardError(_raised(outcome, reward, batch))
+        fix = f"correct {outcome.at}; podium rewards test FILE:FUNCTION tries it" if outcome.at else ""
+        return RewardError(_raised(outcome, reward, batch), fix=fix)
     if isinstance(outcome, Stopped):
-        return RewardError(_stopped(outcome, reward, batch), code="W016" if outcome.is_overrun else "W017")
+        code = "W016" if outcome.is_overrun else "W017"
+        return RewardError(_stopped(outcome, reward, batch), code=code, fix=outcome.fix)
     if outcome.instead:
-        message = f"{reward} returned {outcome.instead}; expected a list of {len(batch)} numbers\n  fix: {outcome.fix}"
-        return RewardError(message, code="W014" if outcome.awaitable else "W005")
+        what = f"{reward} returned {outcome.instead}; expected a list of {len(batch)} numbers"
+        return RewardError(what, code="W014" if outcome.awaitable else "W005", fix=outcome.fix)
     if len(outcome.values) != len(batch):
-        return RewardError(_wrong_number(len(outcome.values), reward, batch), code="W003")
+        fix = "return one number (or None) for each completion, in their order"
+        return RewardError(_wrong_number(len(outcome.values), reward, batch), code="W003", fix=fix)
     return None
 
 
@@ -102,7 +104,7 @@ def _wrong_number(num_values: int, reward: Reward, batch: Batch) -> str:
     start = f"{reward} returned {num_values} values for {len(batch)} completions"
     if num_values < len(batch):
         start += f". The first without one is {batch.place(num_values)}"
-    return f"{start}\n  fix: return one number (or None) for each completion, in their order"
+    return start
 
 
 def _problem(value: Value) -> tuple[str, str, str] | None:
@@ -134,7 +136,7 @@ def _raised(outcome: Raised, reward: Reward, batch: Batch) -> str:
 
 def _stopped(outcome: Stopped, reward: Reward, batch: Batch) -> str:
     """Which function, what stopped it, which completion it took last, where it was."""
-    lines = [f"{reward} {outcome.how}", _where(outcome.index, batch), f"  fix: {outcome.fix}"]
+    lines = [f"{reward} {outcome.how}", _where(outcome.index, batch)]
     return "\n".join([*lines, *(f"  {line}" for line in outcome.trace)])
 
 

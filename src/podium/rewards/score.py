@@ -276,8 +276,9 @@ def _stop_where_too_few_are_scored(rewards_RK: np.ndarray, failed_RK: np.ndarray
         first = next(column.error for column in columns_K if column.error is not None)
         raise RewardError(
             f"{unscored_R.sum()} of {unscored_R.size} completions of this round are unscored because of errors "
-            f"({100 * share:.0f} %; more than {100 * MOST_UNSCORED:.0f} % end a run). The first error:\n{first}",
+            f"({100 * share:.0f} %; more than {100 * MOST_UNSCORED:.0f} % end a run). The first error:\n{first.what}",
             code="W018",
+            fix=first.fix,
         ) from first
 
 

@@ -156,7 +156,7 @@ class StagedRun:
         except CheckpointError as error:
             if not self.ended:
                 raise
-            logger.warning("%s Stage %s begins anew.", str(error).rpartition("\n")[0], stage.name)
+            logger.warning("%s Stage %s begins anew.", error.what, stage.name)
             return None
 
     def _place_of(self, path: Path, done: list[dict[str, Any]]) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.start.choices import BUILTIN_MODEL, MACHINES, TASKS, Choices
+from podium.models.builtin import BUILTIN
+from podium.start.choices import MACHINES, TASKS, Choices
 from podium.start.examples import EXAMPLES
 from podium.start.own_data import OwnData, from_folder
 
@@ -43,7 +44,7 @@ def files(folder: Path, choices: Choices, own: OwnData | None = None) -> dict[st
 def _values(folder: Path, choices: Choices, own: OwnData | None, *, dataset: str) -> dict[str, Any]:
     """What the templates name."""
     task, machine = TASKS[choices.task], MACHINES[choices.machine]
-    lora = machine.lora or choices.model not in (BUILTIN_MODEL, machine.model)
+    lora = machine.lora or choices.model not in (BUILTIN, machine.model)
     return {
         "title": folder.resolve().name,
         "choices": choices,

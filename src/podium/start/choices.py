@@ -8,8 +8,7 @@ from typing import Any
 
 from podium.data.orders import EXAMPLE as ORDER_EXAMPLE
 from podium.errors import ConfigError, did_you_mean
-
-BUILTIN_MODEL = "builtin:smollm2-135m-instruct"
+from podium.models.builtin import BUILTIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,7 @@ class Machine:
 MACHINES: Mapping[str, Machine] = {
     "cpu": Machine(
         about="no GPU: minutes on two cores with the built-in model",
-        model=BUILTIN_MODEL,
+        model=BUILTIN,
         tokens=0,
         lora=False,
         learning_rate=3e-5,
@@ -143,5 +142,5 @@ class Choices:
 def known(word: str | None, table: Mapping[str, Any], flag: str) -> str | None:
     """A word of a table, or None where nothing was given. Raises `ConfigError` for another word."""
     if word is not None and word not in table:
-        raise ConfigError(f"{flag} is one of {', '.join(table)}; got `{word}`.{did_you_mean(word, table)}")
+        raise ConfigError(f"{flag} is one of {', '.join(table)}; got `{word}`.", fix=did_you_mean(word, table))
     return word

@@ -31,7 +31,8 @@ def find_file(file: str, folder: Path) -> Path:
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         looked = dict.fromkeys([str(folder.resolve()), str(Path.cwd())])
-        raise ConfigError(f"there is no file {file} (looked in {' and '.join(looked)}).{_near_files(candidates)}")
+        what = f"there is no file {file} (looked in {' and '.join(looked)}).{_near_files(candidates)}"
+        raise ConfigError(what, fix="the path of a file that is there, as seen from here (`ls`)")
     return path.resolve()
 
 
@@ -65,24 +66,31 @@ def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
     try:
         return run()
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename}:{error.lineno}: {error.msg}") from error
+        file, number = error.filename, error.lineno
+        fix = f"correct line {number} of {file}; python -m py_compile {file} says when it is right"
+        raise ConfigError(f"{file}:{number}: {error.msg}", fix=fix) from error
     except (Exception, SystemExit) as error:  # a user's module can raise anything
         tail = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in tail if Path(frame.filename).resolve() == path.resolve()]
-        line = f":{frames[-1].lineno}" if frames else ""
-        raise ConfigError(f"importing {name} failed at {path}{line}: {type(error).__name__}: {error}") from error
+        line, fix = (f":{frames[-1].lineno}", f"correct line {frames[-1].lineno} of {path}") if frames else ("", "")
+        what = f"importing {name} failed at {path}{line}: {type(error).__name__}: {error}"
+        raise ConfigError(what, fix=fix) from error
 
 
-def attribute(module: ModuleType, name: str, shown: str) -> Callable[..., Any]:
-    """What a module has under a name, if it can be called. Raises `ConfigError` with near names."""
+def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a reward is a function") -> Callable[..., Any]:
+    """What a module has under a name, if it can be called. Raises `ConfigError` with near names.
+
+    `rule`: what to say where it cannot.
+    """
     value = getattr(module, name, None)
     if callable(value):
         return value
     own = [key for key, item in vars(module).items() if callable(item) and not key.startswith("_")]
     if value is not None:
-        raise ConfigError(f"`{name}` in {shown} is {type(value).__name__}; a reward is a function")
-    listed = f" It has {', '.join(own[:10])}." if own else " It has no functions."
-    raise ConfigError(f"{shown} has no function `{name}`.{did_you_mean(name, own)}{listed}")
+        raise ConfigError(f"`{name}` in {shown} is {type(value).__name__}; {rule}", fix=f"{shown}:FUNCTION")
+    listed = f"It has {', '.join(own[:10])}." if own else "It has no functions."
+    fix = did_you_mean(name, own) or f"{shown}:{own[0] if own else 'FUNCTION'}"
+    raise ConfigError(f"{shown} has no function `{name}`. {listed}", fix=fix)
 
 
 def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) -> Callable[..., Any]:
@@ -96,8 +104,8 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
     unknown = [arg for arg in args if arg not in parameters and not takes_any]
     if unknown:
         takes = ", ".join(p for p in parameters if p not in GIVEN_TO_ALL)
-        hint = did_you_mean(unknown[0], parameters)
-        raise ConfigError(f"reward `{name}` takes no argument `{unknown[0]}`.{hint} It takes: {takes or 'none'}")
+        what = f"reward `{name}` takes no argument `{unknown[0]}`. It takes: {takes or 'none'}"
+        raise ConfigError(what, fix=did_you_mean(unknown[0], parameters) or f"take `{unknown[0]}` out")
     if not _makes_rewards(found, parameters):
         return as_reward(functools.partial(found, **args) if args else found)
     try:

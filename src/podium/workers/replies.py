@@ -51,6 +51,8 @@ class Raised:
     text: str
     trace: tuple[str, ...]
     """Lines of the user's part of the traceback."""
+    at: str
+    """`line 2 of my_rewards.py`: where in the user's file that part begins; empty where it was never entered."""
     index: int | None
     """The completion in hand."""
     is_shape_error: bool = False
@@ -166,6 +168,7 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
         kind=type(error).__name__,
         text=text[:LONGEST_TEXT] + "..." * (len(text) > LONGEST_TEXT),
         trace=tuple(line for entry in traceback.format_list(entries) for line in entry.rstrip().splitlines()),
+        at=f"line {entries[0].lineno} of {entries[0].filename}" if entries else "",
         index=in_hand([frame for frame, _ in traceback.walk_tb(tb)], completions),
         is_shape_error=isinstance(error, _SHAPE_ERRORS),
         error=error,
@@ -213,7 +216,7 @@ def to_json(outcome: Returned | Raised) -> dict[str, Any]:
     (1.0, Odd(kind='str', shown="'a'"))
     """
     if isinstance(outcome, Raised):
-        kept = ("kind", "text", "trace", "index", "is_shape_error")
+        kept = ("kind", "text", "trace", "at", "index", "is_shape_error")
         return {"raised": {name: getattr(outcome, name) for name in kept}}
     values = [[value.kind, value.shown] if isinstance(value, Odd) else value for value in outcome.values]
     return {"values": values, "instead": outcome.instead, "fix": outcome.fix, "awaitable": outcome.awaitable}
@@ -228,6 +231,7 @@ def from_json(reply: Mapping[str, Any]) -> Returned | Raised:
                 kind=str(error["kind"]),
                 text=str(error["text"]),
                 trace=tuple(map(str, error["trace"])),
+                at=str(error["at"]),
                 index=None if error["index"] is None else int(error["index"]),
                 is_shape_error=bool(error["is_shape_error"]),
             )

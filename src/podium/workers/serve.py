@@ -163,7 +163,7 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> dict[str,
     try:
         function = load(*request["function"])
     except PodiumError as error:
-        return {"refused": str(error)}
+        return {"refused": error.what, "fix": error.fix}
     return call(function, request, took) if "arguments" in request else describe(function)
 
 

@@ -85,7 +85,8 @@ def choose(sandbox: str = "auto") -> BackendName:
     """
     if sandbox not in SANDBOXES:
         raise ConfigError(
-            f"sandbox is {sandbox!r}; it must be one of {', '.join(SANDBOXES)}.{did_you_mean(str(sandbox), SANDBOXES)}"
+            f"sandbox is {sandbox!r}; it must be one of {', '.join(SANDBOXES)}.",
+            fix=did_you_mean(str(sandbox), SANDBOXES),
         )
     if sandbox == "none":
         _warn_unconfined(os.getpid())

@@ -66,7 +66,7 @@ def audit(reward: Any, dataset: Any, *, weights: Sequence[float] | None = None, 
     try:
         known_weights = resolve_weights(weights, functions)
     except ConfigError as error:
-        return [Finding(code="W015", severity="error", what=str(error), fix="give one weight for each function")]
+        return [Finding(code="W015", severity="error", what=error.what, fix=error.fix)]
     reports = [
         examine(function, rows, weight=weight, settings=Settings(**settings))
         for function, weight in zip(functions, known_weights, strict=True)
@@ -80,7 +80,7 @@ def examine(reward: Any, dataset: Any, *, weight: float = 1.0, settings: Setting
     try:
         [resolved] = resolve_rewards([reward])
     except ConfigError as error:
-        return _refused(str(reward), Finding(code="W001", severity="error", what=str(error)))
+        return _refused(str(reward), Finding(code="W001", severity="error", what=error.what, fix=error.fix))
     return _examine(LocalAsker(resolved, settings.limit_seconds), _rows(dataset), weight, settings)
 
 
@@ -89,13 +89,9 @@ def examine_source(name: str, source: Source, dataset: Any, *, weight: float = 1
     try:
         asker = RemoteAsker(source)
     except PodiumError as error:
-        code = error.code if isinstance(error, RewardError) and error.code == "W013" else _code_of_loading(error)
-        return _refused(name, Finding(code=code, severity="error", what=str(error)))
+        code = error.code if error.code == "W001" else "W013"
+        return _refused(name, Finding(code=code, severity="error", what=error.what, fix=error.fix))
     return _examine(asker, _rows(dataset), weight, settings)
-
-
-def _code_of_loading(error: PodiumError) -> str:
-    return "W001" if "by position only" in str(error) else "W013"
 
 
 def _refused(name: str, finding: Finding) -> Report:
@@ -136,7 +132,7 @@ def _missing_columns(asker: Asker, columns: Iterable[str]) -> Finding | None:
     try:
         check_rewards([asker.described], columns)  # type: ignore[list-item]
     except RewardError as error:
-        return Finding(code="W002", severity="error", what=str(error))
+        return Finding(code="W002", severity="error", what=error.what, fix=error.fix)
     return None
 
 

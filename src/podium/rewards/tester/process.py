@@ -196,5 +196,5 @@ def _portable(error: PodiumError) -> PodiumError:
     try:
         pickle.loads(pickle.dumps(error))
     except (pickle.PicklingError, TypeError, AttributeError):
-        return RewardError(str(error), code="W013")
+        return RewardError(error.what, code="W013", fix=error.fix)
     return error
