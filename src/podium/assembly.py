@@ -20,13 +20,14 @@ from transformers.trainer_utils import set_seed
 
 from podium.advantages import AdvantageSettings, combine
 from podium.completions import CompletionsLog
-from podium.config import GRPOConfig, advantage_settings, entropy_control, loss_settings
+from podium.config import GRPOConfig, advantage_settings, entropy_control, loss_settings, sampling_settings
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import OwnWeights, RolloutEngine
 from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine, evaluation
 from podium.engines.transformers import TransformersEngine
+from podium.engines.vllm import connect as vllm
 from podium.errors import ConfigError, DataError
 from podium.forward import Path, TokenLogps, choose_path, token_logps
 from podium.losses import EntropyControl, LossSettings, skips_zero_advantage
@@ -105,6 +106,17 @@ class Parts:
         if isinstance(self.precision, ProductPrecision):
             self.precision.enabled = False
 
+    @property
+    def other_sampler(self) -> bool:
+        """Whether what samples computes otherwise than training does."""
+        return self.args.use_vllm
+
+    @property
+    def filtered_logps(self) -> bool:
+        """Whether log-probabilities of rollouts are those of what a filter such as `top_p` left."""
+        settings = sampling_settings(self.args, self.end_ids, num_completions=1, round_number=0)
+        return settings.filtered and getattr(self.engine, "processed_logps", False)
+
     def has_spread(self, scored: ScoredGroup, weights_K: np.ndarray | None = None) -> bool:
         """Whether the completions of a group differ in their weighted reward, by the first weights or these."""
         reward_G = combine(scored.rewards_GK, self.advantage.weights_K if weights_K is None else weights_K)
@@ -148,7 +160,8 @@ def assemble(
     plan = plan_of(args)
     config = loading.load_config(model, settings)
     tokenizer = loading.load_tokenizer(model, tokenizer, settings)
-    builder = prompt_builder(args, tokenizer, config)
+    served = vllm.prepare(args, model, config)
+    builder = prompt_builder(args, tokenizer, config, room=None if served is None else served.longest)
     train_dataset, eval_dataset = _checked_data(args, train_dataset, eval_dataset, builder, rewards, plan)
     order = PromptOrder(
         train_dataset,
@@ -178,12 +191,17 @@ def assemble(
     router_coef = _router_coef(args, policy)
     loss = loss_settings(args)
     reference = loading.Reference(policy) if args.beta else None
+    engine: RolloutEngine
+    if served is None:
+        engine = _ahead(args, _engine(args, policy, tokenizer, path, tokens_per_pack, precision), policy, precision)
+    else:
+        engine = vllm.engine_of(served, args, tokenizer, as_main)
     return Parts(
         args=args,
         policy=policy,
         tokenizer=tokenizer,
         reference=reference,
-        engine=_ahead(args, _engine(args, policy, tokenizer, path, tokens_per_pack, precision), policy, precision),
+        engine=engine,
         rewards=rewards,
         builder=builder,
         order=order,
@@ -263,14 +281,17 @@ def plan_of(args: GRPOConfig) -> Plan:
     )
 
 
-def prompt_builder(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> PromptBuilder:
-    """Rows -> prompts."""
+def prompt_builder(
+    args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, room: int | None = None
+) -> PromptBuilder:
+    """Rows -> prompts. `room`: tokens that the sampler takes, where that may be less than the model's context."""
+    context = loading.context_length(config)
     return PromptBuilder(
         tokenizer=tokenizer,
         chat_template_kwargs=args.chat_template_kwargs or {},
         max_prompt_length=args.max_prompt_length,
         overlong=args.overlong_prompts,
-        context_length=loading.context_length(config),
+        context_length=min((n for n in (context, room) if n is not None), default=None),
         max_completion_length=args.max_completion_length,
     )
 

@@ -20,7 +20,7 @@ import yaml
 
 from podium.advantages import AGGREGATIONS, AdvantageSettings
 from podium.errors import ConfigError, as_line, did_you_mean
-from podium.losses import OBJECTIVES, EntropyControl, LossSettings
+from podium.losses import CORRECTIONS, OBJECTIVES, Correction, EntropyControl, LossSettings
 from podium.records import SamplingSettings
 from podium.rewards.score import CallSettings
 from podium.rules import codes
@@ -39,6 +39,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "rollout_engine": ENGINES,
     "overlong_prompts": OVERLONG,
     "product_precision": PRECISIONS,
+    "vllm_mode": ("server", "colocate"),
+    "vllm_model_impl": ("vllm", "transformers"),
+    "vllm_importance_sampling_mode": tuple(CORRECTIONS),
 }
 """Fields with a closed set of values; TRL finds a wrong one only after the first generation."""
 
@@ -64,15 +67,17 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "reward_timeout": (0, float("inf"), "it is in seconds; 0 switches it off"),
     "reward_workers": (1, float("inf"), "a function from a file runs in at least one process"),
     "async_rollouts": (0, 1, "it is how many rounds sampling may be ahead of training"),
+    "vllm_server_timeout": (1e-3, float("inf"), "it is in seconds"),
+    "vllm_gpu_memory_utilization": (1e-6, 1.0, "it is a share of the GPU's memory"),
+    "vllm_tensor_parallel_size": (1, float("inf"), "it is a number of GPUs"),
 }
 """Fields with limits: (lowest, highest, why)."""
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
-    "use_vllm": (
-        False,
-        "vLLM is not supported yet. Leave it out: the live engine samples from the trainer's own weights",
+    "vllm_structured_outputs_regex": (
+        None,
+        "training would compute with probabilities that know nothing of the constraint",
     ),
-    "vllm_structured_outputs_regex": (None, "constrained completions need vLLM, which is not supported yet"),
     "use_liger_kernel": (
         False,
         "its kernels replace the forward that Podium drives; the head is computed in chunks anyway",
@@ -83,6 +88,25 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "ds3_gather_for_generation": (True, "sampling from sharded weights without gathering them is not supported"),
 }
 """TRL fields that Podium does not honour: (value that asks for nothing, what to know)."""
+
+VLLM_ALONE: Mapping[str, tuple[str, ...]] = {
+    "server": (
+        "vllm_server_base_url",
+        "vllm_server_host",
+        "vllm_server_port",
+        "vllm_server_timeout",
+        "vllm_group_port",
+        "vllm_weights_folder",
+    ),
+    "colocate": (
+        "vllm_enable_sleep_mode",
+        "vllm_gpu_memory_utilization",
+        "vllm_max_model_length",
+        "vllm_model_impl",
+        "vllm_tensor_parallel_size",
+    ),
+}
+"""Fields that only one `vllm_mode` reads."""
 
 
 @dataclass
@@ -106,7 +130,14 @@ class GRPOConfig(trl.GRPOConfig):
         default="auto",
         metadata={
             "help": "What samples completions: `live` (Podium's own, from the trainer's weights), `transformers` "
-            "(`model.generate`), or `auto`: live wherever the model and the settings allow it."
+            "(`model.generate`), `vllm` (as `use_vllm`), or `auto`: live wherever the model and the settings allow it."
+        },
+    )
+    vllm_weights_folder: str | None = field(
+        default=None,
+        metadata={
+            "help": "With a vLLM server, a folder through which weights go to it, and which it must see under the same "
+            "path. None: over NCCL where both have it, else a folder in output_dir, for a server on this machine."
         },
     )
     async_rollouts: int = field(
@@ -195,6 +226,7 @@ class GRPOConfig(trl.GRPOConfig):
         self._check_choices()
         self._check_ranges()
         self._check_refused()
+        self._check_vllm()
         self.on_finding = actions(self.on_finding)
         self._follow_device()
         checkpointing = self.gradient_checkpointing
@@ -215,11 +247,6 @@ class GRPOConfig(trl.GRPOConfig):
             )
         call_settings(self)
         self._check_async()
-        if self.rollout_engine == "vllm":
-            raise ConfigError(
-                'rollout_engine="vllm" is not supported yet. Leave it out: "live" samples from the trainer itself.',
-                code="C014",
-            )
         if self.use_transformers_continuous_batching:
             logger.info(
                 "use_transformers_continuous_batching: the live engine lets rows enter and leave as they end, too."
@@ -272,25 +299,64 @@ class GRPOConfig(trl.GRPOConfig):
             self._n_gpu = 1  # one trains, another samples
 
     def _check_refused(self) -> None:
-        defaults = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
-        vllm = {
-            name: (default, "it belongs to vLLM, which is not supported yet")
-            for name, default in defaults.items()
-            if name.startswith("vllm_")
-        }
         if self.pad_to_multiple_of not in ("auto", None):
             raise ConfigError(
                 "pad_to_multiple_of is an option of TRL that Podium does not honour: nothing is padded.",
                 code="C018",
                 fix="take `pad_to_multiple_of` out",
             )
-        for name, (idle, reason) in {**vllm, **REFUSED}.items():
+        for name, (idle, reason) in REFUSED.items():
             if getattr(self, name) != idle:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is an option of TRL that Podium does not honour: {reason}.",
                     code="C014" if "vllm" in name else "C018",
                     fix=f"take `{name}` out",
                 )
+
+    def _check_vllm(self) -> None:
+        """What belongs to vLLM goes together, or is not given at all."""
+        if self.rollout_engine == "vllm":
+            self.use_vllm = True
+        if self.use_vllm and self.rollout_engine not in ("auto", "vllm"):
+            raise ConfigError(
+                f"use_vllm=True and rollout_engine={self.rollout_engine!r} name two engines.",
+                code="C014",
+                fix="Leave one of them out.",
+            )
+        unused = VLLM_ALONE["colocate" if self.vllm_mode == "server" else "server"]
+        for field_ in dataclasses.fields(self):
+            name, value = field_.name, getattr(self, field_.name)
+            if not name.startswith("vllm_") or value == field_.default:
+                continue
+            if not self.use_vllm:
+                raise ConfigError(
+                    f"{name}={value!r} belongs to vLLM, which does not sample here.",
+                    code="C014",
+                    fix="Set use_vllm: true, or leave it out.",
+                )
+            if name in unused:
+                raise ConfigError(
+                    f"{name}={value!r} does nothing with vllm_mode={self.vllm_mode!r}.",
+                    code="C014",
+                    fix="Leave it out; a server has options of its own (`vllm serve --help`).",
+                )
+        if self.use_vllm:
+            self._check_sampled_by_vllm()
+
+    def _check_sampled_by_vllm(self) -> None:
+        """What vLLM cannot do for this loss and these settings."""
+        by_rollout = CORRECTIONS[self.vllm_importance_sampling_mode].per_rollout
+        if self.loss_type == "vespo" and self.vllm_importance_sampling_correction and by_rollout:
+            raise ConfigError(
+                f"loss_type vespo weighs whole rollouts by itself; vllm_importance_sampling_mode is "
+                f"{self.vllm_importance_sampling_mode}.",
+                code="C014",
+                fix="Set vllm_importance_sampling_mode: token_truncate.",
+            )
+        if self.cache_implementation is not None:
+            raise ConfigError(
+                "cache_implementation is `generate`'s, and vLLM samples.", code="C014", fix="Leave one of them out."
+            )
 
     def _follow_device(self) -> None:
         """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless the user said otherwise."""
@@ -471,6 +537,18 @@ def loss_settings(args: GRPOConfig) -> LossSettings:
         vespo_lambda_neg=args.vespo_lambda_neg,
         max_completion_length=args.max_completion_length,
         off_policy_mask_threshold=args.off_policy_mask_threshold,
+        correction=_correction(args),
+    )
+
+
+def _correction(args: GRPOConfig) -> Correction | None:
+    """How the loss corrects for completions of another engine's computing; None: it does not."""
+    if not (args.use_vllm and args.vllm_importance_sampling_correction):
+        return None
+    return dataclasses.replace(
+        CORRECTIONS[args.vllm_importance_sampling_mode],
+        low=args.vllm_importance_sampling_clip_min,
+        high=args.vllm_importance_sampling_clip_max,
     )
 
 

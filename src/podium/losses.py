@@ -75,6 +75,32 @@ class LossInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """Weighs tokens by how likely training finds them against how likely the sampler did: w = pi_old / pi_sampler.
+
+    Truncated importance sampling ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", Yao et al.
+    2025) bounds w; masked importance sampling drops what is out of bounds. As TRL has it. Where a filter such as
+    `top_p` was drawn through, pi_sampler is the filtered distribution, so w is smaller by what the filter left out.
+    """
+
+    per_rollout: bool
+    """One w for a whole rollout, the product over its tokens."""
+    masks: bool
+    """Out of bounds w is 0, not the bound."""
+    low: float | None = None
+    high: float | None = 3.0
+
+
+CORRECTIONS: Mapping[str, Correction] = {
+    "token_truncate": Correction(per_rollout=False, masks=False),
+    "token_mask": Correction(per_rollout=False, masks=True),
+    "sequence_truncate": Correction(per_rollout=True, masks=False),
+    "sequence_mask": Correction(per_rollout=True, masks=True),
+}
+"""TRL's names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
     """The loss's own knobs, lifted out of the run config by `config.py`; names and defaults are TRL's."""
 
@@ -99,6 +125,8 @@ class LossSettings:
     max_completion_length: int = 512
     """The constant divisor of `dr_grpo`."""
     off_policy_mask_threshold: float | None = None
+    correction: Correction | None = None
+    """Of what the sampler computes otherwise than training; None: none."""
 
     @property
     def one_ratio_per_rollout(self) -> bool:
@@ -132,6 +160,17 @@ class LossSums:
     """Smallest share of low-clipped ratios in one rollout; +inf when there was no rollout."""
     high_max: Tensor
     """Largest share of high-clipped ratios in one rollout; -inf when there was no rollout."""
+    gap_tokens: Tensor
+    """Count for `gap`: tokens whose log-probability the sampler gave. Without `correction` nothing from here on is."""
+    gap: Tensor
+    """|log pi_old - log pi_sampler|."""
+    gap_max: Tensor
+    weights: Tensor
+    """Count for `weight`: tokens, or rollouts with a token where a weight belongs to a rollout."""
+    weight: Tensor
+    """The correction's w, bounded."""
+    weight_min: Tensor
+    weight_max: Tensor
 
     def stack(self) -> Tensor:
         """All fields as one [fields] tensor, so that ranks can be gathered in one call."""
@@ -163,6 +202,8 @@ def policy_loss(x: LossInputs, s: LossSettings, entropy_coef: float = 0.0) -> Lo
     kept_N = policy_mask(x, s)
     if kept_N is not None:
         loss_N = torch.where(kept_N, loss_N, 0.0)  # not a product: a silenced token may be infinite
+    if s.correction is not None and objective.surrogate is not gamma_weight:
+        loss_N = loss_N * sampler_weight(x, s.correction)
     kl_N = kl_to_reference(ratio_N, x, s) if s.beta else None
     if kl_N is not None:
         loss_N = loss_N + s.beta * kl_N
@@ -221,6 +262,23 @@ def close_to_sampler(x: LossInputs, threshold: float) -> Tensor:
     sampled_logps_N = old_logps_N if x.sampled_logps_N is None else x.sampled_logps_N
     drift_R = x.mean_per_rollout((sampled_logps_N - logps_N).nan_to_num(nan=0.0))
     return (x.advantages_R >= 0) | (drift_R <= threshold)
+
+
+def sampler_weight(x: LossInputs, c: Correction) -> Tensor:
+    """w = pi_old / pi_sampler [N], bounded and detached; 1 where the sampler gave no log-probability."""
+    gap_N = _sampler_gap(x)
+    gap_N = torch.where(gap_N.isnan(), 0.0, gap_N)
+    weight_N = _exp(x.sum_per_rollout(gap_N)[x.rollout_N] if c.per_rollout else gap_N)
+    low, high = (0.0 if c.low is None else c.low), (math.inf if c.high is None else c.high)
+    if not c.masks:
+        return weight_N.clamp(low, high)
+    return torch.where((weight_N >= low) & (weight_N <= high), weight_N, 0.0)
+
+
+def _sampler_gap(x: LossInputs) -> Tensor:
+    """log(pi_old / pi_sampler) [N]; NaN where the sampler said nothing."""
+    assert x.sampled_logps_N is not None, "with a correction, LossInputs.sampled_logps_N is needed"
+    return (x.logps_N.detach() if x.old_logps_N is None else x.old_logps_N) - x.sampled_logps_N
 
 
 def keep_high_entropy(entropy_N: Tensor, top_quantile: float, over_X: Tensor | None = None) -> Tensor:
@@ -306,7 +364,10 @@ def gamma_weight(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
 
 def phi(x: LossInputs, s: LossSettings) -> Tensor:
     """phi(w) = w^k e^(lambda (1 - w)) [R], detached; phi(1) = 1. The bounds on log w are the authors'."""
-    log_w_R = x.sum_per_rollout(x.log_ratio_N.detach().clamp(-20.0, 20.0)).clamp(math.log(1e-8), 20.0)
+    log_w_R = x.sum_per_rollout(x.log_ratio_N.detach().clamp(-20.0, 20.0))
+    if s.correction is not None:  # then w is the ratio to the sampler
+        log_w_R = log_w_R + x.sum_per_rollout(sampler_weight(x, s.correction).log().clamp(math.log(1e-8), 20.0))
+    log_w_R = log_w_R.clamp(math.log(1e-8), 20.0)
     is_positive_R = x.advantages_R >= 0
     k_R = torch.where(is_positive_R, s.vespo_k_pos, s.vespo_k_neg)
     lambda_R = torch.where(is_positive_R, s.vespo_lambda_pos, s.vespo_lambda_neg).clamp(min=1e-4)
@@ -369,6 +430,22 @@ def measure_phi(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, T
     return {"phi": phi(x, s).sum(), "ratios": torch.ones_like(x.advantages_R).sum()}
 
 
+def measure_correction(x: LossInputs, c: Correction) -> dict[str, Tensor]:
+    """How far the sampler's log-probabilities are from training's, and the weights that follow."""
+    gap_N = _sampler_gap(x).abs()
+    gap_N = gap_N[~gap_N.isnan()]
+    weight = sampler_weight(x, c)
+    if c.per_rollout:
+        weight = x.mean_per_rollout(weight)[x.lengths_R > 0]
+    measured = {"gap_tokens": torch.ones_like(gap_N).sum(), "gap": gap_N.sum()}
+    measured |= {"weights": torch.ones_like(weight).sum(), "weight": weight.sum()}
+    if gap_N.numel():
+        measured["gap_max"] = gap_N.max()
+    if weight.numel():
+        measured |= {"weight_min": weight.min(), "weight_max": weight.max()}
+    return measured
+
+
 def measure_nothing(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
     """A soft gate clips nothing."""
     return {}
@@ -408,7 +485,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 def reduce_sums(rows_XF: Tensor) -> LossSums:
     """The sums of X packs or ranks (each a `LossSums.stack()`) in one."""
-    combined = {"low_min": torch.amin, "high_max": torch.amax}
+    combined = {name: torch.amin if least > 0 else torch.amax for name, least in _EXTREMES.items()}
     names = [field.name for field in fields(LossSums)]
     return LossSums(**{name: combined.get(name, torch.sum)(rows_XF[:, i], dim=0) for i, name in enumerate(names)})
 
@@ -435,10 +512,19 @@ def with_skipped(sums: LossSums, s: LossSettings, *, num_tokens: float, num_roll
 
 def no_sums(device: torch.device | str = "cpu") -> LossSums:
     """The sums of no pack at all: what a rank without work contributes."""
-    empty = {"low_min": math.inf, "high_max": -math.inf}
     return LossSums(
-        **{field.name: torch.tensor(empty.get(field.name, 0.0), device=device) for field in fields(LossSums)}
+        **{field.name: torch.tensor(_EXTREMES.get(field.name, 0.0), device=device) for field in fields(LossSums)}
     )
+
+
+_EXTREMES = {
+    "low_min": math.inf,
+    "high_max": -math.inf,
+    "gap_max": -math.inf,
+    "weight_min": math.inf,
+    "weight_max": -math.inf,
+}
+"""Sums that are none, as they are where there was nothing."""
 
 
 @torch.no_grad()
@@ -455,6 +541,8 @@ def _sums(policy: Tensor, ratio_N: Tensor, kl_N: Tensor | None, x: LossInputs, s
     }
     if kl_N is not None:
         measured["kl"] = kl_N.detach().sum()
+    if s.correction is not None:
+        measured |= measure_correction(x, s.correction)
     return replace(no_sums(x.logps_N.device), **measured | OBJECTIVES[s.loss_type].measure(ratio_N, x, s))
 
 

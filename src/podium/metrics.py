@@ -84,6 +84,15 @@ METRICS: Mapping[str, Metric] = {
     "clip_ratio/region_mean": Metric("share", "Ratios clipped from either side."),
     "cispo_clip_ratio": Metric("share", "Ratios above the cap, with a positive advantage; only for `cispo`."),
     "vespo/phi_seq_mean": Metric("weight", "Mean weight of the rollouts; 1 on policy; only for `vespo`."),
+    "sampling/sampling_logp_difference/mean": Metric(
+        "nats", "vLLM against training: mean difference of a trained token's log-probability; only with `use_vllm`."
+    ),
+    "sampling/sampling_logp_difference/max": Metric("nats", "The same for the token where it is largest."),
+    "sampling/importance_sampling_ratio/min": Metric(
+        "weight", "Smallest weight by which the loss corrects that difference; 0: masked. Only with `use_vllm`."
+    ),
+    "sampling/importance_sampling_ratio/mean": Metric("weight", "Mean of these weights, over tokens or rollouts."),
+    "sampling/importance_sampling_ratio/max": Metric("weight", "Largest of these weights."),
 }
 
 
@@ -220,6 +229,7 @@ def loss_metrics(
         entropy_coef: logged when given.
     """
     names = ["entropy", *(["kl"] if settings.beta else []), *(["policy_loss"] if has_entropy_bonus else [])]
+    names += [name for name in LOSS_METRICS if name.startswith("sampling/")] if settings.correction is not None else []
     total = dict(zip(LossSums.__dataclass_fields__, sums.stack().tolist(), strict=True))
     values = {name: LOSS_METRICS[name](total) for name in (*names, *OBJECTIVES[settings.loss_type].metrics)}
     return values if entropy_coef is None else {**values, "entropy_coef": entropy_coef}
@@ -250,6 +260,11 @@ LOSS_METRICS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
     "clip_ratio/region_mean": _share("low_clipped", "high_clipped", "ratios"),
     "cispo_clip_ratio": _share("cap_clipped", "ratios"),
     "vespo/phi_seq_mean": _share("phi", "ratios"),
+    "sampling/sampling_logp_difference/mean": _share("gap", "gap_tokens"),
+    "sampling/sampling_logp_difference/max": _finite("gap_max"),
+    "sampling/importance_sampling_ratio/min": _finite("weight_min"),
+    "sampling/importance_sampling_ratio/mean": _share("weight", "weights"),
+    "sampling/importance_sampling_ratio/max": _finite("weight_max"),
 }
 
 

@@ -233,9 +233,15 @@ def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int)
 
 
 def loss_inputs(
-    packed: Pack, out: TokenLogps, batch: MicroBatch, keep_N: Tensor | None, num_entropy_tokens: float | None
+    packed: Pack,
+    out: TokenLogps,
+    batch: MicroBatch,
+    keep_N: Tensor | None,
+    num_entropy_tokens: float | None,
+    *,
+    other_sampler: bool,
 ) -> LossInputs:
-    """What the loss sees of a pack."""
+    """What the loss sees of a pack. `other_sampler`: what sampled computes otherwise than training does."""
     return LossInputs(
         logps_N=out.logps_N,
         entropy_N=out.entropy_N,
@@ -245,6 +251,7 @@ def loss_inputs(
         num_tokens=batch.num_tokens,
         old_logps_N=packed.old_logps_N,
         ref_logps_N=packed.ref_logps_N,
+        sampled_logps_N=packed.sampled_logps_N if other_sampler else None,
         keep_N=keep_N,
         num_entropy_tokens=batch.step_tokens if num_entropy_tokens is None else num_entropy_tokens,
     )

@@ -189,9 +189,12 @@ class GRPOTrainer(SavesWhole):
         """One pack: log-probabilities, loss, gradients."""
         out = self.parts.token_logps(model, packed, router=bool(self.parts.router_coef))
         old_logps_N = packed.old_logps_N
-        if old_logps_N is None or not self.args.async_rollouts:  # there the old ones may be the sampled ones themselves
+        stale = old_logps_N is not None and self.args.async_rollouts  # the old ones may be the sampled ones themselves
+        if not stale and not self.parts.filtered_logps:
             self.health.saw_logps(packed.sampled_logps_N, out.logps_N if old_logps_N is None else old_logps_N)
-        result = policy_loss(loss_inputs(packed, out, batch, keep_N, num_kept), self.parts.loss, self._entropy_coef)
+        other = self.parts.other_sampler
+        inputs = loss_inputs(packed, out, batch, keep_N, num_kept, other_sampler=other)
+        result = policy_loss(inputs, self.parts.loss, self._entropy_coef)
         loss = result.loss
         if out.router_loss is not None:
             loss = loss + self.parts.router_coef * packed.num_tokens / max(batch.step_tokens, 1) * out.router_loss
@@ -329,7 +332,9 @@ class GRPOTrainer(SavesWhole):
         with self.parts.attention(), self.parts.precision():
             for packed in packs:
                 out = self.parts.token_logps(self.model, packed)
-                result = policy_loss(loss_inputs(packed, out, batch, None, None), self.parts.loss)
+                other = self.parts.other_sampler
+                inputs = loss_inputs(packed, out, batch, None, None, other_sampler=other)
+                result = policy_loss(inputs, self.parts.loss)
                 loss += float(result.loss)
                 sums.append(result.sums.stack().tolist())
         self.processes.let_go(self.model)

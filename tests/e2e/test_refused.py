@@ -59,11 +59,10 @@ def test_arguments_of_trls_trainer(broken: str, tmp_path: Path, argument: str, v
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"use_vllm": True}, ["use_vllm", "not supported yet"]),
         ({"vllm_mode": "server"}, ["vllm_mode", "vLLM"]),
         ({"vllm_gpu_memory_utilization": 0.5}, ["vllm_gpu_memory_utilization"]),
         ({"vllm_importance_sampling_correction": False}, ["vllm_importance_sampling_correction"]),
-        ({"rollout_engine": "vllm"}, ["vllm", "live"]),
+        ({"use_vllm": True, "rollout_engine": "live"}, ["vllm", "live"]),
         ({"rollout_engine": "liv"}, ["rollout_engine", "liv", "Did you mean `live`?"]),
         ({"max_tool_calling_iterations": 3}, ["max_tool_calling_iterations", "tools"]),
         ({"log_multimodal": False}, ["log_multimodal", "images"]),

@@ -106,8 +106,8 @@ def trl_self(args: GRPOConfig, *, accumulation: int, training: bool = True) -> S
         model=SimpleNamespace(training=training),
         current_gradient_accumulation_steps=accumulation,
         aux_loss_enabled=False,
-        use_vllm=False,
-        vllm_importance_sampling_correction=False,
+        use_vllm=args.use_vllm,
+        vllm_importance_sampling_correction=args.use_vllm and args.vllm_importance_sampling_correction,
         epsilon_low=args.epsilon,
         epsilon_high=args.epsilon_high if args.epsilon_high is not None else args.epsilon,
         use_adaptive_entropy=args.use_adaptive_entropy,
@@ -140,8 +140,23 @@ def trl_micro_batch(trainer: SimpleNamespace, c: Case, rows: slice) -> Tensor:
         inputs["old_per_token_logps"] = c.old_logps[rows]
     if c.sampled_logps is not None:
         inputs["sampling_per_token_logps"] = c.sampled_logps[rows]
+    if trainer.use_vllm:
+        inputs.setdefault("old_per_token_logps", c.logps[rows].detach())
+        inputs["importance_sampling_ratio"] = trl_sampler_ratio(trainer.args, c, inputs, rows)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (c.logps[rows], c.entropies[rows], None)
     return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
+
+
+def trl_sampler_ratio(args: GRPOConfig, c: Case, inputs: dict, rows: slice) -> Tensor:
+    """As TRL computes it while it generates, in a method too long to call."""
+    gap = torch.nan_to_num((inputs["old_per_token_logps"] - c.sampled_logps[rows]) * c.mask[rows], nan=0.0)
+    low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
+    mode = args.vllm_importance_sampling_mode
+    ratio = torch.exp(gap.sum(dim=-1, keepdim=True) if mode.startswith("sequence") else gap)
+    if mode.endswith("truncate"):
+        return torch.clamp(ratio, min=low, max=high)
+    bounds = (-math.inf if low is None else low), (math.inf if high is None else high)
+    return ratio.masked_fill((ratio < bounds[0]) | (ratio > bounds[1]), value=0.0)
 
 
 def trl_step(args: GRPOConfig, c: Case) -> Tensor:
@@ -244,6 +259,27 @@ def test_off_policy_mask_prefers_what_the_engine_recorded(tmp_path, *, old_is_st
     for threshold in (-0.5, 0.1, 0.3, 2.0):
         args = config(tmp_path, loss_type="grpo", off_policy_mask_threshold=threshold)
         assert_same(args, c, threshold)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_correction_of_the_sampler_is_trls(tmp_path, loss_type: str, mode: str) -> None:
+    """Every loss and mode, with bounds that bite, crossed with KL, masks and rollouts that are reused."""
+    if loss_type == "vespo" and mode.startswith("sequence"):
+        return  # both refuse it
+    base = config(tmp_path, loss_type=loss_type, use_vllm=True, vllm_importance_sampling_mode=mode)
+    without = with_settings(base, {"vllm_importance_sampling_correction": False})
+    for off_policy, bounds in itertools.product((False, True), ((None, 1.1), (0.7, 1.1), (0.9, None))):
+        c = case(off_policy=off_policy, with_sampler=True)
+        c.sampled_logps[0, 1] = math.nan
+        clips = {
+            f"vllm_importance_sampling_clip_{name}": bound for name, bound in zip(("min", "max"), bounds, strict=True)
+        }
+        for kl, masks in itertools.product(KL, MASKS):
+            args = with_settings(base, {**clips, **kl, **masks})
+            assert_same(args, c, (loss_type, mode, off_policy, bounds, kl, masks))
+        args = with_settings(base, clips)
+        assert podium_step(args, c).item() != pytest.approx(podium_step(without, c).item())
 
 
 def test_the_masks_of_these_cases_bite(tmp_path) -> None:

@@ -288,8 +288,8 @@ CONFIG = [
     Case(code="C012", keys={"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 3}, says=("run.yaml:", "eval batch size (3"), cure="per_device_eval_batch_size: 8"),
     Case(code="C013", keys={"fp16": True, "use_cpu": True}, says=(f"run.yaml:{LAST}: fp16=True needs a GPU",), cure="Leave it out"),
     Case(code="C013", keys={"tf32": True}, says=(f"run.yaml:{LAST}: --tf32 requires",), cure="take `bf16`", name="tf32"),
-    Case(code="C014", keys={"use_vllm": True}, says=(f"run.yaml:{LAST}: use_vllm=True", "not supported yet"), cure="take `use_vllm` out"),
-    Case(code="C014", keys={"vllm_mode": "server"}, says=(f"run.yaml:{LAST}: vllm_mode='server'",), cure="take `vllm_mode` out", name="mode"),
+    Case(code="C014", keys={"vllm_mode": "server"}, says=(f"run.yaml:{LAST}: vllm_mode='server' belongs to vLLM",), cure="Set use_vllm: true"),
+    Case(code="C034", keys={"use_vllm": True, "vllm_mode": "server", "vllm_server_port": 9}, says=("No vLLM server answers at http://0.0.0.0:9",), cure="VLLM_SERVER_DEV_MODE=1 vllm serve", severity="warning"),
     Case(code="C016", keys={"temperature": 0}, says=(f"run.yaml:{LAST}: `temperature` must be between", "nothing can be learnt"), cure="temperature: 1.0"),
     Case(code="C016", keys={"learning_rate": -1e-6}, says=("run.yaml:7: `learning_rate` must be at least 0",), cure="learning_rate: 1e-06", name="rate"),
     Case(code="C016", keys={"max_completion_length": 0}, says=("run.yaml:6: `max_completion_length` must be at least 1",), cure="max_completion_length: 512", name="length"),
@@ -401,7 +401,7 @@ def test_a_good_run_has_neither_errors_nor_warnings(
 
 
 def test_everything_at_once(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {"num_generations": 2, "temperature": 0, "use_vllm": True, "pad_to_multiple_of": 8, "lora": {"rank": 2}}
+    keys = {"num_generations": 2, "temperature": 0, "vllm_mode": "server", "pad_to_multiple_of": 8, "lora": {"rank": 2}}
     lay_out(
         Case(code="", says=(), cure="", keys=keys, rows=[*bad(None), {"prompt": ""}], model=truncate), tmp_path, saved
     )

@@ -115,7 +115,7 @@ def test_flags_that_cannot_be_meant_are_refused(line):
         ("train quickstart --num_generations 7", "--num_generations: generation_batch_size (64) must be"),
         ("train quickstart --eval_samples 0", "--eval_samples: `eval_samples` must be at least 1"),
         ("train quickstart --eval_temperature 0", "got 0: 0.001 draws the likeliest completion"),
-        ("train quickstart --use_vllm", "--use_vllm: use_vllm=True is an option of TRL"),
+        ("train quickstart --vllm_mode server", "--vllm_mode: vllm_mode='server' belongs to vLLM"),
         ("train quickstart --model builtin:smollm", "no built-in model `builtin:smollm`"),
         ("train quickstart --model ./nope", "There is no folder ./nope"),
         ("train quickstart --dataset builtin:addition", "no built-in dataset `builtin:addition`"),

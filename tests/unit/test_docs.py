@@ -68,7 +68,7 @@ def refused_fields() -> str:
 
 
 def vllm_fields() -> set[str]:
-    names = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    names = {field.name for field in dataclasses.fields(GRPOConfig)}
     return {name for name in names if name.startswith("vllm_")} - set(REFUSED)
 
 
@@ -131,7 +131,7 @@ OTHER = {
 
 @pytest.mark.parametrize("name", [*REFUSED, *sorted(vllm_fields())])
 def test_what_is_listed_as_refused_is_refused(name: str, tmp_path: Path) -> None:
-    idle = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}[name]
+    idle = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}[name]
     other = OTHER[type(idle)](idle) if idle is not None else 3
     with pytest.raises(ConfigError, match=name):
         GRPOConfig(output_dir=str(tmp_path), **{name: other})

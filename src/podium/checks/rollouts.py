@@ -131,7 +131,7 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
     ]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
     start = time.perf_counter()
-    groups = parts.engine.generate(prompts, settings, policy_step=0)
+    groups = trainer.rollouts.generate(prompts, settings)
     generate_seconds = time.perf_counter() - start
     reward_seconds, columns = {}, []
     for reward in parts.rewards:
@@ -149,7 +149,7 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
         more = dataclasses.replace(
             settings, max_tokens=min(LONGER * settings.max_tokens, room), num_completions=min(4, args.num_generations)
         )
-        again = parts.engine.generate(prompts[:8], more, policy_step=0)
+        again = trainer.rollouts.generate(prompts[:8], more)
         longer = tuple(len(completion.token_ids) for group in again for completion in group.completions)
     return Sampled(
         groups=scored,

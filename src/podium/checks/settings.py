@@ -9,6 +9,7 @@ from typing import Any
 
 from podium.assembly import plan_of
 from podium.checks.setup import Setup
+from podium.errors import PodiumError
 from podium.recipe.assume import assumed_words
 from podium.records import Finding
 
@@ -156,6 +157,24 @@ def optimizer(setup: Setup) -> Iterator[Finding]:
                 why="training cannot start here; elsewhere the recipe may be right",
                 fix="pip install " + (f"'podium[{extra}]'" if extra else package),
             )
+
+
+def vllm(setup: Setup) -> Iterator[Finding]:
+    """A server that is not there, or does not fit."""
+    if setup.args is None or not setup.args.use_vllm or setup.model is None or setup.model.config is None:
+        return
+    from podium.engines.vllm.connect import prepare
+
+    try:
+        prepare(setup.args, setup.model.name, setup.model.config, waits=False)
+    except PodiumError as error:
+        yield Finding(
+            code="C034",
+            severity="warning",
+            what=f"{setup.at('use_vllm')}: {error.what}",
+            why="training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer",
+            fix=error.fix,
+        )
 
 
 def combinations(setup: Setup) -> Iterator[Finding]:

@@ -229,7 +229,7 @@ def measure(trainer: GRPOTrainer) -> Measurement:
         prompts = _first_prompts(trainer)
         trainer.rollouts.sample_and_score(prompts[:1], 2, EVALUATION)  # what is made once: rounded weights, kernels
         start = time.perf_counter()
-        groups = trainer.parts.engine.generate(prompts, _settings(trainer), policy_step=0)
+        groups = trainer.rollouts.generate(prompts, _settings(trainer))
         sampled = time.perf_counter()
         scored = score(groups, trainer.parts.rewards, trainer_state=trainer.state, log_metric=lambda *_: None)
         rewarded = time.perf_counter()

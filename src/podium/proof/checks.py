@@ -23,6 +23,7 @@ from podium.proof.evidence import (
     Sample,
     Traces,
     difference,
+    sampler_tolerance,
     tolerance_of,
     training_logps,
     weight_traces,
@@ -193,8 +194,8 @@ def turns(x: Before) -> Check:
 
 def rollouts(x: Before) -> Check:
     """The log-probabilities that came with the rollouts are those that training computes."""
-    groups = shortened(x.trained)
-    tolerance = tolerance_of(x.trainer, exact=False)
+    groups = () if x.trainer.parts.filtered_logps else shortened(x.trained)
+    tolerance = sampler_tolerance(x.trainer, exact=False)
     mine = training_logps(x.trainer, groups)
     theirs = [values for group in groups for values in group.sampled_logps]
     apart = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
@@ -210,6 +211,8 @@ def rollouts(x: Before) -> Check:
         detail=f"{_nats(measured, tolerance)} over {len(flat[0])} tokens"
         + ("" if measured <= tolerance else f"; most in {_worst(x, groups, worst, mine, theirs)}")
         if groups
+        else "they are of what a filter (top_p, top_k, min_p, repetition_penalty) left of the distribution"
+        if x.trained
         else "no group to train on in this step",
         fix="The engine samples from another distribution than is trained: look at temperature, adapter and precision.",
     )
@@ -217,7 +220,7 @@ def rollouts(x: Before) -> Check:
 
 def sampler(x: Before) -> Check:
     """The engine's log-probabilities are the model's, also after its weights (or adapter) were changed."""
-    s, tolerance = x.sample, tolerance_of(x.trainer, exact=True)
+    s, tolerance = x.sample, sampler_tolerance(x.trainer, exact=True)
     measured = difference(s.sampled_N, s.plain_N, tolerance)
     effect = difference(s.before_N, s.plain_N, tolerance)
     what = "adapter" if hasattr(unwrap(x.trainer.model), "peft_config") else "weights"

@@ -150,7 +150,10 @@ def settings_of(trainer: GRPOTrainer) -> SamplingSettings:
         trainer.args, trainer.parts.end_ids, num_completions=COMPLETIONS, round_number=SAMPLE_ROUND
     )
     tokens = min(settings.max_tokens, COMPLETION_TOKENS)
-    return dataclasses.replace(settings, max_tokens=tokens, end_ids=frozenset(), greedy=False)
+    settings = dataclasses.replace(settings, max_tokens=tokens, end_ids=frozenset(), greedy=False)
+    if trainer.parts.filtered_logps:  # log-probabilities that a filter has changed say nothing of the model
+        settings = dataclasses.replace(settings, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
+    return settings
 
 
 def short_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -268,7 +271,8 @@ def plainly_trained(
     clear_gradients(model)
 
     def loss_of(out: TokenLogps) -> Tensor:
-        return policy_loss(loss_inputs(packed, out, batch, None, None), trainer.parts.loss, trainer._entropy_coef).loss
+        inputs = loss_inputs(packed, out, batch, None, None, other_sampler=trainer.parts.other_sampler)
+        return policy_loss(inputs, trainer.parts.loss, trainer._entropy_coef).loss
 
     loss = plain_backward(model, rows, settings_of(trainer).temperature, plain, loss_of)
     traces = gradient_traces(model, 1.0)
@@ -326,7 +330,7 @@ def nudge_size(trainer: GRPOTrainer, names: Sequence[str], prompt: Prompt) -> fl
     before = plain_logps(model, [row], 1.0).logps_N
     with nudged(model, names, NUDGE):
         effect = float((plain_logps(model, [row], 1.0).logps_N - before).abs().mean())
-    wanted = EFFECT[tolerance_of(trainer, exact=True)]
+    wanted = EFFECT[sampler_tolerance(trainer, exact=True)]
     return NUDGE * min(max(wanted / max(effect, 1e-6), 1e-3), 10.0)
 
 
@@ -388,6 +392,11 @@ def tolerance_of(trainer: GRPOTrainer, *, exact: bool) -> float:
     precision = trainer.parts.precision
     rounds = precision.rounds if isinstance(precision, ProductPrecision) else trainer.args.bf16 or trainer.args.fp16
     return HALF if half_weights or (rounds and not exact) else EXACT
+
+
+def sampler_tolerance(trainer: GRPOTrainer, *, exact: bool) -> float:
+    """The same between sampling and training: an engine of another kind may round where training does not."""
+    return HALF if getattr(trainer.parts.engine, "rounds_weights", False) else tolerance_of(trainer, exact=exact)
 
 
 def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> float:

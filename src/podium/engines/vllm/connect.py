@@ -1,0 +1,262 @@
+"""Everything that is checked of a server before weights load; each mistake with the line to type."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from packaging.version import InvalidVersion, Version
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+
+from podium.config import GRPOConfig
+from podium.engines.vllm.engine import ServerEngine
+from podium.engines.vllm.server import Server, ServerGone, ServerRefused
+from podium.engines.vllm.transfer import Folder, Nccl, Transfer
+from podium.errors import ConfigError, EngineError, ModelError
+from podium.models.builtin import resolve_model
+
+logger = logging.getLogger(__name__)
+
+OLDEST = Version("0.32")
+"""The first version of vLLM that Podium was tried with; older ones may keep no version with their weights."""
+WEIGHTS = "weights-for-vllm"
+"""A folder in `output_dir`, while the run lasts."""
+PROCESSED = "processed_logprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A server that can do what a run needs."""
+
+    server: Server
+    model: str
+    """The name to ask for."""
+    longest: int
+    """Tokens of a prompt with its completion."""
+    dtype: torch.dtype
+    takes_nccl: bool
+
+
+def prepare(args: GRPOConfig, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | None:
+    """What a run with `use_vllm` samples with, before its weights load; None: it samples otherwise. Raises and takes
+    what `connect` does."""
+    if not args.use_vllm:
+        return None
+    if args.vllm_mode == "colocate":
+        raise ConfigError(
+            "vllm_mode: colocate is not supported yet.", code="C034", fix="Start a server, and set vllm_mode: server."
+        )
+    return connect(args, model, config, waits=waits)
+
+
+def connect(args: GRPOConfig, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served:
+    """Ask the server that the settings name what it is.
+
+    Args:
+        args: the run's.
+        model: what is trained, by its name, or loaded.
+        config: its configuration.
+        waits: whether to wait for it, up to `vllm_server_timeout` seconds.
+
+    Raises:
+        ConfigError: nobody answers, or it was started for something else; with the line to start it with.
+        ModelError: it serves another model.
+    """
+    model = resolve_model(model) if isinstance(model, str) else config._name_or_path
+    line = serve_line(args, model)
+    server = Server(url_of(args), seconds=args.vllm_server_timeout)
+    try:
+        server.wait(None if waits else 0)
+    except ServerGone as gone:
+        raise ConfigError(gone.what, code="C034", fix=f"Start it: {line}") from None
+    try:
+        return _served(args, model, config, server, line)
+    except (ServerGone, ServerRefused) as error:
+        raise ConfigError(error.what, code="C034", fix=f"Is it a vLLM server? {line}") from None
+
+
+def _served(args: GRPOConfig, model: str, config: PretrainedConfig, server: Server, line: str) -> Served:
+    version = server.version()
+    info = _development(server, version, line)
+    [first, *others] = server.models()
+    settings: dict[str, Any] = info["model_config"]
+    _check_model(model, config, str(first["root"]), server)
+    longest = int(first["max_model_len"])
+    if args.max_completion_length >= longest:
+        raise ConfigError(
+            f"The vLLM server at {server.url} takes {longest} tokens of prompt and completion together, and "
+            f"max_completion_length alone is {args.max_completion_length}.",
+            code="C034",
+            fix=f"Start it with a larger --max-model-len: {line}",
+        )
+    mode = str(settings["logprobs_mode"])
+    if mode != PROCESSED and args.vllm_importance_sampling_correction:
+        raise ConfigError(
+            f"The vLLM server at {server.url} was started with --logprobs-mode {mode}: its log-probabilities are not "
+            "those of the distribution that it draws from, so they cannot be corrected by.",
+            code="C034",
+            fix=f"Start it again: {line}",
+        )
+    if others:
+        logger.warning("The vLLM server offers %d models; %s is asked.", 1 + len(others), first["id"])
+    return Served(
+        server=server,
+        model=str(first["id"]),
+        longest=longest,
+        dtype=getattr(torch, str(settings["dtype"]).removeprefix("torch.")),
+        takes_nccl=(info.get("weight_transfer_config") or {}).get("backend") == "nccl",
+    )
+
+
+def _development(server: Server, version: str, line: str) -> dict[str, Any]:
+    """The server's configuration, from a server that has the routes for weights."""
+    try:
+        if Version(version) < OLDEST:
+            raise ConfigError(
+                f"The vLLM server at {server.url} is version {version}; Podium needs {OLDEST} or newer, which keeps a "
+                "version with its weights.",
+                code="C034",
+                fix=f'In its environment: pip install "vllm>={OLDEST}"',
+            )
+    except InvalidVersion:  # built from source
+        logger.warning("The vLLM server says that its version is %s.", version)
+    try:
+        info = server.info()
+        server.weight_version()
+    except ServerRefused as refused:
+        if refused.status != 404:
+            raise
+        raise ConfigError(
+            f"The vLLM server at {server.url} lets nobody change its weights: it was started without "
+            "VLLM_SERVER_DEV_MODE=1.",
+            code="C034",
+            fix=f"Start it again: {line}",
+        ) from None
+    return info
+
+
+def _check_model(model: str, config: PretrainedConfig, root: str, server: Server) -> None:
+    """Whether the weights of one fit into the other: the same name, or the same tensors."""
+    if root == model or (Path(root).is_dir() and Path(model).is_dir() and Path(root).samefile(model)):
+        return
+    try:
+        theirs = AutoConfig.from_pretrained(root, local_files_only=True)
+    except (OSError, ValueError):
+        logger.warning("The vLLM server serves %s, which cannot be looked at from here; %s is trained.", root, model)
+        return
+    ours, other = shapes(config), shapes(theirs)
+    different = sorted(name for name in ours.keys() | other.keys() if ours.get(name) != other.get(name))
+    if different:
+        name = different[0]
+        said = [str(list(x[name])) if name in x else "not there" for x in (ours, other)]
+        raise ModelError(
+            f"The vLLM server at {server.url} serves {root}, which is another model than {model}: {name} is {said[0]} "
+            f"in training and {said[1]} there ({len(different)} tensors differ).",
+            code="C034",
+            fix=f"Start it with the model that is trained: vllm serve {model}",
+        )
+
+
+def shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
+    """Of every tensor of a model; no weight is loaded."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: p.shape for name, p in model.named_parameters()}
+
+
+# ---- where it is, and how weights get there ----
+
+
+def url_of(args: GRPOConfig) -> str:
+    """The server's address, as TRL reads the settings."""
+    return args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+
+
+def serve_line(args: GRPOConfig, model: str) -> str:
+    """What to type to start a server that fits a run."""
+    port = urlparse(url_of(args)).port or 8000
+    room = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
+    longest = f" --max-model-len {room}" if room else ""
+    nccl = "" if args.device.type != "cuda" else """ --weight-transfer-config '{"backend": "nccl"}'"""
+    return (
+        f"VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host 127.0.0.1 --port {port} --logprobs-mode {PROCESSED}"
+        f"{longest}{nccl}"
+    )
+
+
+def is_here(url: str) -> bool:
+    """Whether an address is this machine's own.
+
+    >>> is_here("http://0.0.0.0:8000"), is_here("http://localhost:8000"), is_here("http://192.0.2.1:8000")
+    (True, True, False)
+    """
+    host = urlparse(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(socket.gethostbyname(host))
+    except OSError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def transfer_to(served: Served, args: GRPOConfig) -> Transfer:
+    """NCCL from a GPU to a server that was started for it; else a folder that both see.
+
+    Raises:
+        ConfigError: neither is possible.
+    """
+    here = args.process_index == 0
+    if args.vllm_weights_folder is None and args.device.type == "cuda" and served.takes_nccl:
+        return _nccl(served, args)
+    folder = args.vllm_weights_folder
+    if folder is None and not is_here(served.server.url):
+        raise ConfigError(
+            f"The vLLM server at {served.server.url} is on another machine, and weights have no way to it.",
+            code="C034",
+            fix="Set vllm_weights_folder to a folder that both machines see under the same path; or, with a GPU, start "
+            """the server with --weight-transfer-config '{"backend": "nccl"}'.""",
+        )
+    return Folder(served.server, Path(folder or args.output_dir) / WEIGHTS, served.dtype, here=here)
+
+
+def _nccl(served: Served, args: GRPOConfig) -> Transfer:
+    from trl.import_utils import is_vllm_available
+
+    if not is_vllm_available():
+        raise ConfigError(
+            "Weights go to the vLLM server over NCCL, for which vLLM is needed in this environment, too.",
+            code="C034",
+            fix="pip install vllm; or set vllm_weights_folder, and weights go through files.",
+        )
+    return Nccl(
+        served.server,
+        group_port=args.vllm_group_port,
+        device=args.device,
+        dtype=served.dtype,
+        here=args.process_index == 0,
+    )
+
+
+def engine_of(
+    served: Served, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, agree: Callable[[Any], Any]
+) -> ServerEngine:
+    """The engine of a run. `agree` gives the first process's value on every process."""
+    try:
+        transfer = transfer_to(served, args)
+    except EngineError as error:
+        raise ConfigError(error.what, code="C034", fix=error.fix) from None
+    return ServerEngine(
+        served.server,
+        served.model,
+        tokenizer,
+        transfer,
+        is_main=args.process_index == 0,
+        agree=agree,
+        rounds_weights=served.dtype != torch.float32,
+    )

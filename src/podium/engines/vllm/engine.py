@@ -1,0 +1,159 @@
+"""`use_vllm` with `vllm_mode: server`: completions of a `vllm serve`, from weights that are known to be the policy's.
+
+    engine.sync(policy, version=step)         once a round: sends the weights if they have changed
+    engine.generate(prompts, settings, ...)   touches nothing of the policy
+
+Every set of weights that is sent has a version, which the server keeps with them. It is asked for it before and after
+each generation: a server that was started anew gets the weights again, one that serves another run's ends this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from podium.engines.base import make_groups
+from podium.engines.vllm.requests import Sampled, body, read
+from podium.engines.vllm.server import Server, ServerGone, ServerRefused, ServerSlow
+from podium.engines.vllm.transfer import LOADING, Transfer
+from podium.engines.vllm.weights import changes
+from podium.errors import EngineError
+from podium.records import Group, Prompt, SamplingSettings
+
+logger = logging.getLogger(__name__)
+
+OURS = "podium-"
+"""How versions begin that Podium gave."""
+TRIES = 3
+"""Generations of one round, before a server that loses its weights each time ends the run."""
+
+
+class ServerEngine:
+    """See `engines.base.RolloutEngine` and `OwnWeights`."""
+
+    processed_logps = True
+    """Log-probabilities are those of the distribution that was drawn from, after all filters."""
+
+    def __init__(
+        self,
+        server: Server,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        transfer: Transfer,
+        *,
+        is_main: bool = True,
+        agree: Callable[[Any], Any] = lambda value: value,
+        rounds_weights: bool = True,
+    ) -> None:
+        """
+        Args:
+            server: which one.
+            model: the name that it serves.
+            tokenizer: ids to text.
+            transfer: how weights get there.
+            is_main: whether this process is the one that sends them.
+            agree: the first process's value, on every process.
+            rounds_weights: whether the server computes in half precision.
+        """
+        self.server = server
+        self.model = model
+        self.tokenizer = tokenizer
+        self.transfer = transfer
+        self.rounds_weights = rounds_weights
+        self._is_main = is_main
+        self._agree = agree
+        self._run = uuid.uuid4().hex[:8]
+        self._count = 0
+        self._sent: tuple[int, int] | None = None
+        self._version = ""
+
+    def sync(self, policy: nn.Module, version: int) -> None:
+        """Send the policy's weights, unless they are those that were sent last. All processes call it."""
+        state = version, changes(policy)
+        if state == self._sent:
+            return
+        self._count += 1
+        self._version = self._agree(f"{OURS}{self._run}-{self._count}-step-{version}")
+        with resumable(self.server):
+            try:
+                self.transfer.bring(policy, self._version, here=self._is_main)
+            except ServerGone as gone:
+                logger.warning("%s", gone)
+                self.server.wait()
+                self.transfer.again(self._version)
+        self._agree(None)  # nobody samples before they are there
+        self._sent = state
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
+        """One group per prompt; see `engines.base.RolloutEngine`. All completions of a prompt are one request.
+
+        Raises:
+            EngineError: the server is gone and does not come back, is silent for `vllm_server_timeout` seconds,
+                answers something else, or its weights are another run's.
+        """
+        assert settings.lengths is None, "vLLM draws no exact lengths"
+        if not prompts:
+            return []
+        with resumable(self.server):
+            sampled = self._sampled(prompts, settings)
+        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+
+    def _sampled(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+        for attempt in range(1, TRIES + 1):
+            try:
+                self._have_weights()
+                answers = self.server.complete([body(self.model, prompt, settings) for prompt in prompts])
+                if self.server.weight_version() == self._version:
+                    return [read(answer, settings) for answer in answers]
+                logger.warning("The weights of the vLLM server changed while it sampled; sampling again.")
+            except ServerGone as gone:
+                logger.warning("%s", gone)
+                if attempt < TRIES:
+                    self.server.wait()
+        raise ServerGone(f"The vLLM server at {self.server.url} died or lost its weights {TRIES} times in one round.")
+
+    def _have_weights(self) -> None:
+        """The server's weights are those of the last `sync`, now."""
+        found = self.server.weight_version()
+        if found == self._version:
+            return
+        if not self._version:
+            raise EngineError("Nothing was sent to the vLLM server yet: `sync` comes before `generate`.")
+        if found.startswith(OURS) and not found.startswith(f"{OURS}{self._run}"):
+            raise EngineError(
+                f"The weights of the vLLM server at {self.server.url} are {found}, those of another run; ours are "
+                f"{self._version}. Two runs cannot share a server: start one for each (vllm_server_port)."
+            )
+        if found != self._version + LOADING:
+            logger.warning(
+                "The vLLM server at %s has weights %r, not %r: it was started anew, or somebody changed them. "
+                "Sending them again.",
+                self.server.url,
+                found,
+                self._version,
+            )
+        self.transfer.again(self._version)
+
+
+RESUME = "The newest checkpoint is whole: resume with --resume_from_checkpoint true."
+_FIXES: tuple[tuple[type[EngineError], str], ...] = (
+    (ServerSlow, "Raise vllm_server_timeout, or ask for shorter or fewer completions."),
+    (ServerGone, "Its own last lines say why; start it again."),
+    (ServerRefused, "Does it serve the model that is trained, and see the same files? Its own last lines say more."),
+)
+
+
+@contextlib.contextmanager
+def resumable(server: Server) -> Iterator[None]:
+    """Failures of a server with what to do about them."""
+    try:
+        yield
+    except (ServerSlow, ServerGone, ServerRefused) as error:
+        fix = next(fix for kind, fix in _FIXES if isinstance(error, kind))
+        raise type(error)(error.what, fix=f"{fix} {RESUME}") from None

@@ -1,0 +1,74 @@
+"""Prompts as requests to vLLM, its answers as completions. Plain records: no network, no tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from podium.engines.sampling import row_key
+from podium.errors import EngineError
+from podium.records import Prompt, SamplingSettings
+
+Sampled = tuple[list[int], list[float]]
+"""Token ids and log-probabilities of one completion."""
+
+
+def sampling_of(prompt: Prompt, settings: SamplingSettings) -> dict[str, Any]:
+    """vLLM's names for how a prompt's completions are drawn.
+
+    vLLM gives completion g of a request the seed of the request plus g, so all random numbers follow from the run's
+    seed, the round and the prompt. End tokens are the trainer's, whatever the server's model says.
+    """
+    return {
+        "n": settings.num_completions,
+        "max_tokens": settings.max_tokens,
+        "temperature": 0.0 if settings.greedy else settings.temperature,
+        "top_p": 1.0 if settings.greedy else settings.top_p,
+        "top_k": 0 if settings.greedy else settings.top_k,
+        "min_p": 0.0 if settings.greedy else settings.min_p,
+        "repetition_penalty": settings.repetition_penalty,
+        "seed": int(row_key(settings.seed, settings.round, prompt.id, 0)) >> 2,  # signed there, and g is added
+        "stop_token_ids": sorted(settings.end_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        **settings.extra,
+    }
+
+
+def body(model: str, prompt: Prompt, settings: SamplingSettings) -> dict[str, Any]:
+    """A request to `/v1/completions`."""
+    return {
+        "model": model,
+        "prompt": list(prompt.token_ids),
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+        **sampling_of(prompt, settings),
+    }
+
+
+def read(answer: Mapping[str, Any], settings: SamplingSettings) -> list[Sampled]:
+    """The completions in an answer, in order.
+
+    Raises:
+        EngineError: it is not what was asked for.
+    """
+    try:
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        sampled = [(list(c["token_ids"]), list(c["logprobs"]["token_logprobs"])) for c in choices]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"vLLM's answer lacks token ids or log-probabilities ({error!r}).") from None
+    if len(sampled) != settings.num_completions:
+        raise EngineError(f"vLLM answered {len(sampled)} completions where {settings.num_completions} were asked for.")
+    return [_checked(ids, logps, settings) for ids, logps in sampled]
+
+
+def _checked(ids: list[int], logps: list[float | None], settings: SamplingSettings) -> Sampled:
+    if not ids or len(ids) != len(logps):
+        raise EngineError(f"vLLM answered {len(ids)} token ids with {len(logps)} log-probabilities.")
+    if ids[-1] not in settings.end_ids and len(ids) < settings.max_tokens:
+        raise EngineError(
+            f"vLLM ended a completion after {len(ids)} of {settings.max_tokens} tokens with token {ids[-1]}, which is "
+            "no end token."
+        )
+    return ids, [math.nan if x is None else x for x in logps]

@@ -1,0 +1,199 @@
+"""A running `vllm serve`, seen through HTTP. Needs no vLLM here.
+
+    server = Server("http://127.0.0.1:8000", seconds=240)
+    server.wait()
+    server.weight_version()
+
+Besides OpenAI's routes it uses those that vLLM has for reinforcement learning (`VLLM_SERVER_DEV_MODE=1`): weights carry
+a version there, a word that the server keeps with them and forgets when it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from podium.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 1.0
+"""Between two looks at a server that does not answer."""
+CONNECT_SECONDS = 10.0
+"""For a connection alone: a machine that is there answers in less, however busy."""
+MOST_CONNECTIONS = 256
+"""Requests at once; each is a prompt with all its completions, and the server schedules them."""
+LONGEST_EXCERPT = 300
+"""Characters of a server's answer that a message repeats."""
+
+
+class ServerGone(EngineError):
+    """Nobody answers at the address, or the engine behind it has died."""
+
+
+class ServerSlow(EngineError):
+    """It is there and does not answer in time."""
+
+
+class ServerRefused(EngineError):
+    """An answer that says no."""
+
+    status = 0
+    """Of HTTP."""
+
+
+class Server:
+    """One address. `seconds`: how long it may be silent."""
+
+    def __init__(self, url: str, *, seconds: float) -> None:
+        self.url = url.rstrip("/")
+        self.seconds = seconds
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it can be asked. Raises `ServerGone` after `seconds`; None: its own."""
+        seconds = self.seconds if seconds is None else seconds
+        end, said = time.monotonic() + seconds, False
+        while not self.is_up():
+            if time.monotonic() >= end:
+                waited = f", for {seconds:g} s now" if seconds else ""
+                raise ServerGone(f"No vLLM server answers at {self.url}{waited}.")
+            if not said:
+                logger.warning("No vLLM server answers at %s; waiting up to %g s for it.", self.url, seconds)
+                said = True
+            time.sleep(min(PAUSE_SECONDS, seconds))
+
+    def is_up(self) -> bool:
+        """Whether it is there, with an engine that lives."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=CONNECT_SECONDS).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    # ---- what it is ----
+
+    def version(self) -> str:
+        """Of vLLM."""
+        return str(self.get("/version")["version"])
+
+    def models(self) -> list[dict[str, Any]]:
+        """What it serves: `id`, `root`, `max_model_len`."""
+        return list(self.get("/v1/models")["data"])
+
+    def info(self) -> dict[str, Any]:
+        """Its whole configuration, as vLLM's `VllmConfig`."""
+        return dict(self.get("/server_info?config_format=json")["vllm_config"])
+
+    # ---- its weights ----
+
+    def weight_version(self) -> str:
+        """The word that came with its weights; `default` for those that it loaded itself."""
+        return str(self.get("/weight_info")["weight_version"])
+
+    def set_weight_version(self, word: str) -> None:
+        """Say what its weights are."""
+        self.post("/update_weight_version", {"new_version": word})
+
+    def reload_weights(self, folder: str) -> None:
+        """Read a checkpoint, which the server must see under the same path."""
+        self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+
+    def reset_prefix_cache(self) -> None:
+        """Forget keys and values of earlier weights."""
+        end = time.monotonic() + self.seconds
+        while self.post("/reset_prefix_cache", {}).get("success") is False:
+            if time.monotonic() >= end:
+                raise ServerSlow(f"The vLLM server at {self.url} keeps its prefix cache: requests are still running.")
+            time.sleep(PAUSE_SECONDS / 10)
+
+    # ---- asking ----
+
+    def get(self, route: str) -> dict[str, Any]:
+        """A JSON object."""
+        return self._ask("GET", route, None)
+
+    def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A JSON object; an empty one for an empty answer."""
+        return self._ask("POST", route, body)
+
+    def _ask(self, method: str, route: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        try:
+            response = httpx.request(method, self.url + route, json=body, timeout=self._timeout)
+        except httpx.HTTPError as error:
+            raise self._failure(error, route) from error
+        return self._read(response, route)
+
+    def complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Answers of `/v1/completions`, in order; all requests are sent at once.
+
+        Raises:
+            ServerSlow: for `seconds` no request was answered.
+            ServerGone, ServerRefused: likewise for any of them.
+        """
+        # A thread of its own: in a notebook this one has an event loop already.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, self._complete(bodies)).result()
+
+    async def _complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        limits = httpx.Limits(max_connections=MOST_CONNECTIONS)
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        async with httpx.AsyncClient(timeout=timeout, limits=limits) as client:
+            tasks = [asyncio.ensure_future(self._one(client, body)) for body in bodies]
+            waiting = set(tasks)
+            try:
+                while waiting:
+                    done, waiting = await asyncio.wait(
+                        waiting, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for task in done:
+                        task.result()
+                    if not done:
+                        raise ServerSlow(
+                            f"The vLLM server at {self.url} answered none of {len(waiting)} requests for "
+                            f"{self.seconds:g} s."
+                        )
+                return [task.result() for task in tasks]
+            finally:
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _one(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
+        route = "/v1/completions"
+        try:
+            response = await client.post(self.url + route, json=body)
+        except httpx.HTTPError as error:
+            raise self._failure(error, route) from error
+        return self._read(response, route)
+
+    @property
+    def _timeout(self) -> httpx.Timeout:
+        return httpx.Timeout(self.seconds, connect=CONNECT_SECONDS)
+
+    def _failure(self, error: httpx.HTTPError, route: str) -> EngineError:
+        if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
+            return ServerSlow(f"The vLLM server at {self.url} did not answer {route} within {self.seconds:g} s.")
+        return ServerGone(f"The vLLM server at {self.url} is gone: {type(error).__name__} at {route}.")
+
+    def _read(self, response: httpx.Response, route: str) -> dict[str, Any]:
+        if response.status_code != 200:
+            said = " ".join(response.text.split())[:LONGEST_EXCERPT]
+            if "EngineDead" in said or "EngineCore encountered an issue" in said:
+                raise ServerGone(f"The engine of the vLLM server at {self.url} has died: {said}")
+            refused = ServerRefused(
+                f"The vLLM server at {self.url} answers {route} with HTTP {response.status_code}: {said}"
+            )
+            refused.status = response.status_code
+            raise refused
+        try:
+            read = response.json() if response.content else {}
+        except ValueError:
+            read = None
+        if not isinstance(read, dict):
+            raise ServerRefused(f"What answers {route} at {self.url} is no vLLM server.")
+        return read

@@ -1,0 +1,137 @@
+"""The policy's tensors as a checkpoint of its base model names them, adapters merged into what they adapt.
+
+The policy is not changed: an adapter is merged into one layer at a time, whose weights are put back bit by bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.utils import logging
+
+from podium.errors import ModelError
+from podium.forward import unwrap
+
+
+def changes(policy: nn.Module) -> int:
+    """A number that grows whenever a parameter is written to, by an optimizer or by anyone else."""
+    return sum(p._version for p in policy.parameters())
+
+
+@torch.no_grad()
+def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the base model once, in `dtype` where it is floating point, with the adapters' share in it.
+
+    Of sharded weights each is gathered when its turn comes, so all processes have to iterate together.
+
+    Raises:
+        ModelError: a quantized base, or an adapter that cannot be merged here.
+    """
+    base, adapters = base_of(policy), list(getattr(unwrap(policy), "active_adapters", [])) if _adapted(policy) else []
+    layers = {path: m for path, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
+    _check(base, layers)
+    inside = {id(x) for m in layers.values() for x in m.state_dict(keep_vars=True).values()}
+    inside -= {id(x) for m in layers.values() for x in m.get_base_layer().state_dict(keep_vars=True).values()}
+    seen = set(inside)
+    for name, tensor in base.state_dict(keep_vars=True).items():
+        plain = _plain(name, adapters)
+        if id(tensor) in seen or plain is None:
+            continue
+        seen.add(id(tensor))  # tied weights have two names
+        with _merged(layers.get(name.rpartition(".base_layer.")[0]), adapters):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            copied = whole.detach().to(dtype if whole.is_floating_point() else whole.dtype, copy=True)
+        yield plain, copied
+
+
+def write(policy: nn.Module, folder: Path, dtype: torch.dtype, *, here: bool) -> None:
+    """A checkpoint of the base model. With sharded weights all processes call it; the one that is `here` writes."""
+    state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, dtype)}
+    if here:
+        with _no_bars():
+            base_of(policy).save_pretrained(folder, state_dict=state)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers shows progress, which a training run has of its own."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def base_of(policy: nn.Module) -> Any:
+    """The transformers model without wrappers, in which an adapter's layers may be."""
+    model: Any = unwrap(policy)
+    return model.get_base_model() if _adapted(policy) else model
+
+
+def _adapted(policy: nn.Module) -> bool:
+    return isinstance(unwrap(policy), PeftModel)
+
+
+def _check(base: Any, layers: dict[str, Any]) -> None:
+    if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
+        raise ModelError(
+            "vLLM cannot take the weights of a quantized base: with the adapter merged they would be rounded again.",
+            code="C014",
+            fix="Load the base in bfloat16, or take use_vllm out: the live engine samples from it as it is.",
+        )
+    tokens = [path for path in layers if "token_adapter" in path]
+    if tokens:
+        raise ModelError(
+            f"The adapter trains single tokens ({tokens[0]}), which cannot be sent to vLLM.",
+            code="C014",
+            fix="Take trainable_token_indices out, or use_vllm.",
+        )
+    if any(isinstance(p, DTensor) for layer in layers.values() for p in layer.parameters()):
+        raise ModelError(
+            "vLLM gets the adapter merged into its base, and here the base is divided over processes.",
+            code="C014",
+            fix="Train the adapter with DDP instead of FSDP, or take use_vllm out.",
+        )
+
+
+def _plain(name: str, adapters: Sequence[str]) -> str | None:
+    """The name without what PEFT wraps around layers; None for what the base model's checkpoint does not have.
+
+    >>> _plain("model.layers.0.mlp.up_proj.base_layer.weight", ["default"])
+    'model.layers.0.mlp.up_proj.weight'
+    >>> _plain("lm_head.modules_to_save.default.weight", ["default"])
+    'lm_head.weight'
+    >>> _plain("lm_head.original_module.weight", ["default"]) is None
+    True
+    """
+    name = name.replace(".base_layer.", ".")
+    for adapter in adapters:
+        name = name.replace(f".modules_to_save.{adapter}.", ".")
+    return None if ".original_module." in name or ".modules_to_save." in name else name
+
+
+@contextlib.contextmanager
+def _merged(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
+    """Inside, an adapted layer's base has the adapters in its weights; afterwards it is as it was, to the bit."""
+    if layer is None or layer.merged:
+        yield
+        return
+    own = dict(layer.get_base_layer().named_parameters())
+    before = {name: p.detach().clone() for name, p in own.items()}
+    layer.merge(adapter_names=[name for name in adapters if name in layer.active_adapters])
+    try:
+        yield
+    finally:
+        layer.unmerge()
+        for name, p in own.items():
+            p.data.copy_(before[name])

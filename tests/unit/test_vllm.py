@@ -1,0 +1,441 @@
+"""`use_vllm` against a server that is not vLLM but speaks its routes: what is sent, what is checked, how it ends.
+
+The same against a real `vllm serve`: tests/vllm/test_vllm.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from podium import GRPOConfig
+from podium.checks.settings import vllm as rule
+from podium.checks.setup import from_arguments
+from podium.engines.vllm.engine import ServerEngine
+from podium.engines.vllm.requests import read, sampling_of
+from podium.engines.vllm.server import Server
+from podium.engines.vllm.transfer import Folder
+from podium.errors import ConfigError, EngineError, ModelError
+from podium.records import Prompt, SamplingSettings
+from podium.rounds import RoundKey
+from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
+
+_spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parents[1] / "vllm" / "stand_in.py")
+stand_in = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(stand_in)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@pytest.fixture
+def server(folder: str) -> Iterator[Any]:
+    with stand_in.StandIn(folder) as running:
+        yield running
+
+
+@pytest.fixture
+def make(make_trainer: Callable, folder: str, server: Any) -> Callable:
+    """A trainer of the served model that samples from the server."""
+
+    def made(**given: Any) -> Any:
+        settings = {
+            "model": folder,
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_server_base_url": server.url,
+            "vllm_server_timeout": 5.0,
+            "per_device_train_batch_size": 8,
+            "learning_rate": 0.05,
+        }
+        return make_trainer(**{**settings, **given})
+
+    return made
+
+
+# ---- weights ----
+
+
+@pytest.mark.parametrize("peft_config", [None, LoraConfig(r=2, target_modules="all-linear")], ids=["all", "lora"])
+def test_the_server_samples_from_the_policy_of_each_step(make: Callable, server: Any, peft_config: Any) -> None:
+    trainer = make(peft_config=peft_config, max_steps=3, prove_first_batch=True, **{"save_strategy": "no"})
+    ids = torch.arange(10, 30)[None]
+    apart, moved, versions = [], [], []
+    generate = trainer.parts.engine.generate
+
+    def looked(*args: Any, **kwargs: Any) -> Any:
+        own = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        with torch.no_grad():
+            apart.append(float((trainer.model.eval()(ids).logits - server.model(ids).logits).abs().max()))
+        moved.append(server.model(ids).logits.sum().item())
+        versions.append(server.weight_version)
+        groups = generate(*args, **kwargs)
+        assert all(torch.equal(own[name], p) for name, p in trainer.model.named_parameters())
+        return groups
+
+    trainer.parts.engine.generate = looked
+    trainer.train()
+    assert len(apart) == 4  # and once for the proof on the first batch
+    assert max(apart) < 1e-4
+    assert len(set(moved)) == 4
+    assert len(set(versions)) == 4
+    assert [v.rpartition("-")[2] for v in versions] == ["0", "0", "1", "2"]
+
+
+def test_weights_that_have_not_moved_are_sent_once(make: Callable, server: Any) -> None:
+    trainer = make(max_steps=1)
+    trainer.generate_completions([{"prompt": "1+1=", "answer": "2"}])
+    trainer.generate_completions([{"prompt": "1+1=", "answer": "2"}])
+    reloads = [body for route, body in server.requests if route == "/collective_rpc"]
+    assert len(reloads) == 1
+    with torch.no_grad():
+        next(trainer.model.parameters()).mul_(1.5)
+    trainer.generate_completions([{"prompt": "1+1=", "answer": "2"}])
+    assert len([body for route, body in server.requests if route == "/collective_rpc"]) == 2
+    assert [route for route, _ in server.requests].count("/reset_prefix_cache") == 2
+
+
+def test_the_folder_of_weights_goes_with_the_run(make: Callable, tmp_path: Path) -> None:
+    trainer = make(max_steps=2, vllm_weights_folder=str(tmp_path / "shared"))
+    trainer.train()
+    shared = tmp_path / "shared" / "weights-for-vllm"
+    assert [path.name for path in shared.iterdir()] == ["2"]
+    trainer.parts.engine.transfer = None
+    gc.collect()
+    assert not shared.exists()
+
+
+# ---- completions ----
+
+
+def test_greedy_completions_are_those_of_the_live_engine(make: Callable, make_trainer: Callable, folder: str) -> None:
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "17+25=", "answer": "42"}]
+    theirs = make(temperature=0.7).generate_completions(rows, 1, greedy=True)
+    ours = make_trainer(model=folder, temperature=0.7).generate_completions(rows, 1, greedy=True)
+    for a, b in zip(theirs, ours, strict=True):
+        assert a.group.completions[0].token_ids == b.group.completions[0].token_ids
+        assert a.group.completions[0].logps == pytest.approx(b.group.completions[0].logps, abs=1e-4)
+
+
+def test_random_numbers_follow_from_seed_round_and_prompt() -> None:
+    prompt = Prompt(id=3, row=0, token_ids=(1, 2), text="", content="")
+    settings = SamplingSettings(num_completions=4, max_tokens=8, seed=1, round=2)
+    seed = sampling_of(prompt, settings)["seed"]
+    assert seed == sampling_of(prompt, settings)["seed"]
+    others = {
+        sampling_of(dataclasses.replace(prompt, id=4), settings)["seed"],
+        sampling_of(prompt, dataclasses.replace(settings, round=3))["seed"],
+        sampling_of(prompt, dataclasses.replace(settings, seed=2))["seed"],
+    }
+    assert seed not in others
+    assert len(others) == 3
+    assert all(0 <= one < 2**62 for one in [seed, *others])
+
+
+def test_a_run_is_the_same_twice(make: Callable) -> None:
+    losses = []
+    for _ in range(2):
+        trainer = make()
+        trainer.train()
+        losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
+    assert losses[0] == losses[1]
+    assert any(losses[0])
+
+
+def test_filters_and_temperature_reach_the_server(make: Callable, server: Any) -> None:
+    trainer = make(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, generation_kwargs={"frequency_penalty": 0.5})
+    trainer.train()
+    body = next(body for route, body in server.requests if route == "/v1/completions")
+    assert (body["temperature"], body["top_k"], body["top_p"], body["min_p"]) == (0.7, 3, 0.9, 0.1)
+    assert body["frequency_penalty"] == 0.5
+    assert body["n"] == 4
+    assert body["stop_token_ids"] == sorted(trainer.parts.end_ids)
+
+
+def test_log_probabilities_of_a_filter_are_not_compared_with_the_models(make: Callable) -> None:
+    trainer = make(top_k=3, max_steps=1, prove_first_batch=True)
+    trainer.train()
+    checks = {check.name: check for check in trainer.proof.checks}
+    assert checks["rollout and training log-probabilities"].passed is None
+    assert "filter" in checks["rollout and training log-probabilities"].detail
+    assert checks["the weights reach the sampler"].passed
+    [logged] = [row for row in trainer.state.log_history if "loss" in row]
+    assert logged["sampling/sampling_logp_difference/mean"] > 0.1  # what the filter left out
+    assert "health/logp_gap_mean" not in logged
+
+
+def test_the_correction_is_logged_under_trls_names(make: Callable) -> None:
+    trainer = make(max_steps=1, vllm_importance_sampling_mode="token_truncate")
+    trainer.train()
+    logged = {k: v for row in trainer.state.log_history for k, v in row.items() if k.startswith("sampling/")}
+    assert set(logged) == {
+        "sampling/sampling_logp_difference/mean",
+        "sampling/sampling_logp_difference/max",
+        "sampling/importance_sampling_ratio/min",
+        "sampling/importance_sampling_ratio/mean",
+        "sampling/importance_sampling_ratio/max",
+    }
+    assert logged["sampling/sampling_logp_difference/max"] < 1e-3
+    assert logged["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-3)
+    off = make(max_steps=1, vllm_importance_sampling_correction=False)
+    off.train()
+    assert not any(k.startswith("sampling/") for row in off.state.log_history for k in row)
+
+
+# ---- mistakes before anything starts ----
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        ({"development": False}, ConfigError, ("VLLM_SERVER_DEV_MODE=1", "vllm serve")),
+        ({"version": "0.24.0"}, ConfigError, ("version 0.24.0", "0.32", "pip install")),
+        ({"logprobs_mode": "raw_logprobs"}, ConfigError, ("raw_logprobs", "--logprobs-mode processed_logprobs")),
+        ({"longest": 8}, ConfigError, ("takes 8 tokens", "max_completion_length", "--max-model-len")),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_server_that_was_started_otherwise(
+    make: Callable, server: Any, wrong: dict[str, Any], kind: type[Exception], says: tuple[str, ...]
+) -> None:
+    for name, value in wrong.items():
+        setattr(server, name, value)
+    with pytest.raises(kind) as error:
+        make()
+    assert error.value.code == "C034"
+    for part in says:
+        assert part in str(error.value)
+
+
+def test_a_server_of_another_model(make: Callable, server: Any, tmp_path: Path) -> None:
+    server.folder = save_tiny_model(tmp_path / "wide", hidden_size=64)
+    with pytest.raises(ModelError) as error:
+        make()
+    assert "another model" in str(error.value)
+    assert "[260, 32] in training and [260, 64] there" in str(error.value)
+    server.folder = save_tiny_model(tmp_path / "copy")  # the same shapes: its weights become ours
+    make(max_steps=1).train()
+
+
+def test_no_server(make: Callable, server: Any) -> None:
+    server.stop()
+    with pytest.raises(ConfigError) as error:
+        make(vllm_server_timeout=0.1)
+    assert "No vLLM server answers at" in str(error.value)
+    assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in str(error.value)
+    assert f"--port {server.port}" in str(error.value)
+    server.start()
+
+
+def test_another_program_at_the_address(make: Callable, server: Any) -> None:
+    server.answer = lambda route, body: {} if route == "/health" else ["no"]
+    with pytest.raises(ConfigError, match="is no vLLM server"):
+        make()
+
+
+def test_prompts_that_the_server_cannot_take_are_found_in_the_data(make: Callable, server: Any) -> None:
+    server.longest = 20
+    rows = [{"prompt": "1+1=", "answer": "2"}] * 12 + [{"prompt": "1" * 30, "answer": "2"}]
+    with pytest.raises(ValueError, match="row 12"):
+        make(rows=rows)
+
+
+def test_a_server_elsewhere_needs_a_way_for_weights(make: Callable, server: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("podium.engines.vllm.connect.is_here", lambda url: False)
+    with pytest.raises(ConfigError, match="Set vllm_weights_folder"):
+        make()
+
+
+def test_a_check_says_so_and_does_not_wait(folder: str, server: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "answer": "2"}] * 8
+    settings = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url}
+    args = GRPOConfig(str(tmp_path), num_generations=4, max_completion_length=8, use_cpu=True, **settings)
+    setup = from_arguments(folder, [len], args, rows)
+    assert list(rule(setup)) == []
+    server.stop()
+    [finding] = rule(setup)
+    assert (finding.code, finding.severity) == ("C034", "warning")
+    assert "vllm serve" in finding.fix
+    server.start()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"vllm_mode": "server"}, "belongs to vLLM, which does not sample here"),
+        ({"vllm_importance_sampling_correction": False}, "belongs to vLLM"),
+        ({"use_vllm": True, "vllm_mode": "server", "vllm_gpu_memory_utilization": 0.5}, "does nothing with vllm_mode"),
+        ({"use_vllm": True, "vllm_mode": "colocate", "vllm_server_port": 8001}, "does nothing with vllm_mode"),
+        ({"use_vllm": True, "rollout_engine": "live"}, "name two engines"),
+        ({"use_vllm": True, "vllm_mode": "serv"}, "Did you mean `server`"),
+        ({"use_vllm": True, "loss_type": "vespo"}, "vespo weighs whole rollouts by itself"),
+        ({"use_vllm": True, "cache_implementation": "static"}, "cache_implementation"),
+        ({"use_vllm": True, "vllm_structured_outputs_regex": "a+"}, "does not honour"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_together(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        GRPOConfig(str(tmp_path), **settings)
+    assert says in str(error.value)
+
+
+def test_the_engine_by_its_name(tmp_path: Path) -> None:
+    assert GRPOConfig(str(tmp_path), rollout_engine="vllm", vllm_mode="server").use_vllm
+
+
+# ---- ends in the middle of a run ----
+
+
+def ended(trainer: Any) -> str:
+    with pytest.raises(EngineError) as error:
+        trainer.train()
+    return str(error.value)
+
+
+def test_a_server_that_dies_and_stays_dead(make: Callable, server: Any, tmp_path: Path) -> None:
+    trainer = make(max_steps=3, save_strategy="steps", save_steps=1, vllm_server_timeout=1.0)
+    server.die_after = 3  # in the second step
+    message = ended(trainer)
+    assert "No vLLM server answers" in message
+    assert "--resume_from_checkpoint true" in message
+    server.die_after = None
+    server.start()
+    again = make(max_steps=3, save_strategy="steps", save_steps=1)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3
+    assert [p.name for p in (tmp_path / "run").glob("checkpoint-1")] == ["checkpoint-1"]
+
+
+def test_a_server_that_is_started_again_gets_the_weights_again(make: Callable, server: Any, caplog: Any) -> None:
+    trainer = make(max_steps=2)
+    trainer.rollouts.sync()
+    server.stop()
+    server.start()
+    groups = trainer.parts.engine.generate(trainer.rollouts.prompts(RoundKey(0, 0), range(2)), _greedy(trainer))
+    assert "was started anew" in caplog.text
+    assert len(groups) == 2
+    assert server.weight_version == trainer.parts.engine._version
+    ids = torch.arange(10, 30)[None]
+    with torch.no_grad():
+        assert torch.allclose(server.model(ids).logits, trainer.model.eval()(ids).logits, atol=1e-4)
+
+
+def _greedy(trainer: Any) -> SamplingSettings:
+    return SamplingSettings(num_completions=2, max_tokens=4, greedy=True, end_ids=trainer.parts.end_ids)
+
+
+def test_a_server_that_dies_while_it_samples_and_comes_back(make: Callable, server: Any, caplog: Any) -> None:
+    trainer = make(max_steps=1)
+    trainer.rollouts.sync()
+    server.die_after = 1
+    wait = trainer.parts.engine.server.wait
+
+    def start_again(*args: Any) -> None:
+        server.die_after = None
+        server.start()
+        wait(*args)
+
+    trainer.parts.engine.server.wait = start_again
+    settings = dataclasses.replace(_greedy(trainer), greedy=False)
+    groups = trainer.parts.engine.generate(trainer.rollouts.prompts(RoundKey(0, 0), range(4)), settings)
+    assert len(groups) == 4
+    assert "is gone" in caplog.text
+    assert server.weight_version == trainer.parts.engine._version
+
+
+def test_two_runs_cannot_share_a_server(make: Callable, server: Any) -> None:
+    first, second = make(), make()
+    first.generate_completions([{"prompt": "1+1=", "answer": "2"}])
+    second.generate_completions([{"prompt": "1+1=", "answer": "2"}])
+    with pytest.raises(EngineError, match="those of another run"):
+        first.generate_completions([{"prompt": "1+1=", "answer": "2"}])
+
+
+def test_weights_that_change_in_every_generation(make: Callable, server: Any) -> None:
+    trainer = make()
+    trainer.rollouts.sync()
+    server.after_completion = lambda: server.rename({"new_version": "somebody's"})
+    message = ended(trainer)
+    assert "3 times in one round" in message
+
+
+def test_a_server_that_is_silent(make: Callable, server: Any) -> None:
+    trainer = make(vllm_server_timeout=0.5)
+    server.delay = 3.0
+    message = ended(trainer)
+    assert "answered none of 2 requests for 0.5 s" in message
+    assert "vllm_server_timeout" in message
+
+
+def test_a_server_that_is_slow_and_answers_is_waited_for(make: Callable, server: Any) -> None:
+    """A round may take longer than `vllm_server_timeout`, as long as one answer after the other comes."""
+    trainer = make(vllm_server_timeout=4.0, max_steps=1, per_device_train_batch_size=16)
+    server.delay = 1.2
+    start = time.monotonic()
+    trainer.train()
+    assert time.monotonic() - start > 4.5
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (lambda answer: {"choices": answer["choices"][:1]}, "1 completions where 4 were asked for"),
+        (lambda answer: {"error": "no"}, "lacks token ids"),
+        (lambda answer: {"choices": [{**c, "logprobs": None} for c in answer["choices"]]}, "lacks token ids"),
+        (lambda answer: {"choices": [{**c, "token_ids": []} for c in answer["choices"]]}, "0 token ids"),
+        (
+            lambda answer: {
+                "choices": [{**c, "token_ids": [9], "logprobs": {"token_logprobs": [-1.0]}} for c in answer["choices"]]
+            },
+            "ended a completion after 1 of 8 tokens",
+        ),
+    ],
+)
+def test_answers_that_are_not_what_was_asked_for(make: Callable, server: Any, broken: Any, says: str) -> None:
+    trainer = make()
+    server.break_answer = broken
+    assert says in ended(trainer)
+
+
+def test_a_server_that_refuses_the_weights(make: Callable, server: Any) -> None:
+    trainer = make()
+
+    def refuse(body: Any) -> Any:
+        raise ValueError("shapes do not match")
+
+    server.rpc = refuse
+    message = ended(trainer)
+    assert "shapes do not match" in message
+    assert server.weight_version.endswith("-loading")  # nobody takes it for the weights
+
+
+def test_a_log_probability_that_vllm_could_not_give() -> None:
+    settings = SamplingSettings(num_completions=1, max_tokens=2)
+    answer = {"choices": [{"index": 0, "token_ids": [5, 6], "logprobs": {"token_logprobs": [None, -0.5]}}]}
+    [(ids, logps)] = read(answer, settings)
+    assert ids == [5, 6]
+    assert math.isnan(logps[0])
+    assert logps[1] == -0.5
+
+
+def test_generate_needs_weights_first(server: Any, tmp_path: Path) -> None:
+    http = Server(server.url, seconds=2)
+    engine = ServerEngine(http, "tiny", tiny_tokenizer(), Folder(http, tmp_path / "w", torch.float32))
+    prompt = Prompt(id=0, row=0, token_ids=(5, 6), text="", content="")
+    with pytest.raises(EngineError, match="`sync` comes before `generate`"):
+        engine.generate([prompt], SamplingSettings(num_completions=1, max_tokens=2))
+    engine.sync(tiny_model("llama", seed=3), 0)
+    [group] = engine.generate([prompt], SamplingSettings(num_completions=1, max_tokens=2))
+    assert len(group.completions[0].token_ids) == 2

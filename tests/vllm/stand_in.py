@@ -1,0 +1,182 @@
+"""A small HTTP server with the routes of `vllm serve` that Podium uses, over a real tiny model.
+
+It reads the checkpoints that it is told to, keeps a version with them, samples with torch, and can be made to
+misbehave: for our handling of errors. What vLLM itself does is tested by test_vllm.py.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+class StandIn:
+    """`with StandIn(folder) as server: server.url`. Attributes may be changed while it runs."""
+
+    def __init__(self, folder: str, **settings: Any) -> None:
+        self.folder = folder
+        self.version = "0.32.0"
+        self.longest = 512
+        self.development = True
+        self.logprobs_mode = "processed_logprobs"
+        self.dtype = "torch.float32"
+        self.delay = 0.0
+        """Seconds before each completion."""
+        self.die_after: int | None = None
+        """Completions that are answered before it dies."""
+        self.break_answer = lambda answer: answer
+        self.after_completion = lambda: None
+        self.requests: list[tuple[str, Any]] = []
+        self.port = 0
+        for name, value in settings.items():
+            setattr(self, name, value)
+        self.start()
+
+    def start(self) -> None:
+        """Anew: with the weights of its folder, on the same port."""
+        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        self.weight_version = "default"
+        self.lock = threading.Lock()
+        self.http = self._listening()
+        self.http.server = self
+        self.port = self.http.server_address[1]
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def _listening(self) -> Http:
+        for _ in range(50):
+            try:
+                return Http(("127.0.0.1", self.port), Handler)
+            except OSError:  # it is still dying
+                time.sleep(0.1)
+        return Http(("127.0.0.1", self.port), Handler)
+
+    def stop(self) -> None:
+        """As a process that is killed."""
+        self.http.shutdown()
+        self.http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> StandIn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ---- routes ----
+
+    def answer(self, route: str, body: Any) -> Any:
+        self.requests.append((route, body))
+        known = {
+            "/health": self.health,
+            "/version": lambda _: {"version": self.version},
+            "/v1/models": self.models,
+            "/v1/completions": self.completions,
+        }
+        if self.development:
+            known |= {
+                "/server_info": self.info,
+                "/weight_info": lambda _: {"weight_version": self.weight_version},
+                "/update_weight_version": self.rename,
+                "/collective_rpc": self.rpc,
+                "/reset_prefix_cache": lambda _: {"success": True},
+            }
+        return known[route](body)
+
+    def health(self, _: Any) -> Any:
+        return {}
+
+    def models(self, _: Any) -> Any:
+        return {"data": [{"id": "tiny", "root": self.folder, "max_model_len": self.longest}]}
+
+    def info(self, _: Any) -> Any:
+        model = {"logprobs_mode": self.logprobs_mode, "dtype": self.dtype, "max_model_len": self.longest}
+        return {"vllm_config": {"model_config": model, "weight_transfer_config": None}}
+
+    def rename(self, body: Any) -> Any:
+        self.weight_version = body["new_version"]
+        return {"success": True}
+
+    def rpc(self, body: Any) -> Any:
+        assert body["method"] == "reload_weights"
+        self.model = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"], dtype=torch.float32)
+        return {"results": [None]}
+
+    def completions(self, body: Any) -> Any:
+        with self.lock:
+            time.sleep(self.delay)
+            if self.die_after is not None:
+                if not self.die_after:
+                    raise ConnectionError
+                self.die_after -= 1
+            answer = self.break_answer({"choices": [self.choice(body, g) for g in range(body["n"])]})
+        self.after_completion()
+        return answer
+
+    @torch.no_grad()
+    def choice(self, body: Any, g: int) -> dict[str, Any]:
+        """One completion, with log-probabilities of the distribution that it was drawn from."""
+        random = torch.Generator().manual_seed(body["seed"] + g)
+        ids, logps = list(body["prompt"]), []
+        for _ in range(body["max_tokens"]):
+            logits = self.model(torch.tensor([ids])).logits[0, -1].float()
+            logits = logits / (body["temperature"] or 1.0)
+            if body["top_k"] > 0:
+                logits[logits < logits.topk(body["top_k"]).values[-1]] = float("-inf")
+            p = logits.softmax(-1)
+            token = int(p.argmax() if body["temperature"] == 0 else torch.multinomial(p, 1, generator=random))
+            ids.append(token)
+            logps.append(float(p[token].log()))
+            if token in body["stop_token_ids"]:
+                break
+        return {"index": g, "token_ids": ids[len(body["prompt"]) :], "logprobs": {"token_logprobs": logps}}
+
+
+class Http(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    server: StandIn
+
+    def handle_error(self, *_: Any) -> None:
+        """Quietly: clients that go away are part of the tests."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """JSON in, JSON out."""
+
+    server: Any
+
+    def do_GET(self) -> None:
+        self.reply(None)
+
+    def do_POST(self) -> None:
+        self.reply(json.loads(self.rfile.read(int(self.headers["content-length"])) or b"null"))
+
+    def reply(self, body: Any) -> None:
+        try:
+            answer, status = self.server.server.answer(self.path.partition("?")[0], body), 200
+        except KeyError:
+            answer, status = {"detail": "Not Found"}, 404
+        except ConnectionError:  # dies
+            threading.Thread(target=self.server.server.stop, daemon=True).start()
+            self.connection.close()
+            return
+        except Exception as error:  # noqa: BLE001  a server answers every error
+            answer, status = {"error": {"message": str(error)}}, 500
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Not on the terminal."""
