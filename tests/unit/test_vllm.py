@@ -439,3 +439,11 @@ def test_generate_needs_weights_first(server: Any, tmp_path: Path) -> None:
     engine.sync(tiny_model("llama", seed=3), 0)
     [group] = engine.generate([prompt], SamplingSettings(num_completions=1, max_tokens=2))
     assert len(group.completions[0].token_ids) == 2
+
+
+def test_a_round_ahead_is_sampled_while_the_one_before_is_trained_on(make: Callable, server: Any) -> None:
+    trainer = make(async_rollouts=1, max_steps=3, prove_first_batch=True)
+    trainer.train()
+    stale = [row["rollouts/staleness"] for row in trainer.state.log_history if "rollouts/staleness" in row]
+    assert stale == [0, 1, 1]
+    assert server.weight_version.endswith("step-1")  # of the last round, which was drawn before the last step
