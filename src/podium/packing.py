@@ -161,11 +161,6 @@ class Pack:
         """N."""
         return len(self.target_N)
 
-    @property
-    def num_inputs(self) -> int:
-        """T."""
-        return len(self.input_ids_T)
-
     def split(self, values_N: Tensor) -> list[np.ndarray]:
         """Per-token values [N] cut into one float32 array per rollout."""
         flat = values_N.detach().float().cpu().numpy()

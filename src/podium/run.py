@@ -157,15 +157,6 @@ class Run:
         return joined.drop_duplicates(list(ROLLOUT_KEY)).sort_values(list(ROLLOUT_KEY), ignore_index=True)
 
     @cached_property
-    def reward_names(self) -> tuple[str, ...]:
-        """The reward functions, by the columns of `rollouts` or else by the metrics."""
-        columns = [name.removeprefix("reward/") for name in self.rollouts.columns if name.startswith("reward/")]
-        if columns:
-            return tuple(columns)
-        means = {name: None for each in self.history for name in each.values if name.startswith("rewards/")}
-        return tuple(dict.fromkeys(name.removeprefix("rewards/").rsplit("/", 1)[0] for name in means))
-
-    @cached_property
     def config(self) -> dict[str, Any]:
         """Every setting of the run: the recipe or script's own over the values they resolved to."""
         bounds: list[Any] = [entry.get("max_steps") for entry in _stage_entries(self.folder)]

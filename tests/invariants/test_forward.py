@@ -182,7 +182,7 @@ def test_what_all_prompts_begin_with_is_computed_once(kind: str, length: int, gr
     behind = _with_trunk(groups, length)
     [alone] = pack(groups, tokens_per_pack=4096)
     [packed_once] = pack(behind, tokens_per_pack=4096)
-    assert packed_once.num_inputs == alone.num_inputs + length
+    assert len(packed_once.input_ids_T) == len(alone.input_ids_T) + length
     compare(model, lambda: packed(model, behind), behind)
 
 
@@ -190,7 +190,7 @@ def test_a_long_trunk_is_not_repeated_for_every_group() -> None:
     rng = np.random.default_rng(2)
     behind = _with_trunk([group(rng, 10, [11, 11]) for _ in range(12)], 200)
     parts = pack(behind, tokens_per_pack=64)
-    assert [part.num_inputs for part in parts] == [200 + 6 * 30, 200 + 6 * 30]
+    assert [len(part.input_ids_T) for part in parts] == [200 + 6 * 30, 200 + 6 * 30]
 
 
 @pytest.mark.parametrize("tokens_per_pack", [1, 100, 300])
@@ -239,7 +239,7 @@ def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[Tr
     ]
     for part in parts:
         room = max(tokens_per_pack, 2 * max(span.prompt_length for span in part.spans_R))
-        assert part.num_inputs <= room or part.num_rollouts == 1
+        assert len(part.input_ids_T) <= room or part.num_rollouts == 1
     compare(model, lambda: packed(model, groups, tokens_per_pack=tokens_per_pack), groups)
 
 

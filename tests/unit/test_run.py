@@ -62,7 +62,6 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert table["reward"].tolist() == [0.0, 2.0, 0.0, 2.0]
     assert table["reward/style"].isna().all()
     assert table["contains_answer"].tolist() == [True, False, True, False]
-    assert run.reward_names == ("right", "style")
     assert run.config == run.environment == run.proof == run.evaluations == {}
 
 

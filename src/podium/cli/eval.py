@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -192,7 +192,7 @@ def progress_line(title: str) -> Iterator[Progress]:
     printed = 0.0
     live = Live(console=errors, auto_refresh=False, transient=True) if errors.is_terminal else None
 
-    def on_progress(done: int, total: int | None, scored: Sequence[Any]) -> None:
+    def on_progress(done: int, total: int | None) -> None:
         nonlocal printed
         line = Text(clean(f"{title}: {progress(done, total, time.perf_counter() - started)}"), no_wrap=True)
         if live is not None:

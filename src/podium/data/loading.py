@@ -185,7 +185,7 @@ def load_data(spec: DataSpec) -> Loaded:
     raw = [(part, kept_rows(spec, part, each)) for part, each in splits]
     train = _joined(spec, [(part, _taken(rows, train_shape(spec, part, rates), part.name)) for part, rows in raw])
     if spec.order is not None:
-        _check_order(spec, train)
+        _check_order(train)
         train = in_order(train, spec.order, name=spec.name, difficulty=spec.difficulty, rates=rates)
     return Loaded(train, _held_out(spec, splits))
 
@@ -356,7 +356,7 @@ def contradictions(spec: DataSpec) -> dict[str, DataError]:
     return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in rules if holds}
 
 
-def _check_order(spec: DataSpec, train: Any) -> None:
+def _check_order(train: Any) -> None:
     if not hasattr(train, "__len__"):
         what = "`order` needs all rows at once, and this is a stream."
         raise DataError(what, code="C030", fix="Leave out `dataset_streaming`.")

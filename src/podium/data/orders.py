@@ -14,18 +14,6 @@ ITEMS = ("apples", "books", "chairs", "cups", "hats", "lamps", "pens", "plants")
 QUANTITIES = range(2, 10)
 PHRASES = ("{customer} ordered {quantity} {item}.", "Please send {quantity} {item} to {customer}.")
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "customer": {"type": "string"},
-        "item": {"type": "string"},
-        "quantity": {"type": "integer"},
-    },
-    "required": ["customer", "item", "quantity"],
-    "additionalProperties": False,
-}
-"""What every answer fits."""
-
 SYSTEM = "Write the order as a JSON object with customer, item and quantity."
 EXAMPLE = ("Max ordered 3 keys.", '{"customer": "Max", "item": "keys", "quantity": 3}')
 """The worked example of every prompt; its customer and item occur nowhere else."""

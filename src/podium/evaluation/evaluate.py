@@ -36,7 +36,7 @@ from podium.evaluation.saved import Settings, Writer
 from podium.models import loading
 from podium.models.finding import ModelSource
 from podium.precision import measure_products, release_free_memory
-from podium.records import Prompt, SamplingSettings, ScoredGroup
+from podium.records import Prompt, SamplingSettings
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
 from podium.rollouts import EVALUATION
@@ -44,8 +44,8 @@ from podium.rollouts import EVALUATION
 COMPLETIONS_AT_ONCE = 256
 """Sampled, scored and written together. A prompt's completions always are."""
 
-Progress = Callable[[int, int | None, Sequence[ScoredGroup]], None]
-"""Told after each part: prompts so far, prompts in all (None: not known), and the part."""
+Progress = Callable[[int, int | None], None]
+"""Told after each part: prompts so far, and prompts in all (None: not known)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ def evaluate(
             parts.append(measure(scored, task.weights_K, task.accuracy))
             done += len(prompts)
             if on_progress is not None:
-                on_progress(done, task.total, scored)
+                on_progress(done, task.total)
         if not parts:
             raise DataError(f"No prompt of {task.data} is short enough.", code="D014")
     return join(parts)

@@ -112,7 +112,7 @@ class FileReward:
         workers = workers_of(self.path, self.env, len(shares))
         messages = [_pickled(each, self) for each in requests]
         replies = exchange(workers, messages, FOR_EVER if limit is None else limit)
-        return _joined([_answer(reply, share, limit) for reply, share in zip(replies, shares, strict=True)], shares)
+        return _joined([_answer(reply, limit) for reply in replies], shares)
 
     def _request(self) -> dict[str, Any]:
         return {"function": self._function, "path": [entry or os.getcwd() for entry in sys.path]}
@@ -216,7 +216,7 @@ def _can_be_pickled(value: Any) -> bool:
 # ---- and back ----
 
 
-def _answer(reply: Mapping[str, Any] | Lost, share: range, limit: float | None) -> Answer:
+def _answer(reply: Mapping[str, Any] | Lost, limit: float | None) -> Answer:
     if isinstance(reply, Lost):
         return Answer(outcome=_stopped(reply, limit))
     if "refused" in reply:

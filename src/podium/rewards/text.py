@@ -16,15 +16,6 @@ def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
-def as_chat(completion: str | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """A completion as messages, for rewards that know no plain text.
-
-    >>> as_chat("7")
-    [{'role': 'assistant', 'content': '7'}]
-    """
-    return [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-
-
 def group_of_each(prompts: Sequence[Any]) -> list[int]:
     """The number of the group that each completion of a round is in: those with equal prompts are one group.
 

@@ -145,7 +145,7 @@ class RemoteAsker:
         message = f"{who} ended the process it ran in ({how})\n{said}".rstrip()
         return Answer(values=None, problem=Problem(code="W017", message=message), seconds=seconds)
 
-    def _said(self, num_lines: int = 12) -> str:
+    def _said(self) -> str:
         """The stack that the process dumped, or the last it wrote to its stderr."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -153,8 +153,11 @@ class RemoteAsker:
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", errors="replace").splitlines()
         stack = [line for line in lines if line.startswith("  File ") and not any(ours in line for ours in _OURS)]
-        return "\n".join(f"  {line}" for line in (stack or lines)[:num_lines])
+        return "\n".join(f"  {line}" for line in (stack or lines)[:MAX_SAID])
 
+
+MAX_SAID = 12
+"""Lines of a stack that are passed on."""
 
 _PACKAGES = Path(__file__).parents[3]
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "score.py"), "<string>")
