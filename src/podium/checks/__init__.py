@@ -8,18 +8,18 @@ The list is the table in `podium.checks.table`: plain functions of a `Setup`, wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import PodiumError
+from podium.errors import ConfigError, PodiumError, with_fix
 from podium.records import Finding
 
 if TYPE_CHECKING:
     from podium.config import GRPOConfig
     from podium.recipe.document import Document
 
-__all__ = ["check", "check_recipe"]
+__all__ = ["as_error", "check", "check_recipe"]
 
 
 def check(
@@ -89,3 +89,10 @@ def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | Non
         except PodiumError as error:
             return findings_of(error)
         return findings(from_recipe(path, overrides)) if stages is None else of_all(stages)
+
+
+def as_error(name: str, found: Sequence[Finding]) -> ConfigError:
+    """Findings that stop a run as one error; `name` is what they were found in."""
+    head = [f"{name} has {len(found)} problems:"] * (len(found) > 1)
+    listed = [with_fix(f"{finding.what} [{finding.code}]", finding.fix) for finding in found]
+    return ConfigError("\n".join([*head, *listed]), findings=found)

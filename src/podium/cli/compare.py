@@ -59,16 +59,7 @@ def compare(
     from podium.cli.words import models_and_flags
 
     names, overrides = models_and_flags(context.args, "compare", most=2)
-    asked = Asked(
-        recipe=recipe,
-        data=data,
-        split=split,
-        k=k,
-        samples=samples,
-        greedy=greedy,
-        temperature=temperature,
-        overrides=overrides,
-    )
+    asked = Asked.of(context.params, overrides)  # the options from `recipe` to `temperature`, as one
     if any(_is_saved(name) for name in names):
         _check_only_saved(names, asked, also)
         pairs = [_load(names)]

@@ -67,16 +67,7 @@ def evaluate(
     from podium.evaluation.evaluate import load, prepare
 
     [name], overrides = models_and_flags(context.args, "eval", most=1)
-    asked = Asked(
-        recipe=recipe,
-        data=data,
-        split=split,
-        k=k,
-        samples=samples,
-        greedy=greedy,
-        temperature=temperature,
-        overrides=overrides,
-    )
+    asked = Asked.of(context.params, overrides)  # the options from `recipe` to `temperature`, as one
     target = find_target(name)
     prepare_output()
     measured_by = recipe_of(target, asked)
@@ -85,7 +76,7 @@ def evaluate(
     ready = prepare(policy, [task])
     path = made_folder(output, target) / f"{stem(target.name, task)}.parquet"
     loaded = load(policy, task.args, ready, task.rewards)
-    settings, looked = look(policy, loaded, ready, task, path, k=k)
+    settings, looked = look(policy, loaded, ready, task, path, k=asked.k)
     if as_json:
         print_json(contents(settings, looked, path))
     else:

@@ -56,6 +56,12 @@ class Asked:
     overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Any key of a recipe."""
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any], overrides: Mapping[str, Any]) -> Asked:
+        """Out of all the options of a verb (`context.params`), and the keys of a recipe among its flags."""
+        own = {field.name for field in dataclasses.fields(cls)}
+        return cls(overrides=overrides, **{name: value for name, value in options.items() if name in own})
+
 
 def find_target(name: str) -> Target:
     """What a name on the command line stands for.

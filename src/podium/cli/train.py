@@ -125,11 +125,10 @@ def _check_first(path: str | Document, overrides: dict[str, Any]) -> None:
     Raises:
         ConfigError: with all of them.
     """
-    from podium.checks import check_recipe
+    from podium.checks import as_error, check_recipe
     from podium.checks.table import NOT_HERE
     from podium.cli.check import show_findings
     from podium.cli.terminal import errors, quiet
-    from podium.errors import ConfigError
 
     quiet()
     found = check_recipe(path, overrides)
@@ -138,9 +137,7 @@ def _check_first(path: str | Document, overrides: dict[str, Any]) -> None:
         said = [finding for finding in found if finding.severity == "warning" or finding.code == ASSUMED]
         show_findings(errors, [finding for finding in said if finding not in wrong])
     if wrong:
-        listed = [f"{finding.what} [{finding.code}]\n  fix: {finding.fix}" for finding in wrong]
-        head = [f"{path} has {len(wrong)} problems:"] * (len(wrong) > 1)
-        raise ConfigError("\n".join([*head, *listed]), findings=wrong)
+        raise as_error(str(path), wrong)
 
 
 def silence(trainer: Trainer) -> None:

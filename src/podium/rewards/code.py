@@ -17,7 +17,6 @@ What is expected stays outside the sandbox. None, not 0, where a row has no test
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from podium.errors import ConfigError, RewardError
 from podium.extract import tagged
-from podium.rewards.sandbox import BackendName, Limits, Result, choose, passed, run_program
+from podium.rewards.sandbox import BackendName, Limits, Result, check_settings, choose, cores, passed, run_program
 from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]
@@ -79,12 +78,7 @@ class CodeTests:
     _backend: BackendName = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.extract not in _EXTRACT:
-            raise ConfigError(f"extract is {self.extract!r}; it must be one of {', '.join(_EXTRACT)}.")
-        for name in ("timeout", "memory_megabytes", "workers"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+        check_settings(self, _EXTRACT)
         object.__setattr__(self, "_backend", choose(self.sandbox))
 
     def __call__(
@@ -95,7 +89,7 @@ class CodeTests:
     ) -> list[float | None]:
         texts = [text_of(completion) for completion in completions]
         parsed = [read_tests(each, index) for index, each in enumerate(tests)]
-        with ThreadPoolExecutor(max_workers=self.workers or 2 * _cores()) as pool:
+        with ThreadPoolExecutor(max_workers=self.workers or 2 * cores()) as pool:
             judged = list(pool.map(self._judge, texts, parsed))
         if log_extra is not None:
             log_extra("code", [_summary(each) for each in judged])
@@ -205,7 +199,3 @@ def _summary(judged: _Judged | None) -> str:
     outcomes = [result.outcome for result in judged.results]
     counts = ", ".join(f"{outcome} {outcomes.count(outcome)}" for outcome in dict.fromkeys(outcomes))
     return f"{sum(map(passed, judged.tests, judged.results))}/{len(outcomes)} ({counts})"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

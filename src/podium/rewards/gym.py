@@ -21,12 +21,22 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from podium.data.gym import check_task
-from podium.errors import ConfigError, RewardError
+from podium.errors import RewardError
 from podium.extract import tagged
-from podium.rewards.sandbox import BackendName, Extras, Limits, Result, Sandbox, SandboxFault, choose
+from podium.rewards.sandbox import (
+    BackendName,
+    Extras,
+    Limits,
+    Result,
+    Sandbox,
+    SandboxFault,
+    check_settings,
+    choose,
+    cores,
+)
 from podium.rewards.text import text_of
 
 Extract = Literal["answer", "raw"]
@@ -55,12 +65,7 @@ class ReasoningGym:
     _backend: BackendName = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.extract not in ("answer", "raw"):
-            raise ConfigError(f"extract is {self.extract!r}; it must be one of answer, raw.")
-        for name in ("timeout", "memory_megabytes", "workers"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+        check_settings(self, get_args(Extract))
         check_task(self.dataset)
         object.__setattr__(self, "_backend", choose(self.sandbox))
 
@@ -99,7 +104,7 @@ class ReasoningGym:
         """Every worker takes each n-th answer."""
         if not tests:
             return []
-        workers = _workers(self, min(self.workers or _cores(), len(tests)), os.getpid())
+        workers = _workers(self, min(self.workers or cores(), len(tests)), os.getpid())
         with ThreadPoolExecutor(max_workers=len(workers)) as pool:
             parts = list(pool.map(lambda k: workers[k].ask(tests[k :: len(workers)]), range(len(workers))))
         return [parts[index % len(workers)][index // len(workers)] for index in range(len(tests))]
@@ -184,7 +189,3 @@ def _close_all() -> None:
         if key[-1] == os.getpid():
             for worker in workers:
                 worker.close()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

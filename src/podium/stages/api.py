@@ -114,8 +114,9 @@ class Stages:
         """
         wrong = [finding for finding in self.check() if finding.severity == "error"]
         if wrong:
-            listed = "\n".join(f"{finding.what} [{finding.code}]\n  fix: {finding.fix}" for finding in wrong)
-            raise ConfigError(listed, findings=wrong)
+            from podium.checks import as_error
+
+            raise as_error(self.recipe.name, wrong)
         return self.run.train(resume_from_checkpoint=resume_from_checkpoint)
 
 

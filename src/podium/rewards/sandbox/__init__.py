@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from podium.errors import ConfigError
 from podium.rewards.sandbox.choice import SANDBOXES, SandboxName, choose, cure, probe
 from podium.rewards.sandbox.confinement import USUAL, BackendName, Extras, Limits
 from podium.rewards.sandbox.process import FAULT, OUTCOMES, Outcome, Result, Sandbox, SandboxFault
@@ -44,6 +46,25 @@ def run_program(
     return [FAULT] * len(tests)
 
 
+def check_settings(reward: Any, ways: Iterable[str]) -> None:
+    """What the rewards that run in a sandbox have in common: `extract`, one of `ways`, and three whole numbers.
+
+    Raises:
+        ConfigError: a value that cannot work.
+    """
+    if reward.extract not in ways:
+        raise ConfigError(f"extract is {reward.extract!r}; it must be one of {', '.join(ways)}.")
+    for name in ("timeout", "memory_megabytes", "workers"):
+        value = getattr(reward, name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 __all__ = [
     "FAULT",
     "OUTCOMES",
@@ -56,7 +77,9 @@ __all__ = [
     "Sandbox",
     "SandboxFault",
     "SandboxName",
+    "check_settings",
     "choose",
+    "cores",
     "cure",
     "passed",
     "probe",
