@@ -28,6 +28,7 @@ from podium.errors import ConfigError
 from podium.losses import OBJECTIVES
 from podium.metrics import METRICS
 from podium.recipe import load
+from podium.recipe.schema import key_types
 from podium.rewards import LIBRARY, _settings
 from podium.rules import codes
 
@@ -179,6 +180,12 @@ def test_links_resolve(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", BY_NAME)
+def test_prose_is_wrapped(page: str) -> None:
+    prose = re.sub(r"\A---\n.*?^---$|^ *```.*?^ *```$", "", BY_NAME[page], flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", BY_NAME)
 def test_examples_with_a_prompt_run(page: str) -> None:
     runner, parser = doctest.DocTestRunner(), doctest.DocTestParser()
     said: list[str] = []
@@ -226,6 +233,25 @@ def test_commands_exist(page: str) -> None:
     assert named <= verbs()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|\s)make ([a-z-]+)", code)) <= targets
+
+
+FLAG = re.compile(r"(?<!\S)(--?[a-zA-Z][\w-]*)")
+
+
+@pytest.mark.parametrize("page", BY_NAME)
+def test_flags_exist(page: str) -> None:
+    """Of each command in code: an option of the verb, or a key of a recipe where the verb takes those."""
+    text = BY_NAME[page].replace("\\\n", " ")
+    known = dict(spelt(get_command(app), "podium"))
+    for line in [*re.findall(r"`(podium [^`\n]+)`", text), *re.findall(r"^ *(?:\$ )?(podium .+)$", text, re.MULTILINE)]:
+        command = re.split(r"\s(?:[|;#>]|&&|--\s)|\$\(", line)[0]
+        verb = next((name for name in known if command.startswith((f"{name} ", f"{name}\n"))), None)
+        if verb is None:
+            continue
+        options = {each for parameter in known[verb].params for each in parameter.opts} | {"--help"}
+        if known[verb].context_settings.get("ignore_unknown_options"):
+            options |= {f"--{key}" for key in key_types()}
+        assert set(FLAG.findall(command)) <= options, line
 
 
 def test_the_readme_leads_to_every_verb() -> None:
