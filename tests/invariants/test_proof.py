@@ -21,6 +21,7 @@ from torch import nn
 import podium.forward
 import podium.packing
 import podium.rollouts
+from podium import Run
 from podium.errors import ProofError
 from podium.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
 
@@ -330,6 +331,16 @@ def test_a_layer_cut_off_from_the_loss(make: Callable) -> None:
     trainer = make()
     trainer.model.model.layers[1].mlp.register_forward_hook(lambda _module, _args, output: output.detach())
     assert "none: model.layers.1.mlp.gate_proj.weight" in failed(trainer, "P008")
+
+
+def test_completions_that_are_alike_are_all_counted(make: Callable) -> None:
+    trainer = make(max_completion_length=1, temperature=0.3)
+    trainer.train()
+    [check] = [each for each in proof_of(trainer)["checks"] if each["code"] == "P009"]
+    first = Run.load(trainer.args.output_dir).rollouts.query("step == 1")
+    assert len(first) == 16
+    assert first.groupby("prompt")["completion"].nunique().sum() < 16, "nothing is alike, and nothing shown"
+    assert check["detail"].endswith(" of 16 completions are trained on")
 
 
 def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

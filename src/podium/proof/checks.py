@@ -163,13 +163,14 @@ def tokens(x: Before) -> Check:
     trained = [(g.prompt_ids, ids) for g in x.trained for ids in g.completion_ids]
     problems += [_unsampled(x, prompt, ids) for prompt, ids in trained if _key(prompt, ids) not in sampled]
     problems = [problem for problem in problems if problem]
+    count = sum(len(s.group.completions) for s in x.scored)  # more than `sampled`, where two are alike
     return Check(
         name="trained tokens are the sampled ones",
         code="P009",
         passed=None if not x.scored else not problems,
         measured=float(len(problems)),
         tolerance=0.0,
-        detail=_named(problems) if problems else f"{len(trained)} of {len(sampled)} completions are trained on",
+        detail=_named(problems) if problems else f"{len(trained)} of {count} completions are trained on",
         fix="Train on the ids that the engine sampled; never on text that is tokenized again.",
     )
 
