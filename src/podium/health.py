@@ -23,12 +23,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from podium import checkpoint, environment
 from podium.assembly import Parts
+from podium.doctor import rounds_of
 from podium.metrics import MetricsBuffer
 from podium.monitors import Watch, settings_of
 from podium.probe import WeightProbe
 from podium.recording import RunFolder, joined, rollout_rows
 from podium.records import Finding, ScoredGroup, StepMetrics
-from podium.run import CONFIG, ENVIRONMENT
+from podium.run import CONFIG, ENVIRONMENT, Run
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class Health(TrainerCallback):
         self._num_tokens = 0.0
         self._spent = 0.0
         self._rollbacks = 0
+        self._went_back: Finding | None = None
+        """Of a rollback, until the record is cut."""
 
     # ---- what it is told ----
 
@@ -107,9 +110,11 @@ class Health(TrainerCallback):
             self.folder.begin(resumed_step=state.global_step or None)
             self.folder.write_json(ENVIRONMENT, described)
             self.folder.write_yaml(CONFIG, self.config if self.config is not None else self._given())
-            for said in self.found:  # before a rollback, and about the time before it
-                if said.step is not None and said.step <= state.global_step:
-                    self.folder.add_finding(said)
+            if state.global_step:
+                self._remember(Run.load(self.folder.folder))
+            if self._went_back is not None:
+                self.folder.add_finding(self._went_back)
+                self._went_back = None
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -191,6 +196,12 @@ class Health(TrainerCallback):
             wishes.append(self._wish(finding))
         return next((wish for wish in ("rollback", "stop") if wish in wishes), None)
 
+    def _remember(self, run: Run) -> None:
+        """A resumed run is looked at whole: the detectors see its steps again, and what they say is said already."""
+        rounds = rounds_of(run)
+        for metrics in run.history:
+            self._watch.step(metrics, rounds.get(metrics.step, ()))
+
     def say(self, finding: Finding) -> None:
         """Into the folder, the terminal and, as a number, the trackers."""
         self.found.append(finding)
@@ -246,7 +257,8 @@ class Health(TrainerCallback):
             if checkpoint.step_of(folder) > kept:
                 folder.rename(folder.with_name(f"set-aside-{folder.name}"))
         what = f"{bad.code} in step {bad.step}: went back to step {kept}, with half the learning rate."
-        self.found.append(Finding(code="M191", severity="warning", what=what, why=bad.what, fix=bad.fix, step=kept))
+        self._went_back = Finding(code="M191", severity="warning", what=what, why=bad.what, fix=bad.fix, step=kept)
+        self.found.append(self._went_back)
         logger.warning("%s", what)
         return healthy
 

@@ -6,16 +6,17 @@
 
 Lines are appended and flushed; a Parquet file is written beside its place and renamed. So a crash leaves at most one
 half-written line, which the reader skips. A run that is resumed cuts what came after its checkpoint; a run that starts
-anew moves an older record to `earlier-1/` instead of mixing with it.
+anew moves an older record, and its checkpoints, to `earlier-1/` instead of mixing with them.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from podium.advantages import combine
+from podium.checkpoint import checkpoints, step_of
 from podium.records import Finding, ScoredGroup, StepMetrics
 from podium.rewards.resolve import GOLD
 from podium.run import FINDINGS, METRICS, ROLLOUTS
+
+logger = logging.getLogger(__name__)
+
+RECORD = (METRICS, FINDINGS, ROLLOUTS)
+"""What grows while a run runs."""
 
 FILES_TO_JOIN = 64
 """So many Parquet files of one round each become one."""
@@ -151,7 +158,7 @@ class RunFolder:
         """Cut what was recorded after `resumed_step`; None: start anew, with an older record moved away."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if resumed_step is None:
-            self._move_away()
+            set_aside(self.folder, [self.folder / name for name in RECORD])
         else:
             self._cut(resumed_step)
         (self.folder / ROLLOUTS).mkdir(exist_ok=True)
@@ -217,16 +224,6 @@ class RunFolder:
             return groups if share else ()
         return [groups[i * len(groups) // count] for i in range(count)]
 
-    def _move_away(self) -> None:
-        names = [name for name in (METRICS, FINDINGS, ROLLOUTS) if (self.folder / name).exists()]
-        if not names:
-            return
-        number = 1 + sum(1 for path in self.folder.glob("earlier-*") if path.is_dir())
-        target = self.folder / f"earlier-{number}"
-        target.mkdir()
-        for name in names:
-            os.rename(self.folder / name, target / name)
-
     def _cut(self, step: int) -> None:
         for name in (METRICS, FINDINGS):
             path = self.folder / name
@@ -235,6 +232,28 @@ class RunFolder:
                 self._replace(name, "".join(f"{line}\n" for line in kept))
         for path in (self.folder / ROLLOUTS).glob("*.parquet"):
             _cut_rollouts(path, step)
+
+
+def make_room(folder: Path, resumed: str | None) -> None:
+    """Sets aside what an earlier run has left beyond the checkpoint that this one goes on from; None: all of it.
+
+    Checkpoints are rotated, and resumed, by their steps: those of an earlier run that got further would win.
+    """
+    record = [] if resumed else [folder / name for name in RECORD]
+    step = json.loads((Path(resumed) / "trainer_state.json").read_text())["global_step"] if resumed else -1
+    set_aside(folder, [*record, *(each for each in checkpoints(folder) if step_of(each) > step)])
+
+
+def set_aside(folder: Path, paths: Iterable[Path]) -> None:
+    """What is there of `paths` goes to `earlier-1/` in the folder, the next time to `earlier-2/`, and so on."""
+    old = [path for path in paths if path.exists()]
+    if not old:
+        return
+    target = folder / f"earlier-{1 + sum(1 for path in folder.glob('earlier-*') if path.is_dir())}"
+    target.mkdir()
+    for path in old:
+        os.rename(path, target / path.name)
+    logger.info("There was a run in %s already: what it left was moved to %s.", folder, target)
 
 
 def _until(line: str, step: int) -> bool:

@@ -35,6 +35,7 @@ from podium.packing import Pack, keep, nothing, pack
 from podium.precision import release_free_memory
 from podium.processes import Processes, shard_on_cpu
 from podium.proof.first_batch import FirstBatch
+from podium.recording import make_room
 from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
 from podium.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
@@ -378,9 +379,12 @@ class GRPOTrainer(SavesWhole):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`. `True` resumes from the newest checkpoint that verifies."""
         self._step_started = time.perf_counter()
+        folder = Path(self.args.output_dir)
         if self.is_world_process_zero():
-            checkpoint.sweep(Path(self.args.output_dir))
-        found = checkpoint.to_resume_from(Path(self.args.output_dir), asked=resume_from_checkpoint)
+            checkpoint.sweep(folder)
+        found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
+        if self.is_world_process_zero() and resume_from_checkpoint is not True:
+            make_room(folder, found)
         if found is not None:
             self.processes.check_parts(Path(found))
         result = self._train(found, **kwargs)

@@ -63,7 +63,35 @@ def test_a_resumed_run_goes_on_with_its_record(make_trainer: Callable) -> None:
     again = podium.Run.load(folder)
     assert again.metrics["step"].tolist() == [1, 2, 3, 4]
     assert again.rollouts["completion"].tolist() == whole.rollouts["completion"].tolist()
-    assert not (folder / "earlier-1").exists()
+    assert [path.name for path in (folder / "earlier-1").iterdir()] == ["checkpoint-4"], "what is done again, alone"
+
+
+def test_a_resumed_run_is_looked_at_as_one_that_was_never_stopped(make_trainer: Callable) -> None:
+    """Nothing is said twice, and what takes several steps to show is seen across the stop."""
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    never = podium.Run.load(trained(make_trainer(one, max_steps=6, **settings)))
+    expected = never.findings[["code", "severity", "step", "what"]]
+    assert expected["step"].min() == 3, "after the checkpoint, with a step before it"
+    for step in (2, 4):
+        resumed = make_trainer(one, max_steps=6, **settings)
+        resumed.train(resume_from_checkpoint=str(never.folder / f"checkpoint-{step}"))
+        found = podium.Run.load(resumed.args.output_dir).findings
+        assert found[["code", "severity", "step", "what"]].equals(expected)
+
+
+def test_a_run_in_the_place_of_a_longer_one_keeps_its_own_checkpoints(make_trainer: Callable) -> None:
+    """Checkpoints are rotated by their steps: the longer run's would have outlived all of the new one's."""
+    settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+    folder = trained(make_trainer(max_steps=5, **settings))
+    assert trained(make_trainer(max_steps=3, seed=7, **settings)) == folder
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    assert sorted(path.name for path in (folder / "earlier-1").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
+    assert podium.Run.load(folder / "earlier-1").metrics["step"].tolist() == [1, 2, 3, 4, 5]
+
+
+def trained(trainer: Any) -> Path:
+    trainer.train()
+    return Path(trainer.args.output_dir)
 
 
 def test_findings_are_said_recorded_and_tracked(make_trainer: Callable, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,7 +30,7 @@ from podium.errors import CheckpointError, ConfigError
 from podium.models import loading
 from podium.recipe import Recipe
 from podium.recipe.stages import Stage, reference_start, schedule_steps
-from podium.recording import RunFolder
+from podium.recording import RunFolder, set_aside
 from podium.run import CONFIG, STAGES
 from podium.stages.carry import Border, StageTrainer, follow_on
 from podium.stages.keeper import GateKeeper, was_met
@@ -193,14 +193,9 @@ class StagedRun:
         return done
 
     def _set_aside(self, paths: Sequence[Path]) -> None:
-        """What is there of an earlier run in the same place goes to `earlier-1/`, and so on."""
-        old = [path for path in paths if path.exists()]
-        if not old or not self.is_main:
-            return
-        target = self.folder / f"earlier-{1 + sum(1 for _ in self.folder.glob('earlier-*'))}"
-        target.mkdir()
-        for path in old:
-            os.rename(path, target / path.name)
+        """What is there of an earlier run in the same place."""
+        if self.is_main:
+            set_aside(self.folder, paths)
 
     # ---- one stage ----
 
