@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.cli.terminal import clean
+from podium.cli.train import resumable
 from podium.errors import ConfigError
 from podium.models.finding import find_model
 from podium.recipe.flags import parse_flags
@@ -220,11 +222,14 @@ def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tin
     assert ours != base
 
 
-def test_ctrl_c_ends_training_with_code_130_and_no_traceback(tiny):
-    command = [sys.executable, "-m", "podium", "train", "run.yaml", "--no-eval", "--max_steps", "100000"]
+def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):
+    flags = "--no-eval --max_steps 100000 --save_strategy steps --save_steps 1 --save_total_limit 2"
+    command = [sys.executable, "-m", "podium", "train", "run.yaml", *flags.split()]
     process = subprocess.Popen(command, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert any("step 1/" in line for line in process.stdout)
+        while not list((tiny / "out").glob("checkpoint-*")):
+            assert process.poll() is None
+            time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=200)
     finally:
@@ -232,6 +237,14 @@ def test_ctrl_c_ends_training_with_code_130_and_no_traceback(tiny):
     assert process.returncode == 130
     assert err.rstrip().endswith("interrupted")
     assert "Traceback" not in err
+    said = re.search(r"^To go on from (\S+): the same command with --resume_from_checkpoint true$", err, re.MULTILINE)
+    assert (tiny / said[1] / "trainer_state.json").is_file()
+
+
+def test_ctrl_c_without_a_checkpoint_says_that_too(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt), resumable([tmp_path], is_main=True):
+        raise KeyboardInterrupt
+    assert "No checkpoint was written, so this run cannot go on." in capsys.readouterr().err
 
 
 def test_sample_shows_rewards_and_advantages_and_trains_nothing(cli, tiny):

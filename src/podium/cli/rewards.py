@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from podium.data.columns import Columns
     from podium.rewards.tester import Report
 
 FAILED = 1
@@ -127,9 +128,18 @@ def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> t
 
     if not data:
         raise ConfigError(f"which rows? Type: podium rewards test {name} --data train.jsonl")
-    dataset = load_data(DataSpec(dataset=data))[0]
+    dataset = load_data(DataSpec(dataset=data, columns=_usual_columns(data)))[0]
     source = Source(loader=FIND, arguments=(name, dict(args), Path()), limit_seconds=settings.limit_seconds)
     return [examine_source(name, source, dataset, settings=settings)], []
+
+
+def _usual_columns(data: str) -> Columns:
+    """The columns by their usual names, as `podium train --dataset` takes them."""
+    from podium.data.columns import Columns
+    from podium.recipe.assume import assume
+
+    found = assume({"dataset": data}, alone=True)
+    return Columns(**{key: found.get(key) for key in ("prompt", "answer", "answer_from")})
 
 
 def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], list[Any]]:
@@ -138,7 +148,7 @@ def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], lis
     from podium.rewards.tester import Source, examine_source, judge_sum
 
     recipe = load(path)
-    dataset = load_data(DataSpec(dataset=data) if data else recipe.data)[0]
+    dataset = load_data(DataSpec(dataset=data, columns=recipe.data.columns) if data else recipe.data)[0]
     given = recipe.config.get("reward_weights") or [1.0] * len(recipe.rewards)
     reports = []
     for spec, entry, weight in zip(recipe.rewards, _entries(recipe), given, strict=True):

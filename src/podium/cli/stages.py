@@ -49,7 +49,7 @@ def _train(run: StagedRun, say: Callable[..., None]) -> Any:
     """Every stage with a line of progress of its own."""
     from podium.cli.progress import ProgressLine
     from podium.cli.terminal import console
-    from podium.cli.train import silence
+    from podium.cli.train import resumable, silence
 
     lines: list[ProgressLine] = []
 
@@ -62,11 +62,12 @@ def _train(run: StagedRun, say: Callable[..., None]) -> Any:
         say(introduction(stage, len(run.stages), inside))
 
     run.callbacks, run.began = callbacks, began
-    try:
-        return run.train(resume_from_checkpoint=run.recipe.resume)
-    finally:
-        for line in lines:
-            line.close()
+    with resumable([run.folder / stage.folder for stage in run.stages], is_main=run.is_main):
+        try:
+            return run.train(resume_from_checkpoint=run.recipe.resume)
+        finally:
+            for line in lines:
+                line.close()
 
 
 def introduction(stage: Stage, count: int, inside: str | None) -> str:

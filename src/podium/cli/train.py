@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,10 +93,11 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> N
 
     before = look(recipe, trainer, held_out, say, "before") if evaluate and held_out is not None else None
     begun = time.perf_counter()
-    try:
-        trainer.train(resume_from_checkpoint=recipe.resume)
-    finally:
-        progress.close()
+    with resumable([Path(arguments.output_dir)], is_main=trainer.is_world_process_zero()):
+        try:
+            trainer.train(resume_from_checkpoint=recipe.resume)
+        finally:
+            progress.close()
     trained = time.perf_counter() - begun
     trainer.save_model(arguments.output_dir)
     after = look(recipe, trainer, held_out, say, "after") if before is not None else None
@@ -106,6 +109,29 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> N
     if arguments.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.data.dataset)
     end(trainer, say)
+
+
+@contextlib.contextmanager
+def resumable(folders: Sequence[Path], *, is_main: bool) -> Iterator[None]:
+    """Training that Ctrl-C ends says how it goes on; `folders` may hold its checkpoints, the first of them first."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if is_main:
+            sys.stderr.write(f"\n{_going_on(folders)}\n")
+        raise
+
+
+def _going_on(folders: Sequence[Path]) -> str:
+    from podium.checkpoint import checkpoints
+
+    newest = next((path for folder in reversed(folders) for path in checkpoints(folder)), None)
+    if newest is None:
+        return (
+            "No checkpoint was written, so this run cannot go on. One that can: the same command with "
+            "--save_strategy steps --save_steps 20"
+        )
+    return f"To go on from {newest}: the same command with --resume_from_checkpoint true"
 
 
 def end(trainer: GRPOTrainer, say: Any) -> None:
