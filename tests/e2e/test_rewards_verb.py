@@ -78,6 +78,36 @@ def test_a_sound_reward_gives_exit_code_0_and_json(folder: Path) -> None:
     assert report["rewards"][0]["answer_column"] == "answer"
 
 
+def test_columns_are_found_by_their_usual_names(folder: Path) -> None:
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    own = [{"question": row["prompt"], "expert_answer": row["answer"]} for row in rows]
+    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    result = typed("test", "numeric_match", "--data", "own.jsonl", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rewards"][0]["kind"] == "correctness"
+    (folder / "odd.jsonl").write_text("".join(json.dumps({"frage": "?", "answer": row["answer"]}) + "\n" for row in rows))
+    result = typed("test", "numeric_match", "--data", "odd.jsonl")
+    assert result.exit_code == 2
+    assert "rows have no `prompt`, but frage, answer. Rename the column" in result.stderr
+
+
+def test_rows_for_a_recipe_have_its_columns(folder: Path) -> None:
+    (folder / "own.jsonl").write_text("".join(f'{{"q": "{n} + 1", "a": "{n + 1}"}}\n' for n in range(8)))
+    (folder / "run.yaml").write_text(RECIPE + 'prompt: "{q}"\nanswer: "{a}"\n')
+    result = typed("test", "run.yaml", "--data", "own.jsonl", "--json")
+    assert {each["answer_column"] for each in json.loads(result.stdout)["rewards"]} == {"answer"}
+
+
+def test_a_signature_with_names_of_its_own_is_told_the_right_one(folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("def correct(text, gold):\n    return 1.0\n")
+    result = typed("test", "my_rewards.py:correct", "--data", "train.jsonl", "--json")
+    assert result.exit_code == 1
+    [finding] = json.loads(result.stdout)["rewards"][0]["findings"]
+    assert finding["code"] == "W001"
+    assert "asks for text, gold, and for none of" in finding["what"]
+    assert finding["fix"].startswith("write `def correct(completions, **kwargs):`")
+
+
 def test_a_file_that_is_not_there_is_a_finding(folder: Path) -> None:
     result = typed("test", "my_reward.py:correct", "--data", "train.jsonl", "--json")
     assert result.exit_code == 1

@@ -90,6 +90,7 @@ RULES: tuple[Rule, ...] = (
             "M013": ERROR,
             "M016": ERROR,
             "M017": ERROR,
+            "W001": ERROR,
             "W013": ERROR,
         },
     ),

@@ -127,7 +127,7 @@ class FileReward:
                 how = f"took more than {LOAD_SECONDS:g} s" if reply.is_overrun else reply.how
                 raise ConfigError("\n  ".join([f"importing {self._function[3]} {how}", *reply.trace]))
             if "refused" in reply:
-                raise ConfigError(reply["refused"], fix=reply.get("fix", ""))
+                raise ConfigError(reply["refused"], fix=reply.get("fix", ""), code=reply.get("code", ""))
         return replies[0] if replies else {}  # type: ignore[return-value]
 
 

@@ -30,16 +30,17 @@ def find_file(file: str, folder: Path) -> Path:
     candidates = [base / Path(file).expanduser() for base in (folder, Path.cwd())]
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
-        looked = dict.fromkeys([str(folder.resolve()), str(Path.cwd())])
-        what = f"there is no file {file} (looked in {' and '.join(looked)}).{_near_files(candidates)}"
-        raise ConfigError(what, fix="the path of a file that is there, as seen from here (`ls`)")
+        looked = " and ".join(dict.fromkeys([str(folder.resolve()), str(Path.cwd())]))
+        near = _near_files(candidates)
+        similar = f" Similar: {', '.join(near)}." if near else ""
+        fix = f"write `{near[0]}` in its place" if near else "the path of a file that is there, as seen from here (`ls`)"
+        raise ConfigError(f"there is no file {file} (looked in {looked}).{similar}", fix=fix)
     return path.resolve()
 
 
-def _near_files(candidates: list[Path]) -> str:
+def _near_files(candidates: list[Path]) -> list[str]:
     stems = {entry.stem for path in candidates if path.parent.is_dir() for entry in path.parent.glob("*.py")}
-    near = get_close_matches(candidates[0].stem, sorted(stems), n=3, cutoff=0.6)
-    return f" Similar: {', '.join(f'{stem}.py' for stem in near)}." if near else ""
+    return [f"{stem}.py" for stem in get_close_matches(candidates[0].stem, sorted(stems), n=3, cutoff=0.6)]
 
 
 def module_from_file(path: Path, shown: str) -> ModuleType:
@@ -73,6 +74,8 @@ def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
         tail = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in tail if Path(frame.filename).resolve() == path.resolve()]
         line, fix = (f":{frames[-1].lineno}", f"correct line {frames[-1].lineno} of {path}") if frames else ("", "")
+        if isinstance(error, ModuleNotFoundError):
+            fix = f"install `{error.name}`" + f", or {fix}" * bool(fix)
         what = f"importing {name} failed at {path}{line}: {type(error).__name__}: {error}"
         raise ConfigError(what, fix=fix) from error
 
@@ -108,6 +111,15 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
         raise ConfigError(what, fix=did_you_mean(unknown[0], parameters) or f"take `{unknown[0]}` out")
     if not _makes_rewards(found, parameters):
         return as_reward(functools.partial(found, **args) if args else found)
+    needed = [each.name for each in parameters.values() if each.default is each.empty and each.name not in args]
+    if needed and not args and inspect.isfunction(found):
+        raise ConfigError(
+            f"reward `{name}` asks for {', '.join(needed)}, and for none of {', '.join(GIVEN_TO_ALL)}, one of which "
+            "every reward takes.",
+            code="W001",
+            fix=f"write `def {found.__name__}(completions, **kwargs):`, with columns of the rows by their names; or "
+            "give it what it needs under `args`, if it makes a reward function",
+        )
     try:
         return found(**args)
     except (TypeError, ValueError) as error:

@@ -163,7 +163,7 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> dict[str,
     try:
         function = load(*request["function"])
     except PodiumError as error:
-        return {"refused": error.what, "fix": error.fix}
+        return {"refused": error.what, "fix": error.fix, "code": error.code}
     return call(function, request, took) if "arguments" in request else describe(function)
 
 

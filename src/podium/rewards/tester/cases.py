@@ -152,7 +152,11 @@ def make_cases(dataset: Iterable[Mapping[str, Any]], column: str | None, num_row
     if not rows:
         raise DataError("the dataset has no rows to test with")
     if "prompt" not in rows[0][1]:
-        raise DataError(f"rows have no `prompt`, but {', '.join(rows[0][1])}. Rename the column that has the question.")
+        raise DataError(
+            f"rows have no `prompt`, but {', '.join(rows[0][1])}.",
+            code="D001",
+            fix='Rename the column that has the question, or test a recipe that names it, as in prompt: "{my_column}".',
+        )
     chosen = _most_different([(index, row, gold_of(row.get(column or ""))) for index, row in rows], num_rows)
     golds = [gold for _, _, gold in chosen if gold is not None]
     return tuple(
