@@ -139,7 +139,7 @@ def _usual_columns(data: str) -> Columns:
     from podium.recipe.assume import assume
 
     found = assume({"dataset": data}, alone=True)
-    return Columns(**{key: found.get(key) for key in ("prompt", "answer", "answer_from")})
+    return Columns(prompt=found.get("prompt"), answer=found.get("answer"), answer_from=found.get("answer_from"))
 
 
 def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], list[Any]]:

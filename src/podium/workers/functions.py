@@ -33,8 +33,9 @@ def find_file(file: str, folder: Path) -> Path:
         looked = " and ".join(dict.fromkeys([str(folder.resolve()), str(Path.cwd())]))
         near = _near_files(candidates)
         similar = f" Similar: {', '.join(near)}." if near else ""
-        fix = f"write `{near[0]}` in its place" if near else "the path of a file that is there, as seen from here (`ls`)"
-        raise ConfigError(f"there is no file {file} (looked in {looked}).{similar}", fix=fix)
+        what = f"there is no file {file} (looked in {looked}).{similar}"
+        instead = f"write `{near[0]}` in its place" if near else "write the path of a file that is there"
+        raise ConfigError(what, fix=f"{instead}, as seen from here (`ls`)")
     return path.resolve()
 
 
