@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from podium.models.builtin import resolve_model
-from podium.recipe.assume import MODEL
+from podium.models.builtin import BUILTIN, resolve_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -24,7 +23,7 @@ NUMBER = re.compile(r"<answer>\d+</answer>")
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
     """A folder with a table of 200 additions, and no more."""
-    resolve_model(MODEL)
+    resolve_model(BUILTIN)
     rows = [f"What is {a} + {b}?,{a + b}" for a in range(1, 21) for b in range(1, 11)]
     (tmp_path / "questions.csv").write_text("\n".join(["question,expert_answer", *rows]) + "\n")
     return tmp_path

@@ -5,6 +5,7 @@ Its checkpoints are as whole as those of `GRPOTrainer`, and what it logs is reco
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,21 @@ from podium.run import CONFIG
 from podium.saving import SavesWhole
 
 
+COUNTED = "sft_state.json"
+"""In a checkpoint: what `SFTTrainer` counts and does not save."""
+
+
 class StageSFTTrainer(SavesWhole, SFTTrainer):
-    """`SFTTrainer` with checkpoints that verify."""
+    """`SFTTrainer` with checkpoints that verify; a resumed one goes on counting tokens where it was."""
+
+    def _save_own(self, staging: Path) -> None:
+        if self.args.should_save:
+            (staging / COUNTED).write_text(json.dumps({"num_tokens": self._total_train_tokens}))
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        super()._load_optimizer_and_scheduler(folder)
+        if folder is not None and (Path(folder) / COUNTED).is_file():
+            self._total_train_tokens = json.loads((Path(folder) / COUNTED).read_text())["num_tokens"]
 
 
 def sft_trainer(
