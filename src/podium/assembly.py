@@ -158,7 +158,7 @@ def assemble(
     _say_idle_workers(args, rewards)
     adaptive = AdaptiveWeights.of([reward.name for reward in rewards], advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
-    config = loading.load_config(model, settings)
+    config = _checked_config(args, model, settings)
     tokenizer = loading.load_tokenizer(model, tokenizer, settings)
     served = vllm.prepare(args, model, config)
     builder = prompt_builder(args, tokenizer, config, room=None if served is None else served.longest)
@@ -266,6 +266,13 @@ def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) 
         disable_dropout=args.disable_dropout,
         cast_head_to_fp32=args.cast_lm_head_to_fp32,
     )
+
+
+def _checked_config(args: GRPOConfig, model: Any, settings: loading.LoadSettings) -> PretrainedConfig:
+    config = loading.load_config(model, settings)
+    if isinstance(model, str):
+        loading.check_quantization(config, settings, args.device)
+    return config
 
 
 def plan_of(args: GRPOConfig) -> Plan:

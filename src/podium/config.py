@@ -393,6 +393,10 @@ class GRPOConfig(trl.GRPOConfig):
         return as_line("per_device_eval_batch_size", -(-self.per_device_eval_batch_size // group) * group)
 
 
+def _is_filtered(args: GRPOConfig) -> bool:
+    return sampling_settings(args, frozenset(), num_completions=1, round_number=0).filtered
+
+
 def _has_second_device(args: GRPOConfig) -> bool:
     """Whether the copy to sample from has a place: a GPU that does not train, in a run of one process; or the CPU."""
     try:
@@ -415,6 +419,12 @@ _NOT_ASYNC: tuple[tuple[Callable[[GRPOConfig], bool], str, str], ...] = (
         lambda args: bool(args.async_rollouts) and args.rollout_engine == "transformers",
         "async_rollouts samples while weights are trained, and rollout_engine: transformers has none of its own.",
         "Leave one of the two out.",
+    ),
+    (
+        lambda args: bool(args.async_rollouts) and args.use_vllm and _is_filtered(args),
+        "async_rollouts corrects by the sampler's log-probabilities, and vLLM's are of what top_p, top_k, min_p or "
+        "repetition_penalty left.",
+        "Sample without a filter, or leave async_rollouts out.",
     ),
     (
         lambda args: bool(args.async_rollouts) and not args.use_vllm and not _has_second_device(args),

@@ -345,10 +345,58 @@ def probe(model: nn.Module) -> float:
     )
     [packed] = pack([group], tokens_per_pack=len(tokens), device=device)
     try:
-        with tree_attention(model):
+        with in_float32(model), tree_attention(model):
             shared = token_logps(model, packed, temperature=1.0)
-        with attention_implementation(model, "eager"):  # the one that leaves nothing out, soft-capping included
+        # Eager is the one that leaves nothing out, soft-capping included.
+        with in_float32(model), attention_implementation(model, "eager"):
             padded = token_logps(model, packed, temperature=1.0, path="padded")
     finally:
         model.train(training)
     return float((shared.logps_N - padded.logps_N).abs().max())
+
+
+@contextlib.contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Within this context layers with weights in half precision compute in float32, so that rounding hides nothing.
+
+    Only the layer that is computing has a float32 copy of its weights.
+    """
+    handles: list[Any] = []
+    computing = [m for m in model.modules() if getattr(m, "compute_dtype", None) in HALF]  # 4 bits, by bitsandbytes
+    before = [layer.compute_dtype for layer in computing]
+    for layer in computing:
+        layer.compute_dtype = torch.float32  # type: ignore[assignment]
+    for module in model.modules():
+        halves = [p for p in module.parameters(recurse=False) if p.dtype in HALF]
+        if halves:
+            wide = _Wide(halves)
+            handles.append(module.register_forward_pre_hook(wide.enter))
+            handles.append(module.register_forward_hook(wide.leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer, dtype in zip(computing, before, strict=True):
+            layer.compute_dtype = dtype
+
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class _Wide:
+    """A layer's parameters, in float32 from its forward's beginning to its end."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self._halves: list[Tensor] = []
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._halves = [p.data for p in self.parameters]
+        for p in self.parameters:
+            p.data = p.data.float()
+        return tuple(x.float() if isinstance(x, Tensor) and x.dtype in HALF else x for x in args)
+
+    def leave(self, *_: Any) -> None:
+        for p, half in zip(self.parameters, self._halves, strict=True):
+            p.data = half

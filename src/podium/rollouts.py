@@ -309,7 +309,7 @@ class Rollouts:
 
         Where the policy has moved since it sampled, its old log-probabilities are those that the sampler recorded.
         """
-        groups = [dataclasses.replace(g, old_logps=g.sampled_logps) if staleness else g for g in groups]
+        groups = self._with_sampled(groups) if staleness else list(groups)
         used = [i for i, keeps in enumerate(kept) if keeps.any()]
         with self.timed("compare_seconds", "train"):
             for field, model_now in self._comparisons(on_policy=not staleness).items():
@@ -318,6 +318,20 @@ class Rollouts:
                 for i, values in zip(used, logps, strict=True):
                     groups[i] = dataclasses.replace(groups[i], **{field: values})
         return groups
+
+    def _with_sampled(self, groups: Sequence[TrainingGroup]) -> list[TrainingGroup]:
+        """The sampler's log-probabilities as the old ones; where it has none of a token, those of now."""
+        if any(np.isnan(x).any() for group in groups for x in group.sampled_logps):
+            now = self._logps(self.trainer.model, groups)
+        else:
+            now = [group.sampled_logps for group in groups]
+        return [
+            dataclasses.replace(
+                group,
+                old_logps=tuple(np.where(np.isnan(x), y, x) for x, y in zip(group.sampled_logps, logps, strict=True)),
+            )
+            for group, logps in zip(groups, now, strict=True)
+        ]
 
     def _comparisons(self, *, on_policy: bool) -> dict[str, Callable[[], contextlib.AbstractContextManager[nn.Module]]]:
         policy, reference = self.trainer.model, self.parts.reference

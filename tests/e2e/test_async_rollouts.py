@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 import time
@@ -173,6 +174,27 @@ def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) 
             for old, mine, moved in zip(group.old_logps, before, after, strict=True):
                 np.testing.assert_allclose(old, mine, atol=2e-4)
                 assert np.abs(old - moved).max() > 1e-3, "the policy has moved since"
+
+
+def test_tokens_that_the_sampler_says_nothing_of_have_a_ratio_of_1(make_trainer: Callable) -> None:
+    """As a server may leave out a token's log-probability."""
+    trainer = make_trainer(max_steps=1, async_rollouts=1, learning_rate=0.3)
+    trainer.train()
+    assert trainer.round is not None
+    groups = [group for share in trainer.round.shares for group in share.groups]
+    holes = [
+        dataclasses.replace(g, sampled_logps=tuple(np.where(x == x[0], np.nan, x) for x in g.sampled_logps))
+        for g in groups
+    ]
+    kept = [np.ones(len(g.completion_ids), bool) for g in groups]
+    stale = trainer.rollouts.with_other_policies(holes, kept, staleness=1)
+    now = trainer.rollouts._logps(trainer.model, groups)
+    for group, before, logps in zip(stale, groups, now, strict=True):
+        assert group.old_logps is not None
+        for old, sampled, present in zip(group.old_logps, before.sampled_logps, logps, strict=True):
+            assert old[0] == present[0]
+            assert old[0] != sampled[0]
+            np.testing.assert_array_equal(old[1:], sampled[1:])
 
 
 def test_the_ratio_is_clipped_where_the_policy_has_moved(make_trainer: Callable) -> None:

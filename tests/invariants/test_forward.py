@@ -282,6 +282,26 @@ def test_a_model_that_gives_other_numbers_takes_the_padded_path() -> None:
     assert "differed by" in why
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_hides_nothing_in_the_trial(dtype: torch.dtype) -> None:
+    """Rounding alone is more than the trial allows; it computes in float32, and leaves the weights as they were."""
+    model = tiny_model("llama").to(dtype)
+    places = [p.data_ptr() for p in model.parameters()]
+    assert choose_path(model) == ("shared", "")
+    assert [p.data_ptr() for p in model.parameters()] == places
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    rotary = model.model.rotary_emb
+    original = rotary.forward
+    rotary.forward = lambda x, position_ids: original(x, position_ids // 2 * 2)
+    assert choose_path(model) == ("shared", ""), "the same in both"
+    rotary.forward = lambda x, position_ids: original(
+        x, torch.arange(position_ids.shape[1])[None].expand_as(position_ids)
+    )
+    assert choose_path(model)[0] == "padded"
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
 def test_a_model_that_fails_in_the_trial_takes_the_padded_path() -> None:
     model = tiny_model("llama")
     attention = model.model.layers[0].self_attn

@@ -12,6 +12,7 @@ from peft import LoraConfig
 from podium.checks.public import unasked_model
 from podium.checks.setup import Setup
 from podium.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
+from podium.models.loading import EIGHT_BITS_ON_CPU, bits_of
 from podium.records import Finding
 
 
@@ -176,11 +177,18 @@ def quantized(setup: Setup) -> Iterator[Finding]:
             what=f"weights in {asked} need bitsandbytes, which is not installed",
             fix="pip install bitsandbytes, or leave load_in_4bit and load_in_8bit out",
         )
+    if asked == "8 bits" and setup.args is not None and setup.args.device.type == "cpu":
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('load_in_8bit')}: {EIGHT_BITS_ON_CPU[0].lower()}{EIGHT_BITS_ON_CPU[1:-1]}",
+            fix="load_in_4bit: true in its place, which a CPU can",
+        )
 
 
 def _kind(settings: Any) -> str:
-    values = settings if isinstance(settings, dict) else {}
-    return next((f"{bits} bits" for bits in (4, 8) if values.get(f"load_in_{bits}bit")), "")
+    bits = bits_of(settings) if isinstance(settings, dict) else 0
+    return f"{bits} bits" if bits else ""
 
 
 _ATTENTION = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
@@ -302,7 +310,8 @@ def _estimate(setup: Setup) -> MemoryEstimate | None:
         return None
     lora = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **_given(setup.lora)})
     try:
-        return estimate_memory(facts.config, setup.args, prompt_tokens=max(longest, 1), peft_config=lora)
+        bits = bits_of(setup.quantization or {}) if lora is not None else 0
+        return estimate_memory(facts.config, setup.args, prompt_tokens=max(longest, 1), peft_config=lora, bits=bits)
     except (ValueError, AttributeError, RuntimeError):  # architectures that only their own code can build
         return None
 

@@ -61,6 +61,10 @@ LARGEST = 1 << 16
 """Where the search for the largest setting that fits ends."""
 
 
+ROUNDED_BYTES: Mapping[int, float] = {4: 0.5 + 4 / 64, 8: 1.0}
+"""Of a weight in so many bits, by bitsandbytes: 64 weights of 4 bits share a scale in float32."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """A model in numbers."""
@@ -185,6 +189,7 @@ def estimate_memory(
     *,
     prompt_tokens: int,
     peft_config: Any = None,
+    bits: int = 0,
     runtime_bytes: int | None = None,
     available_bytes: int | None = None,
 ) -> MemoryEstimate:
@@ -195,12 +200,13 @@ def estimate_memory(
         args: the run's.
         prompt_tokens: of the longest prompt.
         peft_config: of the adapter to train; None: all weights.
+        bits: of the linear layers' weights under that adapter, where they are rounded (QLoRA): 4 or 8.
         runtime_bytes: what the process takes before it loads a model; None: `RUNTIME_BYTES`.
         available_bytes: what the process may take; None: what the device has free now.
     """
     device = args.device.type
     rounded = _rounds(args)
-    sizes = model_sizes(config, args, peft_config)
+    sizes = model_sizes(config, args, peft_config, bits=bits)
     available = available_memory(device) if available_bytes is None else available_bytes
     load = worst_case(config, args, prompt_tokens, rounded=rounded)
     elsewhere = args.rollout_device is not None and device != "cpu"
@@ -269,10 +275,11 @@ def _rounds(args: GRPOConfig) -> bool | None:
 # ---- the model ----
 
 
-def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None) -> Sizes:
-    """Counted on a model without storage."""
+def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None, *, bits: int = 0) -> Sizes:
+    """Counted on a model without storage. `bits` as in `estimate_memory`."""
     model = meta_model(config, args, peft_config)
     parameters = list(model.parameters())
+    rounded = _rounded_weights(model) if bits else frozenset()
     trained = [p for p in parameters if p.requires_grad]
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
@@ -282,8 +289,15 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
     return Sizes(
         num_parameters=sum(p.numel() for p in parameters),
         num_trained=sum(p.numel() for p in trained),
-        num_wide=sum(member.weight.numel() for family in families_of(model) for member in family.members),
-        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        num_wide=sum(
+            member.weight.numel()
+            for family in families_of(model)
+            for member in family.members
+            if id(member.weight) not in rounded
+        ),
+        weight_bytes=sum(
+            int(p.numel() * (ROUNDED_BYTES[bits] if id(p) in rounded else p.element_size())) for p in parameters
+        ),
         trained_bytes=sum(p.numel() * p.element_size() for p in trained),
         largest_bytes=max((p.numel() * p.element_size() for p in trained), default=0),
         num_layers=text.num_hidden_layers,
@@ -291,6 +305,13 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
         vocabulary=text.vocab_size,
         cache_bytes_per_token=2 * text.num_hidden_layers * heads * width * cached,
     )
+
+
+def _rounded_weights(model: Any) -> frozenset[int]:
+    """Ids of the weights that bitsandbytes rounds: of linear layers that are not trained, but for the head."""
+    head = model.get_output_embeddings()
+    linears = (m for m in model.modules() if type(m) is nn.Linear and m is not head)
+    return frozenset(id(m.weight) for m in linears if not m.weight.requires_grad)
 
 
 def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None) -> nn.Module:

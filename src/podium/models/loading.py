@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,50 @@ def load_config(model: str | PreTrainedModel, settings: LoadSettings) -> Pretrai
     )
 
 
+def check_quantization(config: PretrainedConfig, settings: LoadSettings, device: torch.device) -> None:
+    """Raises where rounded weights are asked for in a way, or on a machine, that cannot have them."""
+    given = settings.init_kwargs
+    flat = [name for name in ("load_in_4bit", "load_in_8bit") if name in given]
+    if flat:
+        raise ConfigError(
+            f"model_init_kwargs has {flat[0]}, which transformers 5 does not take there any more.",
+            fix=f"Pass quantization_config=BitsAndBytesConfig({flat[0]}=True) to the trainer; in a recipe {flat[0]}: "
+            "true is a key of its own.",
+        )
+    if settings.quantization_config is not None and "quantization_config" in given:
+        raise ConfigError(
+            "quantization_config is given twice: to the trainer and in model_init_kwargs.", fix="Keep one."
+        )
+    asked = settings.quantization_config or given.get("quantization_config")
+    asked = asked or getattr(config, "quantization_config", None) or {}
+    values = asked if isinstance(asked, dict) else asked.to_dict()
+    bits = bits_of(values)
+    if not bits:
+        return
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(
+            f"Weights in {bits} bits need bitsandbytes, which is not installed.",
+            code="M015",
+            fix="Type: pip install 'podium[quant]'",
+        )
+    if bits == 8 and device.type == "cpu":
+        raise ModelError(EIGHT_BITS_ON_CPU, code="M015", fix="Load it in 4 bits, which a CPU can, or as it is.")
+
+
+EIGHT_BITS_ON_CPU = (
+    "Weights in 8 bits are no case for a CPU: bitsandbytes samples there by other products than it trains with."
+)
+
+
+def bits_of(quantization: Mapping[str, Any]) -> int:
+    """Of bitsandbytes' settings: 4 or 8; 0 for those of another method.
+
+    >>> bits_of({"load_in_4bit": True})
+    4
+    """
+    return next((bits for bits in (4, 8) if quantization.get(f"load_in_{bits}bit")), 0)
+
+
 def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
     """The tokenizer passed in, or the model's own; with a pad token (its end token, if it has none)."""
     if given is None:
@@ -129,10 +174,8 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     _check_trainable(policy)
     if isinstance(policy, PeftModel) and settings.gradient_checkpointing:
         policy.enable_input_require_grads()
-    if quantized:  # QLoRA (arXiv:2305.14314): adapters in bfloat16; DoRA's magnitudes move too little for it
-        for name, parameter in policy.named_parameters():
-            if parameter.requires_grad and "lora_magnitude_vector" not in name:
-                parameter.data = parameter.data.to(torch.bfloat16)
+    if quantized:
+        keep_differentiable(policy)
     if settings.disable_dropout:
         disable_dropout(policy)
     if settings.cast_head_to_fp32:
@@ -143,6 +186,7 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
 def load_to_sample(model: str, adapter: Path | None, settings: LoadSettings) -> PreTrainedModel | PeftModel:
     """A model that is only sampled from, with the adapter in a folder put on it."""
     policy = _from_name(model, settings)
+    keep_differentiable(policy)
     if settings.cast_head_to_fp32:
         cast_head_to_fp32(policy)
     return policy if adapter is None else PeftModel.from_pretrained(policy, adapter)
@@ -188,8 +232,6 @@ def _check_adapter(model: Any, settings: LoadSettings) -> None:
 def _from_name(name: str, settings: LoadSettings) -> PreTrainedModel:
     kwargs = dict(settings.init_kwargs)
     if settings.quantization_config is not None:
-        if "quantization_config" in kwargs:
-            raise ConfigError("quantization_config is given twice: to the trainer and in model_init_kwargs. Keep one.")
         kwargs["quantization_config"] = settings.quantization_config
     if "torch_dtype" in kwargs:
         kwargs.setdefault("dtype", kwargs.pop("torch_dtype"))
@@ -239,6 +281,24 @@ def freeze_reference_adapter(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if ".ref." in name:
             parameter.requires_grad_(False)
+
+
+def keep_differentiable(model: nn.Module) -> None:
+    """Have 4-bit layers of bitsandbytes on a CPU compute alike in sampling and in training, and with a gradient.
+
+    In its first forward in evaluation mode, on processors with AVX512-BF16, such a layer packs its weights for a kernel
+    that rounds more and has no backward (0.50). Training that came after it got no gradient through the layer, with a
+    warning from torch at most.
+    """
+    layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "support_avx512bf16_for_cpu")]
+    for layer in layers:
+        layer.support_avx512bf16_for_cpu = False
+        if getattr(layer.weight.quant_state, "packing_format_for_cpu", False):
+            from bitsandbytes.functional import _convert_weight_packed_for_cpu_inverse
+
+            layer.weight.data, layer.weight.quant_state = _convert_weight_packed_for_cpu_inverse(
+                layer.weight.data, layer.weight.quant_state
+            )
 
 
 def disable_dropout(model: nn.Module) -> None:

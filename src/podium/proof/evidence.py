@@ -388,7 +388,10 @@ def numpy(x: Tensor) -> np.ndarray:
 
 def tolerance_of(trainer: GRPOTrainer, *, exact: bool) -> float:
     """Nats by which two ways to compute a log-probability may differ; `exact`: inside `exactly`."""
-    half_weights = any(p.dtype != torch.float32 for p in trainer.model.parameters() if p.is_floating_point())
+    kinds = {p.dtype for p in trainer.model.parameters()}
+    half_weights = bool(
+        kinds - {torch.float32, torch.uint8}
+    )  # bytes are weights in 4 bits: rounded, but computed exactly
     precision = trainer.parts.precision
     rounds = precision.rounds if isinstance(precision, ProductPrecision) else trainer.args.bf16 or trainer.args.fp16
     return HALF if half_weights or (rounds and not exact) else EXACT

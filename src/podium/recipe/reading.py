@@ -201,6 +201,12 @@ class _Reading:
         four, eight = self.values.get("load_in_4bit"), self.values.get("load_in_8bit")
         if four and eight:
             self.say("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit", fix="keep one of them")
+        if four and self.values.get("dtype") == "auto":
+            self.say(
+                "`dtype: auto` does not say in which precision `load_in_4bit` is to compute",
+                "dtype",
+                fix="dtype: bfloat16, or leave it out for float32",
+            )
         if four:
             return {
                 "load_in_4bit": True,

@@ -74,6 +74,8 @@ GONE: Mapping[str, str] = {
     "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
     "overwrite_output_dir": "leave it out",
     "logging_dir": "leave it out",
+    "activation_offloading": "leave it out: GRPO of TRL has no such setting either, and a pack bounds the activations "
+    "already; make it smaller with `tokens_per_pack`, or set `gradient_checkpointing: true`",
     "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
 }
 """Keys of older transformers and TRL, and likely slips, with what to do."""

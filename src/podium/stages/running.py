@@ -211,6 +211,7 @@ class StagedRun:
         """A trainer as the last stage's around the weights there are, to sample and score held-out prompts."""
         recipe = self.stages[-1].recipe
         idle = {"beta": 0.0, "sync_ref_model": False, "report_to": "none", "output_dir": str(self.folder)}
+        idle |= {"async_rollouts": 0, "rollout_device": None}
         rows, held_out = self.stages[-1].load_rows()
         return GRPOTrainer(
             model=self.load_policy(),
