@@ -19,7 +19,8 @@ from podium.records import Finding
 from podium.rewards.resolve import as_list, check_rewards, resolve_rewards, resolve_weights
 from podium.rewards.tester.asking import Asker, LocalAsker
 from podium.rewards.tester.cases import find_answer_column, forms_for, make_cases
-from podium.rewards.tester.gather import Evidence, gather
+from podium.rewards.tester.evidence import Evidence
+from podium.rewards.tester.gather import gather
 from podium.rewards.tester.process import RemoteAsker, Source
 from podium.rewards.tester.report import Line, Report, report_of
 from podium.rewards.tester.rules import judge

@@ -8,113 +8,16 @@ Judges nothing; `rules` does.
 from __future__ import annotations
 
 import math
-import re
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from podium.records import Completion, Group, Prompt
-from podium.rewards.tester.asking import Answer, Asker, Described, Problem, Request
+from podium.records import Group
+from podium.rewards.tester.asking import Asker
 from podium.rewards.tester.cases import Case, Form, gold_of
+from podium.rewards.tester.evidence import ENDLESS, Diagnosis, Evidence, Repeats, Scores, Texts, differ, gains_of, mean
 from podium.rewards.tester.probes import PROBES, Probe, number_probes
-
-Scores = Mapping[str, tuple[float, ...]]
-"""By name of a probe or form: one value a row, NaN where there is none."""
-
-Texts = Mapping[str, Sequence[str | None]]
-"""By name: one completion a row, None where there is none."""
-
-MOST_LETTERS = 100_000
-"""Of one call."""
-
-ENDLESS = frozenset({"W002", "W003", "W004", "W005", "W016", "W012", "W014"})
-"""What is wrong with every call; nothing more can be learnt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A call that gave no values."""
-
-    probe: str
-    row: int
-    problem: Problem
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeats:
-    """The same completions, asked for in different ways; None where that was not done."""
-
-    base: tuple[float, ...] = ()
-    again: tuple[float, ...] | None = None
-    """The same call once more, with the same seed."""
-    reseeded: tuple[float, ...] | None = None
-    remembers: bool | None = None
-    """Where calls differ: whether new processes differ in the same way each time; None where none can be had."""
-    shuffled: tuple[float, ...] | None = None
-    """Groups, and completions within a group, in another order."""
-    alone: tuple[float, ...] | None = None
-    """Each group in a call of its own."""
-    single: tuple[float, ...] | None = None
-    """The completions of the first group, each in a call of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """Asked for only where right answers do not score: what would make them."""
-
-    matrix: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
-    """By form, [row][j]: the right answer of row j, as the completion of the row."""
-    prompt_numbers: Mapping[str, Scores] = field(default_factory=dict)
-    """`first` and `last` number of the question, by form; NaN where it is the right answer."""
-    variants: Mapping[str, Scores] = field(default_factory=dict)
-    """Right answers by form, where the answer column is as in `VARIANTS`."""
-    other_kind: tuple[Scores, Scores] | None = None
-    """Right and wrong answers by form, chat prompts made plain and plain ones chats."""
-    depends: bool = False
-    """Whether any score changes when rows are given each other's answers."""
-    looks: bool = False
-    """Whether a function that takes everything misses the column when it is not there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """All that was seen of one reward function."""
-
-    described: Described
-    cases: tuple[Case, ...]
-    column: str | None
-    forms: tuple[Form, ...]
-    gold: Scores = field(default_factory=dict)
-    wrong: Scores = field(default_factory=dict)
-    form: Form | None = None
-    """In which right answers score best above wrong ones; None: in none."""
-    probes: Scores = field(default_factory=dict)
-    numbers: Scores = field(default_factory=dict)
-    failures: tuple[Failure, ...] = ()
-    mutated: tuple[str, ...] = ()
-    seconds_per_completion: float = 0.0
-    is_cut: bool = False
-    """Whether there was no time for all."""
-    repeats: Repeats = field(default_factory=Repeats)
-    diagnosis: Diagnosis | None = None
-
-    @property
-    def names_answer(self) -> bool:
-        """Whether the signature asks for the answer column."""
-        return self.column is not None and self.described.wants is not None and self.column in self.described.wants
-
-    @property
-    def is_correctness(self) -> bool:
-        """Whether the reward is about the right answer: by what it scores, by its signature, or by what it misses."""
-        seen = self.diagnosis is not None and (self.diagnosis.depends or self.diagnosis.looks)
-        return self.form is not None or self.names_answer or seen
-
-    def write(self) -> Callable[[str], str]:
-        """How answers are written in probes."""
-        return (self.form or self.forms[1]).write
-
+from podium.rewards.tester.session import Session
 
 VARIANTS: Mapping[str, Callable[[Any], Any]] = {
     "as text": str,
@@ -138,7 +41,7 @@ def gather(
     asker: Asker, cases: Sequence[Case], *, column: str | None, forms: tuple[Form, ...], budget_seconds: float = 60.0
 ) -> Evidence:
     """Asks, in order: one answer a row; every form; what is needed to say why; repetitions; the probes."""
-    session = _Session(asker=asker, cases=tuple(cases), budget_seconds=budget_seconds)
+    session = Session(asker=asker, cases=tuple(cases), budget_seconds=budget_seconds)
     evidence = Evidence(described=asker.described, cases=tuple(cases), column=column, forms=forms)
     session.warm_up()
     if session.failures and session.failures[0].problem.code in ENDLESS:
@@ -152,7 +55,7 @@ def gather(
     return session.finish(_ask_probes(session, evidence))
 
 
-def _ask_forms(session: _Session, evidence: Evidence) -> Evidence:
+def _ask_forms(session: Session, evidence: Evidence) -> Evidence:
     rows = session.affordable_rows(2 * len(evidence.forms), 0.3)
     right: dict[str, list[str | None]] = {
         form.name: [form.write(case.gold) for case in rows] for form in evidence.forms
@@ -185,30 +88,14 @@ def best_form(evidence: Evidence) -> Form | None:
     return evidence.forms[-max(ranked)[-1]] if ranked else None
 
 
-def gains_of(gold: Scores, wrong: Scores, name: str) -> list[float]:
-    """By how much the right answer beats the wrong one, in the rows where both have a value."""
-    pairs = zip(gold.get(name, ()), wrong.get(name, ()), strict=False)
-    return [one - other for one, other in pairs if not math.isnan(one) and not math.isnan(other)]
-
-
 def _beats(gold: Scores, wrong: Scores, name: str) -> list[bool]:
     return [one > other for one, other in zip(gold[name], wrong[name], strict=True)]
-
-
-def mean(values: Iterable[float]) -> float:
-    """Of what is a number; NaN of nothing.
-
-    >>> mean([1.0, math.nan, 0.0])
-    0.5
-    """
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
 
 
 # --- why right answers do not score ----------------------------------------------------------------------------------
 
 
-def _diagnose(session: _Session, evidence: Evidence) -> Evidence:
+def _diagnose(session: Session, evidence: Evidence) -> Evidence:
     """Nothing for a reward that can know neither the answer nor the question."""
     wants = evidence.described.wants
     blind = wants is not None and not {"prompts", evidence.column} & wants
@@ -237,18 +124,6 @@ def _diagnose(session: _Session, evidence: Evidence) -> Evidence:
     )
 
 
-def differ(one: Scores, other: Scores) -> bool:
-    """Whether any two values are different, or only one of them is there."""
-    return any(not close(a, b) for name in one for a, b in zip(one[name], other[name], strict=True))
-
-
-def close(one: float, other: float) -> bool:
-    """Equal up to rounding in batches; NaN only to NaN."""
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return abs(one - other) <= 1e-6 + 1e-4 * max(abs(one), abs(other))
-
-
 def _rotated(cases: Sequence[Case], column: str | None, shift: int) -> list[Mapping[str, Any]]:
     """Each row with the answer of the row `shift` places on."""
     given = [cases[(place + shift) % len(cases)].columns.get(column or "") for place in range(len(cases))]
@@ -261,7 +136,7 @@ def _without(cases: Sequence[Case], column: str | None) -> list[Mapping[str, Any
     return [{key: value for key, value in case.columns.items() if key != column} for case in cases]
 
 
-def _ask_matrix(session: _Session, evidence: Evidence) -> dict[str, tuple[tuple[float, ...], ...]]:
+def _ask_matrix(session: Session, evidence: Evidence) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Fewer forms where calls are slow."""
     cases = session.cases
     forms = evidence.forms[: max(2, session.affordable(0.2) // len(cases) ** 2)]
@@ -271,7 +146,7 @@ def _ask_matrix(session: _Session, evidence: Evidence) -> dict[str, tuple[tuple[
     return {form.name: tuple(tuple(scores[f"{form.name}|{j}"][i] for j in rows) for i in rows) for form in forms}
 
 
-def _ask_prompt_numbers(session: _Session, evidence: Evidence) -> dict[str, Scores]:
+def _ask_prompt_numbers(session: Session, evidence: Evidence) -> dict[str, Scores]:
     found: dict[str, Scores] = {}
     for which in ("first", "last"):
         [probe] = [probe for probe in PROBES if probe.name == f"{which} number of the question"]
@@ -280,7 +155,7 @@ def _ask_prompt_numbers(session: _Session, evidence: Evidence) -> dict[str, Scor
     return found
 
 
-def _ask_variants(session: _Session, evidence: Evidence, texts: Texts) -> dict[str, Scores]:
+def _ask_variants(session: Session, evidence: Evidence, texts: Texts) -> dict[str, Scores]:
     column = evidence.column
     if column is None:
         return {}
@@ -292,7 +167,7 @@ def _changed(case: Case, column: str, change: Callable[[Any], Any]) -> Mapping[s
     return {**case.columns, column: change(case.columns.get(column))}
 
 
-def _ask_other_kind(session: _Session, evidence: Evidence, texts: Texts) -> tuple[Scores, Scores]:
+def _ask_other_kind(session: Session, evidence: Evidence, texts: Texts) -> tuple[Scores, Scores]:
     wrong = {form.name: [form.write(case.wrong) for case in session.cases] for form in evidence.forms}
     return (
         session.scores(texts, other_kind=True, quietly=True),
@@ -303,7 +178,7 @@ def _ask_other_kind(session: _Session, evidence: Evidence, texts: Texts) -> tupl
 # --- the same again --------------------------------------------------------------------------------------------------
 
 
-def _repeat(session: _Session, evidence: Evidence) -> Repeats:
+def _repeat(session: Session, evidence: Evidence) -> Repeats:
     """Four groups of up to eight completions that gave values before, in calls that should agree."""
     write = evidence.write()
     cases = session.cases[:4]
@@ -331,7 +206,7 @@ def _mixed(case: Case, write: Callable[[str], str], num_right: int) -> list[str]
     return [f"{lead}{write(answer)}" for lead, answer in zip(leads, answers, strict=True)]
 
 
-def _remembers(session: _Session, groups: tuple[Group, ...]) -> bool | None:
+def _remembers(session: Session, groups: tuple[Group, ...]) -> bool | None:
     """Whether two new processes both say first one thing and then another, and the same two."""
     pairs = []
     for _ in range(2):
@@ -343,14 +218,14 @@ def _remembers(session: _Session, groups: tuple[Group, ...]) -> bool | None:
     return not differ({"1": first, "2": second}, {"1": first_again, "2": second_again})
 
 
-def _shuffled(session: _Session, groups: Sequence[Group]) -> tuple[float, ...] | None:
+def _shuffled(session: Session, groups: Sequence[Group]) -> tuple[float, ...] | None:
     """Groups and their completions the other way round; the values come back in the first order."""
     turned = tuple(replace(group, completions=group.completions[::-1]) for group in reversed(groups))
     values = session.values(turned)
     return None if values is None else values[::-1]
 
 
-def _one_by_one(session: _Session, group: Group) -> tuple[float, ...] | None:
+def _one_by_one(session: Session, group: Group) -> tuple[float, ...] | None:
     """Each completion in a call of its own."""
     singles = [replace(group, completions=(completion,)) for completion in group.completions]
     return _joined([session.values((single,)) for single in singles])
@@ -365,7 +240,7 @@ def _joined(parts: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | No
 # --- probes ----------------------------------------------------------------------------------------------------------
 
 
-def _ask_probes(session: _Session, evidence: Evidence) -> Evidence:
+def _ask_probes(session: Session, evidence: Evidence) -> Evidence:
     write = evidence.write()
     probes = session.scores(_texts(PROBES, session.affordable_rows(len(PROBES), 0.5), write))
     rows = session.affordable_rows(101, 0.5)
@@ -377,161 +252,3 @@ def _ask_probes(session: _Session, evidence: Evidence) -> Evidence:
 
 def _texts(probes: Sequence[Probe], cases: Sequence[Case], write: Callable[[str], str]) -> Texts:
     return {probe.name: [probe.make(case, write) for case in cases] for probe in probes}
-
-
-@dataclass(slots=True, kw_only=True)
-class _Session:
-    """Calls, and what went wrong with them."""
-
-    asker: Asker
-    cases: tuple[Case, ...]
-    budget_seconds: float
-    failures: list[Failure] = field(default_factory=list)
-    mutated: tuple[str, ...] = ()
-    seconds_per_completion: float = 0.0
-    spent_seconds: float = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether far more time went than was meant to."""
-        return self.spent_seconds > 2 * self.budget_seconds
-
-    def ask(self, request: Request) -> Answer:
-        """One call, as long as there is time."""
-        if self.is_over:
-            return Answer(values=None)
-        answer = self.asker.ask(request)
-        self.spent_seconds += answer.seconds
-        return answer
-
-    def warm_up(self) -> None:
-        """The first call imports what it needs; the second is timed."""
-        texts = {"the right answer": [case.gold for case in self.cases]}
-        self.scores(texts)
-        if self.failures and self.failures[0].problem.code in ENDLESS:
-            return
-        answer = self.ask(Request(groups=self._singles(texts, None, other_kind=False)[0], check_inputs=True))
-        self.mutated = answer.mutated
-        self.seconds_per_completion = answer.seconds / len(self.cases)
-
-    def finish(self, evidence: Evidence) -> Evidence:
-        return replace(
-            evidence,
-            failures=tuple(self.failures),
-            mutated=self.mutated,
-            seconds_per_completion=self.seconds_per_completion,
-            is_cut=self.is_over,
-        )
-
-    def affordable(self, share: float) -> int:
-        """Completions that fit into a share of the budget."""
-        return int(share * self.budget_seconds / max(self.seconds_per_completion, 1e-5))
-
-    def affordable_rows(self, num_texts: int, share: float) -> tuple[Case, ...]:
-        """As many rows as can be asked with that many texts each, two at least."""
-        return self.cases[: max(2, self.affordable(share) // num_texts)]
-
-    def values(self, groups: tuple[Group, ...], *, seed: int = 0) -> tuple[float, ...] | None:
-        """One call; None where it fails."""
-        return self.ask(Request(groups=groups, seed=seed)).values
-
-    def group(self, case: Case, texts: Sequence[str], *, columns: Any = None, other_kind: bool = False) -> Group:
-        content = _other_kind(case.prompt) if other_kind else case.prompt
-        prompt = Prompt(
-            id=case.row,
-            row=case.row,
-            token_ids=(),
-            text=case.prompt_text,
-            content=content,
-            columns=case.columns if columns is None else columns,
-        )
-        return Group(prompt=prompt, completions=tuple(_completion(text) for text in texts))
-
-    def scores(self, texts: Texts, *, columns: Any = None, other_kind: bool = False, quietly: bool = False) -> Scores:
-        """Rows one after the other for each name, each completion a group of its own.
-
-        So a function that is one place off is off by a row. Calls that fail are asked again in parts, and what fails
-        alone is noted, unless `quietly`.
-        """
-        found: dict[tuple[str, int], float] = {}
-        for part in self._calls(texts):
-            groups, keys = self._singles(part, columns, other_kind=other_kind)
-            found |= self._in_parts(groups, keys, quietly=quietly)
-        rows = range(len(self.cases))
-        return {name: tuple(found.get((name, row), math.nan) for row in rows) for name in texts}
-
-    def _calls(self, texts: Texts) -> list[Texts]:
-        """Names that go into one call: seconds of work, and not more than a batch in training has of letters."""
-        most = max(len(self.cases), min(512, int(2.5 / max(self.seconds_per_completion, 1e-5))))
-        calls: list[dict[str, Sequence[str | None]]] = [{}]
-        for name, made in texts.items():
-            together = [text for each in (*calls[-1].values(), made) for text in each if text is not None]
-            if calls[-1] and (len(together) > most or sum(map(len, together)) > MOST_LETTERS):
-                calls.append({})
-            calls[-1][name] = made
-        return list(calls)
-
-    def _singles(self, texts: Texts, columns: Any, *, other_kind: bool) -> tuple[Any, Any]:
-        keys = [(name, row) for name, made in texts.items() for row, text in enumerate(made) if text is not None]
-        groups = tuple(
-            self.group(
-                self.cases[row],
-                [str(texts[name][row])],
-                columns=None if columns is None else columns[row],
-                other_kind=other_kind,
-            )
-            for name, row in keys
-        )
-        return groups, keys
-
-    def _in_parts(self, groups: Any, keys: Any, *, quietly: bool) -> dict[tuple[str, int], float]:
-        answer = self.ask(Request(groups=groups))
-        if answer.values is not None:
-            return dict(zip(keys, answer.values, strict=True))
-        names = list(dict.fromkeys(name for name, _ in keys))
-        if quietly or len(keys) == 1 or self.is_over or self._hopeless():
-            self._note(keys, answer, groups, quietly=quietly)
-            return {}
-        parts = [[k for k, (name, _) in enumerate(keys) if name == each] for each in names]
-        if len(names) == 1:
-            parts = [[k] for k in range(len(keys))]
-        before = len(self.failures)
-        found: dict[tuple[str, int], float] = {}
-        for part in parts:
-            found |= self._in_parts(tuple(groups[k] for k in part), [keys[k] for k in part], quietly=quietly)
-            if len(names) == 1 and len(self.failures) > before:
-                break  # one row of a probe is enough to show
-        if len(self.failures) == before:  # only together
-            self._note(keys, answer, groups, quietly=quietly)
-        return found
-
-    def _hopeless(self) -> bool:
-        """Whether calls are wrong in a way that splitting them does not tell more about."""
-        slow = [failure for failure in self.failures if failure.problem.code == "W016"]
-        return len(slow) >= 2 or any(failure.problem.code in ENDLESS - {"W016"} for failure in self.failures)
-
-    def _note(self, keys: Any, answer: Answer, groups: Any, *, quietly: bool) -> None:
-        if quietly or answer.problem is None:
-            return
-        name, row = keys[0]
-        text = groups[0].completions[0].text
-        self.failures.append(Failure(probe=name, row=self.cases[row].row, problem=answer.problem, text=text))
-
-
-def _other_kind(prompt: Any) -> Any:
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    return "\n".join(str(message.get("content") or "") for message in prompt)
-
-
-def _completion(text: str) -> Completion:
-    return Completion(token_ids=_token_ids(text), logps=(), finish="stop", text=text, policy_step=0)
-
-
-def _token_ids(text: str) -> tuple[int, ...]:
-    """Made up, as there is no tokenizer: one for each piece of at most four letters, the same for the same piece.
-
-    >>> len(_token_ids("nothing new")), _token_ids("a a")[0] == _token_ids("a a")[1]
-    (3, True)
-    """
-    return tuple(zlib.crc32(piece.encode()) % 50_000 for piece in re.findall(r"\w{1,4}|[^\w\s]", text))

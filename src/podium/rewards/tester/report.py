@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from podium.records import Finding
-from podium.rewards.tester.gather import Evidence
+from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.probes import PROBES
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from podium.records import Finding
-from podium.rewards.tester.gather import mean
+from podium.rewards.tester.evidence import mean
 from podium.rewards.tester.probes import PROBES
 from podium.rewards.tester.report import Report
 
