@@ -6,21 +6,18 @@ Each has gone wrong, silently, in a trainer that people use. Adding one is addin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from podium.advantages import combine
-from podium.config import sampling_settings
 from podium.forward import unwrap
 from podium.packing import keep
 from podium.precision import ROUNDED
+from podium.proof.completions import ends, rewards, tokens, turns
 from podium.proof.evidence import (
     EXACT,
-    Sample,
     Traces,
     difference,
     sampler_tolerance,
@@ -28,41 +25,16 @@ from podium.proof.evidence import (
     training_logps,
     weight_traces,
 )
-from podium.proof.records import Check
-from podium.records import Completion, ScoredGroup, TrainingGroup
+from podium.proof.records import After, Before, Check, named, shown_token
+from podium.records import TrainingGroup
 
 if TYPE_CHECKING:
     from podium.trainer import GRPOTrainer
 
-NAMED = 3
-"""Tensors that a message names; it counts the others."""
 TRAINED_TOKENS = 32
 """First tokens of a completion whose log-probabilities are compared."""
 EXACT_GRADIENT, HALF_GRADIENT = 1e-2, 0.5
 """Largest difference of a gradient, relative to it: of every tensor in float32, of all together in half precision."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
-    """What the checks before the first optimizer step look at."""
-
-    trainer: GRPOTrainer
-    trained: tuple[TrainingGroup, ...]
-    """All groups of the step that will be trained on."""
-    scored: tuple[ScoredGroup, ...]
-    """As they were sampled and scored."""
-    sample: Sample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class After:
-    """What the checks after a step compare."""
-
-    trainer: GRPOTrainer
-    weights_before: Traces
-    groups: tuple[TrainingGroup, ...]
-    logps_before: tuple[np.ndarray, ...]
-    """Of `groups`, as the run trains on them."""
 
 
 # ---- before anything is sampled ----
@@ -78,23 +50,23 @@ def weights(trainer: GRPOTrainer) -> Check:
         passed=not bad,
         measured=float(len(bad)),
         tolerance=0.0,
-        detail=_named(bad) if bad else f"{count} tensors",
+        detail=named(bad) if bad else f"{count} tensors",
         fix="Load the model again, from another copy.",
     )
 
 
 def trainable(trainer: GRPOTrainer) -> Check:
     """What should train requires a gradient and is in the optimizer."""
-    named = dict(unwrap(trainer.model).named_parameters())
-    frozen = sorted(name for name in trainer.parts.should_train if name in named and not named[name].requires_grad)
+    tensors = dict(unwrap(trainer.model).named_parameters())
+    frozen = sorted(name for name in trainer.parts.should_train if name in tensors and not tensors[name].requires_grad)
     optimized = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    left_out = [name for name, p in named.items() if p.requires_grad and id(p) not in optimized]
-    problems = ([f"frozen: {_named(frozen)}"] if frozen else []) + (
-        [f"in no group of the optimizer: {_named(left_out)}"] if left_out else []
+    left_out = [name for name, p in tensors.items() if p.requires_grad and id(p) not in optimized]
+    problems = ([f"frozen: {named(frozen)}"] if frozen else []) + (
+        [f"in no group of the optimizer: {named(left_out)}"] if left_out else []
     )
-    trained = [p for p in named.values() if p.requires_grad]
-    by_caller = [] if hasattr(unwrap(trainer.model), "peft_config") else [n for n, p in named.items() if _off(p)]
-    note = f"; frozen by the caller: {_named(by_caller)}" if by_caller else ""
+    trained = [p for p in tensors.values() if p.requires_grad]
+    by_caller = [] if hasattr(unwrap(trainer.model), "peft_config") else [n for n, p in tensors.items() if _off(p)]
+    note = f"; frozen by the caller: {named(by_caller)}" if by_caller else ""
     return Check(
         name="trained tensors",
         code="P002",
@@ -107,90 +79,7 @@ def trainable(trainer: GRPOTrainer) -> Check:
     )
 
 
-def ends(trainer: GRPOTrainer) -> Check:
-    """Sampling ends where the model, its tokenizer and its generation config say that a turn ends."""
-    settings = sampling_settings(trainer.args, trainer.parts.end_ids, num_completions=1, round_number=0)
-    chosen = "eos_token_id" in (trainer.args.generation_kwargs or {})
-    missing = sorted(() if chosen else declared_ends(trainer) - settings.end_ids)
-    turn = turn_end(trainer)
-    unended = turn is not None and turn not in settings.end_ids and not missing
-    note = f"; the chat template ends a turn with {_token(trainer, turn)}, which does not end it" if unended else ""
-    listed = ", ".join(_token(trainer, i) for i in sorted(settings.end_ids)) or "none: only the length does"
-    return Check(
-        name="end tokens",
-        code="P003",
-        passed=not missing,
-        warning=unended,
-        measured=float(len(missing)),
-        tolerance=0.0,
-        detail=f"{', '.join(_token(trainer, i) for i in missing)} does not end a completion, though the model's "
-        f"generation config or tokenizer says so (ends: {listed})"
-        if missing
-        else f"a completion ends with {listed}{note}",
-        fix="Make generation_config.eos_token_id and tokenizer.eos_token agree with the chat template.",
-    )
-
-
 # ---- before the first step ----
-
-
-def rewards(x: Before) -> Check:
-    """One finite number or None a completion, and advantages that follow them."""
-    problem, flat = "", 0
-    advantage = {_key(g.prompt_ids, ids): a for g in x.trained for ids, a in _with_advantages(g)}
-    names = tuple(reward.name for reward in x.trainer.parts.rewards)
-    for scored in x.scored:
-        problem = problem or _reward_problem(scored, names)
-        if not problem:
-            problem = _advantage_problem(x, scored, advantage)
-        flat += not x.trainer.parts.has_spread(scored)
-    spread = len(x.scored) - flat
-    return Check(
-        name="rewards",
-        code="P010",
-        passed=None if not x.scored else not problem,
-        warning=not spread,
-        detail=problem or f"{len(names)} functions, {spread} of {len(x.scored)} groups have spread",
-        fix="Look at the completions with `podium sample`; a reward is one number or None for each of them.",
-    )
-
-
-def tokens(x: Before) -> Check:
-    """What is trained on is what was sampled, token by token."""
-    sampled = {_key(s.group.prompt.token_ids, c.token_ids): c for s in x.scored for c in s.group.completions}
-    settings = sampling_settings(x.trainer.args, x.trainer.parts.end_ids, num_completions=1, round_number=0)
-    problems = [_completion_problem(x, c, settings.end_ids, settings.max_tokens) for c in sampled.values()]
-    trained = [(g.prompt_ids, ids) for g in x.trained for ids in g.completion_ids]
-    problems += [_unsampled(x, prompt, ids) for prompt, ids in trained if _key(prompt, ids) not in sampled]
-    problems = [problem for problem in problems if problem]
-    count = sum(len(s.group.completions) for s in x.scored)  # more than `sampled`, where two are alike
-    return Check(
-        name="trained tokens are the sampled ones",
-        code="P009",
-        passed=None if not x.scored else not problems,
-        measured=float(len(problems)),
-        tolerance=0.0,
-        detail=_named(problems) if problems else f"{len(trained)} of {count} completions are trained on",
-        fix="Train on the ids that the engine sampled; never on text that is tokenized again.",
-    )
-
-
-def turns(x: Before) -> Check:
-    """No completion goes on after the token with which the chat template ends a turn."""
-    end = turn_end(x.trainer) if any(s.group.prompt.is_chat for s in x.scored) else None
-    all_ids = [c.token_ids for s in x.scored for c in s.group.completions]
-    beyond = sum(end in ids[:-1] for ids in all_ids)
-    return Check(
-        name="completions end with the turn",
-        code="P003",
-        passed=None if end is None else not beyond,
-        measured=float(beyond),
-        tolerance=0.0,
-        detail="no chat template that ends a turn with a token of its own"
-        if end is None
-        else f"{beyond} of {len(all_ids)} completions go on after {_token(x.trainer, end)}",
-        fix=f"Let it end them: generation_kwargs: {{eos_token_id: [{end}]}}, or set tokenizer.eos_token.",
-    )
 
 
 def rollouts(x: Before) -> Check:
@@ -293,7 +182,7 @@ def gradients(x: Before) -> Check:
     bad = [name for name, t in x.sample.whole.items() if not math.isfinite(t.norm)]
     parameters = dict(unwrap(x.trainer.model).named_parameters())
     zero = [n for n, t in x.sample.whole.items() if t.norm == 0 and not _may_be_zero(n) and parameters[n].numel()]
-    problems = ([f"not finite: {_named(bad)}"] if bad else []) + ([f"none: {_named(zero)}"] if zero else [])
+    problems = ([f"not finite: {named(bad)}"] if bad else []) + ([f"none: {named(zero)}"] if zero else [])
     return Check(
         name="every trained tensor gets a gradient",
         code="P008",
@@ -322,7 +211,7 @@ def moved(x: After) -> Check:
         code="P011",
         passed=count > 0 and not bad,
         measured=float(count),
-        detail=f"not finite after the step: {_named(bad)}" if bad else detail,
+        detail=f"not finite after the step: {named(bad)}" if bad else detail,
         fix="Train in float32 weights (model_init_kwargs: {dtype: float32}), or raise the learning rate.",
     )
 
@@ -333,7 +222,7 @@ def followed(x: After) -> Check:
     same = bool(now) and all(np.array_equal(a, b) for a, b in zip(now, x.logps_before, strict=True))  # none: no prompt
     old = stale_copies(x.trainer)
     shift = max((float(np.abs(a - b).max()) for a, b in zip(now, x.logps_before, strict=True)), default=0.0)
-    problem = f"old copies of {_named(old)}" if old else "the same log-probabilities with other weights" if same else ""
+    problem = f"old copies of {named(old)}" if old else "the same log-probabilities with other weights" if same else ""
     return Check(
         name="the weights moved the log-probabilities",
         code="P012",
@@ -394,27 +283,6 @@ def shortened(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
     )
 
 
-def declared_ends(trainer: GRPOTrainer) -> set[int]:
-    """What the model's generation config and the tokenizer say."""
-    said = getattr(getattr(unwrap(trainer.model), "generation_config", None), "eos_token_id", None)
-    ids = [said] if isinstance(said, int) else list(said or [])
-    return {i for i in (*ids, trainer.parts.tokenizer.eos_token_id) if i is not None}
-
-
-def turn_end(trainer: GRPOTrainer) -> int | None:
-    """The special token with which the chat template ends an assistant's turn; None: there is none."""
-    tokenizer, mark = trainer.parts.tokenizer, "podium-turn"
-    if not trainer.parts.builder.chat_template:
-        return None
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
-    try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, **(trainer.args.chat_template_kwargs or {}))
-    except Exception:  # noqa: BLE001  a template may refuse any conversation, with any exception
-        return None
-    ids = tokenizer(str(text).partition(mark)[2], add_special_tokens=False)["input_ids"]
-    return ids[0] if ids and ids[0] in set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder) else None
-
-
 def stale_copies(trainer: GRPOTrainer) -> list[str]:
     """Layers whose rounded copy is not the rounded weight."""
     with trainer.parts.precision():
@@ -443,12 +311,6 @@ def _off(p: torch.Tensor) -> bool:
     return p.is_floating_point() and not p.requires_grad
 
 
-def _named(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
-
-
 def _may_be_zero(name: str) -> bool:
     """Experts that no token of the sample was sent to."""
     return "expert" in name
@@ -459,79 +321,12 @@ def _nats(measured: float, tolerance: float) -> str:
     return f"{measured:.2g} nats {which} ({tolerance:g} allowed)"
 
 
-def _token(trainer: GRPOTrainer, token: int | None) -> str:
-    return f"{trainer.parts.tokenizer.convert_ids_to_tokens(token)} ({token})"
-
-
-def _key(prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(prompt_ids), tuple(ids)
-
-
-def _with_advantages(group: TrainingGroup) -> Iterable[tuple[tuple[int, ...], float]]:
-    return zip(group.completion_ids, group.advantages_G.tolist(), strict=True)
-
-
 def _temperature(x: Before, logps_N: np.ndarray, tolerance: float) -> str:
     """Whether it is the temperature that is missing."""
     at_1, asked = x.sample.plain_at_1_N, x.trainer.args.temperature
     if at_1 is None or asked == 1 or not difference(logps_N, at_1, tolerance) <= tolerance:
         return ""
     return f": these are log-probabilities at temperature 1, not {asked:g}"
-
-
-def _reward_problem(scored: ScoredGroup, names: tuple[str, ...]) -> str:
-    if scored.rewards_GK.shape != (scored.num_completions, len(names)):
-        return f"{scored.rewards_GK.shape} rewards for {scored.num_completions} completions and {len(names)} functions"
-    if np.isinf(scored.rewards_GK).any():
-        return f"{names[int(np.isinf(scored.rewards_GK).any(0).argmax())]} gave an infinite reward"
-    return ""
-
-
-def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, float]) -> str:
-    """An advantage that is not finite, or higher for the worse completion."""
-    settings = x.trainer.parts.advantage
-    reward_G = combine(scored.rewards_GK, settings.weights_K)
-    pairs = [
-        (reward, advantage[key])
-        for c, reward in zip(scored.group.completions, reward_G.tolist(), strict=True)
-        if (key := _key(scored.group.prompt.token_ids, c.token_ids)) in advantage
-    ]
-    if any(not math.isfinite(a) for _, a in pairs):
-        return f"an advantage of prompt {scored.group.prompt.id} is not finite"
-    best, worst = max(pairs, default=(0.0, 0.0)), min(pairs, default=(0.0, 0.0))
-    as_given = settings.aggregation == "sum_then_normalize" and not x.trainer.args.adaptive_rewards
-    if as_given and best[0] > worst[0] and best[1] < worst[1]:
-        return f"prompt {scored.group.prompt.id}: the better completion has the lower advantage"
-    return ""
-
-
-def _completion_problem(x: Before, c: Completion, end_ids: frozenset[int], max_tokens: int) -> str:
-    """What cannot be of a sampled completion."""
-    if len(c.logps) != len(c.token_ids):
-        return f"a completion of {len(c.token_ids)} tokens came with {len(c.logps)} log-probabilities"
-    if c.token_ids[-1] not in end_ids and len(c.token_ids) < max_tokens:
-        return f"a completion of {len(c.token_ids)} tokens neither ends with an end token nor is {max_tokens} long"
-    inside = [i for i in c.token_ids[:-1] if i in end_ids]
-    if inside:
-        return f"a completion goes on after {_token(x.trainer, inside[0])}"
-    if x.trainer.parts.tokenizer.decode(c.token_ids, skip_special_tokens=True) != c.text:
-        return f"the text that was scored is not that of its {len(c.token_ids)} tokens: {c.text[:30]!r}"
-    return ""
-
-
-def _unsampled(x: Before, prompt_ids: tuple[int, ...], ids: tuple[int, ...]) -> str:
-    """A trained completion that nobody sampled: where it leaves the nearest one that was."""
-    sampled = [c.token_ids for s in x.scored if s.group.prompt.token_ids == prompt_ids for c in s.group.completions]
-    if not sampled:
-        return "a trained prompt was never sampled from"
-
-    def common(other: tuple[int, ...]) -> int:
-        return next((t for t, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
-
-    nearest = max(sampled, key=common)
-    at = common(nearest)
-    tokens = [_token(x.trainer, side[at]) if at < len(side) else "its end" for side in (ids, nearest)]
-    return f"token {at} of a trained completion is {tokens[0]}, but {tokens[1]} was sampled"
 
 
 def _worst(
@@ -544,4 +339,4 @@ def _worst(
     apart = np.abs(mine[which] - theirs[which])
     at = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
     values = f"{theirs[which][at]:.3f} sampled, {mine[which][at]:.3f} in training"
-    return f"token {at} of completion {which}, {_token(x.trainer, ids[at])}: {values}"
+    return f"token {at} of completion {which}, {shown_token(x.trainer, ids[at])}: {values}"

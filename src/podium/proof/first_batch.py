@@ -25,10 +25,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.errors import ProofError
 from podium.forward import unwrap
-from podium.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, After, Before, shortened
+from podium.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, shortened
 from podium.proof.evidence import short_prompts, take_sample, training_logps, weight_traces
 from podium.proof.plain import first_not_finite
-from podium.proof.records import Check, Proof
+from podium.proof.records import After, Before, Check, Proof
 from podium.records import Prompt
 from podium.rollouts import training_group
 from podium.rounds import MicroBatch

@@ -1,15 +1,25 @@
-"""What a check says, and all of them together."""
+"""What a check looks at and what it says, and all of them together."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podium.records import Finding
+from podium.records import Finding, ScoredGroup, TrainingGroup
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from podium.proof.evidence import Sample, Traces
+    from podium.trainer import GRPOTrainer
+
+NAMED = 3
+"""Tensors that a message names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +90,41 @@ class Proof:
         }
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(text, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What the checks before the first optimizer step look at."""
+
+    trainer: GRPOTrainer
+    trained: tuple[TrainingGroup, ...]
+    """All groups of the step that will be trained on."""
+    scored: tuple[ScoredGroup, ...]
+    """As they were sampled and scored."""
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """What the checks after a step compare."""
+
+    trainer: GRPOTrainer
+    weights_before: Traces
+    groups: tuple[TrainingGroup, ...]
+    logps_before: tuple[np.ndarray, ...]
+    """Of `groups`, as the run trains on them."""
+
+
+# ---- in words ----
+
+
+def named(names: Iterable[str]) -> str:
+    """The first of them, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def shown_token(trainer: GRPOTrainer, token: int | None) -> str:
+    """`<|im_end|> (2)`."""
+    return f"{trainer.parts.tokenizer.convert_ids_to_tokens(token)} ({token})"
