@@ -10,7 +10,8 @@ import numpy as np
 from podium.assembly import plan_of
 from podium.checks.rows import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.checks.setup import Setup
-from podium.data.check import column_problems, continued, mixed, no_rows, no_template, overlong, too_few
+from podium.data.check import column_problems, continued, mixed, no_rows, overlong, too_few
+from podium.data.row import no_template
 from podium.records import Finding
 from podium.rewards.resolve import GIVEN, GOLD, Reward
 

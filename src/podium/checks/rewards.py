@@ -11,7 +11,7 @@ from transformers import TrainerState
 
 from podium.checks.setup import Setup, findings_of
 from podium.config import advantage_settings
-from podium.data.check import check_row
+from podium.data.row import check_row
 from podium.errors import PodiumError, RewardError
 from podium.records import Completion, Finding, Group, Prompt
 from podium.rewards.model import RewardModel

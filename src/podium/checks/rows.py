@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from podium.checks.distinct import DistinctSample
-from podium.data.check import Places, Survey, check_row, is_read_once, is_transformed
+from podium.data.check import Places, Survey, is_read_once, is_transformed
 from podium.data.files import jsonl_rows
 from podium.data.prompts import PromptBuilder, most_tokens
+from podium.data.row import check_row
 from podium.errors import DataError
 from podium.records import Finding
 from podium.rewards.resolve import GOLD
@@ -265,7 +266,7 @@ def look_at(source: Source, builder: PromptBuilder | None, other: DistinctSample
 
 
 def jsonl_source(path: Path, name: str | None = None) -> Source:
-    """A JSONL file, read as it is: no copy is made of it."""
+    """A JSONL file, read as it is: no copy is made of it. Raises `DataError` for an empty one."""
     with path.open("rb") as stream:
         start = stream.read(COUNTED_BYTES)
     lines = max(start.count(b"\n"), 1)

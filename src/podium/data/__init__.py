@@ -9,16 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from podium.data.check import check_dataset, check_row, find_problems
+    from podium.data.check import check_dataset, find_problems
     from podium.data.loading import Loaded, load
     from podium.data.prompts import Overlong, PromptBuilder
+    from podium.data.row import check_row
 
 _HOME = {
     "Loaded": "loading",
     "Overlong": "prompts",
     "PromptBuilder": "prompts",
     "check_dataset": "check",
-    "check_row": "check",
+    "check_row": "row",
     "find_problems": "check",
     "load": "loading",
 }

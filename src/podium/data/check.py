@@ -8,13 +8,13 @@ Rows are counted from 0, as in `dataset[8]`. Knows rows and columns; of tokenize
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import DataError, did_you_mean
+from podium.data.row import TEXT_ONLY, check_row, listed, no_template, rename, row_problem
+from podium.errors import DataError
 from podium.records import Finding
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from podium.data.prompts import PromptBuilder
 
 logger = logging.getLogger(__name__)
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-"""Known to the templates of common models. A role that the chat template itself names is accepted too."""
 
 RESERVED_COLUMNS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 """Names under which reward functions get something else."""
@@ -47,10 +44,6 @@ TOKENIZED_ROWS = 10_000
 """Prompts that may be too long and are measured before training; more of them are measured when they are drawn."""
 
 _BATCH = 512
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-_PROMPT_LIKE = ("question", "problem", "query", "instruction", "input", "messages", "conversations", "text")
 
 
 def check_dataset(
@@ -105,40 +98,10 @@ def find_problems(
     return [*findings, *_too_few(dataset, survey, num_needed, name)]
 
 
-def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Finding | None:
-    """What is wrong with one row's prompt, or None. A role that `chat_template` names is accepted."""
-    if not isinstance(row, Mapping):
-        return _problem("D006", index, f"the row is {_shown(row)}", 'a row is a dict: {"prompt": ...}')
-    if "prompt" not in row:
-        return _problem("D001", index, f"no `prompt`; the row has {_listed(row)}", _rename(row))
-    prompt = row["prompt"]
-    if isinstance(prompt, str):
-        return _check_text(prompt, index)
-    if isinstance(prompt, (list, tuple)):
-        return _check_conversation(prompt, index, chat_template)
-    if prompt is None:
-        return _problem("D005", index, "prompt is null", _LEAVE_OUT)
-    wrapped = "; put the message into a list" if isinstance(prompt, Mapping) else ""
-    return _problem(
-        "D006", index, f"prompt is {_shown(prompt)}", f"a prompt is a string or a list of messages{wrapped}"
-    )
-
-
-def no_template(row: int) -> Finding:
-    """Chat rows, and a tokenizer without a chat template."""
-    return _problem(
-        "M004",
-        row,
-        "the prompt is a conversation, but the tokenizer has no chat template",
-        "use an instruct model, or set `tokenizer.chat_template` (that of the instruct model of the same family fits) "
-        "and pass the tokenizer as `processing_class`, or write the prompts as plain strings",
-    )
-
-
 def describe(name: str, findings: Sequence[Finding]) -> str:
     """Many problems as one message; each cure is written once.
 
-    >>> print(describe("train_dataset", [_problem("D005", 8, "prompt is null", "drop it")]))
+    >>> print(describe("train_dataset", [row_problem("D005", 8, "prompt is null", "drop it")]))
     train_dataset, row 8: prompt is null [D005]
       fix: drop it
     """
@@ -161,100 +124,15 @@ def _for_codes(codes: Iterable[str]) -> str:
     return f" ({', '.join(codes)})"
 
 
-_LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
-
-
-def _problem(code: str, row: int | None, what: str, fix: str) -> Finding:
-    where = "" if row is None else f"row {row}: "
-    return Finding(code=code, severity="error", what=where + what, fix=fix)
-
-
-def _check_text(text: str, index: int) -> Finding | None:
-    if not text:
-        return _problem("D002", index, "prompt is empty", _LEAVE_OUT)
-    if text.isspace():
-        return _problem("D003", index, "prompt is only whitespace", _LEAVE_OUT)
-    return _surrogate(text, index, "the prompt")
-
-
-def _surrogate(text: str, index: int, where: str) -> Finding | None:
-    """Half of a character, as a cut through UTF-16 leaves it: no tokenizer takes it."""
-    found = None if text.isascii() else _SURROGATE.search(text)
-    if found is None:
-        return None
-    what = f"{where} has half a character (U+{ord(found[0]):04X}) at offset {found.start()}, which is not text"
-    return _problem("D033", index, what, _LEAVE_OUT)
-
-
-def _check_conversation(messages: Sequence[Any], index: int, chat_template: str | None) -> Finding | None:
-    if not messages:
-        return _problem("D007", index, "the conversation has no messages", _LEAVE_OUT)
-    for number, message in enumerate(messages, start=1):
-        problem = _check_message(message, chat_template)
-        if problem is not None:
-            code, what, fix = problem
-            return _problem(code, index, f"message {number}{what}", fix)
-    if not any(_has_text(message.get("content")) for message in messages):
-        return _problem("D003", index, "the conversation has no text in any message", _LEAVE_OUT)
-    texts = ((n, m["content"]) for n, m in enumerate(messages, start=1) if isinstance(m.get("content"), str))
-    return next((bad for n, text in texts if (bad := _surrogate(text, index, f"message {n}"))), None)
-
-
-def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, str] | None:
-    """Code, what and fix of the first thing wrong with a message."""
-    shape = 'a message is {"role": "user", "content": "..."}'
-    if not isinstance(message, Mapping):
-        return "D009", f" is {_shown(message)}", shape
-    if message.get("role") is None:
-        cure = "; rename `from` to `role` and `value` to `content`" if "from" in message else ""
-        return "D009", f": `role` missing; it has {_listed(message)}", shape + cure
-    role = message["role"]
-    if role not in ROLES and not _names(chat_template, role):
-        return "D010", f': unknown role "{role}"', f"roles are {', '.join(ROLES)}. {did_you_mean(role, ROLES)}".rstrip()
-    if role == "assistant" and message.get("tool_calls"):
-        return None
-    return _check_content(message, shape)
-
-
-def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, str] | None:
-    role = f" ({message['role']})"
-    if "content" not in message:
-        return "D009", f"{role}: `content` missing; it has {_listed(message)}", shape
-    content = message["content"]
-    if content is None:
-        return "D008", f"{role}: content is null", _LEAVE_OUT
-    if isinstance(content, str):
-        return None
-    if not isinstance(content, (list, tuple)) or not all(isinstance(part, Mapping) for part in content):
-        return "D009", f"{role}: content is {_shown(content)}", shape
-    kinds = {str(part.get("type")) for part in content} - {"text"}
-    if kinds:
-        return "D036", f"{role}: content of type {', '.join(sorted(kinds))}", _TEXT_ONLY
-    return None
-
-
-def _names(chat_template: str | None, role: str) -> bool:
-    return chat_template is not None and any(f"{mark}{role}{mark}" in chat_template for mark in "'\"")
-
-
-def _has_text(content: Any) -> bool:
-    if content is None or isinstance(content, str):
-        return bool(content and content.strip())
-    return any(_has_text(part.get("text")) for part in content)
-
-
-_TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
-
-
 def column_problems(columns: Sequence[str], name: str) -> list[Finding]:
     """What is wrong with the columns of a dataset."""
     findings = []
     if "prompt" not in columns:
         findings.append(
-            _problem("D001", None, f"no `prompt` column; the columns are {_listed(columns)}", _rename(columns, name))
+            row_problem("D001", None, f"no `prompt` column; the columns are {listed(columns)}", rename(columns, name))
         )
     findings += [
-        _problem(
+        row_problem(
             "D021" if column in _SERVICES else "D020",
             None,
             f"column `{column}` has a name that is reserved for what reward functions get",
@@ -264,22 +142,16 @@ def column_problems(columns: Sequence[str], name: str) -> list[Finding]:
         if column in columns
     ]
     findings += [
-        _problem("D036", None, f"column `{column}` holds images", _TEXT_ONLY)
+        row_problem("D036", None, f"column `{column}` holds images", TEXT_ONLY)
         for column in IMAGE_COLUMNS
         if column in columns
     ]
     return findings
 
 
-def _rename(columns: Iterable[str], name: str = "dataset") -> str:
-    likely = next((column for column in _PROMPT_LIKE if column in set(columns)), None)
-    column = likely or "<the column with the prompt>"
-    return f'GRPO needs a column `prompt`: {name} = {name}.rename_column("{column}", "prompt")'
-
-
 def no_rows(name: str) -> Finding:
     """A dataset without rows."""
-    return _problem("D022", None, "no rows", f"look at how {name} is loaded and filtered")
+    return row_problem("D022", None, "no rows", f"look at how {name} is loaded and filtered")
 
 
 @dataclass(slots=True)
@@ -377,7 +249,7 @@ def mixed(survey: Survey) -> list[Finding]:
         return []
     few, kind = (plain, "plain") if plain.count <= chat.count else (chat, "chat")
     return [
-        _problem(
+        row_problem(
             "D013",
             None,
             f"conversations and plain strings are mixed: {chat.count} rows are chat, {plain.count} are plain "
@@ -406,7 +278,7 @@ def overlong(survey: Survey, builder: PromptBuilder | None) -> list[Finding]:
     rows = "1 prompt is" if survey.long_rows.count == 1 else f"{survey.long_rows.count} prompts are"
     what = f"{rows} too long: {builder.limit_text} (longest, row {row}: {tokens} tokens)"
     if builder.overlong == "error":
-        return [_problem("D014", None, what, builder.cure(tokens))]
+        return [row_problem("D014", None, what, builder.cure(tokens))]
     done = {"drop": "left out", "truncate": "cut to the last tokens"}[builder.overlong]
     fix = builder.wider(tokens) or "shorter prompts"
     return [Finding(code="D014", severity="warning", what=f"{what}; {done}", fix=fix)]
@@ -428,7 +300,7 @@ def too_few(num_left: int, dropped: int, num_needed: int | None) -> list[Finding
         return []
     without = f" once {dropped} too long ones are left out" if dropped else ""
     return [
-        _problem(
+        row_problem(
             "D023",
             None,
             f"{num_left} prompt{'s' * (num_left != 1)}{without}, but one generation round takes {num_needed or 1}",
@@ -477,12 +349,3 @@ def _rows_with_prompts(dataset: Any) -> Iterator[Any]:
         return _rows(dataset)
     batches = select("prompt").iter(batch_size=1000)
     return ({"prompt": prompt} for batch in batches for prompt in batch["prompt"])
-
-
-def _listed(names: Iterable[Any]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "none"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"

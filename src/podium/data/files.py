@@ -16,7 +16,11 @@ MAX_PROBLEMS = 20
 
 
 def load_file(path: Path, *, streaming: bool) -> Any:
-    """One file as one dataset; a text file has one prompt a line, and a field of a CSV file is text."""
+    """One file as one dataset; a text file has one prompt a line, and a field of a CSV file is text.
+
+    Raises:
+        DataError: another kind of file, or one that cannot be read; bad lines by their numbers.
+    """
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 

@@ -91,7 +91,11 @@ def _in_words(kind: Any) -> str:
 def trl_mixture(
     datasets: Sequence[Mapping[str, Any]], *, streaming: bool, test_split_size: float | None, seed: int
 ) -> dict[str, Any]:
-    """TRL's `datasets:`: parts one after another, cut to shares when `fraction` is given."""
+    """TRL's `datasets:`: parts one after another, cut to shares when `fraction` is given.
+
+    Raises:
+        DataError: a part that cannot be had, or shares of a stream.
+    """
     from datasets import concatenate_datasets
 
     parts = [_trl_part(part, streaming=streaming) for part in datasets]

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from podium.data.check import check_row, describe, no_template
+from podium.data.check import describe
+from podium.data.row import check_row, no_template
 from podium.errors import ConfigError, DataError, as_line
 from podium.records import Finding, Message, Prompt
 
@@ -61,7 +62,11 @@ class PromptBuilder:
             )
 
     def __call__(self, row: Mapping[str, Any], id: int, row_index: int) -> Prompt | None:
-        """The row as a prompt, or None where it is too long and `overlong` is "drop"."""
+        """The row as a prompt, or None where it is too long and `overlong` is "drop".
+
+        Raises:
+            DataError: a row without a usable prompt, or one that is too long where `overlong` is "error".
+        """
         problem = check_row(row, row_index, chat_template=self.chat_template)
         if problem is not None:
             raise DataError(describe(self.name, [problem]), code=problem.code)

@@ -1,0 +1,151 @@
+"""What is wrong with one row: its prompt, plain or a conversation. Knows no dataset and no tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from podium.errors import did_you_mean
+from podium.records import Finding
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+"""Known to the templates of common models. A role that the chat template itself names is accepted too."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_PROMPT_LIKE = ("question", "problem", "query", "instruction", "input", "messages", "conversations", "text")
+
+_LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
+TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
+
+
+def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Finding | None:
+    """What is wrong with one row's prompt, or None. A role that `chat_template` names is accepted."""
+    if not isinstance(row, Mapping):
+        return row_problem("D006", index, f"the row is {shown(row)}", 'a row is a dict: {"prompt": ...}')
+    if "prompt" not in row:
+        return row_problem("D001", index, f"no `prompt`; the row has {listed(row)}", rename(row))
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return _check_text(prompt, index)
+    if isinstance(prompt, (list, tuple)):
+        return _check_conversation(prompt, index, chat_template)
+    if prompt is None:
+        return row_problem("D005", index, "prompt is null", _LEAVE_OUT)
+    wrapped = "; put the message into a list" if isinstance(prompt, Mapping) else ""
+    return row_problem(
+        "D006", index, f"prompt is {shown(prompt)}", f"a prompt is a string or a list of messages{wrapped}"
+    )
+
+
+def no_template(row: int) -> Finding:
+    """Chat rows, and a tokenizer without a chat template."""
+    return row_problem(
+        "M004",
+        row,
+        "the prompt is a conversation, but the tokenizer has no chat template",
+        "use an instruct model, or set `tokenizer.chat_template` (that of the instruct model of the same family fits) "
+        "and pass the tokenizer as `processing_class`, or write the prompts as plain strings",
+    )
+
+
+def _check_text(text: str, index: int) -> Finding | None:
+    if not text:
+        return row_problem("D002", index, "prompt is empty", _LEAVE_OUT)
+    if text.isspace():
+        return row_problem("D003", index, "prompt is only whitespace", _LEAVE_OUT)
+    return _surrogate(text, index, "the prompt")
+
+
+def _surrogate(text: str, index: int, where: str) -> Finding | None:
+    """Half of a character, as a cut through UTF-16 leaves it: no tokenizer takes it."""
+    found = None if text.isascii() else _SURROGATE.search(text)
+    if found is None:
+        return None
+    what = f"{where} has half a character (U+{ord(found[0]):04X}) at offset {found.start()}, which is not text"
+    return row_problem("D033", index, what, _LEAVE_OUT)
+
+
+def _check_conversation(messages: Sequence[Any], index: int, chat_template: str | None) -> Finding | None:
+    if not messages:
+        return row_problem("D007", index, "the conversation has no messages", _LEAVE_OUT)
+    for number, message in enumerate(messages, start=1):
+        problem = _check_message(message, chat_template)
+        if problem is not None:
+            code, what, fix = problem
+            return row_problem(code, index, f"message {number}{what}", fix)
+    if not any(_has_text(message.get("content")) for message in messages):
+        return row_problem("D003", index, "the conversation has no text in any message", _LEAVE_OUT)
+    texts = ((n, m["content"]) for n, m in enumerate(messages, start=1) if isinstance(m.get("content"), str))
+    return next((bad for n, text in texts if (bad := _surrogate(text, index, f"message {n}"))), None)
+
+
+def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, str] | None:
+    """Code, what and fix of the first thing wrong with a message."""
+    shape = 'a message is {"role": "user", "content": "..."}'
+    if not isinstance(message, Mapping):
+        return "D009", f" is {shown(message)}", shape
+    if message.get("role") is None:
+        cure = "; rename `from` to `role` and `value` to `content`" if "from" in message else ""
+        return "D009", f": `role` missing; it has {listed(message)}", shape + cure
+    role = message["role"]
+    if role not in ROLES and not _names(chat_template, role):
+        return "D010", f': unknown role "{role}"', f"roles are {', '.join(ROLES)}. {did_you_mean(role, ROLES)}".rstrip()
+    if role == "assistant" and message.get("tool_calls"):
+        return None
+    return _check_content(message, shape)
+
+
+def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, str] | None:
+    role = f" ({message['role']})"
+    if "content" not in message:
+        return "D009", f"{role}: `content` missing; it has {listed(message)}", shape
+    content = message["content"]
+    if content is None:
+        return "D008", f"{role}: content is null", _LEAVE_OUT
+    if isinstance(content, str):
+        return None
+    if not isinstance(content, (list, tuple)) or not all(isinstance(part, Mapping) for part in content):
+        return "D009", f"{role}: content is {shown(content)}", shape
+    kinds = {str(part.get("type")) for part in content} - {"text"}
+    if kinds:
+        return "D036", f"{role}: content of type {', '.join(sorted(kinds))}", TEXT_ONLY
+    return None
+
+
+def _names(chat_template: str | None, role: str) -> bool:
+    return chat_template is not None and any(f"{mark}{role}{mark}" in chat_template for mark in "'\"")
+
+
+def _has_text(content: Any) -> bool:
+    if content is None or isinstance(content, str):
+        return bool(content and content.strip())
+    return any(_has_text(part.get("text")) for part in content)
+
+
+# ---- in words ----
+
+
+def row_problem(code: str, row: int | None, what: str, fix: str) -> Finding:
+    """An error of one row; None: of the dataset."""
+    where = "" if row is None else f"row {row}: "
+    return Finding(code=code, severity="error", what=where + what, fix=fix)
+
+
+def rename(columns: Iterable[str], name: str = "dataset") -> str:
+    """What to type so that the column with the question is called `prompt`."""
+    likely = next((column for column in _PROMPT_LIKE if column in set(columns)), None)
+    column = likely or "<the column with the prompt>"
+    return f'GRPO needs a column `prompt`: {name} = {name}.rename_column("{column}", "prompt")'
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names for a message."""
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def shown(value: Any) -> str:
+    """A value for a message, with its type."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"
