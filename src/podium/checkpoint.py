@@ -128,7 +128,11 @@ def newest(folder: Path) -> Path | None:
 
 
 def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
-    """What `resume_from_checkpoint` asks for: True is the newest in `folder` that verifies, a path is itself."""
+    """What `resume_from_checkpoint` asks for: True is the newest in `folder` that verifies, a path is itself.
+
+    Raises:
+        CheckpointError: there is none, it is none, or it does not verify.
+    """
     if not asked:
         return None
     if asked is not True:

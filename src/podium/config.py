@@ -464,7 +464,7 @@ ACTIONS = ("stop", "rollback", "ignore")
 
 
 def actions(given: Any) -> dict[str, str]:
-    """`on_finding` as a mapping from codes to actions, checked; text is YAML, as from the command line.
+    """`on_finding` as a mapping from codes to actions, checked (`ConfigError`); text is YAML, as from the shell.
 
     >>> actions("{m132: stop}")
     {'M132': 'stop'}
@@ -563,7 +563,7 @@ def _correction(args: GRPOConfig) -> Correction | None:
 
 
 def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
-    """How rewards become advantages. The number of weights must match the number of reward functions."""
+    """How rewards become advantages. Raises `ConfigError` unless there are as many weights as reward functions."""
     weights = args.reward_weights if args.reward_weights is not None else [1.0] * num_rewards
     if len(weights) != num_rewards:
         raise ConfigError(

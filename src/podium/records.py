@@ -159,10 +159,6 @@ class StepMetrics:
     values: Mapping[str, float]
 
 
-Columns = Mapping[str, Sequence[Any]]
-"""Dataset columns, one value per completion, as reward functions see them."""
-
-
 def last_user_turn(content: str | Sequence[Message]) -> str:
     """What a prompt asks: its last user message, or all of a plain one.
 

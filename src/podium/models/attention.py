@@ -52,7 +52,11 @@ def podium_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query [1, H, T, D], key and value [1, J, T, D] -> [1, T, H, D]."""
+    """transformers' attention signature: query [1, H, T, D], key and value [1, J, T, D] -> [1, T, H, D].
+
+    Raises:
+        ModelError: for a model with attention sinks.
+    """
     if kwargs.get("s_aux") is not None:
         raise ModelError("attention sinks are not supported with shared prefixes")
     shape = LayerShape(

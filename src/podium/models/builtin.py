@@ -186,6 +186,9 @@ def read_tokenizer(gguf: Path) -> Any:
     """The tokenizer of a GGUF with byte-level BPE and split digits (`tokenizer.ggml.pre` is `smollm`).
 
     Pre-tokenizer as in the original tokenizer.json and in llama.cpp: every digit alone, then GPT-2's pattern.
+
+    Raises:
+        ModelError: a tokenizer of another kind.
     """
     from gguf import GGUFReader, TokenType
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

@@ -115,7 +115,11 @@ def bits_of(quantization: Mapping[str, Any]) -> int:
 
 
 def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer passed in, or the model's own; with a pad token (its end token, if it has none)."""
+    """The tokenizer passed in, or the model's own; with a pad token (its end token, if it has none).
+
+    Raises:
+        ModelError: a processor of images, a model without a name, or neither a pad token nor an end token.
+    """
     if given is None:
         source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
         if not source:
@@ -159,7 +163,12 @@ def should_train(policy: nn.Module, *, by_name: bool) -> frozenset[str]:
 
 
 def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings) -> PreTrainedModel | PeftModel:
-    """The model to train, with its adapter if one was asked for."""
+    """The model to train, with its adapter if one was asked for.
+
+    Raises:
+        ConfigError: an adapter that does not fit.
+        ModelError: quantized weights without an adapter, or nothing to train.
+    """
     _check_adapter(model, settings)
     policy = _from_name(model, settings) if isinstance(model, str) else _as_given(model, settings)
     quantized = getattr(policy, "is_loaded_in_4bit", False) or getattr(policy, "is_loaded_in_8bit", False)
@@ -309,7 +318,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def cast_head_to_fp32(model: nn.Module) -> None:
-    """Run the output projection in float32, for models kept in half precision; tied embeddings are untied."""
+    """Run the output projection in float32, for models kept in half precision; tied embeddings raise `ConfigError`."""
     head = model.get_output_embeddings()
     if head.weight.dtype == torch.float32:
         return

@@ -108,7 +108,7 @@ def read_document(path: Path, name: str) -> Document:
 
 
 def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
-    """`read_document` for text."""
+    """`read_document` for text. Raises `ConfigError` likewise."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is None:

@@ -19,7 +19,7 @@ Overrides = dict[str, Any]
 
 
 def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
-    """Words of a command line, parted into those before any flag and the flags' values.
+    """Words of a command line, parted into those before any flag and the flags' values. Raises `ConfigError`.
 
     >>> parse_flags("run.yaml --learning-rate 2e-6 --reward_weights 1 2 --no-bf16 --report_to=none".split())
     (['run.yaml'], {'learning_rate': 2e-06, 'reward_weights': [1, 2], 'bf16': False, 'report_to': 'none'})

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Rows = list[list[str]]
-
 _SECRET = re.compile(r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}")
 _SECRET_NAME = re.compile(r"(_token|_key|password|secret)$", re.IGNORECASE)
 

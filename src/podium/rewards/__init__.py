@@ -5,6 +5,8 @@ named `get_...`). `library_reward` takes both by name, as recipes do:
 
     GRPOTrainer(..., reward_funcs=[answer_format, library_reward("numeric_match", tolerance=0.01)])
 
+A setting that cannot work is a `ConfigError`, when the reward is made where it can be known.
+
 To add one: write the function, with an example in its docstring, and name it in `LIBRARY`.
 """
 

@@ -40,9 +40,11 @@ class Border:
         return None if rounds is None else "bfloat16" if rounds else "float32"
 
     def optimizer_state(self) -> dict[str, Any]:
+        """As it was at the border."""
         return torch.load(self.checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
 
     def scheduler_state(self) -> dict[str, Any]:
+        """Likewise."""
         return torch.load(self.checkpoint / "scheduler.pt", map_location="cpu", weights_only=True)
 
 

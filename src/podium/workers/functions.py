@@ -64,7 +64,7 @@ def module_from_file(path: Path, shown: str) -> ModuleType:
 
 
 def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
-    """Import a user's file; whatever it raises becomes one message with the file's own line."""
+    """Import a user's file; whatever it raises becomes a `ConfigError` with the file's own line."""
     try:
         return run()
     except SyntaxError as error:
