@@ -90,6 +90,7 @@ SUITABLE: dict[str, Suits] = {
     "math_match": Suits(rows=FRACTIONS, settings={"num_rows": 3}, **CORRECT),
     "multiple_choice": Suits(rows=CHOICES, **CORRECT),
     "normalised": Suits(args={"reward": "numeric_match", "scale": "none"}, **CORRECT),
+    "numeric_closeness": Suits(**CORRECT),
     "numeric_match": Suits(**CORRECT),
     "reasoning_accuracy_reward": Suits(rows=FRACTIONS, settings={"num_rows": 3}, **CORRECT),
     "reasoning_gym": Suits(rows=gym_rows, args={"dataset": "basic_arithmetic"}, settings={"num_rows": 3}, **CORRECT),
