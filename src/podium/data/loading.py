@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -314,46 +314,53 @@ def _mapped(rows: Any, columns: Columns) -> Any:
 
 def contradictions(spec: DataSpec) -> dict[str, DataError]:
     """By key, what cannot be meant."""
+    return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in _CONTRADICTIONS if holds(spec)}
+
+
+def _weighs_some(spec: DataSpec) -> bool:
     weighted = [part.weight is not None for part in spec.parts]
-    rules = (
-        (
-            "held_out",
-            spec.held_out is not None and spec.eval_dataset is not None,
-            "`held_out` and `eval_dataset` both say what is held out.",
-            "Leave one of them out.",
-        ),
-        (
-            "pass_rate",
-            spec.pass_rate is not None and spec.pass_rates is None,
-            "`pass_rate` needs measured rates.",
-            "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
-        ),
-        (
-            "difficulty",
-            spec.order is None and spec.difficulty is not None,
-            "`difficulty` does nothing without an order.",
-            "Set `order: easy_first` or `order: hard_first`.",
-        ),
-        (
-            "order",
-            spec.order is not None and spec.difficulty is None and spec.pass_rates is None,
-            "`order` needs to know what is hard.",
-            "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
-        ),
-        (
-            "order",
-            spec.order is not None and (spec.dataset_streaming or spec.streaming),
-            "`order` needs all rows at once.",
-            "Leave out `dataset_streaming`.",
-        ),
-        (
-            "dataset",
-            any(weighted) and not all(weighted),
-            "`weight` is given for some parts of `dataset` and not for others.",
-            "Give it for all or none.",
-        ),
-    )
-    return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in rules if holds}
+    return any(weighted) and not all(weighted)
+
+
+_CONTRADICTIONS: tuple[tuple[str, Callable[[DataSpec], bool], str, str], ...] = (
+    (
+        "held_out",
+        lambda spec: spec.held_out is not None and spec.eval_dataset is not None,
+        "`held_out` and `eval_dataset` both say what is held out.",
+        "Leave one of them out.",
+    ),
+    (
+        "pass_rate",
+        lambda spec: spec.pass_rate is not None and spec.pass_rates is None,
+        "`pass_rate` needs measured rates.",
+        "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
+    ),
+    (
+        "difficulty",
+        lambda spec: spec.order is None and spec.difficulty is not None,
+        "`difficulty` does nothing without an order.",
+        "Set `order: easy_first` or `order: hard_first`.",
+    ),
+    (
+        "order",
+        lambda spec: spec.order is not None and spec.difficulty is None and spec.pass_rates is None,
+        "`order` needs to know what is hard.",
+        "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
+    ),
+    (
+        "order",
+        lambda spec: spec.order is not None and (spec.dataset_streaming or spec.streaming),
+        "`order` needs all rows at once.",
+        "Leave out `dataset_streaming`.",
+    ),
+    (
+        "dataset",
+        _weighs_some,
+        "`weight` is given for some parts of `dataset` and not for others.",
+        "Give it for all or none.",
+    ),
+)
+"""(key, whether it holds, what is wrong, what to type); of one key the last that holds is said."""
 
 
 def _check_order(train: Any) -> None:

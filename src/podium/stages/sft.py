@@ -20,7 +20,6 @@ from podium.records import StepMetrics
 from podium.run import CONFIG
 from podium.saving import SavesWhole
 
-
 COUNTED = "sft_state.json"
 """In a checkpoint: what `SFTTrainer` counts and does not save."""
 
