@@ -1,4 +1,4 @@
-"""Checkpoints of a Trainer, staged: whole and verified, or not there. See `podium.checkpoint`."""
+"""Checkpoints of a Trainer that are whole and verified, or not there: see `podium.checkpoint`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ from podium import checkpoint
 
 class SavesWhole(Trainer):
     """A Trainer whose checkpoints are staged, flushed and renamed into place."""
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Nothing where there is no step left to take."""
+        return ([], None) if self._is_done() else super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def _is_done(self) -> bool:
+        """Whether all steps are taken, as when a run that had ended is resumed: the Trainer looks only after a step."""
+        done = self.state.global_step >= self.state.max_steps
+        if done:
+            self.control.should_training_stop = True
+        return done
 
     def _save_own(self, staging: Path) -> None:
         """What a checkpoint holds beyond the Trainer's."""

@@ -137,6 +137,8 @@ class GRPOTrainer(SavesWhole):
         self, epoch_iterator: Iterator[int], num_batches: int, device: Any
     ) -> tuple[list[MicroBatch], None]:
         """All the rollout work of one optimizer step, cut into its `num_batches` micro-steps."""
+        if self._is_done():
+            return [], None
         self._load_rng_state(self._random_numbers_in)
         self.proof.before_rollouts()
         epoch = 0 if self.parts.order.is_stream else int(self.state.epoch or 0)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import podium
 from podium.doctor import examine
@@ -77,6 +79,19 @@ def test_a_resumed_run_is_looked_at_as_one_that_was_never_stopped(make_trainer: 
         resumed.train(resume_from_checkpoint=str(never.folder / f"checkpoint-{step}"))
         found = podium.Run.load(resumed.args.output_dir).findings
         assert found[["code", "severity", "step", "what"]].equals(expected)
+
+
+def test_a_run_that_is_done_takes_no_step_when_it_is_resumed(make_trainer: Callable) -> None:
+    """In the middle of an epoch: the Trainer by itself looks whether it is done after a step."""
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    folder = trained(make_trainer(**settings))
+    resumed = make_trainer(**settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
+    assert podium.Run.load(folder).metrics["step"].tolist() == [1, 2]
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    saved = load_file(folder / "checkpoint-2" / "model.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in resumed.model.state_dict().items() if name in saved)
 
 
 def test_a_run_in_the_place_of_a_longer_one_keeps_its_own_checkpoints(make_trainer: Callable) -> None:

@@ -136,6 +136,34 @@ def test_an_adapter_goes_through_sft_and_grpo(model: str, tmp_path: Path) -> Non
     assert all(torch.equal(final[name], named[name]) for name in final if ".default." in name)
 
 
+def test_a_stage_that_is_done_and_not_noted_takes_no_step_more(model: str, tmp_path: Path) -> None:
+    """As after a kill between the last checkpoint of a stage and the line about its end; in the middle of an epoch."""
+
+    def run() -> Stages:
+        stages = [{**SFT, "max_steps": 3}, {"name": "on", "rewards": digits, "max_steps": 3, "save_strategy": "steps"}]
+        settings = {**SETTINGS, "save_steps": 1, "logging_steps": 1}
+        return Stages(stages, model=model, train_dataset=ROWS, output_dir=str(tmp_path / "run"), **settings)
+
+    run().train()
+    folder = tmp_path / "run"
+    tokens = [each.values["num_tokens"] for each in Run.load(folder / "01-warm").history]
+    weights = load_file(folder / "model.safetensors")
+    record = json.loads((folder / "stages.json").read_text())
+    for number in (1, 0):  # the second stage was the last to run, then the first
+        for entry in record["stages"][number:]:
+            for name in ("steps", "ended_by", "checkpoint"):
+                entry.pop(name, None)
+        (folder / "stages.json").write_text(json.dumps(record))
+        if number == 0:
+            shutil.rmtree(folder / "02-on")
+        run().train(resume_from_checkpoint=True)
+        ends = json.loads((folder / "stages.json").read_text())["stages"]
+        assert [(each["steps"], each["ended_by"]) for each in ends] == [(3, "bound"), (3, "bound")]
+        again = load_file(folder / "model.safetensors")
+        assert all(torch.equal(again[name], weights[name]) for name in weights)
+    assert [each.values["num_tokens"] for each in Run.load(folder / "01-warm").history] == tokens
+
+
 def test_a_metric_that_nobody_measures_is_said_at_the_first_step(model: str, tmp_path: Path) -> None:
     run = Stages(
         [{"name": "a", "rewards": digits, "max_steps": 3, "until": "rewrd > 1"}],
