@@ -35,6 +35,9 @@ METRICS: Mapping[str, Metric] = {
     "num_tokens": Metric("tokens", "Prompt and completion tokens of the run so far; a prompt counts per completion."),
     "step_time": Metric("seconds", "Time of one optimizer step, with its share of sampling and scoring."),
     "time/generate_seconds": Metric("seconds", "Sampling one generation round."),
+    "time/sync_seconds": Metric(
+        "seconds", "Weights on their way to an engine that has its own; only with such an engine."
+    ),
     "time/reward_seconds": Metric("seconds", "The reward functions of one generation round."),
     "time/reward/<name>_seconds": Metric("seconds", "One reward function of one generation round."),
     "time/wait_seconds": Metric("seconds", "Training waited for the round ahead; only with `async_rollouts`."),

@@ -71,7 +71,8 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
     """Refuse what cannot work; make every process read the weights where one of them could not hand them on.
 
     Raises:
-        ConfigError: FSDP 1; full training with a reference under ZeRO-3; a copy of weights that are divided.
+        ConfigError: FSDP 1; full training with a reference under ZeRO-3; a copy of weights that are divided;
+            vLLM under ZeRO-3.
     """
     if args.world_size > 1 and fsdp_version(args) == 1:
         raise ConfigError(
@@ -83,6 +84,12 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
             "async_rollouts copies the policy's weights, which FSDP and DeepSpeed divide over processes.",
             code="C033",
             fix="Leave async_rollouts out, or train with DDP (`--accelerate ddp`).",
+        )
+    if zero_stage(args) == 3 and args.use_vllm:
+        raise ConfigError(
+            "use_vllm sends the policy's weights, which ZeRO-3 divides in a way that cannot be sent yet.",
+            code="C014",
+            fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out.",
         )
     if zero_stage(args) == 3 and args.beta and not adapter:
         raise ConfigError(

@@ -208,7 +208,8 @@ class Rollouts:
         """From here on the engine samples from the weights of this moment. Waits for what is being sampled."""
         self.wait()
         if isinstance(self.parts.engine, OwnWeights):
-            self.parts.engine.sync(self.trainer.model, self.trainer.state.global_step)
+            with self.timed("sync_seconds", "train"):
+                self.parts.engine.sync(self.trainer.model, self.trainer.state.global_step)
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[Group]:
         """Completions from the weights of this moment, unscored."""

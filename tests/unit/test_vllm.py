@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import importlib.util
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -229,6 +230,23 @@ def test_a_server_of_another_model(make: Callable, server: Any, tmp_path: Path) 
     make(max_steps=1).train()
 
 
+def test_a_tied_head_on_a_cpu_needs_the_extension(make: Callable, server: Any, tmp_path: Path) -> None:
+    tied = save_tiny_model(tmp_path / "tied", tie_word_embeddings=True)
+    server.device, server.folder = "cpu", tied
+    with pytest.raises(ConfigError) as error:
+        make(model=tied)
+    assert error.value.code == "C034"
+    line = re.search(r"PYTHONPATH=(\S+) .*--worker-extension-cls (\w+)\.(\w+)", str(error.value))
+    assert (Path(line[1]) / f"{line[2]}.py").is_file()
+    server.extension = f"{line[2]}.{line[3]}"
+    make(model=tied, max_steps=1).train()
+    methods = [body["method"] for route, body in server.requests if route == "/collective_rpc"]
+    assert methods == ["reload_weights", "podium_refresh"]
+    server.device = "cuda"  # there the head is the embedding itself
+    make(model=tied, max_steps=1).train()
+    assert [body["method"] for route, body in server.requests if route == "/collective_rpc"][2:] == ["reload_weights"]
+
+
 def test_no_server(make: Callable, server: Any) -> None:
     server.stop()
     with pytest.raises(ConfigError) as error:
@@ -289,6 +307,15 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], says: str, t
     with pytest.raises(ConfigError) as error:
         GRPOConfig(str(tmp_path), **settings)
     assert says in str(error.value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_colocated_without_vllm(make_trainer: Callable, folder: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_trainer(model=folder, use_vllm=True, vllm_mode="colocate")
+    assert error.value.code == "C034"
+    assert "not installed" in str(error.value)
+    assert "vllm_mode: server" in str(error.value)
 
 
 def test_the_engine_by_its_name(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ class StandIn:
         self.development = True
         self.logprobs_mode = "processed_logprobs"
         self.dtype = "torch.float32"
+        self.device = "cuda"
+        self.extension = ""
         self.delay = 0.0
         """Seconds before each completion."""
         self.die_after: int | None = None
@@ -99,13 +101,20 @@ class StandIn:
 
     def info(self, _: Any) -> Any:
         model = {"logprobs_mode": self.logprobs_mode, "dtype": self.dtype, "max_model_len": self.longest}
-        return {"vllm_config": {"model_config": model, "weight_transfer_config": None}}
+        others = {
+            "weight_transfer_config": None,
+            "device_config": {"device": self.device},
+            "parallel_config": {"worker_extension_cls": self.extension},
+        }
+        return {"vllm_config": {"model_config": model, **others}}
 
     def rename(self, body: Any) -> Any:
         self.weight_version = body["new_version"]
         return {"success": True}
 
     def rpc(self, body: Any) -> Any:
+        if body["method"] == "podium_refresh":
+            return {"results": ["1"]}
         assert body["method"] == "reload_weights"
         self.model = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"], dtype=torch.float32)
         return {"results": [None]}

@@ -30,6 +30,7 @@ from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import RolloutEngine
 from podium.engines.live.engine import LiveEngine
+from podium.engines.transformers import TransformersEngine
 from podium.errors import DataError
 from podium.evaluation.measured import Measured, join, measure
 from podium.evaluation.saved import Settings, Writer
@@ -211,6 +212,9 @@ def settings_of(policy: Policy, task: Task, loaded: Loaded) -> Settings:
     )
 
 
+_ENGINES = {"live": LiveEngine, "transformers": TransformersEngine}
+
+
 def how(sampling: SamplingSettings, engine: RolloutEngine) -> dict[str, Any]:
     """The part of `Settings` that says how completions were drawn."""
     return {
@@ -219,7 +223,7 @@ def how(sampling: SamplingSettings, engine: RolloutEngine) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
         "seed": sampling.seed,
-        "engine": "live" if isinstance(engine, LiveEngine) else "transformers",
+        "engine": next((name for name, kind in _ENGINES.items() if isinstance(engine, kind)), "vllm"),
     }
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +13,24 @@ import torch
 from packaging.version import InvalidVersion, Version
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 
+import podium
 from podium.config import GRPOConfig
+from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import ServerEngine
-from podium.engines.vllm.server import Server, ServerGone, ServerRefused
+from podium.engines.vllm.requests import OLDEST, PROCESSED
+from podium.engines.vllm.server import Server, ServerGone, ServerRefused, is_here
 from podium.engines.vllm.transfer import Folder, Nccl, Transfer
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
 
 logger = logging.getLogger(__name__)
 
-OLDEST = Version("0.32")
-"""The first version of vLLM that Podium was tried with; older ones may keep no version with their weights."""
+EXTENSION = "podium_worker.FreshHead"
+"""For servers on a CPU."""
+WORKER = Path(podium.__file__).parent / "engines" / "vllm" / "worker"
+"""The folder in which a server finds it."""
 WEIGHTS = "weights-for-vllm"
 """A folder in `output_dir`, while the run lasts."""
-PROCESSED = "processed_logprobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +44,30 @@ class Served:
     """Tokens of a prompt with its completion."""
     dtype: torch.dtype
     takes_nccl: bool
+    refresh: bool
+    """Whether its head has to be told of new weights: see `worker.podium_worker`."""
 
 
-def prepare(args: GRPOConfig, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | None:
-    """What a run with `use_vllm` samples with, before its weights load; None: it samples otherwise. Raises and takes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Colocated:
+    """vLLM in this environment, for an engine in this process."""
+
+    model: str
+    """The name or folder that it loads."""
+    longest: int | None
+    """Tokens of a prompt with its completion; None: what the model has positions for."""
+
+
+def prepare(args: GRPOConfig, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | Colocated | None:
+    """What a run with `use_vllm` samples with, before its weights load; None: it samples otherwise. Takes and raises
     what `connect` does."""
     if not args.use_vllm:
         return None
-    if args.vllm_mode == "colocate":
-        raise ConfigError(
-            "vllm_mode: colocate is not supported yet.", code="C034", fix="Start a server, and set vllm_mode: server."
-        )
-    return connect(args, model, config, waits=waits)
+    if args.vllm_mode == "server":
+        return connect(args, model, config, waits=waits)
+    check_installed(args)
+    name = resolve_model(model) if isinstance(model, str) else config._name_or_path
+    return Colocated(model=name, longest=args.vllm_max_model_length)
 
 
 def connect(args: GRPOConfig, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served:
@@ -104,6 +118,14 @@ def _served(args: GRPOConfig, model: str, config: PretrainedConfig, server: Serv
             code="C034",
             fix=f"Start it again: {line}",
         )
+    refresh = _is_on_cpu(info) and bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    if refresh and EXTENSION not in str(info["parallel_config"].get("worker_extension_cls")):
+        raise ConfigError(
+            f"The vLLM server at {server.url} runs on a CPU, where its head, which this model ties to the embedding, "
+            "would keep the weights that it began with.",
+            code="C034",
+            fix=f"Start it again, with an extension that comes with Podium: {line}",
+        )
     if others:
         logger.warning("The vLLM server offers %d models; %s is asked.", 1 + len(others), first["id"])
     return Served(
@@ -111,6 +133,7 @@ def _served(args: GRPOConfig, model: str, config: PretrainedConfig, server: Serv
         model=str(first["id"]),
         longest=longest,
         dtype=getattr(torch, str(settings["dtype"]).removeprefix("torch.")),
+        refresh=refresh,
         takes_nccl=(info.get("weight_transfer_config") or {}).get("backend") == "nccl",
     )
 
@@ -140,6 +163,10 @@ def _development(server: Server, version: str, line: str) -> dict[str, Any]:
             fix=f"Start it again: {line}",
         ) from None
     return info
+
+
+def _is_on_cpu(info: dict[str, Any]) -> bool:
+    return (info.get("device_config") or {}).get("device") == "cpu"
 
 
 def _check_model(model: str, config: PretrainedConfig, root: str, server: Server) -> None:
@@ -185,24 +212,11 @@ def serve_line(args: GRPOConfig, model: str) -> str:
     room = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
     longest = f" --max-model-len {room}" if room else ""
     nccl = "" if args.device.type != "cuda" else """ --weight-transfer-config '{"backend": "nccl"}'"""
+    path, extension = (f"PYTHONPATH={WORKER} ", f" --worker-extension-cls {EXTENSION}") if not nccl else ("", "")
     return (
-        f"VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host 127.0.0.1 --port {port} --logprobs-mode {PROCESSED}"
-        f"{longest}{nccl}"
+        f"{path}VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host 127.0.0.1 --port {port} --logprobs-mode {PROCESSED}"
+        f"{longest}{extension}{nccl}"
     )
-
-
-def is_here(url: str) -> bool:
-    """Whether an address is this machine's own.
-
-    >>> is_here("http://0.0.0.0:8000"), is_here("http://localhost:8000"), is_here("http://192.0.2.1:8000")
-    (True, True, False)
-    """
-    host = urlparse(url).hostname or ""
-    try:
-        address = ipaddress.ip_address(socket.gethostbyname(host))
-    except OSError:
-        return False
-    return address.is_loopback or address.is_unspecified
 
 
 def transfer_to(served: Served, args: GRPOConfig) -> Transfer:
@@ -222,7 +236,9 @@ def transfer_to(served: Served, args: GRPOConfig) -> Transfer:
             fix="Set vllm_weights_folder to a folder that both machines see under the same path; or, with a GPU, start "
             """the server with --weight-transfer-config '{"backend": "nccl"}'.""",
         )
-    return Folder(served.server, Path(folder or args.output_dir) / WEIGHTS, served.dtype, here=here)
+    return Folder(
+        served.server, Path(folder or args.output_dir) / WEIGHTS, served.dtype, here=here, refresh=served.refresh
+    )
 
 
 def _nccl(served: Served, args: GRPOConfig) -> Transfer:
@@ -244,19 +260,26 @@ def _nccl(served: Served, args: GRPOConfig) -> Transfer:
 
 
 def engine_of(
-    served: Served, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, agree: Callable[[Any], Any]
-) -> ServerEngine:
+    ready: Served | Colocated, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, agree: Callable[[Any], Any]
+) -> ServerEngine | ColocatedEngine:
     """The engine of a run. `agree` gives the first process's value on every process."""
+    if isinstance(ready, Colocated):
+        return ColocatedEngine(
+            build(args, ready.model, ready.longest),
+            tokenizer,
+            tensor_parallel_size=args.vllm_tensor_parallel_size,
+            sleeps=args.vllm_enable_sleep_mode,
+        )
     try:
-        transfer = transfer_to(served, args)
+        transfer = transfer_to(ready, args)
     except EngineError as error:
         raise ConfigError(error.what, code="C034", fix=error.fix) from None
     return ServerEngine(
-        served.server,
-        served.model,
+        ready.server,
+        ready.model,
         tokenizer,
         transfer,
         is_main=args.process_index == 0,
         agree=agree,
-        rounds_weights=served.dtype != torch.float32,
+        rounds_weights=ready.dtype != torch.float32,
     )

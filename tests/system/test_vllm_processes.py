@@ -1,0 +1,67 @@
+"""Several processes that sample from one server: the same losses and weights as one process. On CPUs over gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import podium
+from podium.testing import save_tiny_model
+
+HERE = Path(__file__).parent
+CONFIG = Path(podium.__file__).parent / "recipes" / "accelerate" / "fsdp2.yaml"
+FLAGS = {"one": [], "ddp": ["--multi_gpu"], "fsdp2": ["--config_file", str(CONFIG)]}
+
+_spec = importlib.util.spec_from_file_location("stand_in", HERE.parent / "vllm" / "stand_in.py")
+stand_in = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(stand_in)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with stand_in.StandIn(save_tiny_model(tmp_path_factory.mktemp("served") / "tiny")) as running:
+        yield running
+
+
+def run(folder: Path, url: str, division: str) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """A run of one process, or of two."""
+    folder.mkdir()
+    launcher = ["-m", "accelerate.commands.launch", *FLAGS[division], "--num_processes=2", "--main_process_port=0"]
+    command = [sys.executable, *(launcher if division != "one" else []), str(HERE / "served.py"), str(folder), url]
+    settings = {"OMP_NUM_THREADS": "1", "ACCELERATE_CONFIG_FILE": str(folder / "none.yaml")}
+    done = subprocess.run(
+        command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "log.json").read_text()), load_file(folder / "weights.safetensors")
+
+
+@pytest.fixture(scope="module")
+def alone(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run(tmp_path_factory.mktemp("alone") / "run", server.url, "one")
+
+
+@pytest.mark.parametrize("division", ["ddp", "fsdp2"])
+def test_two_processes_train_as_one(alone: Any, server: Any, tmp_path: Path, division: str) -> None:
+    server.requests.clear()
+    log, weights = run(tmp_path / "run", server.url, division)
+    for mine, other in zip(log, alone[0], strict=True):
+        for name in ("loss", "reward", "entropy", "sampling/sampling_logp_difference/mean"):
+            assert mine[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+    assert log[0]["loss"] != log[1]["loss"]
+    for name, theirs in alone[1].items():
+        assert torch.allclose(weights[name], theirs, atol=1e-5), name
+    reloads = [body for route, body in server.requests if route == "/collective_rpc"]
+    assert len(reloads) == 3 + (division == "ddp")  # a round each, and the proof, which sharded weights have less of

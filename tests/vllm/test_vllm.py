@@ -1,0 +1,263 @@
+"""`use_vllm` against a real `vllm serve` on the CPU, with the built-in model. About ten minutes on one core.
+
+    sh tests/vllm/install.sh /path/to/env
+    PODIUM_VLLM=/path/to/env/bin/vllm python -m pytest tests/vllm
+
+The tests share one server, which some of them kill: they run in the order of the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import TrainerCallback
+
+from podium import GRPOConfig, GRPOTrainer
+from podium.data.tasks import additions
+from podium.engines.live.engine import LiveEngine
+from podium.engines.vllm.connect import EXTENSION, WORKER
+from podium.errors import EngineError, ModelError
+from podium.models.builtin import resolve_model
+from podium.records import SamplingSettings
+from podium.rewards import answer_correct, answer_format
+from podium.rounds import RoundKey
+from podium.testing import save_tiny_model
+
+logger = logging.getLogger(__name__)
+logging.getLogger("httpx").setLevel(logging.WARNING)
+VLLM = os.environ.get("PODIUM_VLLM", "")
+pytestmark = [
+    pytest.mark.skipif(not VLLM, reason="PODIUM_VLLM names no vllm program"),
+    pytest.mark.timeout(1800),
+]
+MODEL = "builtin:smollm2-135m-instruct"
+START_SECONDS = 600
+LONGEST = 256
+
+
+class Vllm:
+    """`vllm serve`, in a process group of its own."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+
+    def start(self, dtype: str) -> None:
+        command = [VLLM, "serve", resolve_model(MODEL), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--dtype", dtype, "--max-model-len", str(LONGEST), "--enforce-eager"]
+        command += ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION]
+        settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        settings |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(WORKER)}
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **settings},
+            stdout=self.log.open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def send(self, number: int) -> None:
+        """A signal to all its processes."""
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.send(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    server = Vllm(tmp_path_factory.mktemp("vllm") / "log.txt")
+    server.start("float32")
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def trainer(folder: Path, vllm: Vllm | None, *, model: str = MODEL, lora: bool = False, **settings: Any) -> GRPOTrainer:
+    """The quickstart's task, in small steps."""
+    sampling = (
+        {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": f"http://127.0.0.1:{vllm.port}"}
+        if vllm
+        else {}
+    )
+    given = {
+        "per_device_train_batch_size": 32,
+        "num_generations": 8,
+        "max_completion_length": 16,
+        "temperature": 1.15,
+        "learning_rate": 3e-5,
+        "adam_beta2": 0.99,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 1,
+        "prove_first_batch": False,
+        **({"vllm_server_timeout": START_SECONDS} if vllm else {}),
+        **sampling,
+        **settings,
+    }
+    peft_config = LoraConfig(r=8, target_modules="all-linear") if lora else None
+    rows = Dataset.from_list(additions()[0])
+    args = GRPOConfig(str(folder), **given)
+    return GRPOTrainer(model, [answer_format, answer_correct], args, rows, peft_config=peft_config)
+
+
+def greedy(trainer: GRPOTrainer, tokens: int = 12) -> SamplingSettings:
+    return SamplingSettings(num_completions=1, max_tokens=tokens, greedy=True, end_ids=trainer.parts.end_ids)
+
+
+class Compared(TrainerCallback):
+    """After every step: greedy completions of the server, and of the trainer's own modules."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.theirs: list[list[tuple[int, ...]]] = []
+        self.apart: list[float] = []
+
+    def look(self) -> None:
+        trainer = self.trainer
+        prompts = trainer.rollouts.prompts(RoundKey(0, 0), range(4))
+        served = trainer.rollouts.generate(prompts, greedy(trainer))
+        own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.precision)
+        mine = own.generate(prompts, greedy(trainer))
+        pairs = [(a.completions[0], b.completions[0]) for a, b in zip(served, mine, strict=True)]
+        assert [a.token_ids for a, _ in pairs] == [b.token_ids for _, b in pairs]
+        self.apart.append(max(float(np.abs(np.subtract(a.logps, b.logps)).max()) for a, b in pairs))
+        self.theirs.append([a.token_ids for a, _ in pairs])
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.look()
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
+def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_path: Path, *, lora: bool) -> None:
+    """In float32 on both sides. The proof on the first batch, too, samples from the server."""
+    rate = {"learning_rate": 1e-3 if lora else 5e-5}
+    run = trainer(
+        tmp_path,
+        vllm,
+        lora=lora,
+        product_precision="float32",
+        prove_first_batch=lora,
+        per_device_train_batch_size=16,
+        **rate,
+    )
+    compared = Compared()
+    compared.trainer = run
+    compared.look()
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    run.rollouts.sync()
+    assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+    run.add_callback(compared)
+    run.train()
+    logger.info("log-probabilities apart by %s", compared.apart)
+    assert len(compared.theirs) == 4
+    assert len({str(ids) for ids in compared.theirs}) > 1, "the weights never changed what is sampled"
+    assert max(compared.apart) < 5e-3
+    gaps = [row["sampling/sampling_logp_difference/max"] for row in run.state.log_history if "loss" in row]
+    logger.info("sampled against trained: %s", gaps)
+    assert max(gaps) < 5e-3
+
+
+def test_the_same_requests_give_the_same_completions(vllm: Vllm, tmp_path: Path) -> None:
+    run = trainer(tmp_path, vllm)
+    prompts = run.rollouts.prompts(RoundKey(0, 0), range(4))
+    settings = SamplingSettings(num_completions=4, max_tokens=8, end_ids=run.parts.end_ids, seed=3, round=1)
+    first, second = (run.rollouts.generate(prompts, settings) for _ in range(2))
+    assert first == second
+    assert len({c.token_ids for c in first[0].completions}) > 1
+
+
+def test_the_wrong_model(vllm: Vllm, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="which is another model than") as error:
+        trainer(tmp_path / "run", vllm, model=save_tiny_model(tmp_path / "tiny"))
+    assert "vllm serve" in str(error.value)
+
+
+def test_a_server_that_is_silent(vllm: Vllm, tmp_path: Path) -> None:
+    run = trainer(tmp_path, vllm)
+    run.rollouts.sync()
+    run.parts.engine.server.seconds = 5.0
+    vllm.send(signal.SIGSTOP)
+    try:
+        with pytest.raises(EngineError, match=r"(within|for) 5 s") as error:
+            run.train()
+    finally:
+        vllm.send(signal.SIGCONT)
+    assert "vllm_server_timeout" in str(error.value)
+
+
+class KillAfter(TrainerCallback):
+    def __init__(self, vllm: Vllm, step: int) -> None:
+        self.vllm, self.step = vllm, step
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.vllm.kill()
+
+
+def test_a_server_that_is_killed_and_started_again(vllm: Vllm, tmp_path: Path) -> None:
+    """The run ends with its checkpoints whole, and resumes; a server started anew gets the weights again."""
+    saves = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 8, "num_generations": 4}
+    run = trainer(tmp_path, vllm, **saves)
+    run.parts.engine.server.seconds = 5.0
+    run.add_callback(KillAfter(vllm, 1))
+    with pytest.raises(EngineError, match="No vLLM server answers") as error:
+        run.train()
+    assert "--resume_from_checkpoint true" in str(error.value)
+    assert (tmp_path / "checkpoint-1" / "manifest.json").is_file()
+    vllm.start("bfloat16")
+    run.parts.engine.server.seconds = START_SECONDS
+    groups = run.parts.engine.generate(run.rollouts.prompts(RoundKey(0, 0), range(2)), greedy(run, 4))
+    assert len(groups) == 2
+    assert run.parts.engine.server.weight_version() == run.parts.engine._version
+    again = trainer(tmp_path, vllm, **saves)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3
+    shutil.rmtree(tmp_path)
+
+
+def test_rewards_rise_as_with_the_live_engine(vllm: Vllm, tmp_path: Path) -> None:
+    """Six steps in bfloat16 on both sides."""
+    curves = {}
+    for name, server in (("vllm", vllm), ("live", None)):
+        run = trainer(tmp_path / name, server, max_steps=6)
+        start = time.perf_counter()
+        run.train()
+        rows = [row for row in run.state.log_history if "loss" in row]
+        curves[name] = [row["reward"] for row in rows]
+        logger.info("%s %s in %.0f s", name, np.round(curves[name], 2).tolist(), time.perf_counter() - start)
+        if server is not None:
+            gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows]
+            weights = [row["sampling/importance_sampling_ratio/mean"] for row in rows]
+            logger.info("log-probabilities apart by %s, weights %s", np.round(gaps, 3), np.round(weights, 3))
+            assert max(gaps) < 0.2
+            assert all(0.8 < weight < 1.25 for weight in weights)
+    last = {name: float(np.mean(curve[-3:])) for name, curve in curves.items()}
+    assert all(last[name] > curves[name][0] + 0.3 for name in curves)
+    assert last["vllm"] == pytest.approx(last["live"], abs=0.3)
