@@ -87,7 +87,7 @@ def test_what_is_sampled_is_the_policy_of_each_step(make: Any, *, lora: bool) ->
         mine = own.generate(prompts, settings)
         for a, b in zip(theirs, mine, strict=True):
             assert a.completions[0].token_ids == b.completions[0].token_ids
-            assert np.allclose(a.completions[0].logps, b.completions[0].logps, atol=5e-3)
+            assert np.allclose(a.completions[0].logps, b.completions[0].logps, atol=1e-3)
         seen.append([group.completions[0].token_ids for group in theirs])
 
     look()
@@ -99,8 +99,10 @@ def test_what_is_sampled_is_the_policy_of_each_step(make: Any, *, lora: bool) ->
     look()
     assert seen[0] != seen[1]
     assert not trainer.proof.proof.failures
-    gaps = [row["sampling/sampling_logp_difference/max"] for row in trainer.state.log_history if "loss" in row]
-    assert max(gaps) < 5e-3
+    logged = [row.get("sampling/sampling_logp_difference/max") for row in trainer.state.log_history]
+    gaps = [gap for gap in logged if gap is not None]  # a step may have nothing to train on
+    assert gaps
+    assert max(gaps) < 1e-3
 
 
 def test_weights_that_somebody_else_changed(make: Any, llm: Any) -> None:

@@ -156,7 +156,7 @@ class Compared(TrainerCallback):
 
 @pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
 def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_path: Path, *, lora: bool) -> None:
-    """In float32 on both sides. The proof on the first batch, too, samples from the server."""
+    """In float32 on both sides, so that a tensor that stays behind shows."""
     rate = {"learning_rate": 1e-3 if lora else 5e-5}
     run = trainer(
         tmp_path,
@@ -178,10 +178,12 @@ def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_pat
     logger.info("log-probabilities apart by %s", compared.apart)
     assert len(compared.theirs) == 4
     assert len({str(ids) for ids in compared.theirs}) > 1, "the weights never changed what is sampled"
-    assert max(compared.apart) < 5e-3
-    gaps = [row["sampling/sampling_logp_difference/max"] for row in run.state.log_history if "loss" in row]
+    assert max(compared.apart) < 1e-3
+    logged = [row.get("sampling/sampling_logp_difference/max") for row in run.state.log_history]
+    gaps = [gap for gap in logged if gap is not None]  # a step may have nothing to train on
     logger.info("sampled against trained: %s", gaps)
-    assert max(gaps) < 5e-3
+    assert gaps
+    assert max(gaps) < 1e-3
 
 
 def test_the_same_requests_give_the_same_completions(vllm: Vllm, tmp_path: Path) -> None:
