@@ -77,11 +77,11 @@ class Run:
         """The run in `folder`. Raises `DataError` where nothing of a run lies there."""
         path = Path(folder)
         if not path.is_dir():
-            raise DataError(f"There is no folder {path}. Give the output_dir of a run, for example runs/quickstart.")
+            raise DataError(f"There is no folder {path}.", fix="Give the output_dir of a run, as runs/quickstart.")
         if not any((path / name).exists() for name in RECORD):
             raise DataError(
-                f"{path} is not the folder of a run: it has none of {', '.join(RECORD[:3])}, ... "
-                "Give the output_dir of a run; `podium doctor` also reads logs of other trainers by their file."
+                f"{path} is not the folder of a run: it has none of {', '.join(RECORD[:3])}, ...",
+                fix="Give the output_dir of a run; `podium doctor` also reads logs of other trainers by their file.",
             )
         return cls(folder=path)
 

@@ -199,7 +199,7 @@ def test_a_public_repository_must_be_meant(hub: Hub, push: Push) -> None:
     hub.repos["me/open"] = False
     code, _, err = push("--repo", "me/open", "--yes")
     assert code == 2
-    assert "me/open is on the hub already, and public. Type --public" in err
+    assert "me/open is on the hub already, and public.\n  fix: Type --public" in err
     assert not hub.files
     code, out, _ = push("--repo", "me/open", "--yes", "--public")
     assert code == 0
@@ -221,7 +221,7 @@ def test_the_merged_model_and_what_was_asked_for_are_sent(hub: Hub, run: Path, p
 @pytest.mark.parametrize(
     ("token", "url", "message"),
     [
-        (None, None, "There is no token for the hub. Type: hf auth login"),
+        (None, None, "There is no token for the hub.\n  fix: Type: hf auth login"),
         (TOKEN, "http://127.0.0.1:9", "The hub cannot be reached (ConnectError); nothing was sent to sums"),
     ],
 )
@@ -231,7 +231,7 @@ def test_no_token_and_no_network_are_one_message(
     code, _, err = push("--yes", token=token, url=url or hub.url)
     assert code == 2
     assert err.startswith(f"error: {message}")
-    assert len(err.splitlines()) == 1
+    assert len(err.splitlines()) == 2, "what is wrong, and what to type"
     assert not hub.files
 
 
@@ -259,7 +259,7 @@ def test_a_base_that_nobody_else_has_is_refused(run: Path, monkeypatch: pytest.M
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": mine}))
     code, _, err = dry(run, monkeypatch)
     assert code == 2
-    assert "`mine`, a folder of this machine, which nobody else has. Send the whole model with --merged" in err
+    assert "`mine`, a folder of this machine, which nobody else has.\n  fix: Send the whole model with --merged" in err
     assert dry(run, monkeypatch, "--base", "me/mine")[0] == 0
 
 

@@ -89,7 +89,7 @@ def test_columns_are_found_by_their_usual_names(folder: Path) -> None:
     (folder / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
     result = typed("test", "numeric_match", "--data", "odd.jsonl")
     assert result.exit_code == 2
-    assert "rows have no `prompt`, but frage, answer. Rename the column" in result.stderr
+    assert "rows have no `prompt`, but frage, answer.\n  fix: Rename the column" in result.stderr
 
 
 def test_rows_for_a_recipe_have_its_columns(folder: Path) -> None:

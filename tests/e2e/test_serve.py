@@ -71,7 +71,9 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match="no `vllm` beside this Python"):
         server("vllm", "m", host="127.0.0.1", port=free_port())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'fastapi, uvicorn, openai. Type: pip install "transformers\[serving\]"'):
+    with pytest.raises(
+        ConfigError, match=r'fastapi, uvicorn, openai.\n  fix: Type: pip install "transformers\[serving\]"'
+    ):
         server("transformers", "m", host="127.0.0.1", port=free_port())
 
 

@@ -72,7 +72,8 @@ def _check_save(save: str, rollouts: int) -> None:
     from podium.errors import ConfigError
 
     if save and not rollouts:
-        raise ConfigError(f"--save {save}: nothing is measured without --rollouts. Type: --rollouts 200 --save {save}")
+        what = f"--save {save}: nothing is measured without --rollouts."
+        raise ConfigError(what, fix=f"--rollouts 200 --save {save}")
     if save and not Path(save).absolute().parent.is_dir():
         raise ConfigError(f"--save {save}: there is no folder {Path(save).parent}.")
 

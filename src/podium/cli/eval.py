@@ -98,7 +98,8 @@ def made_folder(output: Path | None, *targets: Target) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written to ({error.strerror}). Give a folder with --output.") from error
+        what = f"{folder} cannot be written to ({error.strerror})."
+        raise ConfigError(what, fix="Give a folder with --output.") from error
     return folder
 
 

@@ -66,7 +66,8 @@ def _ask(question: str, usual: str, *, yes: bool) -> str:
         if sys.stdin.isatty():
             raise KeyboardInterrupt from None
         raise ConfigError(
-            "not every question was answered. Give --data, --task, --machine and --model, or --yes for what is usual."
+            "not every question was answered.",
+            fix="Give --data, --task, --machine and --model, or --yes for what is usual.",
         ) from None
 
 

@@ -113,7 +113,7 @@ def _settings_of(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--args {word}: expected key=value, for example --args tolerance=0.01")
+            raise ConfigError(f"--args {word}: expected key=value", fix="--args tolerance=0.01")
         try:
             settings[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -127,7 +127,7 @@ def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> t
     from podium.rewards.tester import Source, examine_source
 
     if not data:
-        raise ConfigError(f"which rows? Type: podium rewards test {name} --data train.jsonl")
+        raise ConfigError("which rows?", fix=f"podium rewards test {name} --data train.jsonl")
     dataset = load_data(DataSpec(dataset=data, columns=_usual_columns(data)))[0]
     source = Source(loader=FIND, arguments=(name, dict(args), Path()), limit_seconds=settings.limit_seconds)
     return [examine_source(name, source, dataset, settings=settings)], []

@@ -92,12 +92,12 @@ def base_of(target: Target) -> Target:
 
     if target.run is None:
         raise ConfigError(
-            f"{target.given} belongs to no run, so there is no base to compare it with. Type: podium compare A B"
+            f"{target.given} belongs to no run, so there is no base to compare it with.", fix="podium compare A B"
         )
     config = yaml.safe_load((target.run / CONFIG).read_text(encoding="utf-8")) or {}
     base = config.get("model") or config.get("model_name_or_path")
     if not base:
-        raise ConfigError(f"{target.run / CONFIG} names no model. Type: podium compare BASE {target.given}")
+        raise ConfigError(f"{target.run / CONFIG} names no model.", fix=f"podium compare BASE {target.given}")
     return find_target(str(base))
 
 
@@ -123,9 +123,9 @@ def recipe_of(target: Target, asked: Asked) -> Recipe:
     if missing := [name for name in ("dataset", "rewards") if name not in overrides]:
         flags = {"dataset": "--data FILE", "rewards": "--rewards NAME ..."}
         raise ConfigError(
-            f"{target.given} is a model, not a run: it does not say how to measure it. Give "
-            f"{' and '.join(flags[name] for name in missing)}, or --recipe FILE (or the name of one that comes with "
-            "Podium: quickstart)."
+            f"{target.given} is a model, not a run: it does not say how to measure it.",
+            fix=f"Give {' and '.join(flags[name] for name in missing)}, or --recipe FILE (or the name of one that "
+            "comes with Podium: quickstart).",
         )
     document = Document(name="the command line", folder=Path(), values={}, lines={})
     return read(document, {"model": target.given, "report_to": "none", **overrides})
@@ -138,8 +138,8 @@ def _check_has_recipe(config: Path, asked: Asked) -> None:
     values = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
     if not {"dataset", "datasets", "dataset_name"} & {*values, *asked.overrides}:
         raise ConfigError(
-            f"{config} names no dataset: the run was started by a script, which alone has its data and rewards. "
-            "Give --recipe FILE with `dataset` and `rewards`."
+            f"{config} names no dataset: the run was started by a script, which alone has its data and rewards.",
+            fix="Give --recipe FILE with `dataset` and `rewards`.",
         )
 
 
@@ -211,13 +211,14 @@ def rows_of(recipe: Recipe, asked: Asked) -> tuple[Any, str]:
         splits = load_splits(name, config=config, streaming=spec.dataset_streaming)
         split = asked.split or (next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split)
         if split not in splits:
-            raise ConfigError(f"{name} has no split `{split}`. Type --split with one of: {', '.join(splits)}.")
+            raise ConfigError(f"{name} has no split `{split}`.", fix=f"Type --split with one of: {', '.join(splits)}.")
         return shaped(splits[split], spec.columns, str(name)), name if len(splits) == 1 else f"{name} ({split})"
     held_out = load_data(dataclasses.replace(spec, use_test_split="if there"))[1]
     if held_out is None:
         raise ConfigError(
-            f"{recipe.name} holds nothing out. Give --data FILE, or --split {spec.dataset_train_split} for the rows it "
-            "trains on, which says little about new ones."
+            f"{recipe.name} holds nothing out.",
+            fix=f"Give --data FILE, or --split {spec.dataset_train_split} for the rows it trains on, which says little "
+            "about new ones.",
         )
     return held_out, held_out_name(spec)
 

@@ -28,8 +28,8 @@ def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, O
         return Document(name=_name(dataset), folder=Path(), values={}, lines={}, is_file=False), flags
     got = f"got {len(paths)}: {', '.join(paths)}" if paths else "none given"
     raise ConfigError(
-        f"`podium {verb}` takes one recipe, before any flag ({got}). Type: podium {verb} run.yaml, or with a file of "
-        f"questions and answers alone: podium {verb} --dataset qa.csv"
+        f"`podium {verb}` takes one recipe, before any flag ({got}).",
+        fix=f"podium {verb} run.yaml, or with a file of questions and answers alone: podium {verb} --dataset qa.csv",
     )
 
 
@@ -55,6 +55,6 @@ def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[lis
         got = f"got {len(names)}: {', '.join(names)}" if names else "none given"
         wanted = "one model or run" if most == 1 else "one model or run, or two"
         raise ConfigError(
-            f"`podium {verb}` takes {wanted}, before any flag ({got}). Type: podium {verb} runs/quickstart"
+            f"`podium {verb}` takes {wanted}, before any flag ({got}).", fix=f"podium {verb} runs/quickstart"
         )
     return names, flags

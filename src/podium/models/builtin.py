@@ -151,8 +151,8 @@ def _convert_once(gguf: Path, target: Path) -> Path:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise ModelError(
-            f"Cannot write the built-in model to {target} ({error.strerror or error}); it needs 0.6 GB. "
-            "Set PODIUM_CACHE to a folder with room."
+            f"Cannot write the built-in model to {target} ({error.strerror or error}); it needs 0.6 GB.",
+            fix="Set PODIUM_CACHE to a folder with room.",
         ) from error
     return target
 

@@ -123,7 +123,8 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     if given is None:
         source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
         if not source:
-            raise ModelError("The model has no name to load a tokenizer from. Pass processing_class=your_tokenizer.")
+            what = "The model has no name to load a tokenizer from."
+            raise ModelError(what, fix="Pass processing_class=your_tokenizer.")
         revision = settings.init_kwargs.get("revision")
         given = AutoTokenizer.from_pretrained(
             source,
@@ -134,8 +135,8 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
         )
     if hasattr(given, "tokenizer"):
         raise ModelError(
-            f"processing_class is a {type(given).__name__}, which also takes images; Podium trains on text only. "
-            f"Pass its tokenizer: processing_class=processor.tokenizer."
+            f"processing_class is a {type(given).__name__}, which also takes images; Podium trains on text only.",
+            fix="Pass its tokenizer: processing_class=processor.tokenizer.",
         )
     if not isinstance(given, PreTrainedTokenizerBase):
         raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
@@ -174,7 +175,8 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     quantized = getattr(policy, "is_loaded_in_4bit", False) or getattr(policy, "is_loaded_in_8bit", False)
     if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
         raise ModelError(
-            "Quantized weights cannot be trained themselves. Pass peft_config=LoraConfig(...) to train an adapter."
+            "Quantized weights cannot be trained themselves.",
+            fix="Pass peft_config=LoraConfig(...) to train an adapter.",
         )
     if settings.peft_config is not None:
         policy = _with_adapter(policy, settings.peft_config)
@@ -204,8 +206,9 @@ def load_to_sample(model: str, adapter: Path | None, settings: LoadSettings) -> 
 def _check_trainable(policy: nn.Module) -> None:
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ModelError(
-            "The model has no parameter to train: all of them are frozen. Load an adapter with "
-            "PeftModel.from_pretrained(..., is_trainable=True), or pass peft_config=LoraConfig(...) for a new one."
+            "The model has no parameter to train: all of them are frozen.",
+            fix="Load an adapter with PeftModel.from_pretrained(..., is_trainable=True), or pass "
+            "peft_config=LoraConfig(...) for a new one.",
         )
 
 
@@ -230,12 +233,13 @@ def _check_adapter(model: Any, settings: LoadSettings) -> None:
         )
     if isinstance(model, PeftModel):
         raise ConfigError(
-            "model is a PeftModel already and peft_config asks for another adapter. Pass one of the two: merge the "
-            "first with model.merge_and_unload(), or leave peft_config out to train on."
+            "model is a PeftModel already and peft_config asks for another adapter.",
+            fix="Pass one of the two: merge the first with model.merge_and_unload(), or leave peft_config out to train "
+            "on.",
         )
     targets = getattr(config, "target_modules", None)
     if isinstance(targets, (list, set, tuple)) and "lm_head" in targets:
-        raise ConfigError("An adapter on `lm_head` is not supported. Take it out of target_modules.")
+        raise ConfigError("An adapter on `lm_head` is not supported.", fix="Take it out of target_modules.")
 
 
 def _from_name(name: str, settings: LoadSettings) -> PreTrainedModel:
@@ -324,8 +328,8 @@ def cast_head_to_fp32(model: nn.Module) -> None:
         return
     if head.weight is model.get_input_embeddings().weight:
         raise ConfigError(
-            "cast_lm_head_to_fp32 needs a head of its own, but this model ties it to the input embeddings. "
-            "Load the model in float32 instead (model_init_kwargs={'dtype': 'float32'})."
+            "cast_lm_head_to_fp32 needs a head of its own, but this model ties it to the input embeddings.",
+            fix="Load the model in float32 instead (model_init_kwargs={'dtype': 'float32'}).",
         )
     head.float()
     head.register_forward_pre_hook(lambda _module, args: (args[0].float(), *args[1:]))

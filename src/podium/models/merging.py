@@ -120,8 +120,8 @@ def merge(model: PeftModel) -> PreTrainedModel:
         raise ModelError(f"There is nothing to merge: a {type(model).__name__} has no adapter.")
     if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
         raise ModelError(
-            "The base is quantized, and a merge into rounded weights loses the adapter. Load the base with "
-            "dtype=float32, the adapter on it, and merge that."
+            "The base is quantized, and a merge into rounded weights loses the adapter.",
+            fix="Load the base with dtype=float32, the adapter on it, and merge that.",
         )
     return model.merge_and_unload()
 

@@ -103,8 +103,9 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, folders: Sequence[Path], *, host: str = "127.0.0.1", port: int = 0, key: str = "") -> None:
         if not is_local(host) and len(key) < MIN_KEY:
             raise ConfigError(
-                f"on `{host}` other machines could read this run. Give a key of at least {MIN_KEY} characters, which "
-                f"goes into the address: podium watch RUN --host {host} --key SECRET. Or leave --host out."
+                f"on `{host}` other machines could read this run.",
+                fix=f"Give a key of at least {MIN_KEY} characters, which goes into the address: podium watch RUN "
+                f"--host {host} --key SECRET. Or leave --host out.",
             )
         self.watched = Watched(folders)
         self.watched.refresh()
@@ -112,7 +113,8 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port.") from None
+            what = f"cannot listen on {host}:{port}: {error.strerror}."
+            raise ConfigError(what, fix="Choose another --port.") from None
 
     @property
     def url(self) -> str:

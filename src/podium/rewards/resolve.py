@@ -61,13 +61,14 @@ def resolve_rewards(
     functions = as_list(reward_funcs)
     if not functions:
         raise ConfigError(
-            "No reward source provided. Pass `reward_funcs`: a function, a reward model, or a list of them."
+            "No reward source provided.", fix="Pass `reward_funcs`: a function, a reward model, or a list of them."
         )
     tokenizers = as_list(reward_processing_classes) or [None] * len(functions)
     if len(tokenizers) != len(functions):
         raise ConfigError(
             f"The number of reward processing classes ({len(tokenizers)}) must match the number of reward functions "
-            f"({len(functions)}). Write None for those that are not reward models."
+            f"({len(functions)}).",
+            fix="Write None for those that are not reward models.",
         )
     model_settings: dict[str, Any] = {
         "model_init_kwargs": {"trust_remote_code": trust_remote_code, **(model_init_kwargs or {})},

@@ -60,7 +60,7 @@ def export(source: ModelSource, out: Path, *, dtype: str | None = None) -> Expor
         ProofError: the saved model answers differently from the trained one (P013). Nothing is left of it.
     """
     if out.exists():
-        raise ConfigError(f"{out} is there already. Give a folder that is not: --out DIR.")
+        raise ConfigError(f"{out} is there already.", fix="Give a folder that is not: --out DIR.")
     return _write(source, out, dtype)
 
 

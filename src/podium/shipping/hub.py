@@ -89,7 +89,7 @@ def files_to_send(
     """
     folder = source.folder
     if folder is None:
-        raise ConfigError(f"{source.base} is on the hub already. Give a run's folder or a model's.")
+        raise ConfigError(f"{source.base} is on the hub already.", fix="Give a run's folder or a model's.")
     names = sorted({path.name for each in MODEL_FILES for path in folder.glob(each)})
     files = [_as_sent(folder / name, source, base) for name in names]
     files += [Sent(name=name, content=path) for name, path in _asked_for(source, include)]
