@@ -421,6 +421,11 @@ _NOT_ASYNC: tuple[tuple[Callable[[GRPOConfig], bool], str, str], ...] = (
         "Leave one of the two out.",
     ),
     (
+        lambda args: bool(args.async_rollouts) and args.use_vllm and args.vllm_mode == "colocate",
+        "async_rollouts samples on a device that does not train, and vllm_mode: colocate puts vLLM on the trainer's.",
+        "Start a server and set vllm_mode: server, or leave async_rollouts out.",
+    ),
+    (
         lambda args: bool(args.async_rollouts) and args.use_vllm and _is_filtered(args),
         "async_rollouts corrects by the sampler's log-probabilities, and vLLM's are of what top_p, top_k, min_p or "
         "repetition_penalty left.",

@@ -484,6 +484,7 @@ def test_the_rounds_of_a_run_follow_each_other(plan: Mapping[str, int], rows: in
         ({"async_rollouts": 1, "rollout_device": "cuda:1"}, "on a device that does not train"),
         ({"async_rollouts": 1, "rollout_device": "second"}, "rollout_device: second"),
         ({"async_rollouts": 1, "rollout_engine": "transformers"}, "rollout_engine: transformers has none of its own"),
+        ({"async_rollouts": 1, "use_vllm": True}, "vllm_mode: colocate puts vLLM on the trainer's"),
         ({"async_rollouts": 1, "use_vllm": True, "vllm_mode": "server", "top_p": 0.9}, "what top_p, top_k, min_p or"),
         ({"async_rollouts": 1, "generation_kwargs": {"suppress_tokens": [5]}}, "needs the live engine or vLLM"),
     ],

@@ -210,7 +210,7 @@ def estimate_memory(
     available = available_memory(device) if available_bytes is None else available_bytes
     load = worst_case(config, args, prompt_tokens, rounded=rounded)
     elsewhere = args.rollout_device is not None and device != "cpu"
-    overlaps = bool(args.async_rollouts) and not elsewhere
+    overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
 
     def estimate(load: Load) -> MemoryEstimate:
         return MemoryEstimate(
