@@ -52,7 +52,8 @@ class Completion:
     token_ids: tuple[int, ...]
     """Including the end token, when there is one; padding never."""
     logps: tuple[float, ...]
-    """Log-probability of each token under `logits / temperature` of the policy that sampled it, in nats."""
+    """Log-probability of each token under `logits / temperature` of the policy that sampled it, in nats; those of vLLM
+    are after all filters."""
     finish: Finish
     text: str
     """Decoded without special tokens."""

@@ -290,6 +290,7 @@ CONFIG = [
     Case(code="C013", keys={"tf32": True}, says=(f"run.yaml:{LAST}: --tf32 requires",), cure="take `bf16`", name="tf32"),
     Case(code="C014", keys={"vllm_mode": "server"}, says=(f"run.yaml:{LAST}: vllm_mode='server' belongs to vLLM",), cure="Set use_vllm: true"),
     Case(code="C034", keys={"use_vllm": True, "vllm_mode": "server", "vllm_server_port": 9}, says=("No vLLM server answers at http://0.0.0.0:9",), cure="VLLM_SERVER_DEV_MODE=1 vllm serve", severity="warning"),
+    Case(code="C035", keys={"use_vllm": True, "vllm_mode": "server", "vllm_server_port": 9, "top_p": 0.9}, says=(f"run.yaml:{LAST + 3}: top_p is 0.9 with vLLM", "sequence_mask"), cure="vllm_importance_sampling_mode: token_truncate", severity="warning"),
     Case(code="C016", keys={"temperature": 0}, says=(f"run.yaml:{LAST}: `temperature` must be between", "nothing can be learnt"), cure="temperature: 1.0"),
     Case(code="C016", keys={"learning_rate": -1e-6}, says=("run.yaml:7: `learning_rate` must be at least 0",), cure="learning_rate: 1e-06", name="rate"),
     Case(code="C016", keys={"max_completion_length": 0}, says=("run.yaml:6: `max_completion_length` must be at least 1",), cure="max_completion_length: 512", name="length"),

@@ -10,6 +10,7 @@ from typing import Any
 from podium.assembly import plan_of
 from podium.checks.setup import Setup
 from podium.errors import PodiumError
+from podium.losses import CORRECTIONS
 from podium.recipe.assume import assumed_words
 from podium.records import Finding
 
@@ -174,6 +175,26 @@ def vllm(setup: Setup) -> Iterator[Finding]:
             what=f"{setup.at('use_vllm')}: {error.what}",
             why="training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer",
             fix=error.fix,
+        )
+
+
+def filters(setup: Setup) -> Iterator[Finding]:
+    """A correction by whole completions of what vLLM drew through a filter."""
+    args = setup.args
+    if args is None or not args.use_vllm or not args.vllm_importance_sampling_correction:
+        return
+    if not CORRECTIONS[args.vllm_importance_sampling_mode].per_rollout:
+        return
+    off = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    for key in (key for key, idle in off.items() if getattr(args, key) not in (idle, 0.0)):
+        yield Finding(
+            code="C035",
+            severity="warning",
+            what=f"{setup.at(key)} is {getattr(args, key):g} with vLLM and vllm_importance_sampling_mode "
+            f"{args.vllm_importance_sampling_mode}",
+            why="a completion's weight is the product over its tokens of what the filter left of the distribution: "
+            "at 0.95 a token, one of 100 tokens weighs 0.006, and hardly anything is learnt",
+            fix=setup.line("vllm_importance_sampling_mode", "token_truncate") + f", or take `{key}` out",
         )
 
 
