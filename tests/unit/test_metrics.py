@@ -143,9 +143,9 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     for objective in OBJECTIVES.values():
         assert set(objective.metrics) <= set(LOSS_METRICS)
     unused = {name for name in METRICS if "<name>" not in name} - produced
-    times = {f"time/{part}_seconds" for part in ("generate", "reward", "compare", "train", "monitor")}
+    times = {f"time/{part}_seconds" for part in ("generate", "sync", "wait", "reward", "compare", "train", "monitor")}
     own = {name for name in unused if name.startswith(("health/", "finding/"))}
-    assert unused - own == {"num_tokens", "step_time", "aux_loss", "resampled_prompts", *times}
+    assert unused - own == {"num_tokens", "step_time", "aux_loss", "resampled_prompts", "rollouts/staleness", *times}
     assert describe("my_own_metric") is None
 
 

@@ -227,7 +227,7 @@ def test_a_server_that_is_killed_and_started_again(vllm: Vllm, tmp_path: Path) -
     """The run ends with its checkpoints whole, and resumes; a server started anew gets the weights again."""
     saves = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 8, "num_generations": 4}
     run = trainer(tmp_path, vllm, **saves)
-    run.parts.engine.server.seconds = 5.0
+    run.parts.engine.server.seconds = 60.0
     run.add_callback(KillAfter(vllm, 1))
     with pytest.raises(EngineError, match="No vLLM server answers") as error:
         run.train()
