@@ -17,7 +17,7 @@ PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-latest bench bench-generation bench-curves bench-scale bench-stages lint health
+.PHONY: help setup demo test test-slow test-latest bench bench-generation bench-curves bench-scale bench-stages results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds
 
 health: .venv/.ok ## health monitors on real runs: false alarms and misses, half an hour
 	$(BIN)/python -m benchmarks.health
+
+results: .venv/.ok ## two harder tasks, all weights and LoRA: held-out accuracy before and after
+	$(BIN)/python -m benchmarks.tasks
 
 bench-stages: .venv/.ok ## two stages against one of as many completions, three seeds
 	$(BIN)/python -m benchmarks.stages

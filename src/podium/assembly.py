@@ -143,8 +143,8 @@ def assemble(
     settings = load_settings(args, quantization_config, peft_config)
     if args.sync_ref_model and (peft_config is not None or isinstance(model, PeftModel)):
         raise ConfigError(
-            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it. "
-            "Leave sync_ref_model out, or train all weights (no peft_config)."
+            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it.",
+            fix="Leave sync_ref_model out, or train all weights (no peft_config).",
         )
     rewards = resolve_rewards(
         reward_funcs,
@@ -172,8 +172,8 @@ def assemble(
     )
     if args.dynamic_sampling and order.is_stream:
         raise ConfigError(
-            "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer. "
-            "Load the dataset without streaming."
+            "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer.",
+            fix="Load the dataset without streaming.",
         )
 
     prepare_to_load(args, adapter=peft_config is not None or isinstance(model, PeftModel))
@@ -309,7 +309,8 @@ def _checked_data(
     """The datasets, checked; without overlong rows where those are to be dropped."""
     if train is None:
         raise DataError(
-            "`train_dataset` is required. Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts."
+            "`train_dataset` is required.",
+            fix="Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts.",
         )
     sets = (
         {"eval_dataset": evaluation}
@@ -429,7 +430,8 @@ def _router_coef(args: GRPOConfig, policy: nn.Module) -> float:
     if not loading.is_mixture_of_experts(policy):
         if args.router_aux_loss_coef:
             raise ConfigError(
-                f"router_aux_loss_coef is {args.router_aux_loss_coef}, but this model has no router. Leave it out."
+                f"router_aux_loss_coef is {args.router_aux_loss_coef}, but this model has no router.",
+                fix="Leave router_aux_loss_coef out.",
             )
         return 0.0
     if args.router_aux_loss_coef is not None:
