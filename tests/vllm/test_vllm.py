@@ -245,21 +245,22 @@ def test_a_server_that_is_killed_and_started_again(vllm: Vllm, tmp_path: Path) -
 
 
 def test_rewards_rise_as_with_the_live_engine(vllm: Vllm, tmp_path: Path) -> None:
-    """Six steps in bfloat16 on both sides."""
+    """Four steps in bfloat16 on both sides."""
     curves = {}
     for name, server in (("vllm", vllm), ("live", None)):
-        run = trainer(tmp_path / name, server, max_steps=6)
+        run = trainer(tmp_path / name, server, max_steps=4)
         start = time.perf_counter()
         run.train()
         rows = [row for row in run.state.log_history if "loss" in row]
         curves[name] = [row["reward"] for row in rows]
         logger.info("%s %s in %.0f s", name, np.round(curves[name], 2).tolist(), time.perf_counter() - start)
         if server is not None:
-            gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows]
-            weights = [row["sampling/importance_sampling_ratio/mean"] for row in rows]
+            trained = [row for row in rows if row["sampling/sampling_logp_difference/mean"] is not None]
+            gaps = [row["sampling/sampling_logp_difference/mean"] for row in trained]
+            weights = [row["sampling/importance_sampling_ratio/mean"] for row in trained]
             logger.info("log-probabilities apart by %s, weights %s", np.round(gaps, 3), np.round(weights, 3))
             assert max(gaps) < 0.2
             assert all(0.8 < weight < 1.25 for weight in weights)
-    last = {name: float(np.mean(curve[-3:])) for name, curve in curves.items()}
+    last = {name: float(np.mean(curve[-2:])) for name, curve in curves.items()}
     assert all(last[name] > curves[name][0] + 0.3 for name in curves)
     assert last["vllm"] == pytest.approx(last["live"], abs=0.3)
