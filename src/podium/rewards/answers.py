@@ -85,7 +85,8 @@ def numeric_closeness(
 
     Partial credit where groups would otherwise be all wrong: 1 for the right number, one half at `scale` away from it,
     0 where there is no number. Numbers are read as `numeric_match` reads them. Keep a reward for the right answer
-    beside it, of a larger weight, or the policy may settle for being near.
+    beside it, of a larger weight, or the policy may settle for being near; where a form is to be learnt, too, read
+    inside it (`extract: tag:answer`), or answers without it are worth as much.
 
     >>> numeric_closeness(["<answer>42</answer>", "about 43", "39", "many"], answer=["42"] * 4)
     [1.0, 0.5, 0.25, 0.0]
