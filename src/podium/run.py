@@ -67,7 +67,8 @@ class Run:
 
     >>> Run.load("nowhere")
     Traceback (most recent call last):
-    podium.errors.DataError: There is no folder nowhere. Give the output_dir of a run, for example runs/quickstart.
+    podium.errors.DataError: There is no folder nowhere.
+      fix: Give the output_dir of a run, as runs/quickstart.
     """
 
     folder: Path
