@@ -1,9 +1,10 @@
 """Ragged groups -> flat tensors: the only border between Python lists and tensors of tokens.
 
 A pack is a tree without padding: first what all its prompts begin with (a system prompt, worked examples), the trunk;
-then each prompt's rest, once, and behind it the completions. `predict_N` says which position predicts which trained
-token, many to one: the first token of all G completions is predicted by the prompt's last position. So what is shared
-is invisible to the head, the losses and the metrics; only attention sees the tree, through `Layout`.
+then each prompt's rest, once, and behind it the completions, which share what they begin with alike. `predict_N` says
+which position predicts which trained token, many to one: the first token of all G completions is predicted by the
+prompt's last position. So what is shared is invisible to the losses and the metrics; only attention sees the tree,
+through `Layout`.
 
 A completion's last token predicts nothing, so it is a target but never an input.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ from torch import Tensor
 from podium.records import TrainingGroup
 
 FOLDED_ROW = 256
-"""A group of at most this many tokens attends as one row under a tree mask: fewer, larger products."""
+"""A group, or its completions, of at most this many tokens attends as one row under a tree mask: fewer, larger
+products, and completions may share their beginnings."""
 
 SHORTEST_TRUNK = 16
 """A common beginning of fewer tokens is not worth an attention row of its own."""
@@ -114,18 +116,18 @@ class Span:
     prompt_start: int
     prompt_length: int
     """With the trunk."""
-    start: int
-    length: int
+    own: np.ndarray
+    """Positions in T of the completion's input tokens; others may share the first ones."""
+
+    @property
+    def length(self) -> int:
+        """Input tokens of the completion."""
+        return len(self.own)
 
     @property
     def prompt(self) -> np.ndarray:
         """Positions in T of the rest of the prompt; at least one."""
         return np.arange(self.prompt_start, self.prompt_start + self.prompt_length - self.trunk)
-
-    @property
-    def own(self) -> np.ndarray:
-        """Positions in T of the completion's input tokens."""
-        return np.arange(self.start, self.start + self.length)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -203,9 +205,51 @@ def nothing(device: torch.device | str = "cpu") -> Pack:
     return packed
 
 
+class Tree(NamedTuple):
+    """A group's completions, their last tokens left out, with what they begin with alike once."""
+
+    token_ids: list[int]
+    depths: list[int]
+    """Tokens before each, in its completion."""
+    paths: list[np.ndarray]
+    """Of each completion, where its tokens stand in `token_ids`, in increasing order."""
+
+
+def tree_of(completions: Sequence[Sequence[int]]) -> Tree:
+    """Completions that take more than `FOLDED_ROW` tokens even so share nothing.
+
+    >>> tree_of([[5, 6, 7, 9], [5, 6, 8, 9]])
+    Tree(token_ids=[5, 6, 7, 8], depths=[0, 1, 2, 2], paths=[array([0, 1, 2]), array([0, 1, 3])])
+    """
+    places: dict[tuple[int, int], int] = {}  # (place before, token) -> place
+    tree = Tree([], [], [])
+    for completion in completions:
+        path, place = [], -1
+        for depth, token in enumerate(completion[:-1]):
+            known = places.setdefault((place, token), len(places))
+            if known == len(tree.token_ids):
+                tree.token_ids.append(token)
+                tree.depths.append(depth)
+            path.append(place := known)
+        if len(places) > FOLDED_ROW:
+            return _side_by_side(completions)
+        tree.paths.append(np.array(path, np.int64))
+    return tree
+
+
+def _side_by_side(completions: Sequence[Sequence[int]]) -> Tree:
+    lengths = [len(completion) - 1 for completion in completions]
+    ends = np.cumsum(lengths)
+    return Tree(
+        token_ids=[token for completion in completions for token in completion[:-1]],
+        depths=[depth for length in lengths for depth in range(length)],
+        paths=[np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)],
+    )
+
+
 def num_input_tokens(group: TrainingGroup) -> int:
     """Positions a group takes in a pack without a trunk."""
-    return len(group.prompt_ids) + sum(len(ids) - 1 for ids in group.completion_ids)
+    return len(group.prompt_ids) + len(tree_of(group.completion_ids).token_ids)
 
 
 def keep(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
@@ -229,6 +273,9 @@ def _fit(groups: Iterable[TrainingGroup], budget: int) -> Iterable[TrainingGroup
     for group in groups:
         start, size = 0, len(group.prompt_ids)
         room = max(budget, 2 * size)
+        if num_input_tokens(group) <= room:
+            yield group
+            continue
         for i, ids in enumerate(group.completion_ids):
             if i > start and size + len(ids) - 1 > room:
                 yield keep(group, range(start, i))
@@ -268,14 +315,13 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device | str) -> Pack:
         ids += group.prompt_ids[trunk:]
         positions += range(trunk, prompt_length)
         last = len(ids) - 1
-        for completion in group.completion_ids:
-            start, length = len(ids), len(completion) - 1
-            spans.append(
-                Span(trunk=trunk, prompt_start=prompt_start, prompt_length=prompt_length, start=start, length=length)
-            )
-            ids += completion[:-1]
-            positions += range(prompt_length, prompt_length + length)
-            predict += [last, *range(start, start + length)]
+        tree = tree_of(group.completion_ids)
+        for path in tree.paths:
+            own = len(ids) + path
+            spans.append(Span(trunk=trunk, prompt_start=prompt_start, prompt_length=prompt_length, own=own))
+            predict += [last, *own]
+        ids += tree.token_ids
+        positions += (prompt_length + depth for depth in tree.depths)
     completions = [completion for group in groups for completion in group.completion_ids]
     return Pack(
         input_ids_T=torch.tensor(ids, device=device),
@@ -333,17 +379,25 @@ def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
     for _, spans_of_group in itertools.groupby(spans, key=lambda span: span.prompt_start):
         group = list(spans_of_group)
         prompt, completions = group[0].prompt, [span.own for span in group if span.length]
-        if len(prompt) + sum(map(len, completions)) <= FOLDED_ROW:
-            folded = _folded(prompt, completions)
+        places = np.unique(np.concatenate(completions)) if completions else prompt[:0]
+        if len(prompt) + len(places) <= FOLDED_ROW:
+            folded = _folded([prompt, *(np.concatenate([prompt, x]) for x in completions)])
             rows.append(folded)
             own.append(folded)
+            continue
+        alike = len(places) < sum(map(len, completions))
+        texts = [_Row(prompt, prompt)]
+        behind = [_folded(completions)] if alike else [_Row(x, x) for x in completions]
+        rows += [*texts, *(_above(row, prompt) for row in behind)]
+        shared += [_Row(places, prompt, open=True)] if completions else []
+        if alike:
+            own += behind
         else:
-            rows += _one_by_one(prompt, completions)
-            shared += [_Row(np.concatenate(completions), prompt, open=True)] if completions else []
-            for x in (prompt, *completions):
-                chunks, earlier = _chunked(x)
-                own += chunks
-                shared += earlier
+            texts += behind
+        for text in texts:
+            chunks, earlier = _chunked(text.queries)
+            own += chunks
+            shared += earlier
     return _layout(rows, own, shared, trunk=spans[0].trunk, positions_T=np.asarray(positions))
 
 
@@ -392,21 +446,14 @@ def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:
     return [_Row(x, x) for x in chunks], earlier
 
 
-def _folded(prompt: np.ndarray, completions: Sequence[np.ndarray]) -> _Row:
-    """A group as one row under a tree mask."""
-    tokens = np.concatenate([prompt, *completions])
-    owner = np.concatenate([np.full(len(prompt), -1), *(np.full(len(x), i) for i, x in enumerate(completions))])
-    visible = (owner[None] == -1) | (owner[None] == owner[:, None])
-    return _Row(tokens, tokens, visible & np.tri(len(tokens), dtype=bool))
-
-
-def _one_by_one(prompt: np.ndarray, completions: Sequence[np.ndarray]) -> list[_Row]:
-    """The prompt, and each completion over the prompt and itself."""
-    rows = [_Row(prompt, prompt)]
-    for x in completions:
-        mask = np.concatenate([np.ones((len(x), len(prompt)), bool), np.tri(len(x), dtype=bool)], axis=1)
-        rows.append(_Row(x, np.concatenate([prompt, x]), mask))
-    return rows
+def _folded(paths: Sequence[np.ndarray]) -> _Row:
+    """Texts that share beginnings as one row under a tree mask: each token sees itself and what comes before it."""
+    tokens = np.unique(np.concatenate(paths))
+    visible = np.zeros((len(tokens), len(tokens)), bool)
+    for path in paths:
+        places = np.searchsorted(tokens, path)
+        visible[np.ix_(places, places)] |= np.tri(len(places), dtype=bool)
+    return _Row(tokens, tokens, visible)
 
 
 def layout_of(rows: Sequence[_Row], positions_T: np.ndarray, parts: Sequence[Sequence[_Row]]) -> Layout:

@@ -141,7 +141,6 @@ class Family:
             if self._made_of[i] != state:
                 part.copy_(member.weight.detach())
                 self._made_of[i] = state
-                self._packed_OI = None
         return self._rounded_OI
 
     def part(self, i: int) -> Tensor:
@@ -159,15 +158,17 @@ class Family:
         return y.to(dtype)  # computed for a sibling that may have asked for another: only one may have an adapter
 
     def _products(self, x: Tensor, x16: Tensor, dtype: torch.dtype, *, packed: bool) -> Sequence[Tensor]:
-        rounded_OI = self.rounded()
         if torch.is_grad_enabled():
-            return _Products.apply(x, x16, dtype, rounded_OI, *(member.weight for member in self.members))
-        if not packed:
-            return F.linear(x16, rounded_OI).to(dtype).split(self.widths, -1)
+            return _Products.apply(x, x16, dtype, self.rounded(), *(member.weight for member in self.members))
+        y = self._packed_product(x16) if packed else F.linear(x16, self.rounded())
+        y = y.to(dtype)
+        return y.split_with_sizes(self.widths, -1) if len(self.widths) > 1 else (y,)
+
+    def _packed_product(self, x16: Tensor) -> Tensor:
+        """The packed weight is as new as the sampling context that it was made in."""
         if self._packed_OI is None:
-            self._packed_OI = torch.ops.mkldnn._reorder_linear_weight(rounded_OI, PACKED_ROWS)
-        y = torch.ops.mkldnn._linear_pointwise(x16, self._packed_OI, None, "none", [], "")
-        return y.to(dtype).split(self.widths, -1)
+            self._packed_OI = torch.ops.mkldnn._reorder_linear_weight.default(self.rounded(), PACKED_ROWS)
+        return torch.ops.mkldnn._linear_pointwise.default(x16, self._packed_OI, None, "none", [], "")
 
     def forget(self) -> None:
         """Drop what only the running forward needs."""
@@ -253,6 +254,8 @@ class ProductPrecision:
                 yield
         finally:
             self._packed = before
+            for family in self._families:
+                family.forget()
 
     def _linear(self, module: nn.Linear, family: Family, i: int, x: Tensor, *, narrow: bool = False) -> Tensor:
         dtype = torch.bfloat16 if narrow else torch.float32

@@ -38,16 +38,42 @@ def group(rng: np.random.Generator, prompt: int, completions: list[int]) -> Trai
     )
 
 
+def alike(rng: np.random.Generator, prompt: int, stem: int, tails: list[int]) -> TrainingGroup:
+    """Completions that begin alike; the last two are the same, and one is another's beginning."""
+    first = group(rng, prompt, [stem, *tails])
+    start, *ends = first.completion_ids
+    completions = tuple(start + end for end in (*ends, (), ends[0]))
+    completions = (*completions, completions[-1])
+    return dataclasses.replace(
+        first,
+        completion_ids=completions,
+        advantages_G=np.zeros(len(completions), np.float32),
+        sampled_logps=tuple(np.zeros(len(ids), np.float32) for ids in completions),
+    )
+
+
 @pytest.fixture(scope="module")
 def groups() -> list[TrainingGroup]:
-    """Small groups that attend as one row; one of a single token; one too large for that (packing.FOLDED_ROW)."""
+    """Small groups that attend as one row; one of a single token; one too large for that (packing.FOLDED_ROW).
+
+    Then some that begin alike: short, behind a long prompt, and too long to share.
+    """
     rng = np.random.default_rng(7)
     return [
         group(rng, 13, [9, 1, 12, 5]),
         group(rng, 1, [1]),
         group(rng, 90, [70, 3, 64, 80]),
         group(rng, 30, [1, 1]),
+        alike(rng, 11, 6, [3, 5]),
+        alike(rng, 140, 40, [30, 50]),
+        alike(rng, 20, 60, [120, 90]),
     ]
+
+
+def test_what_completions_begin_with_alike_is_computed_once(groups: list[TrainingGroup]) -> None:
+    short, behind, long = groups[-3:]
+    sizes = [len(pack([g], tokens_per_pack=4096)[0].input_ids_T) for g in (short, behind, long)]
+    assert sizes == [11 + 6 + 2 + 4, 140 + 40 + 29 + 49, 20 + 179 + 149 + 59 + 179 + 179]
 
 
 def weights(groups: list[TrainingGroup]) -> tuple[list[Tensor], list[Tensor]]:
@@ -189,6 +215,7 @@ def test_what_all_prompts_begin_with_is_computed_once(kind: str, length: int, gr
 def test_a_long_trunk_is_not_repeated_for_every_group() -> None:
     rng = np.random.default_rng(2)
     behind = _with_trunk([group(rng, 10, [11, 11]) for _ in range(12)], 200)
+    behind = [dataclasses.replace(g, completion_ids=((1, *range(10)), (2, *range(10)))) for g in behind]
     parts = pack(behind, tokens_per_pack=64)
     assert [len(part.input_ids_T) for part in parts] == [200 + 6 * 30, 200 + 6 * 30]
 
@@ -222,7 +249,7 @@ def test_a_long_prompt_is_not_repeated_for_every_completion() -> None:
     length, count = 200, 16
     group = TrainingGroup(
         prompt_ids=tuple(range(1, length + 1)),
-        completion_ids=(tuple(range(1, 42)),) * count,
+        completion_ids=tuple((i, *range(1, 41)) for i in range(count)),
         advantages_G=np.ones(count, np.float32),
         sampled_logps=(np.zeros(41, np.float32),) * count,
     )

@@ -251,6 +251,29 @@ def test_company_does_not_matter_with_filters_either(how: dict[str, Any]) -> Non
     assert ids_of(LiveEngine(model, TOKENIZER, max_rows=8).generate(PROMPTS, settings(**how))) == ids_of(alone)
 
 
+def test_completions_that_are_alike_so_far_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy ones never part; sampled ones do, and each row is computed for all that have said the same."""
+    rows: list[int] = []
+    decode = live.Decode
+
+    def counting(cache: Any, slots_R: np.ndarray, *rest: Any) -> Any:
+        rows.append(len(slots_R))
+        return decode(cache, slots_R, *rest)
+
+    monkeypatch.setattr(live, "Decode", counting)
+    model = tiny_model("llama")
+    LiveEngine(model, TOKENIZER).generate(PROMPTS, settings(greedy=True, max_tokens=5))
+    assert max(rows) <= len(PROMPTS)
+    rows.clear()
+    groups = LiveEngine(model, TOKENIZER).generate(PROMPTS, settings(temperature=0.3, max_tokens=5))
+    stems = [
+        {completion.token_ids[:n] for completion in group.completions if len(completion.token_ids) > n}
+        for n in range(1, 5)
+        for group in groups
+    ]
+    assert sum(rows) == sum(map(len, stems)) < sum(len(c.token_ids) - 1 for group in groups for c in group.completions)
+
+
 def test_fewer_completions_are_the_first_ones() -> None:
     """Random numbers are keyed by the completion's number, so the first two of four are the two."""
     engine = LiveEngine(tiny_model("llama"), TOKENIZER)

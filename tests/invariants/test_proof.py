@@ -203,7 +203,7 @@ def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.Mo
         kwargs, predict = inputs(packed)
         positions = kwargs["position_ids"].clone()
         for span in packed.spans_R:
-            positions[0, span.start : span.start + span.length] += 1
+            positions[0, span.own] += 1
         return {**kwargs, "position_ids": positions}, predict
 
     trainer = make()

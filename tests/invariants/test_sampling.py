@@ -74,9 +74,9 @@ def test_the_distribution_is_that_of_transformers(filters: dict[str, float]) -> 
     seen_RV = torch.zeros(1, VOCABULARY, dtype=torch.bool)
     seen_RV[0, seen_tokens()[0]] = True
     drawn = draw(logits_V.repeat(GRID, 1), EVENLY, settings(**filters), seen_RV.expand(GRID, -1))
-    assert (shares_of(drawn.token_R) - expected_V).abs().max() < 2 / GRID
+    assert (shares_of(drawn.token_M) - expected_V).abs().max() < 2 / GRID
     whole_V = (logits_V / filters.get("temperature", 1.0)).log_softmax(-1)
-    assert (drawn.logp_R - whole_V[drawn.token_R]).abs().max() < 1e-5, "log-probabilities are before any filter"
+    assert (drawn.logp_M - whole_V[drawn.token_M]).abs().max() < 1e-5, "log-probabilities are before any filter"
 
 
 def test_draws_pass_a_chi_square_test() -> None:
@@ -157,5 +157,5 @@ def test_greedy_takes_the_likeliest_whatever_the_number() -> None:
     logits_RV = torch.stack([logits_of(seed) for seed in range(6)])
     best = logits_RV.argmax(-1)
     drawn = draw(logits_RV.clone(), torch.rand(6), settings(greedy=True, temperature=0.5))
-    assert torch.equal(drawn.token_R, best)
-    assert torch.allclose(drawn.logp_R, logits_RV.log_softmax(-1).gather(1, best[:, None])[:, 0], atol=1e-5)
+    assert torch.equal(drawn.token_M, best)
+    assert torch.allclose(drawn.logp_M, logits_RV.log_softmax(-1).gather(1, best[:, None])[:, 0], atol=1e-5)

@@ -3,7 +3,7 @@
 The uniform number for token t of completion g of prompt p in round s depends on (seed, s, p, g, t) alone. So a
 completion does not depend on which rows share its batch, on when it got its place there, or on a restart.
 
-Shape letters: R rows, V vocabulary.
+Shape letters: R rows of logits, M completions that draw from them, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _BLOCK = 128
 
 
 class Drawn(NamedTuple):
-    """One token a row, and its log-probability under `logits / temperature`."""
+    """One token a completion, and its log-probability under `logits / temperature`."""
 
-    token_R: Tensor
-    logp_R: Tensor
+    token_M: Tensor
+    logp_M: Tensor
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -49,38 +49,53 @@ def uniforms(keys_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
     return (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
-def draw(logits_RV: Tensor, uniform_R: Tensor, settings: SamplingSettings, seen_RV: Tensor | None = None) -> Drawn:
-    """One token for each row. `logits_RV` is float32 and is overwritten; `seen_RV` marks tokens to penalise."""
+def draw(
+    logits_RV: Tensor,
+    uniform_M: Tensor,
+    settings: SamplingSettings,
+    seen_RV: Tensor | None = None,
+    row_M: Tensor | None = None,
+) -> Drawn:
+    """One token for each completion, which draws from row `row_M` (None: each from its own).
+
+    `logits_RV` is float32 and is overwritten; `seen_RV` marks tokens to penalise.
+    """
+    if row_M is None:
+        row_M = torch.arange(len(logits_RV), device=logits_RV.device)
     if not settings.greedy and settings.temperature != 1:
         logits_RV = logits_RV.div_(settings.temperature)
     if settings.greedy or settings.filtered:
         lse_R = logits_RV.logsumexp(-1)
         choices = filtered(logits_RV, settings, seen_RV) if settings.filtered else logits_RV
-        token_R = choices.argmax(-1) if settings.greedy else invert(choices, uniform_R)[0]
+        token_M = choices.argmax(-1)[row_M] if settings.greedy else invert(choices, uniform_M, row_M)[0]
     else:
-        token_R, lse_R = invert(logits_RV, uniform_R)
-    return Drawn(token_R, logits_RV.gather(1, token_R[:, None])[:, 0] - lse_R)
+        token_M, lse_R = invert(logits_RV, uniform_M, row_M)
+    return Drawn(token_M, logits_RV[row_M, token_M] - lse_R[row_M])
 
 
-def invert(logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """The token at which the cumulative distribution passes `uniform_R`, and log sum exp of the row.
+def invert(logits_RV: Tensor, uniform_M: Tensor, row_M: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The token at which row `row_M`'s cumulative distribution passes `uniform_M`, and log sum exp of every row.
+
+    Without `row_M` each number is for a row of its own.
 
     One exp and one sum over the vocabulary serve both. First the block, by its mass, then the token within it. A token
     of mass zero is never drawn.
     """
     rows, vocabulary = logits_RV.shape
+    if row_M is None:
+        row_M = torch.arange(rows, device=logits_RV.device)
     top_R1 = logits_RV.amax(-1, keepdim=True)
     mass_RV = (logits_RV - top_R1).exp_()
     if vocabulary % _BLOCK:
         mass_RV = torch.nn.functional.pad(mass_RV, (0, -vocabulary % _BLOCK))
     blocks = mass_RV.view(rows, -1, _BLOCK)
     of_block = blocks.sum(-1)
-    up_to = of_block.cumsum(-1)
-    target = uniform_R[:, None] * up_to[:, -1:]
+    up_to = of_block.cumsum(-1)[row_M]
+    target = uniform_M[:, None] * up_to[:, -1:]
     block = (up_to <= target).sum(-1, keepdim=True).clamp_(max=up_to.shape[1] - 1)
     # Rounding may leave less than nothing of a number that just reached this block: its first token is not meant then.
-    rest = (target - up_to.gather(1, block) + of_block.gather(1, block)).clamp_(min=0)
-    within = blocks[torch.arange(rows, device=block.device), block[:, 0]]
+    rest = (target - up_to.gather(1, block) + of_block[row_M].gather(1, block)).clamp_(min=0)
+    within = blocks[row_M, block[:, 0]]
     last = (within > 0).int().mul_(torch.arange(_BLOCK, device=block.device, dtype=torch.int32)).amax(-1, keepdim=True)
     token = torch.minimum((within.cumsum(-1) <= rest).sum(-1, keepdim=True), last)
     return (block * _BLOCK + token)[:, 0], top_R1[:, 0] + of_block.sum(-1).log()

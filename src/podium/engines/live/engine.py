@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import make_groups
 from podium.engines.live.cache import Cache, Decode, Prefill
-from podium.engines.live.schedule import Row, Schedule
+from podium.engines.live.schedule import Member, Row, Schedule
 from podium.engines.sampling import draw, uniforms
 from podium.models.attention import tree_attention
 from podium.packing import common_beginning
@@ -93,8 +93,7 @@ class Round:
             Prefill(self.cache, lengths, len(self.schedule.slots), self.device, trunk=trunk),
             torch.tensor(trunk + np.cumsum(lengths) - 1, device=self.device),
         )
-        rows = [row for prompt in chosen for row in self.schedule.start(prompt)]
-        self._draw(rows, logits_PV.repeat_interleave(self.schedule.settings.num_completions, 0))
+        self._draw([self.schedule.start(prompt) for prompt in chosen], logits_PV)
 
     def _decode(self) -> None:
         """One token for every running row."""
@@ -122,28 +121,41 @@ class Round:
         return outputs.logits[0].float()
 
     def _draw(self, rows: list[Row], logits_RV: Tensor) -> None:
-        keys = np.array([row.key for row in rows], np.uint64)
-        positions = np.array([len(row.token_ids) for row in rows])
-        uniform_R = torch.from_numpy(uniforms(keys, positions)).to(self.device)
+        """One token for every member of every row."""
+        members = [(row, member) for row in rows for member in row.members]
+        keys = np.array([member.key for _, member in members], np.uint64)
+        positions = np.array([len(row.token_ids) for row, _ in members])
+        row_M = np.repeat(np.arange(len(rows)), [len(row.members) for row in rows])
         seen_RV = self._seen(rows, logits_RV) if self.penalise else None
         if self.schedule.settings.lengths is not None:
-            self._force_lengths(rows, logits_RV)
-        drawn = draw(logits_RV, uniform_R, self.schedule.settings, seen_RV)
-        moves = self.schedule.append(rows, drawn.token_R.tolist(), drawn.logp_R.tolist())
+            logits_RV, seen_RV = (
+                self._with_lengths(members, logits_RV[row_M]),
+                None if seen_RV is None else seen_RV[row_M],
+            )
+            row_M = np.arange(len(members))
+        drawn = draw(
+            logits_RV,
+            torch.from_numpy(uniforms(keys, positions)).to(self.device),
+            self.schedule.settings,
+            seen_RV,
+            torch.from_numpy(row_M).to(self.device),
+        )
+        moves = self.schedule.append(rows, drawn.token_M.tolist(), drawn.logp_M.tolist())
         self.cache.move(moves.rows, moves.slots)
 
-    def _force_lengths(self, rows: list[Row], logits_RV: Tensor) -> None:
-        """Leave only an end token where a row must end, and none before."""
+    def _with_lengths(self, members: list[tuple[Row, Member]], logits_MV: Tensor) -> Tensor:
+        """Only an end token is left where a completion must end, and none before."""
         settings = self.schedule.settings
         ends = sorted(settings.end_ids)
         assert settings.lengths is not None
         assert ends, "exact lengths need an end token"
-        kept = logits_RV[:, ends[0]].clone()
-        logits_RV[:, ends] = float("-inf")
-        for r, row in enumerate(rows):
-            if len(row.token_ids) + 1 >= settings.lengths(self.schedule.prompts[row.prompt].id, row.completion):
-                logits_RV[r] = float("-inf")
-                logits_RV[r, ends[0]] = kept[r]
+        kept = logits_MV[:, ends[0]].clone()
+        logits_MV[:, ends] = float("-inf")
+        for m, (row, member) in enumerate(members):
+            if len(row.token_ids) + 1 >= settings.lengths(self.schedule.prompts[row.prompt].id, member.completion):
+                logits_MV[m] = float("-inf")
+                logits_MV[m, ends[0]] = kept[m]
+        return logits_MV
 
     def _seen(self, rows: list[Row], logits_RV: Tensor) -> Tensor:
         """Which tokens each row's prompt and completion hold already, for the repetition penalty."""

@@ -1,15 +1,18 @@
 """Who decodes now, in which row of the cache: plain Python and numpy, no tensors.
 
-A group enters when all its rows fit. Rows leave as soon as they end: the last running row takes the empty place, so the
-running rows are always the first ones. Prompts hold slots in the same manner.
+Completions of a prompt that have said the same so far are one row; where they draw different tokens the row forks. So
+a policy that has become sure of how an answer begins computes that beginning once for a group.
+
+A group enters when there is room for a row for each of its completions. Rows leave as soon as they end: the last
+running row takes the empty place, so the running rows are always the first ones. Prompts hold slots in the same manner.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,25 +20,36 @@ from podium.engines.sampling import row_key
 from podium.records import Prompt, SamplingSettings
 
 
+class Member(NamedTuple):
+    """One completion, and the key of its random numbers."""
+
+    completion: int
+    key: np.uint64
+
+
 @dataclass(slots=True)
 class Row:
-    """One running completion."""
+    """Running completions of one prompt that are alike so far."""
 
     prompt: int
     """Index into the prompts given to `generate`."""
-    completion: int
     slot: int
     """Which cached prompt it continues."""
-    position: int
-    """Position of its next token in the model's sequence: prompt length + tokens so far."""
-    key: np.uint64
+    members: list[Member]
     token_ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+
+    def fork(self) -> Row:
+        """Another row with the same past."""
+        return replace(self, token_ids=list(self.token_ids), logps=list(self.logps))
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What the cache must copy after rows have left, (source, target) each, for rows and for prompt slots."""
+    """What the cache must copy after rows have forked or left, (source, target) each, for rows and for prompt slots.
+
+    All at once: a target may be another's source.
+    """
 
     rows: list[tuple[int, int]]
     slots: list[tuple[int, int]]
@@ -58,65 +72,78 @@ class Schedule:
     def admit(self) -> list[int]:
         """Prompts that get their rows now; their slots and rows come after those already running."""
         admitted = []
-        free = self.max_rows - len(self.rows)
+        free = self.max_rows - sum(len(row.members) for row in self.rows)
         while self.waiting and free >= self.settings.num_completions:
             admitted.append(self.waiting.popleft())
             free -= self.settings.num_completions
         return admitted
 
-    def start(self, prompt: int) -> list[Row]:
-        """The new rows of an admitted prompt, in the next free slot."""
-        slot = len(self.slots)
-        self.slots.append(prompt)
+    def start(self, prompt: int) -> Row:
+        """The row of an admitted prompt, all its completions in it, in the next free slot."""
         settings = self.settings
-        rows = [
-            Row(
-                prompt=prompt,
-                completion=g,
-                slot=slot,
-                position=len(self.prompts[prompt].token_ids),
-                key=row_key(settings.seed, settings.round, self.prompts[prompt].id, g),
-            )
-            for g in range(settings.num_completions)
-        ]
-        self.rows += rows
-        return rows
+        keys = (
+            row_key(settings.seed, settings.round, self.prompts[prompt].id, g) for g in range(settings.num_completions)
+        )
+        row = Row(prompt=prompt, slot=len(self.slots), members=[Member(g, key) for g, key in enumerate(keys)])
+        self.slots.append(prompt)
+        self.rows.append(row)
+        return row
 
     def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
-        """Record one token for each of `rows`; let those that ended leave."""
-        ended = False
-        for row, token, logp in zip(rows, tokens, logps, strict=True):
-            row.token_ids.append(token)
-            row.logps.append(logp)
-            row.position += 1
-            if token in self.settings.end_ids or len(row.token_ids) == self.settings.max_tokens:
-                self.done[row.prompt][row.completion] = (row.token_ids, row.logps)
-                ended = True
-        return self._leave() if ended else Moves([], [])
-
-    def _leave(self) -> Moves:
-        running = [self.done[row.prompt][row.completion] is None for row in self.rows]
-        row_moves = _fill_holes(self.rows, running)
+        """Record one token for every member of `rows`, the last of the running ones; rows fork and end."""
+        first, before = len(self.rows) - len(rows), len(self.rows)
+        drawn = iter(zip(tokens, logps, strict=True))
+        origins = list(range(before))
+        for i, row in enumerate(rows, first):
+            forks = _divide(row, drawn)
+            self.rows += forks
+            origins += [i] * len(forks)
+        running = [i < first or not self._ended(row) for i, row in enumerate(self.rows)]
+        if all(running) and len(self.rows) == before:
+            return Moves([], [])
+        places = _close_ranks(self.rows, running)
         needed = {row.slot for row in self.rows}
-        slot_moves = _fill_holes(self.slots, [slot in needed for slot in range(len(self.slots))])
-        moved = dict(slot_moves)
+        slots = _close_ranks(self.slots, [slot in needed for slot in range(len(self.slots))])
+        moved = {slot: i for i, slot in enumerate(slots)}
         for row in self.rows:
-            row.slot = moved.get(row.slot, row.slot)
-        return Moves(row_moves, slot_moves)
+            row.slot = moved[row.slot]
+        return Moves(_moves([origins[place] for place in places]), _moves(slots))
+
+    def _ended(self, row: Row) -> bool:
+        """Whether a row has said its last token; its completions are then done."""
+        if row.token_ids[-1] not in self.settings.end_ids and len(row.token_ids) < self.settings.max_tokens:
+            return False
+        for member in row.members:
+            self.done[row.prompt][member.completion] = (row.token_ids, row.logps)
+        return True
 
 
-def _fill_holes(items: list[Any], kept: Sequence[bool]) -> list[tuple[int, int]]:
-    """Drop the items that are not kept, moving later ones into the holes; gives the moves (from, to).
+def _divide(row: Row, drawn: Iterator[tuple[int, float]]) -> list[Row]:
+    """Each member takes its token: `row` goes on with the first one's, and the rows returned with the others."""
+    alike: dict[tuple[int, float], list[Member]] = {}
+    for member in row.members:
+        alike.setdefault(next(drawn), []).append(member)
+    heirs = [row, *(row.fork() for _ in range(len(alike) - 1))]
+    for heir, ((token, logp), members) in zip(heirs, alike.items(), strict=True):
+        heir.members = members
+        heir.token_ids.append(token)
+        heir.logps.append(logp)
+    return heirs[1:]
+
+
+def _close_ranks(items: list[Any], kept: Sequence[bool]) -> list[int]:
+    """Drop the items that are not kept, moving later ones into the holes; gives where each item was before.
 
     >>> items = list("abcde")
-    >>> _fill_holes(items, [True, False, True, False, True]), items
-    ([(4, 1)], ['a', 'e', 'c'])
+    >>> _close_ranks(items, [True, False, True, False, True]), items
+    ([0, 4, 2], ['a', 'e', 'c'])
     """
     count = sum(kept)
-    holes = [i for i in range(count) if not kept[i]]
-    movers = [i for i in range(count, len(items)) if kept[i]]
-    moves = list(zip(movers, holes, strict=True))
-    for source, target in moves:
-        items[target] = items[source]
-    del items[count:]
-    return moves
+    movers = (i for i in range(count, len(items)) if kept[i])
+    places = [i if kept[i] else next(movers) for i in range(count)]
+    items[:] = [items[place] for place in places]
+    return places
+
+
+def _moves(places: Sequence[int]) -> list[tuple[int, int]]:
+    return [(source, target) for target, source in enumerate(places) if source != target]
