@@ -3,7 +3,7 @@
 The head is computed in chunks and recomputed in the backward, so no [tokens, vocabulary] tensor is ever kept. Knows
 token ids and weights; knows no rewards and no losses.
 
-Shape letters: T tokens in the pack, N trained tokens, V vocabulary, D width.
+Shape letters: T tokens in the pack, N trained tokens, P positions that predict them, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ def token_logps(
     `model` may be wrapped (DDP, PEFT). The caller enters `tree_attention` around forward *and* backward for the shared
     path. `router` asks a mixture of experts for its load-balancing loss.
     """
-    inputs, predict = FORWARDS[path](pack)
+    inputs, predict, place_N = FORWARDS[path](pack)
     head_outputs: list[Tensor] = []
     unwrapped = unwrap(model)
 
     def head(module: nn.Module, hidden_1ND: Tensor) -> Tensor:
-        head_outputs.extend(head_logps(module, predict(hidden_1ND), pack.target_N, unwrapped.config, temperature))
+        hidden_PD = predict(hidden_1ND)
+        head_outputs.extend(head_logps(module, hidden_PD, place_N, pack.target_N, unwrapped.config, temperature))
         # What the model does to these "logits" does not matter. That they lead to the head's weight does: data-parallel
         # wrappers look from a forward's outputs for the parameters that will get no gradient.
         return head_outputs[0][None, :, None].clone()
@@ -79,21 +80,25 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 Predict = Callable[[Tensor], Tensor]
-"""Picks the hidden states [N, D] that predict the trained tokens out of what reaches the head."""
+"""Picks the hidden states [P, D] that predict the trained tokens out of what reaches the head."""
+
+Inputs = tuple[dict[str, Any], Predict, Tensor]
+"""A forward's arguments, and which of the P hidden states predicts trained token n: `place_N`."""
 
 
-def _shared_inputs(pack: Pack) -> tuple[dict[str, Any], Predict]:
+def _shared_inputs(pack: Pack) -> Inputs:
+    predict_P, place_N = pack.predict_N.unique(return_inverse=True)
     inputs = {
         "input_ids": pack.input_ids_T[None],
         "position_ids": pack.position_ids_T[None],
         "attention_mask": None,
-        "logits_to_keep": pack.predict_N,
+        "logits_to_keep": predict_P,
         "podium": TreeAttention(pack.layout),
     }
-    return inputs, lambda hidden_1ND: hidden_1ND[0]
+    return inputs, lambda hidden_1PD: hidden_1PD[0], place_N
 
 
-def _padded_inputs(pack: Pack) -> tuple[dict[str, Any], Predict]:
+def _padded_inputs(pack: Pack) -> Inputs:
     """One row per rollout, padded on the right; `position_ids` count from its first token."""
     device = pack.input_ids_T.device
     lengths = [span.prompt_length + span.length for span in pack.spans_R]
@@ -108,10 +113,10 @@ def _padded_inputs(pack: Pack) -> tuple[dict[str, Any], Predict]:
         "position_ids": (real_RS.cumsum(1) - 1).to(device),
         "attention_mask": real_RS.long().to(device),
     }
-    return inputs, lambda hidden_RSD: hidden_RSD[pack.rollout_N, column_N]
+    return inputs, lambda hidden_RSD: hidden_RSD[pack.rollout_N, column_N], torch.arange(len(column_N), device=device)
 
 
-FORWARDS: dict[Path, Callable[[Pack], tuple[dict[str, Any], Predict]]] = {
+FORWARDS: dict[Path, Callable[[Pack], Inputs]] = {
     "shared": _shared_inputs,
     "padded": _padded_inputs,
 }
@@ -136,14 +141,16 @@ def replaced_head(model: nn.Module, forward: Callable[[nn.Module, Tensor], Tenso
 
 
 def head_logps(
-    head: nn.Module, hidden_ND: Tensor, target_N: Tensor, config: Any, temperature: float
+    head: nn.Module, hidden_PD: Tensor, place_N: Tensor, target_N: Tensor, config: Any, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [N] of the targets, never holding more than a chunk of logits."""
     adjust = LogitAdjustment.of(config, temperature)
     weight_VD = head.weight
     chunk = max(16, HEAD_CHUNK_BYTES // (4 * weight_VD.shape[0]))
-    factor_VD = product_weight(head, hidden_ND).detach()
-    return ChunkedLogps.apply(hidden_ND, weight_VD, factor_VD, getattr(head, "bias", None), target_N, adjust, chunk)
+    factor_VD = product_weight(head, hidden_PD).detach()
+    bias_V = getattr(head, "bias", None)
+    logps_N, entropy_P = ChunkedLogps.apply(hidden_PD, weight_VD, factor_VD, bias_V, place_N, target_N, adjust, chunk)
+    return logps_N, entropy_P[place_N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,62 +181,59 @@ class LogitAdjustment:
 
 
 class ChunkedLogps(torch.autograd.Function):
-    """log softmax(z)[target] and entropy of softmax(z), with z computed a chunk of rows at a time, twice.
+    """log softmax(z)[target] [N] and entropy of softmax(z) [P], z computed a chunk of rows at a time, twice if several.
 
-    Backward of the entropy: dH/dz_j = -p_j (log p_j + H).
+    Token n is target n of row `place_N`. Backward of the entropy: dH/dz_j = -p_j (log p_j + H).
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_ND: Tensor,
+        hidden_PD: Tensor,
         weight_VD: Tensor,
         factor_VD: Tensor,
         bias_V: Tensor | None,
+        place_N: Tensor,
         target_N: Tensor,
         adjust: LogitAdjustment,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        n = len(hidden_ND)
-        logps_N, entropy_N, lse_N = (hidden_ND.new_empty(n, dtype=torch.float32) for _ in range(3))
-        for rows in _row_chunks(n, chunk):
-            z = _logits(hidden_ND[rows], factor_VD, bias_V, adjust)
-            lse_N[rows], expected = _lse_and_mean(z)
-            logps_N[rows] = z.gather(1, target_N[rows, None])[:, 0] - lse_N[rows]
-            entropy_N[rows] = lse_N[rows] - expected
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
+        rows, needed = len(hidden_PD), any(ctx.needs_input_grad)
+        lse_P, entropy_P = (hidden_PD.new_empty(rows, dtype=torch.float32) for _ in range(2))
+        logps_N = hidden_PD.new_empty(len(place_N), dtype=torch.float32)
+        only = None
+        for part, tokens, at in _row_chunks(rows, chunk, place_N):
+            z = _logits(hidden_PD[part], factor_VD, bias_V, adjust)
+            lse_P[part], expected = _lse_and_mean(z)
+            logps_N[tokens] = z[at, target_N[tokens]] - lse_P[part][at]
+            entropy_P[part] = lse_P[part] - expected
+            only = z if needed and rows <= chunk else None
+        ctx.save_for_backward(hidden_PD, weight_VD, bias_V, place_N, target_N, lse_P, entropy_P, only)
         ctx.adjust, ctx.chunk, ctx.factor_VD = adjust, chunk, factor_VD
         ctx.set_materialize_grads(False)
-        return logps_N, entropy_N
+        return logps_N, entropy_P
 
     @staticmethod
-    def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, ...]:
-        hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
+    def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_P: Tensor | None) -> tuple[Any, ...]:
+        hidden_PD, weight_VD, bias_V, place_N, target_N, lse_P, entropy_P, only = ctx.saved_tensors
         factor_VD = ctx.factor_VD
         needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
-        grad_hidden = torch.empty_like(hidden_ND) if needs_hidden else None
+        grad_hidden = torch.empty_like(hidden_PD) if needs_hidden else None
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
 
         def add_chunks(total_VD: Tensor | None) -> None:
-            for rows in _row_chunks(len(hidden_ND), ctx.chunk):
-                grad = _grad_logits(
-                    _logits(hidden_ND[rows], factor_VD, bias_V, ctx.adjust),
-                    lse_N[rows, None],
-                    target_N[rows, None],
-                    ctx.adjust,
-                    (
-                        None if grad_logps_N is None else grad_logps_N[rows, None],
-                        None if grad_entropy_N is None else grad_entropy_N[rows, None],
-                        entropy_N[rows, None],
-                    ),
-                )
+            for part, tokens, at in _row_chunks(len(hidden_PD), ctx.chunk, place_N):
+                z = _logits(hidden_PD[part], factor_VD, bias_V, ctx.adjust) if only is None else only
+                of_targets = None if grad_logps_N is None else (at, target_N[tokens], grad_logps_N[tokens])
+                of_entropy = None if grad_entropy_P is None else (entropy_P[part, None], grad_entropy_P[part, None])
+                grad = _grad_logits(z, lse_P[part, None], ctx.adjust, of_targets, of_entropy)
                 if grad_bias is not None:
                     grad_bias.add_(grad.sum(0))
                 grad = grad.to(factor_VD.dtype)
                 if grad_hidden is not None:
-                    grad_hidden[rows] = (grad @ factor_VD).to(hidden_ND.dtype)
+                    grad_hidden[part] = (grad @ factor_VD).to(hidden_PD.dtype)
                 if total_VD is not None:
-                    _add_product(total_VD, grad, hidden_ND[rows].to(factor_VD.dtype))
+                    _add_product(total_VD, grad, hidden_PD[part].to(factor_VD.dtype))
 
         def add(grad_VD: Tensor) -> Tensor:
             if grad_VD.dtype == torch.float32:
@@ -243,12 +247,15 @@ class ChunkedLogps(torch.autograd.Function):
             grad_weight = accumulated(weight_VD, add)
         else:
             add_chunks(None)
-        return grad_hidden, grad_weight, None, grad_bias, None, None, None
+        return grad_hidden, grad_weight, None, grad_bias, None, None, None, None
 
 
-def _row_chunks(n: int, chunk: int) -> Iterator[slice]:
-    for start in range(0, n, chunk):
-        yield slice(start, min(n, start + chunk))
+def _row_chunks(rows: int, chunk: int, place_N: Tensor) -> Iterator[tuple[slice, Tensor | slice, Tensor]]:
+    """Rows at a time, with the tokens that belong to them, and these tokens' places among them."""
+    for start in range(0, rows, chunk):
+        part = slice(start, min(rows, start + chunk))
+        tokens = slice(None) if rows <= chunk else ((place_N >= start) & (place_N < part.stop)).nonzero()[:, 0]
+        yield part, tokens, place_N[tokens] - start
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, adjust: LogitAdjustment) -> Tensor:
@@ -271,25 +278,31 @@ def _lse_and_mean(z: Tensor) -> tuple[Tensor, Tensor]:
 def _grad_logits(
     z: Tensor,
     lse: Tensor,
-    target: Tensor,
     adjust: LogitAdjustment,
-    upstream: tuple[Tensor | None, Tensor | None, Tensor],
+    of_targets: tuple[Tensor, Tensor, Tensor] | None,
+    of_entropy: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """d loss / d logits, in the memory of z where nothing else needs z."""
-    grad_logps, grad_entropy, entropy = upstream
+    """d loss / d logits, in the memory of z where nothing else needs z.
+
+    `of_targets`: rows, targets and upstream gradients of the log-probabilities; `of_entropy`: entropy and upstream
+    gradient of every row.
+    """
     adjusted = z.clone() if adjust.cap is not None else z
     logp = z.sub_(lse)
-    of_entropy = None
-    if grad_entropy is not None:
+    entropy_grad = None
+    if of_entropy is not None:
+        entropy, upstream = of_entropy
         p = logp.exp()
-        of_entropy = torch.where(p > 0, p * (logp + entropy), 0.0).mul_(grad_entropy)
+        entropy_grad = torch.where(p > 0, p * (logp + entropy), 0.0).mul_(upstream)
     grad = logp.exp_()
-    if grad_logps is not None:
-        grad.mul_(-grad_logps).scatter_add_(1, target, grad_logps)
+    if of_targets is not None:
+        rows, targets, upstream = of_targets
+        total = torch.zeros_like(lse[:, 0]).index_add_(0, rows, upstream)
+        grad.mul_(-total[:, None]).index_put_((rows, targets), upstream, accumulate=True)
     else:
         grad.zero_()
-    if of_entropy is not None:
-        grad.sub_(of_entropy)
+    if entropy_grad is not None:
+        grad.sub_(entropy_grad)
     return adjust.backward(grad, adjusted)
 
 
@@ -298,7 +311,8 @@ def _add_product(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
     if grad_NV.dtype == total_VD.dtype:
         total_VD.addmm_(grad_NV.T, hidden_ND)
         return
-    for rows in _row_chunks(len(total_VD), PRODUCT_ROWS):
+    for start in range(0, len(total_VD), PRODUCT_ROWS):
+        rows = slice(start, start + PRODUCT_ROWS)
         total_VD[rows].add_(grad_NV[:, rows].T @ hidden_ND)
 
 

@@ -95,6 +95,7 @@ class GRPOTrainer(SavesWhole):
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
         self._loss: Tensor | float = 0.0
+        self._gradients: dict[nn.Parameter, Tensor] = {}
         self._step_started = time.perf_counter()
         self.health = Health(parts, self._measured)
         self.rollouts = Rollouts(self, self._measured, self.health)
@@ -241,10 +242,13 @@ class GRPOTrainer(SavesWhole):
             self._zero_gradients()
 
     def _zero_gradients(self) -> None:
-        """Zeros where there is no gradient yet."""
+        """Zeros where there is no gradient yet: on a CPU in the last step's memory, which is slow to get anew."""
         for parameter in self.model.parameters():
             if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                kept = self._gradients.get(parameter)
+                parameter.grad = torch.zeros_like(parameter) if kept is None else kept.zero_()
+                if parameter.device.type == "cpu":
+                    self._gradients[parameter] = parameter.grad
 
     def _finish_step(self, batch: MicroBatch) -> None:
         """One reduction over packs and ranks, one copy to the host, one set of numbers."""

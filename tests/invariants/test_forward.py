@@ -354,7 +354,7 @@ def test_the_heads_gradient_of_a_half_precision_model_is_rounded_once() -> None:
         weight_VD = torch.linspace(-1, 1, 40 * 32).sin().view(40, 32).to(dtype).requires_grad_()
         factor_VD, adjust = weight_VD.detach(), forward.LogitAdjustment()
         logps_N, _ = forward.ChunkedLogps.apply(
-            hidden_ND.to(dtype), weight_VD, factor_VD, None, target_N, adjust, chunk
+            hidden_ND.to(dtype), weight_VD, factor_VD, None, torch.arange(512), target_N, adjust, chunk
         )
         logps_N.sum().backward()
         grads.append(weight_VD.grad.float())

@@ -188,8 +188,8 @@ def test_positions_shifted(make: Callable, monkeypatch: pytest.MonkeyPatch, kind
     inputs = podium.forward.FORWARDS["shared"]
 
     def shifted(packed: Any) -> Any:
-        kwargs, predict = inputs(packed)
-        return {**kwargs, "position_ids": kwargs["position_ids"] + 1}, predict
+        kwargs, *how = inputs(packed)
+        return {**kwargs, "position_ids": kwargs["position_ids"] + 1}, *how
 
     trainer = make(model=kind)
     monkeypatch.setitem(podium.forward.FORWARDS, "shared", shifted)
@@ -200,11 +200,11 @@ def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.Mo
     inputs = podium.forward.FORWARDS["shared"]
 
     def shifted(packed: Any) -> Any:
-        kwargs, predict = inputs(packed)
+        kwargs, *how = inputs(packed)
         positions = kwargs["position_ids"].clone()
         for span in packed.spans_R:
             positions[0, span.own] += 1
-        return {**kwargs, "position_ids": positions}, predict
+        return {**kwargs, "position_ids": positions}, *how
 
     trainer = make()
     monkeypatch.setitem(podium.forward.FORWARDS, "shared", shifted)
