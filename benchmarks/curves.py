@@ -22,7 +22,7 @@ from benchmarks.bench import hardware, save
 from podium.run import Run
 
 PRECISIONS = ("bfloat16", "float32")
-WINDOW = 10
+WINDOW = 9
 
 
 def train(folder: Path, *, seed: int, precision: str, steps: int, threads: int) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def main() -> None:
     """Alternate the precisions, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []

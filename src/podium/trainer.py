@@ -196,8 +196,7 @@ class GRPOTrainer(SavesWhole):
         stale = old_logps_N is not None and self.args.async_rollouts  # the old ones may be the sampled ones themselves
         if not stale and not self.parts.filtered_logps:
             self.health.saw_logps(packed.sampled_logps_N, out.logps_N if old_logps_N is None else old_logps_N)
-        other = self.parts.other_sampler
-        inputs = loss_inputs(packed, out, batch, keep_N, num_kept, other_sampler=other)
+        inputs = loss_inputs(packed, out, batch, keep_N, num_kept, other_sampler=self.parts.other_sampler)
         result = policy_loss(inputs, self.parts.loss, self._entropy_coef)
         loss = result.loss
         if out.router_loss is not None:
@@ -339,8 +338,7 @@ class GRPOTrainer(SavesWhole):
         with self.parts.attention(), self.parts.precision():
             for packed in packs:
                 out = self.parts.token_logps(self.model, packed)
-                other = self.parts.other_sampler
-                inputs = loss_inputs(packed, out, batch, None, None, other_sampler=other)
+                inputs = loss_inputs(packed, out, batch, None, None, other_sampler=self.parts.other_sampler)
                 result = policy_loss(inputs, self.parts.loss)
                 loss += float(result.loss)
                 sums.append(result.sums.stack().tolist())

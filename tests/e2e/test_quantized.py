@@ -66,6 +66,13 @@ def gradients(trainer: Any, group: TrainingGroup) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
 
 
+def assert_resumed_alike(trainer: Any, again: Any) -> None:
+    """From the second step on, to the last bit."""
+    again.train(resume_from_checkpoint=str(Path(again.args.output_dir) / "checkpoint-2"))
+    for mine, theirs in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 @needs_it
 @pytest.mark.parametrize("nested", [False, True])
 def test_gradients_pass_through_weights_in_4_bits(make_trainer: Callable, folder: Path, nested: bool) -> None:
@@ -118,10 +125,7 @@ def test_qlora_trains_samples_proves_and_resumes(make_trainer: Callable, folder:
     assert all(check.passed is not False for check in trainer.proof.checks)
     assert max(logs(trainer, "health/logp_gap_max")) < 1e-3
     assert logs(trainer, "health/moved_share")[1:] == pytest.approx([1, 1, 1], abs=0.01), "no update is rounded away"
-    again = make_trainer(**settings)
-    again.train(resume_from_checkpoint=str(Path(again.args.output_dir) / "checkpoint-2"))
-    for mine, theirs in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_resumed_alike(trainer, make_trainer(**settings))
 
 
 @needs_it
@@ -163,10 +167,7 @@ def test_8_bit_optimizers(make_trainer: Callable, folder: Path, optim: str) -> N
         value.dtype for state in trainer.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
     }
     assert torch.uint8 in kinds
-    again = make_trainer(**settings)
-    again.train(resume_from_checkpoint=str(Path(again.args.output_dir) / "checkpoint-2"))
-    for mine, theirs in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_resumed_alike(trainer, make_trainer(**settings))
 
 
 @needs_it

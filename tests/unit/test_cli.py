@@ -112,6 +112,11 @@ def test_flags_that_cannot_be_meant_are_refused(line):
             "train quickstart --learning_rat 1e-6",
             "--learning_rat: unknown key `learning_rat`. [C009]\n  fix: Did you mean `learning_rate`?",
         ),
+        (
+            "train quickstart --learning-rate",
+            "--learning_rate: needs a number behind it. [C003]\n  fix: --learning_rate 1e-06",
+        ),
+        ("train quickstart --temprature 2 --num_generations 32", "--temprature: unknown key"),  # no warnings before it
         ("train quickstart --num_gen 4", "--num_gen: unknown key `num_gen`"),
         ("train quickstart --loss-type drgrpo", "--loss_type: `loss_type` must be one of"),
         ("train quickstart --num_generations 7", "--num_generations: generation_batch_size (64) must be"),

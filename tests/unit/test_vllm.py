@@ -313,7 +313,7 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], says: str, t
 def test_colocated_without_vllm(make_trainer: Callable, folder: str) -> None:
     with pytest.raises(ConfigError) as error:
         make_trainer(model=folder, use_vllm=True, vllm_mode="colocate")
-    assert error.value.code == "C034"
+    assert error.value.code == "C032"
     assert "not installed" in str(error.value)
     assert "vllm_mode: server" in str(error.value)
 

@@ -139,6 +139,8 @@ _LEVELS = (
 """(when, what, why, the setting that cures it): what works and is not what the paper of that name does."""
 
 
+_NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
+
 _OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
     "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
     "torchao": (r"adamw_torch_[48]bit", ""),
@@ -155,7 +157,7 @@ def optimizer(setup: Setup) -> Iterator[Finding]:
                 code="C032",
                 severity="warning",
                 what=f"{setup.at('optim')} is {name}, which needs the package {package}; it is not installed here",
-                why="training cannot start here; elsewhere the recipe may be right",
+                why=_NOT_INSTALLED,
                 fix="pip install " + (f"'podium[{extra}]'" if extra else package),
             )
 
@@ -169,11 +171,12 @@ def vllm(setup: Setup) -> Iterator[Finding]:
     try:
         prepare(setup.args, setup.model.name, setup.model.config, waits=False)
     except PodiumError as error:
+        asked = "training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer"
         yield Finding(
-            code="C034",
+            code=error.code,
             severity="warning",
             what=f"{setup.at('use_vllm')}: {error.what}",
-            why="training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer",
+            why=_NOT_INSTALLED if error.code == "C032" else asked,
             fix=error.fix,
         )
 

@@ -98,7 +98,7 @@ RULES: tuple[Rule, ...] = (
     Rule(settings.variables, {"C020": ERROR}),
     Rule(settings.contradictions, {"C030": ERROR}),
     Rule(settings.optimizer, {"C032": WARNING}),
-    Rule(settings.vllm, {"C034": WARNING}),
+    Rule(settings.vllm, {"C032": WARNING, "C034": WARNING}),
     Rule(settings.filters, {"C035": WARNING}),
     Rule(settings.combinations, {"C025": WARNING}),
     Rule(settings.learning_rate, {"C021": WARNING, "C022": WARNING, "C026": WARNING}),

@@ -159,11 +159,10 @@ def _check_first(path: str | Document, overrides: dict[str, Any]) -> None:
     quiet()
     found = check_recipe(path, overrides)
     wrong = [finding for finding in found if finding.severity == "error" or finding.code in NOT_HERE]
-    if int(os.environ.get("RANK", 0)) == 0:
-        said = [finding for finding in found if finding.severity == "warning" or finding.code == ASSUMED]
-        show_findings(errors, [finding for finding in said if finding not in wrong])
     if wrong:
         raise as_error(str(path), wrong)
+    if int(os.environ.get("RANK", 0)) == 0:
+        show_findings(errors, [each for each in found if each.severity == "warning" or each.code == ASSUMED])
 
 
 def silence(trainer: Trainer) -> None:

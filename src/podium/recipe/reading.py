@@ -29,6 +29,7 @@ from podium.recipe.schema import (
     field_types,
     key_types,
     members,
+    of_flag,
     unknown_key,
 )
 from podium.rewards.resolve import callable_name, distinct_names
@@ -143,7 +144,7 @@ class _Reading:
                 continue  # `key:` with nothing behind it: as if it were not there
             checked, mistake = check_key(key, value)
             if mistake is not None:
-                self.say_of(mistake, key)
+                self.say_of(of_flag(mistake, key, value) if key in self.overrides else mistake, key)
                 continue
             short = OLD_NAMES.get(key, key)
             if short in self.spelled and self.spelled[short] != key:

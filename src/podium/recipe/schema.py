@@ -191,6 +191,19 @@ def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, Mistake | No
     return checked, Mistake(what=f"`{key}`: {problem}", code="C003", fix=fix)
 
 
+def of_flag(mistake: Mistake, key: str, value: Any) -> Mistake:
+    """The same of a key that was given as a flag, with the flag to type.
+
+    >>> _, mistake = check_key("learning_rate", True)
+    >>> of_flag(mistake, "learning_rate", True)
+    Mistake(what='needs a number behind it.', code='C003', fix='--learning_rate 1e-06')
+    """
+    words = _in_words(key_types()[key])
+    fix = mistake.fix.replace(f"{key}: ", f"--{key} ", 1) if mistake.fix.startswith(f"{key}: ") else mistake.fix
+    what = f"needs {words} behind it." if value is True else mistake.what
+    return dataclasses.replace(mistake, what=what, fix=fix)
+
+
 def _whole_line(key: str, value: Any) -> str:
     """The nearest whole number, where there is one."""
     try:

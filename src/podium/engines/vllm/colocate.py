@@ -39,13 +39,13 @@ def check_installed(args: GRPOConfig) -> None:
     if importlib.util.find_spec("vllm") is None or not found:
         raise ConfigError(
             "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
-            code="C034",
+            code="C032",
             fix=f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own.',
         )
     if Version(Version(found).base_version) < OLDEST:
         raise ConfigError(
             f"vLLM {found} is installed; Podium needs {OLDEST} or newer, which keeps a version with its weights.",
-            code="C034",
+            code="C032",
             fix=f'pip install "vllm>={OLDEST}"',
         )
     room = args.vllm_max_model_length
