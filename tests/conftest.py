@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches the processes that tests start, even where a shell started the tests behind an `&`."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def test_a_mistake_as_json(tmp_path: Path) -> None:
     done = run(tmp_path, "--json", "--temperature", "0")
     assert done.returncode == 1
     [error] = [each for each in json.loads(done.stdout)["findings"] if each["severity"] == "error"]
-    assert (error["code"], error["fix"]) == ("C016", "temperature: 1.0")
+    assert (error["code"], error["fix"]) == ("C016", "--temperature 1.0")
     assert error["what"].startswith("--temperature: ")
 
 

@@ -7,16 +7,19 @@
 makes a `Measurement` of those numbers.
 
 The cost model. What a completion costs, to sample or to train on, goes with the tokens that are computed for it: its
-own, and its share of a prompt that the group shares. A first batch says what a token costs, warm. Two things then
-change while a policy learns, and a first batch cannot show how far:
+own, and its share of what the group shares. A first batch says what a token costs, warm. Three things then change
+while a policy learns, and a first batch cannot show how far:
 
 - Completions that are cut off at the limit learn to end, and are then as long as those of the first batch that ended.
 - Groups come to agree, and what is agreed on is not trained on. `SIGNAL_LATER` of the groups still differ later, or as
   many as at first where those are fewer.
+- The form of an answer is learnt, and completions that begin alike are computed once: `ALIKE_TOKENS` of each, at most
+  `ALIKE_SHARE` of it. That is much of a short answer, and nothing of a long one.
 
-Both are reached as exp(-step / `SETTLING_STEPS`). The constants are those of four recorded runs of the quickstart
-(other seeds, other machines' load): over 60 steps 0.37, 0.43, 0.44 and 0.46 of the groups had signal, 0.4 from the
-fourth step on. A run with other rewards may keep all of its signal: `most_seconds` is the run in which nothing changes.
+All are reached as exp(-step / `SETTLING_STEPS`). The constants are those of recorded runs of the quickstart: over 60
+steps 0.37, 0.43, 0.44 and 0.46 of the groups had signal, 0.4 from the fourth step on; sampling took 0.4 of what it took
+at first, and training 0.4 of what the share of groups with signal explains. A run with other rewards may keep all of
+its signal: `most_seconds` is the run in which nothing changes.
 """
 
 from __future__ import annotations
@@ -48,6 +51,12 @@ if TYPE_CHECKING:
 SIGNAL_LATER = 0.4
 """Share of the groups that have signal once a policy has learnt what is easy."""
 
+ALIKE_TOKENS = 5.5
+"""Tokens of a completion that cost nothing later, since others of its group began with the same."""
+
+ALIKE_SHARE = 0.6
+"""Of a completion, at most."""
+
 SETTLING_STEPS = 3.0
 """Optimizer steps in which two thirds of that change happen."""
 
@@ -73,6 +82,8 @@ class Measurement:
     """Share of the completions that have an advantage; the others are not trained on."""
     skips_flat: bool
     """Whether groups without signal are left out of training."""
+    shares: bool
+    """Whether what completions begin with alike is computed once."""
     optimizer_seconds: float
     """One step, with what follows from new weights."""
 
@@ -175,7 +186,9 @@ def estimate_time(
     later = length if math.isnan(measured.ended_tokens) else min(length, measured.ended_tokens)
     early = early_share(steps)
     mean_length = early * length + (1 - early) * later
-    work = (prompt + mean_length) / (prompt + length)
+    alike = min(ALIKE_TOKENS, ALIKE_SHARE * later) if measured.shares else 0.0
+    work_later = (prompt + later - alike) / (prompt + length)
+    work = early + (1 - early) * work_later
     signal_later = min(measured.trained_share, SIGNAL_LATER) if measured.skips_flat else measured.trained_share
     signal = early * measured.trained_share + (1 - early) * signal_later
 
@@ -189,7 +202,6 @@ def estimate_time(
         )
 
     a_completion = measured.generate_seconds / measured.num_completions
-    work_later = (prompt + later) / (prompt + length)
     return TimeEstimate(
         num_steps=steps,
         first=step(1.0, measured.trained_share),
@@ -243,6 +255,7 @@ def measure(trainer: GRPOTrainer) -> Measurement:
         prompt_tokens=_computed_once([group.prompt.token_ids for group in groups]),
         ended_tokens=float(np.mean(ended)) if ended else math.nan,
         skips_flat=trainer.parts.skips_zero_advantage,
+        shares=trainer.parts.path == "shared",
         completion_tokens=sum(len(c.token_ids) for c in completions),
         generate_seconds=sampled - start,
         reward_seconds=rewarded - sampled,

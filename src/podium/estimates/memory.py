@@ -129,6 +129,8 @@ class MemoryEstimate:
     """What the device has left for this process; None: unknown."""
     overlaps: bool
     """Whether this device samples while it trains (`async_rollouts`)."""
+    keeps_gradients: bool
+    """Whether they keep their memory from step to step (CPU)."""
     tokens_per_pack: int
     largest_num_generations: int | None
     """Largest group that fits with everything else as it is; None: nothing fits, or the device is unknown."""
@@ -139,8 +141,9 @@ class MemoryEstimate:
     def peak_bytes(self) -> int:
         """The sum, with the larger of sampling and training; with both where they overlap."""
         fixed = self.runtime_bytes + self.weights_bytes + self.rounded_bytes + self.reference_bytes + self.copy_bytes
-        both = self.sampling_bytes, self.gradients_bytes + self.activations_bytes
-        return fixed + self.optimizer_bytes + (sum(both) if self.overlaps else max(both))
+        kept = self.gradients_bytes if self.keeps_gradients else 0
+        both = self.sampling_bytes + kept, self.gradients_bytes + self.activations_bytes
+        return fixed + self.optimizer_bytes + (sum(both) - kept if self.overlaps else max(both))
 
     @property
     def fits(self) -> bool:
@@ -227,6 +230,7 @@ def estimate_memory(
             activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded),
             available_bytes=available,
             overlaps=overlaps,
+            keeps_gradients=device == "cpu",
             tokens_per_pack=load.tokens_per_pack,
             largest_num_generations=None,
             largest_tokens_per_pack=None,
