@@ -90,7 +90,7 @@ def with_vllm(python: str, length: int, prompt_tokens: int) -> list[float]:
     )
     if done.returncode:
         raise SystemExit(f"vLLM failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("[")))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from transformers.trainer_utils import set_seed
 
 from podium.advantages import AdvantageSettings, combine
 from podium.completions import CompletionsLog
-from podium.config import GRPOConfig, advantage_settings, entropy_control, loss_settings, sampling_settings
+from podium.config import GRPOConfig
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import OwnWeights, RolloutEngine
@@ -41,6 +41,7 @@ from podium.records import ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
 from podium.rounds import Plan, PromptOrder
+from podium.settings import advantage_settings, entropy_control, loss_settings, sampling_settings
 
 logger = logging.getLogger(__name__)
 

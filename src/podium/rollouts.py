@@ -30,7 +30,7 @@ from torch import nn
 from podium.advantages import Advantages, advantages
 from podium.ahead import Flight, Landed, Measured, Sampled, from_arrays
 from podium.assembly import Parts
-from podium.config import GRPOConfig, call_settings, sampling_settings
+from podium.config import GRPOConfig
 from podium.engines.base import OwnWeights, make_groups
 from podium.health import Health
 from podium.metrics import MetricsBuffer, Mode, RolloutTable, rollout_metrics, rollout_table, unstack
@@ -38,6 +38,7 @@ from podium.packing import nothing, pack
 from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.score import score
 from podium.rounds import Round, RoundKey, shares
+from podium.settings import call_settings, sampling_settings
 
 EVALUATION = -1
 """Round number of evaluations: always the same random numbers, so that before and after are drawn alike."""

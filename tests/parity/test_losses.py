@@ -20,7 +20,7 @@ import trl
 from accelerate import Accelerator
 from torch import Tensor
 
-from podium.config import GRPOConfig, entropy_control, loss_settings
+from podium.config import GRPOConfig
 from podium.losses import (
     LossInputs,
     LossSettings,
@@ -31,6 +31,7 @@ from podium.losses import (
     skips_zero_advantage,
 )
 from podium.metrics import loss_metrics, mean_kept_entropy
+from podium.settings import entropy_control, loss_settings
 
 LENGTHS = (4, 7, 1, 5, 3, 6)
 WIDTH = 8

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from podium.assembly import plan_of
-from podium.config import GRPOConfig, loss_settings
+from podium.config import GRPOConfig
 from podium.losses import OBJECTIVES
 from podium.recipe import load
+from podium.settings import loss_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n.*?^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))

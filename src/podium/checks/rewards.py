@@ -10,13 +10,13 @@ from typing import Any
 from transformers import TrainerState
 
 from podium.checks.setup import Setup, findings_of
-from podium.config import advantage_settings
 from podium.data.row import check_row
 from podium.errors import PodiumError, RewardError
 from podium.records import Completion, Finding, Group, Prompt
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import GOLD, Reward, check_rewards
 from podium.rewards.score import score
+from podium.settings import advantage_settings
 
 SLOW_SECONDS = 0.05
 """Per completion."""

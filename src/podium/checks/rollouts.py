@@ -18,13 +18,14 @@ import numpy as np
 
 from podium.advantages import combine
 from podium.checks.verdict import LONGER, TRUNCATED_SHARE, verdict
-from podium.config import GRPOConfig, sampling_settings
+from podium.config import GRPOConfig
 from podium.data.selection import fingerprint
 from podium.errors import ConfigError
 from podium.evaluation import accuracy_name
 from podium.evaluation.measured import RIGHT
 from podium.records import Finding, ScoredGroup
 from podium.rewards.score import score
+from podium.settings import sampling_settings
 
 if TYPE_CHECKING:
     from podium.trainer import GRPOTrainer

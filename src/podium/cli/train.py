@@ -209,11 +209,11 @@ def _keep(
 ) -> None:
     """Numbers and completions in the run's folder, as `podium eval` writes them."""
     from podium.cli.targets import held_out_name
-    from podium.config import sampling_settings
     from podium.evaluation.evaluate import how
     from podium.evaluation.saved import Settings, Writer, write_json
     from podium.rollouts import EVALUATION as EVALUATION_ROUND
     from podium.run import EVALUATION
+    from podium.settings import sampling_settings
 
     folder = Path(str(recipe.config["output_dir"]))
     sampling = sampling_settings(

@@ -36,13 +36,14 @@ import torch
 from torch import nn
 
 from podium.assembly import plan_of
-from podium.config import GRPOConfig, sampling_settings
+from podium.config import GRPOConfig
 from podium.engines.live.engine import MAX_ROWS
 from podium.packing import common_beginning
 from podium.records import Prompt, SamplingSettings, TrainingGroup
 from podium.rewards.score import score
 from podium.rollouts import EVALUATION, training_group
 from podium.rounds import Plan, RoundKey, Share, micro_batches
+from podium.settings import sampling_settings
 from podium.untouched import untouched
 
 if TYPE_CHECKING:

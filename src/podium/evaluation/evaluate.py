@@ -25,7 +25,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 
 from podium.assembly import engine_for, load_settings, prompt_builder
-from podium.config import GRPOConfig, advantage_settings, call_settings, sampling_settings
+from podium.config import GRPOConfig
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import RolloutEngine
@@ -41,6 +41,7 @@ from podium.records import Prompt, SamplingSettings
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
 from podium.rollouts import EVALUATION
+from podium.settings import advantage_settings, call_settings, sampling_settings
 
 COMPLETIONS_AT_ONCE = 256
 """Sampled, scored and written together. A prompt's completions always are."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podium.advantages import combine
-from podium.config import sampling_settings
 from podium.forward import unwrap
 from podium.proof.records import Before, Check, named, shown_token
 from podium.records import Completion, ScoredGroup, TrainingGroup
+from podium.settings import sampling_settings
 
 if TYPE_CHECKING:
     from podium.trainer import GRPOTrainer

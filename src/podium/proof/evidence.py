@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from podium.config import sampling_settings
 from podium.engines.live.engine import evaluation
 from podium.forward import TokenLogps, unwrap
 from podium.losses import policy_loss
@@ -28,6 +27,7 @@ from podium.precision import ProductPrecision
 from podium.proof.plain import Row, base_model, plain_backward, plain_logps, rows_of
 from podium.records import Prompt, SamplingSettings, TrainingGroup
 from podium.rounds import MicroBatch, Share, loss_inputs, micro_batches
+from podium.settings import sampling_settings
 from podium.untouched import clear_gradients
 
 if TYPE_CHECKING:

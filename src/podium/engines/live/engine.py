@@ -127,11 +127,9 @@ class Round:
         positions = np.array([len(row.token_ids) for row, _ in members])
         row_M = np.repeat(np.arange(len(rows)), [len(row.members) for row in rows])
         seen_RV = self._seen(rows, logits_RV) if self.penalise else None
-        if self.schedule.settings.lengths is not None:
-            logits_RV, seen_RV = (
-                self._with_lengths(members, logits_RV[row_M]),
-                None if seen_RV is None else seen_RV[row_M],
-            )
+        if self.schedule.settings.lengths is not None:  # then each completion has logits of its own
+            logits_RV = self._with_lengths(members, logits_RV[row_M])
+            seen_RV = None if seen_RV is None else seen_RV[row_M]
             row_M = np.arange(len(members))
         drawn = draw(
             logits_RV,

@@ -1,0 +1,146 @@
+"""TRL's one big config -> a small frozen record for each room that computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+
+from podium.advantages import AdvantageSettings
+from podium.errors import ConfigError, did_you_mean
+from podium.losses import CORRECTIONS, Correction, EntropyControl, LossSettings
+from podium.records import SamplingSettings
+from podium.rewards.score import CallSettings
+
+if TYPE_CHECKING:
+    from podium.config import GRPOConfig
+
+
+def sampling_settings(
+    args: GRPOConfig,
+    end_ids: frozenset[int],
+    *,
+    num_completions: int,
+    round_number: int,
+    greedy: bool = False,
+    temperature: float | None = None,
+) -> SamplingSettings:
+    """How one generation round is sampled. `generation_kwargs` overrides the named arguments, as in TRL.
+
+    `temperature` is the training's unless given.
+    """
+    named = {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "min_p": args.min_p or 0.0,
+        "repetition_penalty": args.repetition_penalty,
+        "max_tokens": args.max_completion_length,
+    }
+    extra = dict(args.generation_kwargs or {})
+    if "max_new_tokens" in extra:
+        named["max_tokens"] = extra.pop("max_new_tokens")
+    if "eos_token_id" in extra:
+        ids = extra.pop("eos_token_id")
+        end_ids = frozenset([ids] if isinstance(ids, int) else ids)
+    greedy = extra.pop("do_sample", True) is False or greedy
+    named.update({name: extra.pop(name) for name in list(named) if extra.get(name) is not None})
+    if temperature is not None:
+        named["temperature"] = temperature
+    if args.cache_implementation is not None:
+        extra["cache_implementation"] = args.cache_implementation
+    return SamplingSettings(
+        num_completions=num_completions,
+        greedy=greedy,
+        end_ids=end_ids,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        round=round_number,
+        extra=extra,
+        **named,
+    )
+
+
+def loss_settings(args: GRPOConfig) -> LossSettings:
+    """The loss's own knobs."""
+    return LossSettings(
+        loss_type=args.loss_type,
+        level=args.importance_sampling_level,
+        epsilon_low=args.epsilon,
+        epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        delta=args.delta,
+        beta=args.beta,
+        use_bias_correction_kl=args.use_bias_correction_kl,
+        sapo_temperature_pos=args.sapo_temperature_pos,
+        sapo_temperature_neg=args.sapo_temperature_neg,
+        vespo_k_pos=args.vespo_k_pos,
+        vespo_lambda_pos=args.vespo_lambda_pos,
+        vespo_k_neg=args.vespo_k_neg,
+        vespo_lambda_neg=args.vespo_lambda_neg,
+        max_completion_length=args.max_completion_length,
+        off_policy_mask_threshold=args.off_policy_mask_threshold,
+        correction=_correction(args),
+    )
+
+
+def _correction(args: GRPOConfig) -> Correction | None:
+    """How the loss corrects for completions of another engine's computing; None: it does not."""
+    if not (args.use_vllm and args.vllm_importance_sampling_correction):
+        return None
+    return dataclasses.replace(
+        CORRECTIONS[args.vllm_importance_sampling_mode],
+        low=args.vllm_importance_sampling_clip_min,
+        high=args.vllm_importance_sampling_clip_max,
+    )
+
+
+def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
+    """How rewards become advantages. Raises `ConfigError` unless there are as many weights as reward functions."""
+    weights = args.reward_weights if args.reward_weights is not None else [1.0] * num_rewards
+    if len(weights) != num_rewards:
+        raise ConfigError(
+            f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match.",
+            code="W015",
+            fix="Give one weight per function, in the order of reward_funcs.",
+        )
+    return AdvantageSettings(
+        weights_K=np.asarray(weights, np.float64),
+        scale_rewards=args.scale_rewards,
+        aggregation=args.multi_objective_aggregation,
+    )
+
+
+def call_settings(args: GRPOConfig) -> CallSettings:
+    """How reward functions are called."""
+    return CallSettings(
+        limit=args.reward_timeout or None,
+        on_error=_on_error(args.on_reward_error),
+        num_workers=args.reward_workers,
+    )
+
+
+def _on_error(value: Any) -> Literal["raise", "none"] | float:
+    """As a word or a number; YAML's `null` and Python's None mean `none`."""
+    text = "none" if value is None else str(value).strip().lower()
+    if text in ("raise", "none"):
+        return cast(Literal["raise", "none"], text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        what = f"on_reward_error is {value!r}; it must be `raise`, `none` or a finite number."
+        raise ConfigError(what, fix=did_you_mean(text, ("raise", "none")))
+    return number
+
+
+def entropy_control(args: GRPOConfig) -> EntropyControl:
+    """The adaptive entropy coefficient at the start of a run."""
+    return EntropyControl(
+        coef=args.entropy_coef,
+        target=args.entropy_target,
+        step=args.entropy_coef_delta,
+        coef_min=args.entropy_coef_min,
+        coef_max=args.entropy_coef_max,
+    )
