@@ -174,7 +174,7 @@ def open_document(path: str | Path | Document) -> Document:
     beside = sorted(entry.name for entry in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
     near = did_you_mean(file.name, [*beside, *shipped]) or did_you_mean(f"{file.name}.yaml", beside)
     what = f"There is no recipe {path}. Recipes that come with Podium: {', '.join(shipped)}."
-    raise ConfigError(what, fix=near)
+    raise ConfigError(what, fix=near or "the path of a YAML file that is there, or one of these names")
 
 
 def _run_hint(folder: Path) -> str:
