@@ -27,8 +27,8 @@ from benchmarks.bench import hardware, save
 from benchmarks.worker import load, prompts
 from benchmarks.workloads import WORKLOADS
 from podium.engines.live.engine import LiveEngine
+from podium.models.blocks import lean_precision
 from podium.models.builtin import resolve_model
-from podium.precision import ProductPrecision
 from podium.records import Prompt, SamplingSettings
 
 SEQUENCES, GENERATIONS = 64, 8
@@ -46,7 +46,7 @@ def live(model: Any, tokenizer: Any, rows: list[dict[str, str]], length: int, *,
         end_ids=frozenset([tokenizer.eos_token_id]),
         lengths=lambda p, g: length,
     )
-    engine = LiveEngine(model, tokenizer, precision=ProductPrecision(model, enabled=bfloat16).sampling)
+    engine = LiveEngine(model, tokenizer, precision=lean_precision(model, enabled=bfloat16).sampling)
     start = time.perf_counter()
     engine.generate(batch, settings)
     return time.perf_counter() - start

@@ -37,14 +37,13 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
     from podium.engines.live.engine import LiveEngine
     from podium.forward import token_logps
     from podium.models.attention import tree_attention
-    from podium.models.lean import LeanLayers
+    from podium.models.blocks import lean_precision
     from podium.packing import pack
-    from podium.precision import ProductPrecision
     from podium.records import Prompt, SamplingSettings, TrainingGroup
 
     torch.set_num_threads(threads)
     model, tokenizer = load("builtin", "cpu")
-    precision = ProductPrecision(model, enabled=True, lean=LeanLayers(model))
+    precision = lean_precision(model, enabled=True)
     rng = np.random.default_rng(0)
     length, g = point["completion_tokens"], point["generations"]
     prompts = [

@@ -33,7 +33,7 @@ from podium.forward import Path, TokenLogps, choose_path, token_logps
 from podium.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.models import loading
 from podium.models.attention import tree_attention
-from podium.models.lean import LeanLayers
+from podium.models.blocks import lean_precision
 from podium.packing import Pack
 from podium.precision import ProductPrecision, measure_products, return_large_blocks
 from podium.processes import as_main, prepare_to_load, whole_at_load
@@ -386,8 +386,7 @@ def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
                 *measured,
             )
         with evaluation(policy):
-            lean = LeanLayers(policy)
-        return ProductPrecision(policy, enabled=enabled, lean=lean)
+            return lean_precision(policy, enabled=enabled)
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     return contextlib.nullcontext if dtype is None else lambda: torch.autocast(args.device.type, dtype=dtype)
 

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +117,17 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one parent that multiply one and the same input."""
 
 
+class Place(NamedTuple):
+    """Which of a family's members a layer is."""
+
+    family: Family
+    number: int
+
+    def rounded(self) -> Tensor:
+        """The copy of the layer's weight."""
+        return self.family.rounded().split(self.family.widths)[self.number]
+
+
 class Family:
     """Linear layers with one input, multiplied as one; most have a single member.
 
@@ -127,6 +139,8 @@ class Family:
         self.widths = [member.out_features for member in members]
         self._made_of: list[tuple[int, int, int] | None] = [None] * len(self.members)
         self._rounded_OI: Tensor | None = None
+        self.packs = False
+        """Whether weights are packed for many small forwards."""
         self._packed_OI: Tensor | None = None
         self._input: Tensor | None = None
         self._ready: dict[int, Tensor] = {}
@@ -143,29 +157,30 @@ class Family:
                 self._made_of[i] = state
         return self._rounded_OI
 
-    def part(self, i: int) -> Tensor:
-        """The copy of one member's weight."""
-        return self.rounded().split(self.widths)[i]
+    def is_plain(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether these are the members, all of them, packed, and nothing but products with or without a bias."""
+        same = len(modules) == len(self.members) and all(map(operator.is_, modules, self.members))
+        return same and self.packs and len({member.bias is None for member in self.members}) == 1
 
-    def product(self, i: int, x: Tensor, x16: Tensor, dtype: torch.dtype, *, packed: bool) -> Tensor:
+    def product(self, i: int, x: Tensor, x16: Tensor, dtype: torch.dtype) -> Tensor:
         """Member i's output in `dtype`, without its bias."""
         if self._input is not x or i not in self._ready:
-            outputs = self._products(x, x16, dtype, packed=packed)
+            outputs = self._products(x, x16, dtype)
             self._input, self._ready = x, dict(enumerate(outputs))
         y = self._ready.pop(i)
         if not self._ready:
             self._input = None
         return y.to(dtype)  # computed for a sibling that may have asked for another: only one may have an adapter
 
-    def _products(self, x: Tensor, x16: Tensor, dtype: torch.dtype, *, packed: bool) -> Sequence[Tensor]:
+    def _products(self, x: Tensor, x16: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
         if torch.is_grad_enabled():
             return _Products.apply(x, x16, dtype, self.rounded(), *(member.weight for member in self.members))
-        y = self._packed_product(x16) if packed else F.linear(x16, self.rounded())
+        y = self.packed_product(x16) if self.packs else F.linear(x16, self.rounded())
         y = y.to(dtype)
         return y.split_with_sizes(self.widths, -1) if len(self.widths) > 1 else (y,)
 
-    def _packed_product(self, x16: Tensor) -> Tensor:
-        """The packed weight is as new as the sampling context that it was made in."""
+    def packed_product(self, x16: Tensor) -> Tensor:
+        """All outputs side by side, in bfloat16; the packed weight is as new as the sampling context around it."""
         if self._packed_OI is None:
             self._packed_OI = torch.ops.mkldnn._reorder_linear_weight.default(self.rounded(), PACKED_ROWS)
         return torch.ops.mkldnn._linear_pointwise.default(x16, self._packed_OI, None, "none", [], "")
@@ -210,13 +225,13 @@ class ProductPrecision:
         *,
         enabled: bool,
         lean: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        blocks: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`lean` is entered with it: see `models.lean`."""
+        """`lean` is entered with it, `blocks` where it samples: see `models.lean` and `models.blocks`."""
         self.enabled = enabled
-        self._lean = lean
+        self._lean, self._blocks = lean, blocks
         self._families = families_of(model)
         self._last: tuple[Tensor, Tensor] | None = None
-        self._packed = False
 
     @property
     def rounds(self) -> bool:
@@ -233,7 +248,7 @@ class ProductPrecision:
             if self.enabled and ROUNDED not in member.__dict__
         ]
         for member, family, i in entered:
-            setattr(member, ROUNDED, functools.partial(family.part, i))
+            setattr(member, ROUNDED, Place(family, i))
             member.forward = functools.partial(self._linear, member, family, i)
         try:
             with self._lean():
@@ -248,18 +263,20 @@ class ProductPrecision:
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
         """The same context for many small forwards with unchanging weights, which are packed for that."""
-        before, self._packed = self._packed, CAN_PACK
+        before = [family.packs for family in self._families]
+        for family in self._families:
+            family.packs = CAN_PACK
         try:
-            with self():
+            with self(), self._blocks():
                 yield
         finally:
-            self._packed = before
-            for family in self._families:
+            for family, packs in zip(self._families, before, strict=True):
+                family.packs = packs
                 family.forget()
 
     def _linear(self, module: nn.Linear, family: Family, i: int, x: Tensor, *, narrow: bool = False) -> Tensor:
         dtype = torch.bfloat16 if narrow else torch.float32
-        y = family.product(i, x, self._rounded_input(x), dtype, packed=self._packed)
+        y = family.product(i, x, self._rounded_input(x), dtype)
         return y if module.bias is None else (y + module.bias).to(dtype)
 
     def _rounded_input(self, x: Tensor) -> Tensor:
@@ -273,11 +290,21 @@ class ProductPrecision:
 
 def product_weight(module: nn.Module, x: Tensor) -> Tensor:
     """The weight [O, I] of a linear layer as its products take it here and now: ours, autocast's, or as it is."""
-    rounded = module.__dict__.get(ROUNDED)
-    if rounded is not None:
-        return rounded()
+    place = module.__dict__.get(ROUNDED)
+    if place is not None:
+        return place.rounded()
     device = x.device.type
     return module.weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else module.weight
+
+
+def product(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Outputs of linear layers with one input, side by side, in the precision of their products; for sampling."""
+    place = modules[0].__dict__.get(ROUNDED)
+    if place is not None and place.family.is_plain(modules):
+        y = place.family.packed_product(x.to(torch.bfloat16))
+        biases = [module.bias for module in modules if module.bias is not None]
+        return y + torch.cat(biases) if biases else y
+    return modules[0](x) if len(modules) == 1 else torch.cat([module(x) for module in modules], -1)
 
 
 def narrow_product(module: nn.Module, x: Tensor) -> Tensor:
@@ -287,9 +314,9 @@ def narrow_product(module: nn.Module, x: Tensor) -> Tensor:
 
 def rounded_weight(module: nn.Module) -> Tensor | None:
     """The bfloat16 weight, where a linear layer is nothing but its product with it here and now; or None."""
-    rounded = module.__dict__.get(ROUNDED)
+    place = module.__dict__.get(ROUNDED)
     watched = module._forward_hooks or module._forward_pre_hooks
-    return rounded() if rounded is not None and module.bias is None and not watched else None
+    return place.rounded() if place is not None and module.bias is None and not watched else None
 
 
 def accumulated(weight: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor | None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from podium.engines.base import Interrupted
 from podium.engines.live.engine import LiveEngine
 from podium.forward import unwrap
-from podium.models.lean import LeanLayers
+from podium.models.blocks import lean_precision
 from podium.precision import ProductPrecision
 
 
@@ -39,7 +39,7 @@ class CopyEngine(LiveEngine):
         model = copy_of(policy, device)
         self._theirs, self._own = precision, None
         if isinstance(precision, ProductPrecision):
-            self._own = ProductPrecision(model, enabled=precision.enabled, lean=LeanLayers(model))
+            self._own = lean_precision(model, enabled=precision.enabled)
         sampling = precision if self._own is None else self._own.sampling
         super().__init__(model, tokenizer, precision=sampling, max_rows=max_rows)
         self._unwanted = threading.Event()

@@ -4,7 +4,7 @@ The only layer of a model that sees that several completions share one prompt. A
 one flat sequence [1, T] and the keyword `podium`, an `Attends`: a training pack, a prefill or a decode step. Positions
 (rotary or absolute) come from `position_ids`, so nothing else has to know.
 
-Shape letters: T tokens, H heads, J key/value heads, D width of a head; B, L, K as in packing.
+Shape letters: T tokens, H heads, J key/value heads, D width of a head; B, L, K as in layout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PretrainedConfig
 
 from podium.errors import ModelError
-from podium.packing import Bucket, Layout, Part
+from podium.layout import Bucket, Layout, Part
 
 NAME = "podium"
 
@@ -107,7 +107,7 @@ class TreeAttention:
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention of the layout; see `Attends`."""
-        with torch.autocast(query_HTD.device.type, enabled=False):
+        with without_autocast(query_HTD.device.type):
             query_THD, key_TJD, value_TJD = (
                 x.transpose(0, 1).to(attention_dtype(query_HTD)) for x in (query_HTD, key_JTD, value_JTD)
             )
@@ -236,6 +236,11 @@ def _without_padding(part: Part, grad_THD: Tensor) -> Tensor:
         real[part.queries_N] = True
         gathered_BLHD[~real.view(part.query_BL.shape)] = 0
     return gathered_BLHD.transpose(1, 2)
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """A context without autocast; entering one costs as much as a small operation, so only where there is some."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 def attention_dtype(query: Tensor) -> torch.dtype:

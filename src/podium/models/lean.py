@@ -69,18 +69,26 @@ def _same(module: nn.Module, candidate: Callable[[Tensor], Tensor]) -> bool:
 # ---- root mean square norm ----
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
+    """By its name and its parts; what it computes shows in a trial."""
     weight = getattr(module, "weight", None)
     named = type(module).__name__.endswith("RMSNorm")
-    return named and isinstance(weight, Tensor) and weight.dim() == 1 and _epsilon(module) is not None
+    return named and isinstance(weight, Tensor) and weight.dim() == 1 and epsilon(module) is not None
 
 
-def _epsilon(module: nn.Module) -> float | None:
+def epsilon(module: nn.Module) -> float | None:
+    """What a norm adds to the mean square."""
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))
 
 
 def _norm(module: nn.Module, x: Tensor) -> Tensor:
-    return RMSNorm.apply(x, module.weight, _epsilon(module))
+    return RMSNorm.apply(x, module.weight, epsilon(module))
+
+
+def inverse_size(x: Tensor, epsilon: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + epsilon) over the last dimension, which is kept."""
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return size.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
 
 
 class RMSNorm(torch.autograd.Function):
@@ -88,8 +96,7 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = size.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        scale = inverse_size(x, epsilon)
         ctx.save_for_backward(x, weight_D, scale)
         return (x * scale).mul_(weight_D)
 
@@ -111,7 +118,8 @@ class RMSNorm(torch.autograd.Function):
 # ---- gated linear unit ----
 
 
-def _is_gated(module: nn.Module) -> bool:
+def is_gated(module: nn.Module) -> bool:
+    """By its parts; what it computes shows in a trial."""
     parts = ("gate_proj", "up_proj", "down_proj", "act_fn")
     return all(isinstance(getattr(module, name, None), nn.Module) for name in parts)
 
@@ -124,7 +132,8 @@ def _gated(module: nn.Module, x: Tensor) -> Tensor:
     return GatedProduct.apply(gate, up, module.down_proj.weight, down16_DI).float()
 
 
-def _unit(gate: Tensor, up: Tensor) -> Tensor:
+def gated_unit(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) up [..., I], computed in float32, in the precision of its factors."""
     return F.silu(gate.float()).mul_(up).to(gate.dtype)
 
 
@@ -140,7 +149,7 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return _unit(gate, up)
+        return gated_unit(gate, up)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,14 +163,14 @@ class GatedProduct(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight_DI: Tensor, rounded_DI: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.weight_DI, ctx.rounded_DI = weight_DI, rounded_DI
-        return F.linear(_unit(gate, up), rounded_DI)
+        return F.linear(gated_unit(gate, up), rounded_DI)
 
     @staticmethod
     def backward(ctx: Any, grad16: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         gate, up = ctx.saved_tensors
         grad_weight = None
         if ctx.needs_input_grad[2]:
-            product = grad16.flatten(0, -2).T @ _unit(gate, up).flatten(0, -2)
+            product = grad16.flatten(0, -2).T @ gated_unit(gate, up).flatten(0, -2)
             grad_weight = accumulated(ctx.weight_DI, lambda total: total.add_(product))
         return *_unit_backward(grad16 @ ctx.rounded_DI, gate, up), grad_weight, None
 
@@ -199,8 +208,8 @@ class Lookup(torch.autograd.Function):
 
 
 LAYERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Tensor], Tensor]], ...] = (
-    (_is_norm, _norm),
-    (_is_gated, _gated),
+    (is_norm, _norm),
+    (is_gated, _gated),
     (_is_lookup, _lookup),
 )
 """How a layer is recognised, and what takes its place."""

@@ -290,7 +290,7 @@ def stale_copies(trainer: GRPOTrainer) -> list[str]:
             name
             for name, module in unwrap(trainer.model).named_modules()
             if ROUNDED in module.__dict__
-            and not torch.equal(module.__dict__[ROUNDED](), module.weight.detach().to(torch.bfloat16))
+            and not torch.equal(module.__dict__[ROUNDED].rounded(), module.weight.detach().to(torch.bfloat16))
         ]
 
 

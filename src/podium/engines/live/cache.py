@@ -4,7 +4,7 @@ Each prompt's keys are kept once and shared by its rows; a row's own keys stand 
 are what a model's attention layers talk to (`models.attention.Attends`).
 
 Shape letters: S prompt slots, M rows of the fullest slot, R rows, H heads, J key/value heads, Q = H / J queries a
-key/value head, X prompt tokens, Y own tokens, D width of a head.
+key/value head, X prompt tokens, Y own tokens, K = X + Y keys, D width of a head.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podium.models.attention import LayerShape, TreeAttention, attention_dtype
-from podium.packing import prefill_layout
+from podium.layout import prefill_layout
+from podium.models.attention import LayerShape, TreeAttention, attention_dtype, without_autocast
 
 _LANE_STEP = 32
 """Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""
@@ -115,42 +115,36 @@ class Decode:
         """`own_R`: tokens of its own that row r has in the cache already, before this one."""
         self.cache = cache
         self.device = device
-        self.num_slots = len(prompt_lengths_S)
         self.own_length = int(own_R.max()) + 1
         self.lockstep = int(own_R[0]) if (own_R == own_R[0]).all() else None
         self.own_R = torch.from_numpy(own_R).to(device)
         self.rows = torch.arange(len(slots_R), device=device)
         self.prompt_R = torch.tensor(prompt_lengths_S, device=device)[torch.from_numpy(slots_R).to(device)]
         self.prompt_length = max(prompt_lengths_S)
-        self.members, grid_R = _grid(slots_R, self.num_slots)
-        self.dense = len(slots_R) == self.num_slots * self.members and bool((grid_R == np.arange(len(slots_R))).all())
-        self.grid_R = torch.from_numpy(grid_R).to(device)
+        self.grid = Grid(slots_R, len(prompt_lengths_S), device)
         self.masks: dict[int | None, Tensor | None] = {}
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [R, H, D]: scores against the prompt, slot by slot, and the own lane; one softmax."""
-        with torch.autocast(query_HTD.device.type, enabled=False):
+        with without_autocast(query_HTD.device.type):
             dtype = attention_dtype(query_HTD)
             query_RHD, key_RJD, value_RJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
             own_keys, own_values = self._store(shape.layer, key_RJD, value_RJD)
+            prompt_keys, prompt_values = self._prompts(shape.layer)
             rows, heads, width = query_RHD.shape
             query_RJQD = (query_RHD * shape.scaling).view(rows, key_RJD.shape[1], -1, width)
-            prompt_keys = self.cache.prompts.keys[shape.layer][: self.num_slots, :, : self.prompt_length]
-            prompt_values = self.cache.prompts.values[shape.layer][: self.num_slots, :, : self.prompt_length]
-            scores = torch.cat(
-                [
-                    self._from_grid(self._to_grid(query_RJQD) @ prompt_keys.transpose(-1, -2)),
-                    query_RJQD @ own_keys.transpose(-1, -2),
-                ],
-                dim=-1,
-            )
-            weights = self._softmax(scores, shape)
-            on_prompt, on_own = weights.split([self.prompt_length, self.own_length], dim=-1)
-            output = self._from_grid(self._to_grid(on_prompt) @ prompt_values) + on_own @ own_values
-            return output.reshape(rows, heads, width).to(query_HTD.dtype)
+            scores_RJQK = query_RJQD.new_empty(*query_RJQD.shape[:3], self.prompt_length + self.own_length)
+            on_prompt, on_own = scores_RJQK.split([self.prompt_length, self.own_length], dim=-1)
+            on_prompt.copy_(self.grid.rows(torch.bmm(self.grid.of(query_RJQD), prompt_keys.transpose(1, 2))))
+            on_own.copy_(torch.bmm(query_RJQD.flatten(0, 1), own_keys.transpose(1, 2)).view(on_own.shape))
+            weights_RJQK = self._softmax(scores_RJQK, shape)
+            on_prompt, on_own = weights_RJQK.split([self.prompt_length, self.own_length], dim=-1)
+            of_prompt = self.grid.rows(torch.bmm(self.grid.of(on_prompt), prompt_values))
+            of_own = torch.bmm(on_own.flatten(0, 1), own_values).view(query_RJQD.shape)
+            return (of_prompt + of_own).reshape(rows, heads, width).to(query_HTD.dtype)
 
     def _store(self, layer: int, key_RJD: Tensor, value_RJD: Tensor) -> tuple[Tensor, Tensor]:
-        """Append this token's key and value to every row's lane; the lanes [R, J, Y, D] so far."""
+        """Append this token's key and value to every row's lane; the lanes [R * J, Y, D] so far."""
         rows = len(key_RJD)
         lanes = self.cache.own
         lanes.ensure(layer, key_RJD, self.cache.max_rows, -(-self.own_length // _LANE_STEP) * _LANE_STEP)
@@ -159,23 +153,12 @@ class Decode:
                 store[self.rows, :, self.own_R] = new
             else:
                 store[:rows, :, self.lockstep] = new
-        return lanes.keys[layer][:rows, :, : self.own_length], lanes.values[layer][:rows, :, : self.own_length]
+        return _lanes(lanes.keys[layer], rows, self.own_length), _lanes(lanes.values[layer], rows, self.own_length)
 
-    def _to_grid(self, x_RJQE: Tensor) -> Tensor:
-        """[R, J, Q, E] -> [S, J, M * Q, E]: the rows of a slot side by side, so that a prompt is read once for all."""
-        _, j, q, e = x_RJQE.shape
-        if self.dense:
-            grid = x_RJQE
-        else:
-            grid = x_RJQE.new_zeros(self.num_slots * self.members, j, q, e)
-            grid[self.grid_R] = x_RJQE
-        return grid.view(self.num_slots, self.members, j, q, e).transpose(1, 2).reshape(self.num_slots, j, -1, e)
-
-    def _from_grid(self, x_SJE: Tensor) -> Tensor:
-        """The inverse: [S, J, M * Q, E] -> [R, J, Q, E]."""
-        s, j, mq, e = x_SJE.shape
-        rows = x_SJE.view(s, j, self.members, mq // self.members, e).transpose(1, 2).reshape(s * self.members, j, -1, e)
-        return rows if self.dense else rows[self.grid_R]
+    def _prompts(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The prompts' keys and values [S * J, X, D]."""
+        prompts, size = self.cache.prompts, (self.grid.slots, self.prompt_length)
+        return _lanes(prompts.keys[layer], *size), _lanes(prompts.values[layer], *size)
 
     def _softmax(self, scores_RJQK: Tensor, shape: LayerShape) -> Tensor:
         if shape.softcap is not None:
@@ -184,7 +167,7 @@ class Decode:
             self.masks[shape.window] = self._mask(shape.window)
         mask = self.masks[shape.window]
         if mask is not None:
-            scores_RJQK = scores_RJQK + mask
+            scores_RJQK += mask
         return scores_RJQK.softmax(-1, dtype=torch.float32).to(scores_RJQK.dtype)
 
     def _mask(self, window: int | None) -> Tensor | None:
@@ -207,12 +190,37 @@ class Decode:
         return (self.prompt_R + self.own_R)[None]
 
 
-def _grid(slots_R: np.ndarray, num_slots: int) -> tuple[int, np.ndarray]:
-    """Rows of the fullest slot, and each row's place in the [slot, member] grid."""
-    order = np.argsort(slots_R, kind="stable")
-    counts = np.bincount(slots_R, minlength=num_slots)
-    first = np.cumsum(counts) - counts
-    member = np.empty(len(slots_R), np.int64)
-    member[order] = np.arange(len(slots_R)) - first[slots_R[order]]
-    members = int(counts.max())
-    return members, slots_R * members + member
+def _lanes(lane: Tensor, rows: int, tokens: int) -> Tensor:
+    """The first rows and tokens of a lane, heads and rows in one dimension: [rows * J, tokens, D], a view."""
+    return lane[:rows, :, :tokens].flatten(0, 1)
+
+
+class Grid:
+    """The rows of a slot side by side, so that a prompt is read once for all of them."""
+
+    def __init__(self, slots_R: np.ndarray, slots: int, device: torch.device) -> None:
+        order = np.argsort(slots_R, kind="stable")
+        counts = np.bincount(slots_R, minlength=slots)
+        first = np.cumsum(counts) - counts
+        member_R = np.empty(len(slots_R), np.int64)
+        member_R[order] = np.arange(len(slots_R)) - first[slots_R[order]]
+        self.slots, self.members = slots, int(counts.max())
+        self.dense = len(slots_R) == slots * self.members and bool((order == np.arange(len(order))).all())
+        self.slot_R, self.member_R = torch.from_numpy(slots_R).to(device), torch.from_numpy(member_R).to(device)
+
+    def of(self, x_RJQE: Tensor) -> Tensor:
+        """[R, J, Q, E] -> [S * J, M * Q, E]."""
+        _, j, q, e = x_RJQE.shape
+        if self.dense:
+            grid_SJMQE = x_RJQE.view(self.slots, self.members, j, q, e).transpose(1, 2)
+        else:
+            grid_SJMQE = x_RJQE.new_zeros(self.slots, j, self.members, q, e)
+            grid_SJMQE[self.slot_R, :, self.member_R] = x_RJQE
+        return grid_SJMQE.reshape(self.slots * j, -1, e)
+
+    def rows(self, x_GPE: Tensor) -> Tensor:
+        """The inverse: [S * J, M * Q, E] -> [R, J, Q, E]."""
+        grid_SJMQE = x_GPE.view(self.slots, -1, self.members, x_GPE.shape[1] // self.members, x_GPE.shape[2])
+        if self.dense:
+            return grid_SJMQE.transpose(1, 2).flatten(0, 1)
+        return grid_SJMQE[self.slot_R, :, self.member_R]
