@@ -21,6 +21,7 @@ from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
 from podium.forward import token_logps
 from podium.models.attention import attention_implementation, tree_attention
+from podium.models.blocks import lean_precision
 from podium.models.builtin import resolve_model
 from podium.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
@@ -63,10 +64,13 @@ def generated(model: nn.Module, prompt: Prompt, config: GenerationConfig) -> tup
     return tuple(output[0, len(prompt.token_ids) :].tolist())
 
 
+@pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("repetition_penalty", [1.0, 1.3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_are_those_of_generate(kind: str, repetition_penalty: float) -> None:
+def test_greedy_tokens_are_those_of_generate(kind: str, repetition_penalty: float, lean: bool) -> None:
+    """`lean`: with layers in place of the model's own, as on a CPU."""
     model = tiny_model(kind)
+    precision = lean_precision(model, enabled=False).sampling if lean else contextlib.nullcontext
     config = GenerationConfig(
         max_new_tokens=24,
         do_sample=False,
@@ -75,7 +79,7 @@ def test_greedy_tokens_are_those_of_generate(kind: str, repetition_penalty: floa
         pad_token_id=TOKENIZER.pad_token_id,
     )
     how = settings(num_completions=2, greedy=True, repetition_penalty=repetition_penalty)
-    groups = LiveEngine(model, TOKENIZER, max_rows=6).generate(PROMPTS, how)
+    groups = LiveEngine(model, TOKENIZER, precision=precision, max_rows=6).generate(PROMPTS, how)
     for group in groups:
         expected = generated(model, group.prompt, config)
         assert [completion.token_ids for completion in group.completions] == [expected, expected]
