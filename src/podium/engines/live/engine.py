@@ -128,9 +128,11 @@ class Round:
         row_M = np.repeat(np.arange(len(rows)), [len(row.members) for row in rows])
         seen_RV = self._seen(rows, logits_RV) if self.penalise else None
         if self.schedule.settings.lengths is not None:  # then each completion has logits of its own
-            logits_RV = self._with_lengths(members, logits_RV[row_M])
-            seen_RV = None if seen_RV is None else seen_RV[row_M]
-            row_M = np.arange(len(members))
+            if len(members) > len(rows):
+                logits_RV = logits_RV[row_M]
+                seen_RV = None if seen_RV is None else seen_RV[row_M]
+                row_M = np.arange(len(members))
+            logits_RV = self._with_lengths(members, logits_RV)
         drawn = draw(
             logits_RV,
             torch.from_numpy(uniforms(keys, positions)).to(self.device),
