@@ -13,13 +13,16 @@ from transformers import PreTrainedTokenizerBase
 from podium.engines.base import make_groups
 from podium.engines.live.cache import Cache, Decode, Prefill
 from podium.engines.live.schedule import Member, Row, Schedule
-from podium.engines.sampling import draw, uniforms
+from podium.engines.sampling import Drawn, draw, uniforms
 from podium.models.attention import tree_attention
 from podium.packing import common_beginning
 from podium.records import Group, Prompt, SamplingSettings
 
 PREFILL_TOKENS = 4096
 """Prompt tokens in one forward."""
+
+DRAWN_BYTES = 4 << 20
+"""Memory of the float32 logits that a CPU draws from at once: what stays in its cache over the passes of a draw."""
 
 MAX_ROWS = {"cpu": 128, "cuda": 512}
 """Completions decoding at once; more wait. Beyond this a CPU's products get no faster and the cache only grows."""
@@ -109,7 +112,7 @@ class Round:
         self._draw(list(rows), self._forward(last, step.positions_1R, step, slice(None)))
 
     def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Prefill | Decode, keep: Tensor | slice) -> Tensor:
-        """Logits [len(keep), V] in float32."""
+        """Logits [len(keep), V], in the precision of their product."""
         outputs = self.model(
             input_ids=ids_T[None],
             position_ids=positions_1T,
@@ -118,10 +121,23 @@ class Round:
             logits_to_keep=keep if isinstance(keep, Tensor) else 0,
             podium=attends,
         )
-        return outputs.logits[0].float()
+        return outputs.logits[0]
 
     def _draw(self, rows: list[Row], logits_RV: Tensor) -> None:
-        """One token for every member of every row."""
+        """One token for every member of every row, some rows at a time."""
+        tokens: list[int] = []
+        logps: list[float] = []
+        size = max(1, DRAWN_BYTES // (4 * logits_RV.shape[1])) if self.device.type == "cpu" else len(rows)
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            drawn = self._drawn(rows[part], logits_RV[part].float())
+            tokens += drawn.token_M.tolist()
+            logps += drawn.logp_M.tolist()
+        moves = self.schedule.append(rows, tokens, logps)
+        self.cache.move(moves.rows, moves.slots)
+
+    def _drawn(self, rows: list[Row], logits_RV: Tensor) -> Drawn:
+        """`logits_RV` is overwritten."""
         members = [(row, member) for row in rows for member in row.members]
         keys = np.array([member.key for _, member in members], np.uint64)
         positions = np.array([len(row.token_ids) for row, _ in members])
@@ -133,15 +149,13 @@ class Round:
                 seen_RV = None if seen_RV is None else seen_RV[row_M]
                 row_M = np.arange(len(members))
             logits_RV = self._with_lengths(members, logits_RV)
-        drawn = draw(
+        return draw(
             logits_RV,
             torch.from_numpy(uniforms(keys, positions)).to(self.device),
             self.schedule.settings,
             seen_RV,
             torch.from_numpy(row_M).to(self.device),
         )
-        moves = self.schedule.append(rows, drawn.token_M.tolist(), drawn.logp_M.tolist())
-        self.cache.move(moves.rows, moves.slots)
 
     def _with_lengths(self, members: list[tuple[Row, Member]], logits_MV: Tensor) -> Tensor:
         """Only an end token is left where a completion must end, and none before."""
