@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 FOLDED_ROW = 256
-"""A group, or its completions, of at most this many tokens attends as one row under a tree mask: fewer, larger
-products, and completions may share their beginnings."""
+"""A group of at most this many tokens attends as one row under a tree mask: fewer, larger products. So does what the
+completions of a larger one share."""
 
 CHUNK = 128
 """Tokens that attend among themselves in one row of a long text; to all before them they attend in another."""
@@ -162,20 +162,44 @@ def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
             rows.append(folded)
             own.append(folded)
             continue
-        alike = len(places) < sum(map(len, completions))
-        texts = [_Row(prompt, prompt)]
-        behind = [_folded(completions)] if alike else [_Row(x, x) for x in completions]
-        rows += [*texts, *(_above(row, prompt) for row in behind)]
+        stem, parted = part_ways(completions)
+        texts = [_Row(prompt, prompt), *(_Row(tail, tail) for _, tail in parted if len(tail))]
+        rows += [texts[0], *(_above(_Row(tail, tail), np.concatenate([prompt, x])) for x, tail in parted if len(tail))]
+        if len(stem):
+            folded = _folded([x for x, _ in parted if len(x)])
+            rows.append(_above(folded, prompt))
+            own.append(folded)
         shared += [_Row(places, prompt, open=True)] if completions else []
-        if alike:
-            own += behind
-        else:
-            texts += behind
+        shared += _behind(parted)
         for text in texts:
             chunks, earlier = _chunked(text.queries)
             own += chunks
             shared += earlier
     return _layout(rows, own, shared, trunk=spans[0].trunk, positions_T=np.asarray(positions))
+
+
+def part_ways(completions: Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """The stem, which is one attention row, and each completion as its part of the stem and the rest.
+
+    The stem is what several completions share; everything, where they share something and that is small.
+
+    >>> part_ways([np.arange(300), np.append(np.arange(2), 300)])[1][1]
+    (array([0, 1]), array([300]))
+    """
+    places, uses = np.unique(np.concatenate(completions), return_counts=True) if completions else (np.empty(0),) * 2
+    stem = places if len(places) <= FOLDED_ROW and (uses > 1).any() else places[uses > 1]
+    within = [np.isin(x, stem, assume_unique=True) for x in completions]
+    return stem, [(x[inside], x[~inside]) for x, inside in zip(completions, within, strict=True)]
+
+
+def _behind(parted: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Row]:
+    """What completions have for themselves sees all of its own part of the stem."""
+    pairs = [(stem, tail) for stem, tail in parted if len(stem) and len(tail)]
+    if not pairs:
+        return []
+    keys = np.unique(np.concatenate([stem for stem, _ in pairs]))
+    seen = [np.tile(np.isin(keys, stem, assume_unique=True), (len(tail), 1)) for stem, tail in pairs]
+    return [_Row(np.concatenate([tail for _, tail in pairs]), keys, np.concatenate(seen))]
 
 
 def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:

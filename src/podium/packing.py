@@ -22,8 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podium.layout import FOLDED_ROW, Layout, Span, tree_layout
+from podium.layout import FOLDED_ROW, Layout, Span, part_ways, tree_layout
 from podium.records import TrainingGroup
+
+WORTH_SHARING = 1 / 8
+"""Least part of a large group's completions that is worth an attention row of its own for what they share."""
 
 SHORTEST_TRUNK = 16
 """A common beginning of fewer tokens is not worth an attention row of its own."""
@@ -110,7 +113,7 @@ class Tree(NamedTuple):
 
 
 def tree_of(completions: Sequence[Sequence[int]]) -> Tree:
-    """Completions that take more than `FOLDED_ROW` tokens even so share nothing.
+    """Completions of a large group share nothing where that saves little, or where what they share is large itself.
 
     >>> tree_of([[5, 6, 7, 9], [5, 6, 8, 9]])
     Tree(token_ids=[5, 6, 7, 8], depths=[0, 1, 2, 2], paths=[array([0, 1, 2]), array([0, 1, 3])])
@@ -125,10 +128,12 @@ def tree_of(completions: Sequence[Sequence[int]]) -> Tree:
                 tree.token_ids.append(token)
                 tree.depths.append(depth)
             path.append(place := known)
-        if len(places) > FOLDED_ROW:
-            return _side_by_side(completions)
         tree.paths.append(np.array(path, np.int64))
-    return tree
+    if len(places) <= FOLDED_ROW:
+        return tree
+    tokens = sum(map(len, tree.paths))
+    pays = tokens - len(places) >= WORTH_SHARING * tokens and len(part_ways(tree.paths)[0]) <= FOLDED_ROW
+    return tree if pays else _side_by_side(completions)
 
 
 def _side_by_side(completions: Sequence[Sequence[int]]) -> Tree:

@@ -38,11 +38,11 @@ def group(rng: np.random.Generator, prompt: int, completions: list[int]) -> Trai
     )
 
 
-def alike(rng: np.random.Generator, prompt: int, stem: int, tails: list[int]) -> TrainingGroup:
-    """Completions that begin alike; the last two are the same, and one is another's beginning."""
-    first = group(rng, prompt, [stem, *tails])
-    start, *ends = first.completion_ids
-    completions = tuple(start + end for end in (*ends, (), ends[0]))
+def alike(rng: np.random.Generator, prompt: int, stem: int, tails: list[int], *, other: int = 1) -> TrainingGroup:
+    """Completions that begin alike; the last two are the same, one is another's beginning, one begins otherwise."""
+    first = group(rng, prompt, [stem, other, *tails])
+    start, apart, *ends = first.completion_ids
+    completions = (apart, *(start + end for end in (*ends, (), ends[0])))
     completions = (*completions, completions[-1])
     return dataclasses.replace(
         first,
@@ -56,7 +56,7 @@ def alike(rng: np.random.Generator, prompt: int, stem: int, tails: list[int]) ->
 def groups() -> list[TrainingGroup]:
     """Small groups that attend as one row; one of a single token; one too large for that (layout.FOLDED_ROW).
 
-    Then some that begin alike: short, behind a long prompt, and too long to share.
+    Then some that begin alike: short, behind a long prompt, and longer than one row.
     """
     rng = np.random.default_rng(7)
     return [
@@ -66,14 +66,25 @@ def groups() -> list[TrainingGroup]:
         group(rng, 30, [1, 1]),
         alike(rng, 11, 6, [3, 5]),
         alike(rng, 140, 40, [30, 50]),
-        alike(rng, 20, 60, [120, 90]),
+        alike(rng, 20, 60, [120, 150], other=140),
     ]
 
 
 def test_what_completions_begin_with_alike_is_computed_once(groups: list[TrainingGroup]) -> None:
     short, behind, long = groups[-3:]
     sizes = [len(pack([g], tokens_per_pack=4096)[0].input_ids_T) for g in (short, behind, long)]
-    assert sizes == [11 + 6 + 2 + 4, 140 + 40 + 29 + 49, 20 + 179 + 149 + 59 + 179 + 179]
+    assert sizes == [11 + 6 + 2 + 4, 140 + 40 + 29 + 49, 20 + 60 + 119 + 149 + 139]
+
+
+@pytest.mark.parametrize(("stem", "tails"), [(6, [200, 200, 200]), (300, [20, 20])], ids=["little", "much"])
+def test_long_completions_share_nothing_where_it_is_little_or_large_itself(stem: int, tails: list[int]) -> None:
+    rng = np.random.default_rng(9)
+    whole = alike(rng, 20, stem, tails)
+    apart = dataclasses.replace(
+        group(rng, 20, [stem + tail for tail in tails]), completion_ids=whole.completion_ids[1 : 1 + len(tails)]
+    )
+    [packed] = pack([apart], tokens_per_pack=4096)
+    assert len(packed.input_ids_T) == 20 + sum(stem + tail - 1 for tail in tails)
 
 
 def weights(groups: list[TrainingGroup]) -> tuple[list[Tensor], list[Tensor]]:

@@ -255,6 +255,18 @@ def test_company_does_not_matter_with_filters_either(how: dict[str, Any]) -> Non
     assert ids_of(LiveEngine(model, TOKENIZER, max_rows=8).generate(PROMPTS, settings(**how))) == ids_of(alone)
 
 
+HOW = [{}, {"repetition_penalty": 1.2, "top_p": 0.9}, {"lengths": lambda p, g: 3 + (p + g) % 5}]
+
+
+@pytest.mark.parametrize("how", HOW, ids=["plain", "filtered", "lengths"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_are_drawn_from_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, rows: int, how: dict[str, Any]) -> None:
+    model = tiny_model("llama")
+    expected = LiveEngine(model, TOKENIZER).generate(PROMPTS, settings(**how))
+    monkeypatch.setattr(live, "DRAWN_BYTES", rows * 4 * len(TOKENIZER))
+    assert LiveEngine(model, TOKENIZER).generate(PROMPTS, settings(**how)) == expected
+
+
 def test_completions_that_are_alike_so_far_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy ones never part; sampled ones do, and each row is computed for all that have said the same."""
     rows: list[int] = []

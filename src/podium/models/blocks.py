@@ -45,15 +45,14 @@ class Blocks:
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """The context; entering it inside itself changes nothing. A layer that somebody listens into is left alone."""
-        entered = [b.layer for b in self._blocks if "forward" not in b.layer.__dict__ and not _is_watched(b.layer)]
-        for block in self._blocks:
-            if block.layer in entered:
-                block.layer.forward = block
+        entered = [b for b in self._blocks if "forward" not in b.layer.__dict__ and not _is_watched(b.layer)]
+        for block in entered:
+            block.layer.forward = block
         try:
             yield
         finally:
-            for layer in entered:
-                del layer.forward
+            for block in entered:
+                del block.layer.forward
 
 
 class Rotation:
