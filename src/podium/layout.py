@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -150,32 +150,44 @@ class _Row:
 
 def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
     """The attention of prompts with shared completions: causal in a prompt; a completion sees its prompt and itself."""
-    rows: list[_Row] = []
-    own: list[_Row] = []
-    shared: list[_Row] = []
-    for _, spans_of_group in itertools.groupby(spans, key=lambda span: span.prompt_start):
-        group = list(spans_of_group)
-        prompt, completions = group[0].prompt, [span.own for span in group if span.length]
-        places = np.unique(np.concatenate(completions)) if completions else prompt[:0]
-        if len(prompt) + len(places) <= FOLDED_ROW:
-            folded = _folded([prompt, *(np.concatenate([prompt, x]) for x in completions)])
-            rows.append(folded)
-            own.append(folded)
-            continue
-        stem, parted = part_ways(completions)
-        texts = [_Row(prompt, prompt), *(_Row(tail, tail) for _, tail in parted if len(tail))]
-        rows += [texts[0], *(_above(_Row(tail, tail), np.concatenate([prompt, x])) for x, tail in parted if len(tail))]
-        if len(stem):
-            folded = _folded([x for x, _ in parted if len(x)])
-            rows.append(_above(folded, prompt))
-            own.append(folded)
-        shared += [_Row(places, prompt, open=True)] if completions else []
-        shared += _behind(parted)
-        for text in texts:
-            chunks, earlier = _chunked(text.queries)
-            own += chunks
-            shared += earlier
-    return _layout(rows, own, shared, trunk=spans[0].trunk, positions_T=np.asarray(positions))
+    found = _Rows([], [], [])
+    for _, group in itertools.groupby(spans, key=lambda span: span.prompt_start):
+        for rows, more in zip(found, _rows_of_group(list(group)), strict=True):
+            rows += more
+    return _layout(*found, trunk=spans[0].trunk, positions_T=np.asarray(positions))
+
+
+class _Rows(NamedTuple):
+    """Attention rows as a whole, and the same in parts: over what is a text's own, and over what is before it."""
+
+    whole: list[_Row]
+    own: list[_Row]
+    shared: list[_Row]
+
+
+def _rows_of_group(group: Sequence[Span]) -> _Rows:
+    prompt, completions = group[0].prompt, [span.own for span in group if span.length]
+    places = np.unique(np.concatenate(completions)) if completions else prompt[:0]
+    if len(prompt) + len(places) <= FOLDED_ROW:
+        folded = _folded([prompt, *(np.concatenate([prompt, x]) for x in completions)])
+        return _Rows([folded], [folded], [])
+    stem, parted = part_ways(completions)
+    tails = [(behind, tail) for behind, tail in parted if len(tail)]
+    rows = _Rows(
+        [_Row(prompt, prompt), *(_above(_Row(tail, tail), np.concatenate([prompt, behind])) for behind, tail in tails)],
+        [],
+        [_Row(places, prompt, open=True)] if completions else [],
+    )
+    if len(stem):
+        folded = _folded([behind for behind, _ in parted if len(behind)])
+        rows.whole.append(_above(folded, prompt))
+        rows.own.append(folded)
+    rows.shared.extend(_over_stem(tails))
+    for text in (prompt, *(tail for _, tail in tails)):
+        chunks, earlier = _chunked(text)
+        rows.own.extend(chunks)
+        rows.shared.extend(earlier)
+    return rows
 
 
 def part_ways(completions: Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
@@ -192,13 +204,13 @@ def part_ways(completions: Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple
     return stem, [(x[inside], x[~inside]) for x, inside in zip(completions, within, strict=True)]
 
 
-def _behind(parted: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Row]:
+def _over_stem(tails: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Row]:
     """What completions have for themselves sees all of its own part of the stem."""
-    pairs = [(stem, tail) for stem, tail in parted if len(stem) and len(tail)]
+    pairs = [(behind, tail) for behind, tail in tails if len(behind)]
     if not pairs:
         return []
-    keys = np.unique(np.concatenate([stem for stem, _ in pairs]))
-    seen = [np.tile(np.isin(keys, stem, assume_unique=True), (len(tail), 1)) for stem, tail in pairs]
+    keys = np.unique(np.concatenate([behind for behind, _ in pairs]))
+    seen = [np.tile(np.isin(keys, behind, assume_unique=True), (len(tail), 1)) for behind, tail in pairs]
     return [_Row(np.concatenate([tail for _, tail in pairs]), keys, np.concatenate(seen))]
 
 
