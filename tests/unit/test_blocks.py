@@ -59,11 +59,11 @@ def test_in_float32_the_same_completions(kind: str, calls: list[Block]) -> None:
             np.testing.assert_allclose(c.logps, d.logps, atol=1e-4)
 
 
-def with_adapter(model: nn.Module) -> nn.Module:
+def with_adapter(model: nn.Module, seed: int = 0) -> nn.Module:
     model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "o_proj", "up_proj"]))
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
-        if "lora_B" in name:
+        if "lora_" in name:
             weight.data = torch.randn(weight.shape, generator=generator) * 0.2
     return model.eval()
 

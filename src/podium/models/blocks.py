@@ -83,6 +83,7 @@ class Block:
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], podium: Attends, **_: Any
     ) -> Tensor:
         """As the layer's forward: [1, T, E] -> [1, T, E]."""
+        assert not torch.is_grad_enabled(), "a block has no backward"
         layer, attention, mlp = self.layer, self.layer.self_attn, self.layer.mlp
         x = hidden_states[0]
         normal = _normal(layer.input_layernorm, x)
