@@ -6,11 +6,14 @@ import inspect
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from podium import precision
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
@@ -30,6 +33,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def tiny_llama() -> Callable[..., PreTrainedModel]:
     """`tiny_llama(**overrides)`: a fresh two-layer Llama."""
     return lambda **overrides: tiny_model("llama", **overrides)
+
+
+@pytest.fixture
+def refuse_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN's operators for packed weights raise, as they do on a processor without AVX-512."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx_ne_convert or avx512bw")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", SimpleNamespace(default=refuse))
+    monkeypatch.setattr(precision, "_packable", {})
 
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]

@@ -35,7 +35,7 @@ from podium.models import loading
 from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
 from podium.packing import Pack
-from podium.precision import ProductPrecision, measure_products, return_large_blocks
+from podium.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
 from podium.processes import as_main, prepare_to_load, whole_at_load
 from podium.records import ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
@@ -376,19 +376,25 @@ def _callbacks(args: GRPOConfig, reference: loading.Reference | None) -> tuple[T
 def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
     """A context in which sampling, scoring and training compute alike."""
     if args.device.type == "cpu":
-        enabled = args.product_precision == "bfloat16"
+        enabled = as_main(rounds_products(args.product_precision))
         if args.product_precision == "auto":
-            measured = measure_products()
-            enabled = as_main(measured.bfloat16_pays)
-            logger.info(
-                "Matrix products in %s: measured %.0f GFLOP/s in float32, %.0f in bfloat16.",
-                "bfloat16" if enabled else "float32",
-                *measured,
-            )
+            _say_precision(args, enabled=enabled)
         with evaluation(policy):
             return lean_precision(policy, enabled=enabled)
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     return contextlib.nullcontext if dtype is None else lambda: torch.autocast(args.device.type, dtype=dtype)
+
+
+def _say_precision(args: GRPOConfig, *, enabled: bool) -> None:
+    """One line: what was measured and what follows; a warning where `bf16: true` asked for something else."""
+    if args.bf16_asked and not enabled:
+        logger.warning(
+            "bf16: true, but bfloat16 does not pay on this processor: %s. Matrix products stay in float32. "
+            "To round them all the same, set product_precision: bfloat16.",
+            measured_products(),
+        )
+    else:
+        logger.info("Matrix products in %s: %s.", "bfloat16" if enabled else "float32", measured_products())
 
 
 def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, precision: Precision) -> int:

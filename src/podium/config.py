@@ -364,8 +364,9 @@ class GRPOConfig(trl.GRPOConfig):
             raise ConfigError(
                 "fp16=True needs a GPU, and this run is on the CPU.", code="C013", fix="Leave it out, or bf16: true."
             )
-        if on_cpu and self.bf16 is not None and self.product_precision == "auto":
-            self.product_precision = "bfloat16" if self.bf16 else "float32"
+        self.bf16_asked = bool(self.bf16)
+        if on_cpu and self.bf16 is False and self.product_precision == "auto":
+            self.product_precision = "float32"
         if on_cpu:  # our own products in place of autocast, which rounds more and casts every weight in every forward
             self.bf16 = False
         if self.bf16 is None:

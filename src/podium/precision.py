@@ -73,6 +73,20 @@ class Measured(NamedTuple):
         """Whether to use it."""
         return self.bfloat16 > WORTH_IT * self.float32
 
+    def __str__(self) -> str:
+        return f"{self.float32:.0f} GFLOP/s in float32, {self.bfloat16:.0f} in bfloat16"
+
+
+@functools.cache
+def measured_products() -> Measured:
+    """`measure_products`, once a process: everything in it decides alike."""
+    return measure_products()
+
+
+def rounds_products(product_precision: str) -> bool:
+    """Whether a CPU is to round the factors of products under this setting; `auto` measures."""
+    return product_precision == "bfloat16" or (product_precision == "auto" and measured_products().bfloat16_pays)
+
 
 def measure_products(rows: int = 256, width: int = 576, inner: int = 1536, repeats: int = 5) -> Measured:
     """The rate of a product [rows, width] x [width, inner] in both precisions on this CPU, now; takes about 20 ms."""
@@ -140,7 +154,7 @@ class Family:
         self._made_of: list[tuple[int, int, int] | None] = [None] * len(self.members)
         self._rounded_OI: Tensor | None = None
         self.packs = False
-        """Whether weights are packed for many small forwards."""
+        """Whether weights stay as they are for many small forwards, so that packing them pays."""
         self._packed_OI: Tensor | None = None
         self._input: Tensor | None = None
         self._ready: dict[int, Tensor] = {}
@@ -180,10 +194,13 @@ class Family:
         return y.split_with_sizes(self.widths, -1) if len(self.widths) > 1 else (y,)
 
     def packed_product(self, x16: Tensor) -> Tensor:
-        """All outputs side by side, in bfloat16; the packed weight is as new as the sampling context around it."""
-        if self._packed_OI is None:
-            self._packed_OI = torch.ops.mkldnn._reorder_linear_weight.default(self.rounded(), PACKED_ROWS)
-        return torch.ops.mkldnn._linear_pointwise.default(x16, self._packed_OI, None, "none", [], "")
+        """All outputs side by side, in bfloat16; the packed weight is as new as the sampling context around it.
+
+        The plain product where this processor cannot multiply packed weights.
+        """
+        if self._packed_OI is None and can_pack(self.rounded()):
+            self._packed_OI = _pack(self.rounded())
+        return F.linear(x16, self.rounded()) if self._packed_OI is None else _packed_linear(x16, self._packed_OI)
 
     def forget(self) -> None:
         """Drop what only the running forward needs."""
@@ -194,8 +211,38 @@ class Family:
 PACKED_ROWS = 64
 """Rows that a packed weight expects; with others it works as well, if not as fast."""
 
-CAN_PACK = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether this build of torch knows weights in the order in which its products read them (oneDNN)."""
+
+def _pack(weight_OI: Tensor) -> Tensor:
+    """A bfloat16 weight in the order in which oneDNN's products read it."""
+    return torch.ops.mkldnn._reorder_linear_weight.default(weight_OI, PACKED_ROWS)
+
+
+def _packed_linear(x16: Tensor, packed_OI: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x16, packed_OI, None, "none", [], "")
+
+
+_packable: dict[tuple[int, ...], bool] = {}
+"""Outcomes of `can_pack` in this process, by the shape of the weight."""
+
+
+def can_pack(weight_OI: Tensor) -> bool:
+    """Whether this processor multiplies packed bfloat16 weights of this shape; tried once a process.
+
+    The operators are private to torch: a build may lack them, and they raise on processors without AVX-512 or
+    AVX-NE-CONVERT. The trial multiplies by `weight_OI`, with one row and with many. Both products sum in float32 and
+    round to bfloat16 (8 significant bits) at the end, so they differ by at most one step of the largest output.
+    """
+    shape = tuple(weight_OI.shape)
+    if shape not in _packable:
+        x16 = torch.linspace(-1, 1, PACKED_ROWS * shape[1]).sin().view(PACKED_ROWS, -1).to(torch.bfloat16)
+        expected = F.linear(x16, weight_OI).float()
+        try:
+            packed_OI = _pack(weight_OI)
+            got = torch.cat([_packed_linear(x16[:1], packed_OI), _packed_linear(x16[1:], packed_OI)]).float()
+            _packable[shape] = bool((got - expected).abs().max() <= 2**-7 * expected.abs().max())
+        except (RuntimeError, AttributeError):
+            _packable[shape] = False
+    return _packable[shape]
 
 
 def families_of(model: nn.Module) -> list[Family]:
@@ -265,7 +312,7 @@ class ProductPrecision:
         """The same context for many small forwards with unchanging weights, which are packed for that."""
         before = [family.packs for family in self._families]
         for family in self._families:
-            family.packs = CAN_PACK
+            family.packs = True
         try:
             with self(), self._blocks():
                 yield

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+from podium import precision
 from podium.models.lean import LeanLayers
-from podium.precision import Measured, ProductPrecision, measure_products, narrow_product
+from podium.precision import Measured, ProductPrecision, can_pack, measure_products, narrow_product
 from podium.testing import tiny_model
 
 
@@ -145,6 +149,14 @@ def test_siblings_are_multiplied_as_one_and_keep_their_own_outputs_and_gradients
         assert abs(float(got.norm() / want.norm()) - 1) < 0.02
 
 
+@pytest.fixture(params=["packed where it can be", "never packed"])
+def both_products(request: pytest.FixtureRequest) -> None:
+    """The product that this processor takes while sampling, and the one of processors without AVX-512."""
+    if request.param == "never packed":
+        request.getfixturevalue("refuse_packed_weights")
+
+
+@pytest.mark.usefixtures("both_products")
 def test_packed_weights_follow_training_and_agree_with_the_plain_ones() -> None:
     model, x = Attention(), torch.randn(7, 96)
     precision = ProductPrecision(model, enabled=True)
@@ -183,3 +195,42 @@ def test_a_hook_on_a_layer_is_called_although_its_product_could_be_part_of_a_lar
     with precision():
         model(input_ids=torch.arange(8).view(1, 8)).logits.sum().backward()
     assert seen == [1]
+
+
+def test_operators_that_raise_are_tried_once_and_then_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def refuse(*_: object) -> None:
+        calls.append(1)
+        raise RuntimeError("bf16 path needs the cpu support")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", SimpleNamespace(default=refuse))
+    monkeypatch.setattr(precision, "_packable", {})
+    model, x = wide(), torch.randn(5, 96)
+    products = ProductPrecision(model, enabled=True)
+    for _ in range(3):
+        with torch.no_grad(), products.sampling():
+            sampled = model(x)
+    with torch.no_grad(), products():
+        assert torch.equal(sampled, model(x))
+    assert len(calls) == len({tuple(layer.weight.shape) for layer in model if isinstance(layer, nn.Linear)}) - 1
+
+
+@pytest.mark.parametrize("missing", ["_reorder_linear_weight", "_linear_pointwise"])
+def test_operators_that_a_build_lacks_are_not_used(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_packable", {})
+    operators = {"_reorder_linear_weight": torch.Tensor.clone, "_linear_pointwise": F.linear}
+    del operators[missing]
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**operators))
+    assert not can_pack(torch.ones(128, 96, dtype=torch.bfloat16))
+
+
+def test_operators_that_give_other_numbers_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(128, 96, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    monkeypatch.setattr(precision, "_packable", {})
+    monkeypatch.setattr(precision, "_pack", lambda weight_OI: weight_OI)
+    monkeypatch.setattr(precision, "_packed_linear", lambda x16, packed_OI: F.linear(x16, packed_OI) * 1.02)
+    assert not can_pack(weight)
+    monkeypatch.setattr(precision, "_packable", {})
+    monkeypatch.setattr(precision, "_packed_linear", F.linear)
+    assert can_pack(weight)

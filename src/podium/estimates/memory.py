@@ -25,7 +25,7 @@ from podium.assembly import activation_bytes_per_token, default_tokens_per_pack,
 from podium.config import GRPOConfig
 from podium.engines.live.engine import MAX_ROWS
 from podium.forward import HEAD_CHUNK_BYTES
-from podium.precision import CAN_PACK, families_of, measure_products
+from podium.precision import NARROW, can_pack, families_of, rounds_products
 
 MIB = 1 << 20
 
@@ -271,9 +271,7 @@ def _rounds(args: GRPOConfig) -> bool | None:
     """Whether products are rounded; None on devices where that is autocast's business."""
     if args.device.type != "cpu":
         return None
-    return args.product_precision == "bfloat16" or (
-        args.product_precision == "auto" and measure_products().bfloat16_pays
-    )
+    return rounds_products(args.product_precision)
 
 
 # ---- the model ----
@@ -352,7 +350,7 @@ def sampling_bytes(sizes: Sizes, load: Load, device: str, *, rounded: bool) -> i
     prompts = -(-rows // load.num_generations)
     cached = rows * load.completion_tokens + prompts * load.prompt_tokens
     logits = 3 * 4 * rows * sizes.vocabulary
-    packed = 2 * sizes.num_wide if rounded and CAN_PACK else 0
+    packed = 2 * sizes.num_wide if rounded and can_pack(torch.ones(NARROW, NARROW, dtype=torch.bfloat16)) else 0
     return cached * sizes.cache_bytes_per_token + logits + packed
 
 

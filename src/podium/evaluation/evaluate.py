@@ -36,7 +36,7 @@ from podium.evaluation.measured import Measured, join, measure
 from podium.evaluation.saved import Settings, Writer
 from podium.models import loading
 from podium.models.finding import ModelSource
-from podium.precision import measure_products, release_free_memory
+from podium.precision import release_free_memory, rounds_products
 from podium.records import Prompt, SamplingSettings
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
@@ -144,7 +144,7 @@ def decided(args: GRPOConfig) -> GRPOConfig:
     if args.device.type != "cpu" or args.product_precision != "auto":
         return args
     args = copy.copy(args)
-    args.product_precision = "bfloat16" if measure_products().bfloat16_pays else "float32"
+    args.product_precision = "bfloat16" if rounds_products("auto") else "float32"
     return args
 
 
