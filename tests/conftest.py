@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+# One thread for each worker, and for the processes that tests start: threads of several processes wait for each other.
+# Read when torch is imported.
+for _name, _value in (("OMP_NUM_THREADS", "1"), ("TOKENIZERS_PARALLELISM", "false"), ("HF_HUB_OFFLINE", "1")):
+    os.environ.setdefault(_name, _value)
 
 import pytest
 import torch

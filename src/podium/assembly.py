@@ -31,6 +31,7 @@ from podium.engines.vllm import connect as vllm
 from podium.errors import ConfigError, DataError
 from podium.forward import Path, TokenLogps, choose_path, token_logps
 from podium.losses import EntropyControl, LossSettings, skips_zero_advantage
+from podium.machine import fit_threads
 from podium.models import loading
 from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
@@ -141,6 +142,7 @@ def assemble(
     """Check everything, then load. Raises what `GRPOTrainer` says it raises."""
     args = args if args is not None else GRPOConfig(f"{loading.model_name(model)}-GRPO")
     _refuse(args, not_supported)
+    fit_threads()
     settings = load_settings(args, quantization_config, peft_config)
     if args.sync_ref_model and (peft_config is not None or isinstance(model, PeftModel)):
         raise ConfigError(

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from podium.machine import cores
 from podium.rewards.resolve import Reward
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "safetensors", "tokenizers")
@@ -75,7 +76,7 @@ def _hardware() -> dict[str, Any]:
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return {
         "processor": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "devices": [{"name": device.name, "memory_gb": round(device.total_memory / 1e9, 1)} for device in devices],
         "threads": torch.get_num_threads(),

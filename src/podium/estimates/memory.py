@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from podium.assembly import activation_bytes_per_token, default_tokens_per_pack,
 from podium.config import GRPOConfig
 from podium.engines.live.engine import MAX_ROWS
 from podium.forward import HEAD_CHUNK_BYTES
+from podium.machine import group_memory
 from podium.precision import NARROW, can_pack, families_of, rounds_products
 
 MIB = 1 << 20
@@ -395,15 +394,5 @@ def available_memory(device: str) -> int | None:
         return None
     import psutil
 
-    free = [int(psutil.virtual_memory().available), *_group_limits()]
-    return min(free)
-
-
-def _group_limits() -> list[int]:
-    """What the control group of this process leaves: a container's limit."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return []
-    return [int(limit) - int(used)] if limit.isdigit() and os.name == "posix" else []
+    free, left = int(psutil.virtual_memory().available), group_memory()
+    return free if left is None else min(free, left)

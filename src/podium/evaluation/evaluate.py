@@ -34,6 +34,7 @@ from podium.engines.transformers import TransformersEngine
 from podium.errors import DataError
 from podium.evaluation.measured import Measured, join, measure
 from podium.evaluation.saved import Settings, Writer
+from podium.machine import fit_threads
 from podium.models import loading
 from podium.models.finding import ModelSource
 from podium.precision import release_free_memory, rounds_products
@@ -150,6 +151,7 @@ def decided(args: GRPOConfig) -> GRPOConfig:
 
 def load(policy: Policy, args: GRPOConfig, ready: Ready, rewards: Sequence[Reward] = ()) -> Loaded:
     """The weights, and those of reward models."""
+    fit_threads()
     model = loading.load_to_sample(policy.source.base, policy.source.adapter, _load_settings(policy, args))
     loading.align_pad_token(model, ready.tokenizer)
     if not getattr(model, "hf_device_map", None):

@@ -25,7 +25,8 @@ from typing import Any, ClassVar, Literal
 
 from podium.errors import ConfigError, RewardError
 from podium.extract import tagged
-from podium.rewards.sandbox import BackendName, Limits, Result, check_settings, choose, cores, passed, run_program
+from podium.machine import cores
+from podium.rewards.sandbox import BackendName, Limits, Result, check_settings, choose, passed, run_program
 from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]

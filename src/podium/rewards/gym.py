@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, get_args
 from podium.data.gym import check_task
 from podium.errors import RewardError
 from podium.extract import tagged
+from podium.machine import cores
 from podium.rewards.sandbox import (
     BackendName,
     Extras,
@@ -35,7 +36,6 @@ from podium.rewards.sandbox import (
     SandboxFault,
     check_settings,
     choose,
-    cores,
 )
 from podium.rewards.text import text_of
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError, RewardError
+from podium.machine import cores
 
 MAX_WORKERS = 4
 START_SECONDS = 60.0
@@ -75,7 +76,7 @@ def compare(formulas: Sequence[Formula], *, timeout_seconds: float = 5.0) -> lis
 @functools.cache
 def _pool(process_id: int) -> _Pool:
     """One for each process: a forked child must not read what its parent's workers say."""
-    pool = _Pool(num_workers=max(1, min(MAX_WORKERS, os.cpu_count() or 1)), process_id=process_id)
+    pool = _Pool(num_workers=min(MAX_WORKERS, cores()), process_id=process_id)
     atexit.register(pool.close)
     return pool
 

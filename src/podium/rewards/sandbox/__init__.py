@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,11 +59,6 @@ def check_settings(reward: Any, ways: Iterable[str]) -> None:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 __all__ = [
     "FAULT",
     "OUTCOMES",
@@ -79,7 +73,6 @@ __all__ = [
     "SandboxName",
     "check_settings",
     "choose",
-    "cores",
     "cure",
     "passed",
     "probe",

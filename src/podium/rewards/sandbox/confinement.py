@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from podium.machine import cores
 from podium.rewards.sandbox import seccomp
 
 BackendName = Literal["bubblewrap", "landlock", "none"]
@@ -53,7 +54,7 @@ class Limits:
     """Address space."""
     output_bytes: int = 64 * 1024
     """Of standard output, and of a returned value."""
-    lanes: int = min(2, os.cpu_count() or 1)
+    lanes: int = min(2, cores())
     """Tests at the same time, where there are many."""
     go_on: bool = False
     """Whether tests are run after one that took too long."""

@@ -1,0 +1,69 @@
+"""What this process may use of its machine: cores and memory, as affinity masks and control groups limit them.
+
+Containers are limited by control groups, which neither `os.cpu_count` nor torch looks at. Everything that cannot be
+found out is no limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+GROUPS = Path("/sys/fs/cgroup")
+"""Where Linux shows the control group of this process."""
+
+
+def cores() -> int:
+    """Whole cores' worth of time that this process may use; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota()
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def _quota() -> float | None:
+    """Cores of time a control group grants: version 2 of the interface, then version 1; None without a limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        words = " ".join(_read(name) for name in names).split()
+        if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:
+            return int(words[0]) / int(words[1])
+    return None
+
+
+def group_memory() -> int | None:
+    """Bytes that the control group still leaves; None without a limit.
+
+    The page cache counts as used there, and is given back when memory gets scarce: it counts as free here.
+    """
+    for limit, used, statistics, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        most, now = _read(limit).strip(), _read(used).strip()
+        if most.isdigit() and now.isdigit():
+            cached = dict(line.split() for line in _read(statistics).splitlines() if len(line.split()) == 2)
+            return int(most) - int(now) + int(cached.get(cache, 0))
+    return None
+
+
+def _read(name: str) -> str:
+    try:
+        return (GROUPS / name).read_text()
+    except OSError:
+        return ""
+
+
+def fit_threads() -> None:
+    """Give torch no more threads than there are cores, unless the environment says how many.
+
+    Threads beyond a container's quota wait for each other: two cores' worth of time spread over 64 threads is several
+    times slower than two threads.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > (most := cores()):
+        logger.info("%d threads instead of %d: the container may use no more.", most, torch.get_num_threads())
+        torch.set_num_threads(most)
