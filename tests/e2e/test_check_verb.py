@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import podium
@@ -57,6 +58,7 @@ def test_a_mistake_as_json(tmp_path: Path) -> None:
     assert error["what"].startswith("--temperature: ")
 
 
+@pytest.mark.slow
 def test_rollouts_as_tables(tmp_path: Path) -> None:
     done = run(tmp_path, "--rollouts", "2")
     assert done.returncode == 0, done.stderr

@@ -159,6 +159,7 @@ def test_checkpoints_and_adapters_are_found_with_their_run(cli: Cli, tmp_path: P
     assert one["names"] == ["model", "out"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_half_written(cli: Cli, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "podium", "eval", "model", "--recipe", "run.yaml", "--samples", "256"]
     command += ["--max_completion_length", "200", "--eval_rows", "80"]

@@ -56,9 +56,11 @@ ONE = World("ddp", 1)
 WORLDS = [World("ddp", 2), World("fsdp2", 2), World("ddp", 4), World("fsdp2", 4)]
 
 PLAIN = tuple(name for name in ranks.RUNS if name != "long")
+SHARDED = ("full", "lora", "one_prompt", "no_signal_on_one", "batch_scale", "reuse", "adam", "entropy")
 FAST = {
-    World("ddp", 2): PLAIN,
-    World("fsdp2", 2): ("full", "lora", "one_prompt", "no_signal_on_one", "batch_scale", "reuse", "adam", "entropy"),
+    ONE: (*SHARDED, "stream", "evaluated", "ahead"),
+    World("ddp", 2): (*SHARDED, "stream", "evaluated", "ahead"),
+    World("fsdp2", 2): SHARDED,
 }
 """What is run in every run of the tests; the rest is slow."""
 VARIANTS = {
@@ -115,8 +117,8 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def of_run(world: World, name: str) -> Path:
         if world in VARIANTS:
             return of(world, VARIANTS[world])
-        others = ("reuse-resumed", "adam-resumed", "sampled") if world in (ONE, *FAST) else ()
-        fast = (*FAST.get(world, PLAIN if world == ONE else ()), *others)
+        others = ("reuse-resumed", "adam-resumed", "sampled") if world in FAST else ()
+        fast = (*FAST.get(world, ()), *others)
         slow = tuple(x for x in (*plain(world), *ranks.OTHERS) if x not in (*fast, "killed"))
         return of(world, fast if name in fast else slow)
 

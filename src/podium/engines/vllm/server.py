@@ -11,10 +11,12 @@ a version there, a word that the server keeps with them and forgets when it dies
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +57,12 @@ def is_here(url: str) -> bool:
     except OSError:
         return False
     return address.is_loopback or address.is_unspecified
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """The system's, read once: it takes longer than a request."""
+    return httpx.create_ssl_context()
 
 
 class ServerGone(EngineError):
@@ -207,7 +215,7 @@ class Server:
         """What all clients have: a server on this machine is asked without a proxy."""
         key = os.environ.get(KEY_VARIABLE, "").strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return {"base_url": self.url, "headers": headers, "trust_env": self._by_proxy}
+        return {"base_url": self.url, "headers": headers, "trust_env": self._by_proxy, "verify": _certificates()}
 
     def _failure(self, error: httpx.HTTPError, route: str) -> EngineError:
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
