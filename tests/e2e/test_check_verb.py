@@ -36,6 +36,7 @@ def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_as_json(tmp_path: Path) -> None:
     """Two groups of four by the real model: findings of both halves, and the numbers."""
     done = run(tmp_path, "--rollouts", "2", "--json")
