@@ -60,7 +60,7 @@ SHARDED = ("full", "lora", "one_prompt", "no_signal_on_one", "batch_scale", "reu
 FAST = {
     ONE: (*SHARDED, "stream", "evaluated", "ahead", "no_signal_at_all"),
     World("ddp", 2): (*SHARDED, "stream", "evaluated", "ahead"),
-    World("fsdp2", 2): SHARDED,
+    World("fsdp2", 2): ("full", "lora", "one_prompt", "no_signal_on_one", "reuse", "adam"),
 }
 """What is run in every run of the tests; the rest is slow."""
 TOGETHER = [world for world in FAST if world != ONE]
@@ -175,6 +175,7 @@ def test_the_runs_learn_and_differ(left: Any) -> None:
     assert any(entry.get("completions/min_length", 99) < 12 for entry in logs(one, "full"))
 
 
+@pytest.mark.slow
 def test_divided_weights_are_not_copied(tmp_path: Path) -> None:
     done = launch(tmp_path, World("fsdp2", 2), "ahead")
     assert done.returncode != 0
