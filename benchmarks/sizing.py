@@ -18,8 +18,6 @@ from transformers import AutoConfig, PretrainedConfig
 
 from podium.assembly import default_tokens_per_pack
 from podium.estimates.memory import (
-    RUNTIME_BYTES,
-    WORKING_BYTES,
     Load,
     activations_bytes,
     model_sizes,
@@ -114,14 +112,15 @@ def row(name: str, *, lora: bool) -> Row:
         tokens_per_pack=tokens_per_pack,
         checkpointing=4 * tokens_per_pack < PROMPT_TOKENS + COMPLETION_TOKENS,
     )
+    kind = kind_of("cuda")
     adapter = 2 * sizes.trained_bytes + optimizer_bytes(args, sizes) if lora else 0  # whole on every device
     divided = sizes.weight_bytes if lora else sizes.weight_bytes + sizes.trained_bytes + optimizer_bytes(args, sizes)
     whole = 2 * sizes.num_parameters
-    sampling = sampling_bytes(sizes, load, "cuda", rounded=False) // (1 if lora else 2)  # the cache is in bfloat16
+    sampling = sampling_bytes(sizes, load, kind, rounded=False) // (1 if lora else 2)  # the cache is in bfloat16
     training = activations_bytes(config, args, sizes, load, rounded=None)
 
     def peak(count: int) -> float:
-        fixed = RUNTIME_BYTES["cuda"] + WORKING_BYTES["cuda"] + adapter
+        fixed = kind.runtime_bytes + kind.working_bytes + adapter
         if count == 1:  # autocast casts one weight at a time
             return fixed + divided + max(sampling, training)
         layers = 2 * whole / sizes.num_layers  # this one, and the next on its way

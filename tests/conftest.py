@@ -20,7 +20,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from podium import precision
+from podium import devices, precision
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
@@ -73,6 +73,26 @@ def refuse_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", SimpleNamespace(default=refuse))
     monkeypatch.setattr(precision, "_packable", {})
+
+
+@pytest.fixture
+def as_if_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU computes as a GPU does: the table's row for CUDA stands under `cpu`.
+
+    So autocast in place of our own products, attention in half precision without the CPU's joined kernel, rows that are
+    looked at every eighth token, a GPU's blocks and limits. float16 gets the scaler that accelerate makes on GPUs alone.
+    """
+    from accelerate import Accelerator
+
+    monkeypatch.setitem(devices.KINDS, "cpu", devices.KINDS["cuda"])
+    original = Accelerator.__init__
+
+    def with_scaler(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.mixed_precision == "fp16":
+            self.scaler, self.native_amp = torch.amp.GradScaler("cpu"), True
+
+    monkeypatch.setattr(Accelerator, "__init__", with_scaler)
 
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]

@@ -23,6 +23,7 @@ from podium.completions import CompletionsLog
 from podium.config import GRPOConfig
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
+from podium.devices import kind_of
 from podium.engines.base import OwnWeights, RolloutEngine
 from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine, evaluation
@@ -37,7 +38,7 @@ from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
 from podium.packing import Pack
 from podium.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
-from podium.processes import as_main, prepare_to_load, whole_at_load
+from podium.processes import as_main, divides_weights, prepare_to_load, whole_at_load
 from podium.records import ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
@@ -53,9 +54,6 @@ NOT_SUPPORTED = {
     "environment_factory": "Environments are not supported. Score the completion with `reward_funcs` instead.",
     "rollout_func": "`rollout_func` is not supported: the rollout engine samples. See `rollout_engine` in GRPOConfig.",
 }
-
-ACTIVATION_BYTES = {"cpu": 272 << 20, "cuda": 12 << 30}
-"""Memory that the activations of one pack may take, when `tokens_per_pack` is not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +182,8 @@ def assemble(
     policy = loading.load_policy(model, settings)
     loading.align_pad_token(policy, tokenizer)
     load_reward_models(rewards)
+    if not divides_weights(args) and not getattr(policy, "hf_device_map", None):
+        policy.to(args.device)  # so that it is tried, and evaluated before training, where it will be trained
     with whole_at_load(policy, args):
         path, why_not = as_main(choose_path(policy))
     if why_not:
@@ -268,6 +268,8 @@ def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) 
         gradient_checkpointing=bool(args.gradient_checkpointing),
         disable_dropout=args.disable_dropout,
         cast_head_to_fp32=args.cast_lm_head_to_fp32,
+        frozen_dtype=half_dtype(args) or torch.float32,
+        device=args.device if args.device.type == "cuda" and not divides_weights(args) else None,
     )
 
 
@@ -377,14 +379,19 @@ def _callbacks(args: GRPOConfig, reference: loading.Reference | None) -> tuple[T
 
 def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
     """A context in which sampling, scoring and training compute alike."""
-    if args.device.type == "cpu":
+    if not kind_of(args.device).autocast:
         enabled = as_main(rounds_products(args.product_precision))
         if args.product_precision == "auto":
             _say_precision(args, enabled=enabled)
         with evaluation(policy):
             return lean_precision(policy, enabled=enabled)
-    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    dtype = half_dtype(args)
     return contextlib.nullcontext if dtype is None else lambda: torch.autocast(args.device.type, dtype=dtype)
+
+
+def half_dtype(args: GRPOConfig) -> torch.dtype | None:
+    """The type in which autocast computes; None: there is none."""
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
 
 
 def _say_precision(args: GRPOConfig, *, enabled: bool) -> None:
@@ -406,7 +413,7 @@ def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, precision: Prec
 
 def default_tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, *, rounded: bool | None) -> int:
     """Tokens whose activations take what one pack may; `rounded` as in `activation_bytes_per_token`."""
-    budget = ACTIVATION_BYTES.get(args.device.type, ACTIVATION_BYTES["cuda"])
+    budget = kind_of(args.device).activation_bytes
     layers = config.get_text_config().num_hidden_layers
     return max(128, budget // (layers * activation_bytes_per_token(config, args, rounded=rounded)))
 
@@ -430,7 +437,7 @@ def _decide_checkpointing(args: GRPOConfig, tokens_per_pack: int, path: Path) ->
     if args.gradient_checkpointing is None:
         longest = args.max_completion_length + (args.max_prompt_length or 0)
         args.gradient_checkpointing = path == "padded" or longest > 4 * tokens_per_pack
-    if args.gradient_checkpointing and args.device.type == "cpu":
+    if args.gradient_checkpointing and kind_of(args.device).host_memory:
         return_large_blocks()
 
 

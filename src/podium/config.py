@@ -17,6 +17,7 @@ import trl
 import yaml
 
 from podium.advantages import AGGREGATIONS
+from podium.devices import kind_of
 from podium.errors import ConfigError, as_line, did_you_mean
 from podium.losses import CORRECTIONS, OBJECTIVES
 from podium.rules import codes
@@ -357,20 +358,40 @@ class GRPOConfig(trl.GRPOConfig):
 
     def _follow_device(self) -> None:
         """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless the user said otherwise."""
-        if not torch.accelerator.is_available() and not self.use_cpu:
+        if not torch.cuda.is_available() and not self.use_cpu:
             self.use_cpu = True
-        on_cpu = self.use_cpu or not torch.cuda.is_available()
-        if on_cpu and self.fp16:
+            if torch.accelerator.is_available():
+                logger.warning(
+                    "Training runs on the CPU: of accelerators only CUDA's are supported, and this machine has %s.",
+                    torch.accelerator.current_accelerator(),
+                )
+        on_cpu = self.use_cpu
+        self.bf16_asked = bool(self.bf16)
+        if kind_of("cpu" if on_cpu else "cuda").autocast:
+            self._choose_half()
+            return
+        if self.fp16:
             raise ConfigError(
                 "fp16=True needs a GPU, and this run is on the CPU.", code="C013", fix="Leave it out, or bf16: true."
             )
-        self.bf16_asked = bool(self.bf16)
-        if on_cpu and self.bf16 is False and self.product_precision == "auto":
+        if self.bf16 is False and self.product_precision == "auto":
             self.product_precision = "float32"
-        if on_cpu:  # our own products in place of autocast, which rounds more and casts every weight in every forward
+        # Our own products in place of autocast, which rounds more and casts every weight in every forward.
+        self.bf16 = False
+
+    def _choose_half(self) -> None:
+        """bfloat16 where the device has units for it, else float16 with loss scaling, unless the user said otherwise."""
+        if self.fp16 or self.bf16 is False:
             self.bf16 = False
-        if self.bf16 is None:
-            self.bf16 = not self.fp16 and torch.cuda.is_bf16_supported()
+        elif has_bfloat16():
+            self.bf16 = True
+        else:
+            self.bf16, self.fp16 = False, True
+            logger.warning(
+                "This GPU has no bfloat16 units (torch would emulate them, several times slower): float16 with loss "
+                "scaling is used%s. bf16: false computes in float32.",
+                " in place of bf16: true" if self.bf16_asked else "",
+            )
 
     def _nearest_batch(self) -> str:
         """The batch sizes next to one that cannot be cut into groups."""
@@ -389,6 +410,11 @@ class GRPOConfig(trl.GRPOConfig):
         """The evaluation batch next to one that cannot be cut into groups."""
         group = self.num_generations_eval or self.num_generations
         return as_line("per_device_eval_batch_size", -(-self.per_device_eval_batch_size // group) * group)
+
+
+def has_bfloat16() -> bool:
+    """Whether the GPU multiplies bfloat16 itself; where there is none, a CPU stands in for one, and does."""
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _is_filtered(args: GRPOConfig) -> bool:

@@ -18,16 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from podium.models.attention import TreeAttention, attention_implementation, tree_attention
-from podium.packing import Pack, pack
-from podium.precision import accumulated, product_weight
+from podium.devices import kind_of, put
+from podium.models.attention import TreeAttention, attention_implementation, tree_attention, without_autocast
+from podium.packing import Pack, Places, pack
+from podium.precision import accumulated, add_product, product_weight, wide_product
 from podium.records import TrainingGroup
 
 Path = Literal["shared", "padded"]
 """`shared`: each prompt once, attention over the tree. `padded`: one padded row per rollout, any model."""
-
-HEAD_CHUNK_BYTES = 32 << 20
-"""Memory of one float32 block of logits."""
 
 PRODUCT_ROWS = 8192
 """Rows of the head's weight whose gradient is computed, and added, at once: what stays in a processor's cache."""
@@ -53,13 +51,13 @@ def token_logps(
     `model` may be wrapped (DDP, PEFT). The caller enters `tree_attention` around forward *and* backward for the shared
     path. `router` asks a mixture of experts for its load-balancing loss.
     """
-    inputs, predict, place_N = FORWARDS[path](pack)
+    inputs, predict, places = FORWARDS[path](pack)
     head_outputs: list[Tensor] = []
     unwrapped = unwrap(model)
 
     def head(module: nn.Module, hidden_1ND: Tensor) -> Tensor:
         hidden_PD = predict(hidden_1ND)
-        head_outputs.extend(head_logps(module, hidden_PD, place_N, pack.target_N, unwrapped.config, temperature))
+        head_outputs.extend(head_logps(module, hidden_PD, places, pack.target_N, unwrapped.config, temperature))
         # What the model does to these "logits" does not matter. That they lead to the head's weight does: data-parallel
         # wrappers look from a forward's outputs for the parameters that will get no gradient.
         return head_outputs[0][None, :, None].clone()
@@ -82,20 +80,19 @@ def unwrap(model: nn.Module) -> nn.Module:
 Predict = Callable[[Tensor], Tensor]
 """Picks the hidden states [P, D] that predict the trained tokens out of what reaches the head."""
 
-Inputs = tuple[dict[str, Any], Predict, Tensor]
-"""A forward's arguments, and which of the P hidden states predicts trained token n: `place_N`."""
+Inputs = tuple[dict[str, Any], Predict, Places]
+"""A forward's arguments, and which of the P hidden states predicts which trained token."""
 
 
 def _shared_inputs(pack: Pack) -> Inputs:
-    predict_P, place_N = pack.predict_N.unique(return_inverse=True)
     inputs = {
         "input_ids": pack.input_ids_T[None],
         "position_ids": pack.position_ids_T[None],
         "attention_mask": None,
-        "logits_to_keep": predict_P,
+        "logits_to_keep": pack.predict_P,
         "podium": TreeAttention(pack.layout),
     }
-    return inputs, lambda hidden_1PD: hidden_1PD[0], place_N
+    return inputs, lambda hidden_1PD: hidden_1PD[0], pack.places
 
 
 def _padded_inputs(pack: Pack) -> Inputs:
@@ -106,14 +103,14 @@ def _padded_inputs(pack: Pack) -> Inputs:
     for r, span in enumerate(pack.spans_R):
         index_RS[r, : lengths[r]] = torch.from_numpy(span.tokens)
     real_RS = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    columns = [torch.arange(span.prompt_length - 1, n) for span, n in zip(pack.spans_R, lengths, strict=True)]
-    column_N = torch.cat(columns).to(device)
+    columns = [np.arange(span.prompt_length - 1, n) for span, n in zip(pack.spans_R, lengths, strict=True)]
+    column_N = put(np.concatenate(columns), device)
     inputs = {
         "input_ids": pack.input_ids_T[index_RS.to(device)],
         "position_ids": (real_RS.cumsum(1) - 1).to(device),
         "attention_mask": real_RS.long().to(device),
     }
-    return inputs, lambda hidden_RSD: hidden_RSD[pack.rollout_N, column_N], torch.arange(len(column_N), device=device)
+    return inputs, lambda hidden_RSD: hidden_RSD[pack.rollout_N, column_N], Places.of(np.arange(len(column_N)), device)
 
 
 FORWARDS: dict[Path, Callable[[Pack], Inputs]] = {
@@ -141,16 +138,16 @@ def replaced_head(model: nn.Module, forward: Callable[[nn.Module, Tensor], Tenso
 
 
 def head_logps(
-    head: nn.Module, hidden_PD: Tensor, place_N: Tensor, target_N: Tensor, config: Any, temperature: float
+    head: nn.Module, hidden_PD: Tensor, places: Places, target_N: Tensor, config: Any, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [N] of the targets, never holding more than a chunk of logits."""
     adjust = LogitAdjustment.of(config, temperature)
     weight_VD = head.weight
-    chunk = max(16, HEAD_CHUNK_BYTES // (4 * weight_VD.shape[0]))
+    chunk = max(16, kind_of(hidden_PD.device).logits_bytes // (4 * weight_VD.shape[0]))
     factor_VD = product_weight(head, hidden_PD).detach()
     bias_V = getattr(head, "bias", None)
-    logps_N, entropy_P = ChunkedLogps.apply(hidden_PD, weight_VD, factor_VD, bias_V, place_N, target_N, adjust, chunk)
-    return logps_N, entropy_P[place_N]
+    logps_N, entropy_P = ChunkedLogps.apply(hidden_PD, weight_VD, factor_VD, bias_V, places, target_N, adjust, chunk)
+    return logps_N, entropy_P[places.row_N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +180,7 @@ class LogitAdjustment:
 class ChunkedLogps(torch.autograd.Function):
     """log softmax(z)[target] [N] and entropy of softmax(z) [P], z computed a chunk of rows at a time, twice if several.
 
-    Token n is target n of row `place_N`. Backward of the entropy: dH/dz_j = -p_j (log p_j + H).
+    Token n is target n of row `places.row_N`. Backward of the entropy: dH/dz_j = -p_j (log p_j + H).
     """
 
     @staticmethod
@@ -193,36 +190,37 @@ class ChunkedLogps(torch.autograd.Function):
         weight_VD: Tensor,
         factor_VD: Tensor,
         bias_V: Tensor | None,
-        place_N: Tensor,
+        places: Places,
         target_N: Tensor,
         adjust: LogitAdjustment,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         rows, needed = len(hidden_PD), any(ctx.needs_input_grad)
         lse_P, entropy_P = (hidden_PD.new_empty(rows, dtype=torch.float32) for _ in range(2))
-        logps_N = hidden_PD.new_empty(len(place_N), dtype=torch.float32)
+        logps_N = hidden_PD.new_empty(len(target_N), dtype=torch.float32)
         only = None
-        for part, tokens, at in _row_chunks(rows, chunk, place_N):
-            z = _logits(hidden_PD[part], factor_VD, bias_V, adjust)
-            lse_P[part], expected = _lse_and_mean(z)
-            logps_N[tokens] = z[at, target_N[tokens]] - lse_P[part][at]
-            entropy_P[part] = lse_P[part] - expected
-            only = z if needed and rows <= chunk else None
-        ctx.save_for_backward(hidden_PD, weight_VD, bias_V, place_N, target_N, lse_P, entropy_P, only)
-        ctx.adjust, ctx.chunk, ctx.factor_VD = adjust, chunk, factor_VD
+        with without_autocast(hidden_PD.device.type):
+            for part, tokens, at in _row_chunks(rows, chunk, places):
+                z = _logits(hidden_PD[part], factor_VD, bias_V, adjust)
+                lse_P[part], expected = _lse_and_mean(z)
+                logps_N[tokens] = z[at, target_N[tokens]] - lse_P[part][at]
+                entropy_P[part] = lse_P[part] - expected
+                only = z if needed and rows <= chunk else None
+        ctx.save_for_backward(hidden_PD, weight_VD, bias_V, target_N, lse_P, entropy_P, only)
+        ctx.places, ctx.adjust, ctx.chunk, ctx.factor_VD = places, adjust, chunk, factor_VD
         ctx.set_materialize_grads(False)
         return logps_N, entropy_P
 
     @staticmethod
     def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_P: Tensor | None) -> tuple[Any, ...]:
-        hidden_PD, weight_VD, bias_V, place_N, target_N, lse_P, entropy_P, only = ctx.saved_tensors
+        hidden_PD, weight_VD, bias_V, target_N, lse_P, entropy_P, only = ctx.saved_tensors
         factor_VD = ctx.factor_VD
         needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         grad_hidden = torch.empty_like(hidden_PD) if needs_hidden else None
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
 
         def add_chunks(total_VD: Tensor | None) -> None:
-            for part, tokens, at in _row_chunks(len(hidden_PD), ctx.chunk, place_N):
+            for part, tokens, at in _row_chunks(len(hidden_PD), ctx.chunk, ctx.places):
                 z = _logits(hidden_PD[part], factor_VD, bias_V, ctx.adjust) if only is None else only
                 of_targets = None if grad_logps_N is None else (at, target_N[tokens], grad_logps_N[tokens])
                 of_entropy = None if grad_entropy_P is None else (entropy_P[part, None], grad_entropy_P[part, None])
@@ -243,25 +241,27 @@ class ChunkedLogps(torch.autograd.Function):
             return grad_VD.add_(total_VD)
 
         grad_weight = None
-        if needs_weight:
-            grad_weight = accumulated(weight_VD, add)
-        else:
-            add_chunks(None)
+        with without_autocast(hidden_PD.device.type):
+            if needs_weight:
+                grad_weight = accumulated(weight_VD, add)
+            else:
+                add_chunks(None)
         return grad_hidden, grad_weight, None, grad_bias, None, None, None, None
 
 
-def _row_chunks(rows: int, chunk: int, place_N: Tensor) -> Iterator[tuple[slice, Tensor | slice, Tensor]]:
+def _row_chunks(rows: int, chunk: int, places: Places) -> Iterator[tuple[slice, Tensor | slice, Tensor]]:
     """Rows at a time, with the tokens that belong to them, and these tokens' places among them."""
     for start in range(0, rows, chunk):
         part = slice(start, min(rows, start + chunk))
-        tokens = slice(None) if rows <= chunk else ((place_N >= start) & (place_N < part.stop)).nonzero()[:, 0]
-        yield part, tokens, place_N[tokens] - start
+        first, end = places.first_P[start], places.first_P[part.stop]
+        tokens = slice(None) if rows <= chunk else places.order_N[first:end]
+        yield part, tokens, places.row_N[tokens] - start
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, adjust: LogitAdjustment) -> Tensor:
-    with torch.autocast(hidden.device.type, enabled=False):
-        logits = (hidden.to(weight.dtype) @ weight.T).float()
-        return adjust.forward(logits if bias is None else logits.add_(bias))
+    hidden = hidden.to(weight.dtype)
+    logits = wide_product(hidden, weight.T) if kind_of(hidden.device).autocast else (hidden @ weight.T).float()
+    return adjust.forward(logits if bias is None else logits.add_(bias))
 
 
 def _lse_and_mean(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,10 +269,12 @@ def _lse_and_mean(z: Tensor) -> tuple[Tensor, Tensor]:
     top = z.amax(-1, keepdim=True)
     mass = (z - top).exp_()
     total = mass.sum(-1)
-    mean = torch.bmm(mass[:, None], z[:, :, None])[:, 0, 0] / total
-    if not bool(mean.isfinite().all()):
-        mean = torch.where(mass > 0, mass * z, 0.0).sum(-1) / total
-    return top[:, 0] + total.log(), mean
+    lse = top[:, 0] + total.log()
+    if kind_of(z.device).immediate:
+        mean = torch.bmm(mass[:, None], z[:, :, None])[:, 0, 0] / total
+        if bool(mean.isfinite().all()):
+            return lse, mean
+    return lse, torch.where(mass > 0, mass.mul_(z), 0.0).sum(-1) / total
 
 
 def _grad_logits(
@@ -307,13 +309,15 @@ def _grad_logits(
 
 
 def _add_product(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
-    """total += grad^T hidden, some rows of it at a time: a whole product would be as large as the weight."""
+    """total += grad^T hidden; on a CPU some rows of it at a time, as a whole product would be as large as the weight."""
     if grad_NV.dtype == total_VD.dtype:
         total_VD.addmm_(grad_NV.T, hidden_ND)
-        return
-    for start in range(0, len(total_VD), PRODUCT_ROWS):
-        rows = slice(start, start + PRODUCT_ROWS)
-        total_VD[rows].add_(grad_NV[:, rows].T @ hidden_ND)
+    elif kind_of(total_VD.device).autocast:
+        add_product(total_VD, grad_NV.T, hidden_ND)
+    else:
+        for start in range(0, len(total_VD), PRODUCT_ROWS):
+            rows = slice(start, start + PRODUCT_ROWS)
+            total_VD[rows].add_(grad_NV[:, rows].T @ hidden_ND)
 
 
 # ---- which path a model can take ----

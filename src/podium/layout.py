@@ -3,19 +3,21 @@
 A prompt's text is causal; a completion sees its prompt and itself; everything sees the trunk. Nothing else of Podium
 needs to know that beginnings are shared.
 
-Shape letters: T positions in the pack, B rows of a bucket, L queries a row, K keys a row.
+Shape letters: T positions in the pack, B rows of a bucket, L queries a row, K keys a row, M of them behind a prefix.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from podium.devices import put
 
 FOLDED_ROW = 256
 """A group of at most this many tokens attends as one row under a tree mask: fewer, larger products. So does what the
@@ -27,24 +29,37 @@ CHUNK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Attention rows of similar width. Row b's queries `query_BL` see its keys `key_BK` where `mask_BLK` allows."""
+    """Attention rows of similar width, on a device: queries `query_BL` and keys `key_BK` of row b.
+
+    Every query of row b sees the row's first `prefix_B` keys; those behind them causally, or as `mask_BLM` says. What
+    is dense (`seen`, `distance`) is made on the device and only where a kernel cannot do without.
+    """
 
     query_BL: Tensor
     """int64 positions in T; padded with the row's first query."""
     key_BK: Tensor
     """int64 positions in T; padded with the row's first key."""
-    mask_BLK: Tensor
-    """bool; every query sees at least one key, so that no softmax is empty."""
-    distance_BLK: Tensor
-    """int32 position of the query minus position of the key: what a sliding window looks at."""
+    prefix_B: Tensor
+    mask_BLM: Tensor | None
+    """bool, over the keys behind the prefix; None: causal."""
+    position_T: Tensor
     causal: bool
-    """The mask is plain causal attention of sequences padded on the right: a kernel may do without it."""
-    reach: int
-    """The largest distance."""
+    """Plain causal attention of sequences padded on the right: no prefix and no mask."""
 
-    def to(self, device: torch.device | str) -> Bucket:
-        """The same bucket on a device."""
-        return _on(self, device)
+    def seen(self) -> Tensor:
+        """Which keys a query sees, bool [B, L, K]; at least one, so that no softmax is empty."""
+        device, length = self.query_BL.device, self.query_BL.shape[1]
+        behind_BK = torch.arange(self.key_BK.shape[1], device=device)[None] - self.prefix_B[:, None]
+        if self.mask_BLM is None:
+            return behind_BK[:, None, :] <= torch.arange(length, device=device)[None, :, None]
+        last = self.mask_BLM.shape[2] - 1
+        place_BLK = behind_BK.clamp(0, last)[:, None, :].expand(-1, length, -1)
+        inside_BK = (behind_BK >= 0) & (behind_BK <= last)
+        return (behind_BK < 0)[:, None, :] | (self.mask_BLM.gather(2, place_BLK) & inside_BK[:, None, :])
+
+    def distance(self) -> Tensor:
+        """Position of the query minus position of the key [B, L, K]: what a sliding window looks at."""
+        return self.position_T[self.query_BL][:, :, None] - self.position_T[self.key_BK][:, None, :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,34 +82,47 @@ class Part:
     """bool; None: causal, or everything is seen."""
     causal: bool
 
-    def to(self, device: torch.device | str) -> Part:
-        """The same part on a device."""
-        return _on(self, device)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Who attends to whom in a pack, in two forms; a kernel takes the one it can."""
+    """Who attends to whom in a pack, as rows without tensors; a kernel asks for the form that it can take."""
 
-    buckets: tuple[Bucket, ...]
-    """Every position of T is a query of exactly one bucket."""
-    output_T: Tensor
-    """Where position t's output stands in the flattened, concatenated outputs of the buckets."""
-    parts: tuple[Part, ...]
-    """Every position is a query of exactly one of the first parts; those that follow add keys to some of them."""
+    rows: tuple[_Row, ...]
+    """Every position of T is a query of exactly one row."""
+    part_rows: tuple[tuple[_Row, ...], ...]
+    """The same cut up: every position is a query of one of the first; those that follow add keys to some of them."""
+    position_T: np.ndarray
+    """Position ids."""
 
-    def to(self, device: torch.device | str) -> Layout:
-        """The same layout on a device."""
-        return Layout(
-            buckets=tuple(bucket.to(device) for bucket in self.buckets),
-            output_T=self.output_T.to(device),
-            parts=tuple(part.to(device) for part in self.parts),
-        )
+    def buckets(self, device: torch.device | str = "cpu") -> tuple[tuple[Bucket, ...], Tensor]:
+        """The rows side by side, and where position t's output stands in the buckets' flattened outputs [T]."""
+        found, output_T, offset = [], np.zeros(len(self.position_T), np.int64), 0
+        position_T = put(self.position_T.astype(np.int32), device)
+        for members in _by_kind(self.rows):
+            query_BL, key_BK = _stacked(members)
+            for i, row in enumerate(members):
+                output_T[row.queries] = offset + i * query_BL.shape[1] + np.arange(len(row.queries))
+            mask = None if members[0].mask is None else put(_stacked_masks(members, query_BL.shape[1]), device)
+            found.append(
+                Bucket(
+                    query_BL=put(query_BL, device),
+                    key_BK=put(key_BK, device),
+                    prefix_B=put(np.array([row.prefix for row in members]), device),
+                    mask_BLM=mask,
+                    position_T=position_T,
+                    causal=members[0].causal,
+                )
+            )
+            offset += query_BL.size
+        return tuple(found), put(output_T, device)
 
+    def parts(self) -> tuple[Part, ...]:
+        """The parts, on the CPU."""
+        return tuple(_part(members) for rows in self.part_rows for members in _by_kind(rows))
 
-def _on(record: Any, device: torch.device | str) -> Any:
-    moved = {f.name: getattr(record, f.name) for f in fields(record)}
-    return type(record)(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+    def reach(self) -> int:
+        """The largest distance between a query and a key of its row: a wider sliding window hides nothing."""
+        return max(int(self.position_T[row.queries].max() - self.position_T[row.keys].min()) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,18 +162,19 @@ class _Row:
 
     queries: np.ndarray
     keys: np.ndarray
-    mask: np.ndarray | None = None  # None: causal over itself, or open
+    mask: np.ndarray | None = None  # over the keys behind the prefix; None: causal, or open
     open: bool = False  # every query sees every key
+    prefix: int = 0  # keys at the beginning that every query sees
 
     @property
     def causal(self) -> bool:
-        return self.mask is None and not self.open
+        return self.mask is None and not self.open and not self.prefix
 
     @property
-    def kind(self) -> tuple[bool, bool, int, int]:
+    def kind(self) -> tuple[bool, bool, bool, int, int]:
         """Rows of a kind are computed together: they have similar widths, or the same where no mask hides padding."""
         sizes = len(self.queries), len(self.keys)
-        return (self.causal, self.open, *(sizes if self.open else map(_width, sizes)))
+        return (self.mask is None, bool(self.prefix), self.open, *(sizes if self.open else map(_width, sizes)))
 
 
 def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
@@ -230,22 +259,18 @@ def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:
 
 def _layout(rows: list[_Row], own: list[_Row], shared: list[_Row], *, trunk: int, positions_T: np.ndarray) -> Layout:
     """What the rows see, and below it the trunk, which everything else sees whole."""
-    if not trunk:
-        return layout_of(rows, positions_T, [own, shared])
-    below, rest = np.arange(trunk), np.arange(trunk, len(positions_T))
-    chunks, earlier = _chunked(below)
-    return layout_of(
-        [_Row(below, below), *(_above(row, below) for row in rows)],
-        positions_T,
-        [[*own, *chunks], [*shared, *earlier], [_Row(rest, below, open=True)]],
-    )
+    parts: list[list[_Row]] = [own, shared]
+    if trunk:
+        below, rest = np.arange(trunk), np.arange(trunk, len(positions_T))
+        chunks, earlier = _chunked(below)
+        rows = [_Row(below, below), *(_above(row, below) for row in rows)]
+        parts = [[*own, *chunks], [*shared, *earlier], [_Row(rest, below, open=True)]]
+    return Layout(rows=tuple(rows), part_rows=tuple(map(tuple, parts)), position_T=positions_T)
 
 
 def _above(row: _Row, trunk: np.ndarray) -> _Row:
     """The row with the trunk's keys, which every query sees, before its own."""
-    seen = np.tri(len(row.queries), dtype=bool) if row.mask is None else row.mask
-    mask = np.concatenate([np.ones((len(row.queries), len(trunk)), bool), seen], axis=1)
-    return _Row(row.queries, np.concatenate([trunk, row.keys]), mask)
+    return replace(row, keys=np.concatenate([trunk, row.keys]), prefix=len(trunk) + row.prefix)
 
 
 def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:
@@ -269,61 +294,39 @@ def _folded(paths: Sequence[np.ndarray]) -> _Row:
     return _Row(tokens, tokens, visible)
 
 
-def layout_of(rows: Sequence[_Row], positions_T: np.ndarray, parts: Sequence[Sequence[_Row]]) -> Layout:
-    """Rows of one kind and similar width, in powers of two, side by side in buckets; `parts` as rows, in order."""
-    buckets, output_T, offset = [], np.zeros(len(positions_T), np.int64), 0
-    for members in _by_kind(rows):
-        query_BL, key_BK, mask_BLK = _stacked(members)
-        for i, row in enumerate(members):
-            output_T[row.queries] = offset + i * query_BL.shape[1] + np.arange(len(row.queries))
-        distance_BLK = positions_T[query_BL][:, :, None] - positions_T[key_BK][:, None, :]
-        buckets.append(
-            Bucket(
-                query_BL=torch.from_numpy(query_BL),
-                key_BK=torch.from_numpy(key_BK),
-                mask_BLK=torch.from_numpy(mask_BLK),
-                distance_BLK=torch.from_numpy(distance_BLK.astype(np.int32)),
-                causal=members[0].causal,
-                reach=int(distance_BLK.max()),
-            )
-        )
-        offset += query_BL.size
-    return Layout(
-        buckets=tuple(buckets),
-        output_T=torch.from_numpy(output_T),
-        parts=tuple(_part(members) for rows in parts for members in _by_kind(rows)),
-    )
-
-
 def _by_kind(rows: Sequence[_Row]) -> list[list[_Row]]:
-    kinds: dict[tuple[bool, bool, int, int], list[_Row]] = {}
+    """Rows of one kind and similar width, in powers of two."""
+    kinds: dict[tuple[bool, bool, bool, int, int], list[_Row]] = {}
     for row in rows:
         kinds.setdefault(row.kind, []).append(row)
     return list(kinds.values())
 
 
-def _stacked(rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Queries, keys and mask of rows of one kind, padded to the longest."""
+def _stacked(rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and keys of rows of one kind, padded to the longest."""
     length = max(len(row.queries) for row in rows)
     width = length if rows[0].causal else max(len(row.keys) for row in rows)
-    query_BL = np.stack([_pad(row.queries, length) for row in rows])
-    key_BK = np.stack([_pad(row.keys, width) for row in rows])
-    mask_BLK = np.zeros((len(rows), length, width), bool)
-    for i, row in enumerate(rows):
-        n, k = len(row.queries), len(row.keys)
-        mask_BLK[i, :n, :k] = np.tri(n, dtype=bool) if row.causal else True if row.mask is None else row.mask
-        mask_BLK[i, n:] = mask_BLK[i, 0]  # a padded query repeats the first one
-    return query_BL, key_BK, mask_BLK
+    return np.stack([_pad(row.queries, length) for row in rows]), np.stack([_pad(row.keys, width) for row in rows])
+
+
+def _stacked_masks(rows: Sequence[_Row], length: int) -> np.ndarray:
+    """Masks [B, L, M] of rows that have one, over the keys behind their prefixes."""
+    masks = [row.mask for row in rows if row.mask is not None]
+    stacked = np.zeros((len(rows), length, max(mask.shape[1] for mask in masks)), bool)
+    for i, mask in enumerate(masks):
+        stacked[i, : len(mask), : mask.shape[1]] = mask
+        stacked[i, len(mask) :] = stacked[i, 0]  # a padded query repeats the first one
+    return stacked
 
 
 def _part(rows: Sequence[_Row]) -> Part:
-    query_BL, key_BK, mask_BLK = _stacked(rows)
+    query_BL, key_BK = _stacked(rows)
     return Part(
         query_BL=torch.from_numpy(query_BL),
         key_BK=torch.from_numpy(key_BK),
         queries_N=_without_padding([len(row.queries) for row in rows], query_BL.shape[1]),
         keys_M=_without_padding([len(row.keys) for row in rows], key_BK.shape[1]),
-        mask_BLK=None if rows[0].mask is None else torch.from_numpy(mask_BLK),
+        mask_BLK=None if rows[0].mask is None else torch.from_numpy(_stacked_masks(rows, query_BL.shape[1])),
         causal=rows[0].causal,
     )
 

@@ -12,6 +12,7 @@ to the loss of the step, however it was cut into packs. A rollout is never split
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -513,7 +514,7 @@ def with_skipped(sums: LossSums, s: LossSettings, *, num_tokens: float, num_roll
 def no_sums(device: torch.device | str = "cpu") -> LossSums:
     """The sums of no pack at all: what a rank without work contributes."""
     return LossSums(
-        **{field.name: torch.tensor(_EXTREMES.get(field.name, 0.0), device=device) for field in fields(LossSums)}
+        **{field.name: torch.full((), _EXTREMES.get(field.name, 0.0), device=device) for field in fields(LossSums)}
     )
 
 
@@ -560,5 +561,10 @@ def _exp(log_x: Tensor) -> Tensor:
 
     The cap is the largest argument whose exp is finite, so no finite value changes.
     """
-    largest = log_x.new_tensor(math.log(torch.finfo(log_x.dtype).max))
-    return log_x.clamp(max=torch.nextafter(largest, torch.zeros_like(largest))).exp()
+    return log_x.clamp(max=_largest_exponent(log_x.dtype)).exp()
+
+
+@functools.cache
+def _largest_exponent(dtype: torch.dtype) -> float:
+    largest = torch.tensor(math.log(torch.finfo(dtype).max), dtype=dtype)
+    return float(torch.nextafter(largest, torch.zeros_like(largest)))

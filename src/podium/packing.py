@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from podium.devices import put
 from podium.layout import FOLDED_ROW, Layout, Span, part_ways, tree_layout
 from podium.records import TrainingGroup
 
@@ -30,6 +31,23 @@ WORTH_SHARING = 1 / 8
 
 SHORTEST_TRUNK = 16
 """A common beginning of fewer tokens is not worth an attention row of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Which of P rows of hidden states predicts which of N trained tokens."""
+
+    row_N: Tensor
+    order_N: Tensor
+    """The tokens by their rows."""
+    first_P: np.ndarray
+    """Where the tokens of each row begin in that order, and N; known on the host."""
+
+    @classmethod
+    def of(cls, row_N: np.ndarray, device: torch.device | str) -> Places:
+        """Of rows 0 to P - 1, each with at least one token."""
+        first_P = np.concatenate([[0], np.cumsum(np.bincount(row_N))])
+        return cls(row_N=put(row_N, device), order_N=put(np.argsort(row_N, kind="stable"), device), first_P=first_P)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +60,10 @@ class Pack:
     spans_R: tuple[Span, ...]
     predict_N: Tensor
     """Position in T whose output predicts trained token n."""
+    predict_P: Tensor
+    """The same positions, each once, in increasing order."""
+    places: Places
+    """Which of these predicts which token."""
     target_N: Tensor
     rollout_N: Tensor
     """Which of the R rollouts trained token n belongs to."""
@@ -238,14 +260,18 @@ def _pack(planted: Sequence[_Planted], device: torch.device | str) -> Pack:
         ids += tree.token_ids
         positions += (prompt_length + depth for depth in tree.depths)
     completions = [completion for group in groups for completion in group.completion_ids]
+    predict_P, row_N = np.unique(predict, return_inverse=True)
+    lengths_R = np.array([len(completion) for completion in completions])
     return Pack(
-        input_ids_T=torch.tensor(ids, device=device),
-        position_ids_T=torch.tensor(positions, device=device),
-        layout=tree_layout(spans, positions).to(device),
+        input_ids_T=put(np.array(ids), device),
+        position_ids_T=put(np.array(positions), device),
+        layout=tree_layout(spans, positions),
         spans_R=tuple(spans),
-        predict_N=torch.tensor(predict, device=device),
-        target_N=torch.tensor([token for completion in completions for token in completion], device=device),
-        rollout_N=torch.repeat_interleave(torch.tensor([len(c) for c in completions])).to(device),
+        predict_N=put(np.array(predict), device),
+        predict_P=put(predict_P, device),
+        places=Places.of(row_N, device),
+        target_N=put(np.array([token for completion in completions for token in completion]), device),
+        rollout_N=put(np.repeat(np.arange(len(lengths_R)), lengths_R), device),
         advantages_R=_flat([group.advantages_G for group in groups], device),
         sampled_logps_N=_flat([x for group in groups for x in group.sampled_logps], device),
         old_logps_N=_optional([group.old_logps for group in groups], device),
@@ -254,7 +280,7 @@ def _pack(planted: Sequence[_Planted], device: torch.device | str) -> Pack:
 
 
 def _flat(arrays: Sequence[np.ndarray], device: torch.device | str) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays).astype(np.float32)).to(device)
+    return put(np.concatenate(arrays).astype(np.float32), device)
 
 
 def _optional(per_group: Sequence[tuple[np.ndarray, ...] | None], device: torch.device | str) -> Tensor | None:

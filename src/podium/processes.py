@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -28,7 +29,7 @@ from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading, fsdp
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map
 
@@ -65,6 +66,11 @@ def zero_stage(args: Any) -> int | None:
     """DeepSpeed's stage; None: no DeepSpeed."""
     plugin = getattr(args, "deepspeed_plugin", None)
     return None if plugin is None else int(plugin.zero_stage)
+
+
+def divides_weights(args: Any) -> bool:
+    """Whether weights are divided over processes (FSDP, ZeRO-3) instead of standing whole on each device."""
+    return zero_stage(args) == 3 or (args.world_size > 1 and fsdp_version(args) is not None)
 
 
 def prepare_to_load(args: Any, *, adapter: bool) -> None:
@@ -186,6 +192,9 @@ class Processes:
         """
         plugin = self.accelerator.state.fsdp_plugin
         assert plugin is not None
+        if isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
+            # Gradients of every pack are summed over processes and added up; in bfloat16 that rounds once a pack.
+            plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32)
         ignored = plugin.ignored_modules
         if isinstance(model, PeftModel):
             self._copied = [p for name, p in model.named_parameters() if p.requires_grad or ".ref." in name]
@@ -364,6 +373,24 @@ def _prepare_once(prepare: Callable[..., Any]) -> Callable[..., Any]:
         return prepare(*objects, **kwargs)
 
     return once
+
+
+def without_autocast_wrapper(accelerator: Accelerator) -> None:
+    """Have accelerate leave a prepared model's `forward` as it is.
+
+    It would put autocast around it, for good. The trainer has autocast around sampling, scoring and training alike, and
+    must be able to leave it out: the proof on the first batch compares in the weights' own precision.
+    """
+    prepare_model = accelerator.prepare_model
+
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        native, accelerator.native_amp = accelerator.native_amp, False
+        try:
+            return prepare_model(*args, **kwargs)
+        finally:
+            accelerator.native_amp = native  # the scaler of float16 asks for it
+
+    cast(Any, accelerator).prepare_model = prepare
 
 
 def _units(model: nn.Module) -> list[FSDPModule]:

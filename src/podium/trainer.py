@@ -27,13 +27,14 @@ from transformers.trainer_utils import EvalLoopOutput
 from podium import checkpoint, resume
 from podium.assembly import Parts, assemble
 from podium.config import GRPOConfig
+from podium.devices import kind_of
 from podium.health import Health
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
 from podium.packing import Pack, keep, nothing, pack
 from podium.precision import release_free_memory
-from podium.processes import Processes, shard_on_cpu
+from podium.processes import Processes, shard_on_cpu, without_autocast_wrapper
 from podium.proof.first_batch import FirstBatch
 from podium.recording import make_room
 from podium.records import ScoredGroup, TrainingGroup
@@ -145,7 +146,7 @@ class GRPOTrainer(SavesWhole):
         epoch = 0 if self.parts.order.is_stream else int(self.state.epoch or 0)
         steps = [self.parts.plan.micro_step(epoch, index) for index in itertools.islice(epoch_iterator, num_batches)]
         taken = [self._share(step) for step in steps]
-        if self.args.device.type == "cpu":
+        if kind_of(self.args.device).host_memory:
             release_free_memory()
         batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=self.parts.plan.ranks)
         self.proof.before_step(batches)
@@ -171,7 +172,7 @@ class GRPOTrainer(SavesWhole):
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
             packs = pack(batch.groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
-            if self.args.device.type == "cpu" and not self.processes.in_step:
+            if kind_of(self.args.device).host_memory and not self.processes.in_step:
                 self._zero_gradients()  # those that are there first leave no holes between activations
             idle = self.processes.idle(len(packs))
             keeps, num_kept = self._high_entropy(packs, batch, idle)
@@ -219,7 +220,8 @@ class GRPOTrainer(SavesWhole):
             entropies = [self.parts.token_logps(self.model, packed).entropy_N for packed in packs]
             for _ in range(idle if self.processes.in_step else 0):
                 self._touch(self.model)
-        mine = [x for entropy_N in entropies for x in entropy_N.tolist()]
+        torch.clear_autocast_cache()  # torch 2.10 keeps casts without history, and training would get no gradient
+        mine = torch.cat(entropies).tolist() if entropies else []
         over = torch.tensor(gather_object(mine), device=self.args.device)
         keeps: list[Tensor | None] = [keep_high_entropy(x, self.args.top_entropy_quantile, over) for x in entropies]
         num_kept = int(keep_high_entropy(over, self.args.top_entropy_quantile).sum())
@@ -246,13 +248,13 @@ class GRPOTrainer(SavesWhole):
             if parameter.requires_grad and parameter.grad is None:
                 kept = self._gradients.get(parameter)
                 parameter.grad = torch.zeros_like(parameter) if kept is None else kept.zero_()
-                if parameter.device.type == "cpu":
+                if kind_of(parameter.device).host_memory:
                     self._gradients[parameter] = parameter.grad
 
     def _finish_step(self, batch: MicroBatch) -> None:
         """One reduction over packs and ranks, one copy to the host, one set of numbers."""
         sums, self._sums = self._sums, []
-        rows = gather_object([x.stack().tolist() for x in sums])
+        rows = gather_object(torch.stack([x.stack() for x in sums]).tolist() if sums else [])
         trained = reduce_sums(torch.tensor([no_sums().stack().tolist(), *rows]))
         counted = with_skipped(trained, self.parts.loss, num_tokens=batch.step_tokens, num_rollouts=batch.num_rollouts)
         bonus = bool(self.args.entropy_coef) or self.args.use_adaptive_entropy
@@ -353,6 +355,7 @@ class GRPOTrainer(SavesWhole):
     def create_accelerator_and_postprocess(self) -> None:
         """As the Trainer; FSDP2 on CPUs, too."""
         super().create_accelerator_and_postprocess()
+        without_autocast_wrapper(self.accelerator)
         if shard_on_cpu(self.accelerator, self.args):
             self.is_fsdp_enabled = True
 

@@ -17,10 +17,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from podium import forward
+from podium.devices import KINDS
 from podium.forward import choose_path, token_logps
 from podium.models import attention
 from podium.models.attention import attention_implementation, tree_attention
-from podium.packing import pack
+from podium.packing import Places, pack
 from podium.records import TrainingGroup
 from podium.testing import tiny_model
 
@@ -320,7 +321,7 @@ def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[Tr
 
 
 def test_the_head_in_chunks_is_the_head_at_once(groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "HEAD_CHUNK_BYTES", 4 * 260 * 16)  # 16 tokens at a time
+    monkeypatch.setitem(KINDS, "cpu", dataclasses.replace(KINDS["cpu"], logits_bytes=4 * 260 * 16))  # 16 tokens at a time
     model = tiny_model("gemma2")  # soft-capped, tied to the embeddings
     compare(model, lambda: packed(model, groups), groups)
 
@@ -403,7 +404,7 @@ def test_the_heads_gradient_of_a_half_precision_model_is_rounded_once() -> None:
         weight_VD = torch.linspace(-1, 1, 40 * 32).sin().view(40, 32).to(dtype).requires_grad_()
         factor_VD, adjust = weight_VD.detach(), forward.LogitAdjustment()
         logps_N, _ = forward.ChunkedLogps.apply(
-            hidden_ND.to(dtype), weight_VD, factor_VD, None, torch.arange(512), target_N, adjust, chunk
+            hidden_ND.to(dtype), weight_VD, factor_VD, None, Places.of(np.arange(512), "cpu"), target_N, adjust, chunk
         )
         logps_N.sum().backward()
         grads.append(weight_VD.grad.float())

@@ -6,6 +6,7 @@ Also its promise of order: a completion depends on (seed, round, prompt, complet
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from podium import devices
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
 from podium.forward import token_logps
@@ -263,7 +265,7 @@ HOW = [{}, {"repetition_penalty": 1.2, "top_p": 0.9}, {"lengths": lambda p, g: 3
 def test_rows_are_drawn_from_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, rows: int, how: dict[str, Any]) -> None:
     model = tiny_model("llama")
     expected = LiveEngine(model, TOKENIZER).generate(PROMPTS, settings(**how))
-    monkeypatch.setattr(live, "DRAWN_BYTES", rows * 4 * len(TOKENIZER))
+    monkeypatch.setitem(devices.KINDS, "cpu", dataclasses.replace(devices.KINDS["cpu"], drawn_bytes=rows * 4 * len(TOKENIZER)))
     assert LiveEngine(model, TOKENIZER).generate(PROMPTS, settings(**how)) == expected
 
 

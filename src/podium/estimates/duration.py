@@ -37,7 +37,7 @@ from torch import nn
 
 from podium.assembly import plan_of
 from podium.config import GRPOConfig
-from podium.engines.live.engine import MAX_ROWS
+from podium.devices import kind_of
 from podium.packing import common_beginning
 from podium.records import Prompt, SamplingSettings, TrainingGroup
 from podium.rewards.score import score
@@ -274,7 +274,7 @@ def _computed_once(prompts: Sequence[Sequence[int]]) -> int:
 
 def _first_prompts(trainer: GRPOTrainer) -> list[Prompt]:
     """Of the first round, as many as the live engine decodes at once."""
-    rows = MAX_ROWS.get(trainer.args.device.type, 128)
+    rows = kind_of(trainer.args.device).max_rows
     count = max(1, rows // trainer.args.num_generations)
     return trainer.rollouts.prompts(RoundKey(0, 0), range(min(count, trainer.parts.plan.prompts_per_round)))
 

@@ -21,18 +21,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from podium.assembly import activation_bytes_per_token, default_tokens_per_pack, plan_of
 from podium.config import GRPOConfig
-from podium.engines.live.engine import MAX_ROWS
-from podium.forward import HEAD_CHUNK_BYTES
+from podium.devices import DeviceKind, kind_of
 from podium.machine import group_memory
 from podium.precision import NARROW, can_pack, families_of, rounds_products
-
-MIB = 1 << 20
-
-RUNTIME_BYTES: Mapping[str, int] = {"cpu": 500 * MIB, "cuda": 600 * MIB}
-"""Python with torch, transformers and peft imported; on a GPU the context and the libraries' workspaces."""
-
-WORKING_BYTES: Mapping[str, int] = {"cpu": 192 * MIB, "cuda": 128 * MIB}
-"""What the first forwards add whatever their size: tokenizer, threads, compiled products, holes of the allocator."""
 
 KEPT_BESIDES = 1.15
 """Activations over those that `activation_bytes_per_token` counts: gathered keys and values, masks, graph nodes."""
@@ -203,33 +194,33 @@ def estimate_memory(
         prompt_tokens: of the longest prompt.
         peft_config: of the adapter to train; None: all weights.
         bits: of the linear layers' weights under that adapter, where they are rounded (QLoRA): 4 or 8.
-        runtime_bytes: what the process takes before it loads a model; None: `RUNTIME_BYTES`.
+        runtime_bytes: what the process takes before it loads a model; None: `DeviceKind.runtime_bytes`.
         available_bytes: what the process may take; None: what the device has free now.
     """
-    device = args.device.type
+    device, kind = args.device.type, kind_of(args.device)
     rounded = _rounds(args)
     sizes = model_sizes(config, args, peft_config, bits=bits)
     available = available_memory(device) if available_bytes is None else available_bytes
     load = worst_case(config, args, prompt_tokens, rounded=rounded)
-    elsewhere = args.rollout_device is not None and device != "cpu"
+    elsewhere = args.rollout_device is not None and not kind.host_memory
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
 
     def estimate(load: Load) -> MemoryEstimate:
         return MemoryEstimate(
             num_parameters=sizes.num_parameters,
             num_trained=sizes.num_trained,
-            runtime_bytes=(RUNTIME_BYTES[device] if runtime_bytes is None else runtime_bytes) + WORKING_BYTES[device],
+            runtime_bytes=(kind.runtime_bytes if runtime_bytes is None else runtime_bytes) + kind.working_bytes,
             weights_bytes=sizes.weight_bytes,
             rounded_bytes=2 * sizes.num_wide if rounded else 0,
             reference_bytes=sizes.weight_bytes if args.beta and peft_config is None else 0,
             copy_bytes=sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0) if overlaps else 0,
             gradients_bytes=sizes.trained_bytes,
             optimizer_bytes=optimizer_bytes(args, sizes),
-            sampling_bytes=0 if elsewhere else sampling_bytes(sizes, load, device, rounded=bool(rounded)),
+            sampling_bytes=0 if elsewhere else sampling_bytes(sizes, load, kind, rounded=bool(rounded)),
             activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded),
             available_bytes=available,
             overlaps=overlaps,
-            keeps_gradients=device == "cpu",
+            keeps_gradients=kind.host_memory,
             tokens_per_pack=load.tokens_per_pack,
             largest_num_generations=None,
             largest_tokens_per_pack=None,
@@ -268,7 +259,7 @@ def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *
 
 def _rounds(args: GRPOConfig) -> bool | None:
     """Whether products are rounded; None on devices where that is autocast's business."""
-    if args.device.type != "cpu":
+    if kind_of(args.device).autocast:
         return None
     return rounds_products(args.product_precision)
 
@@ -286,7 +277,7 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     weight = max(parameters, key=nn.Parameter.numel)
-    cached = 4 if args.device.type == "cpu" else weight.element_size()
+    cached = weight.element_size() if kind_of(args.device).half_attention else 4
     return Sizes(
         num_parameters=sum(p.numel() for p in parameters),
         num_trained=sum(p.numel() for p in trained),
@@ -343,9 +334,9 @@ def optimizer_bytes(args: GRPOConfig, sizes: Sizes) -> int:
     return int(per_parameter * sizes.trained_bytes / 4) if per_parameter >= 4 else per_parameter * sizes.num_trained
 
 
-def sampling_bytes(sizes: Sizes, load: Load, device: str, *, rounded: bool) -> int:
+def sampling_bytes(sizes: Sizes, load: Load, kind: DeviceKind, *, rounded: bool) -> int:
     """Keys and values of the running rows and their prompts, logits, and weights packed for sampling."""
-    rows = min(load.prompts * load.num_generations, max(MAX_ROWS.get(device, 128), load.num_generations))
+    rows = min(load.prompts * load.num_generations, max(kind.max_rows, load.num_generations))
     prompts = -(-rows // load.num_generations)
     cached = rows * load.completion_tokens + prompts * load.prompt_tokens
     logits = 3 * 4 * rows * sizes.vocabulary
@@ -368,7 +359,7 @@ def activations_bytes(
     kept = sizes.num_layers * one_layer
     if load.checkpointing:
         kept = sizes.num_layers * 4 * config.get_text_config().hidden_size + one_layer
-    return int(tokens * kept) + HEAD_BLOCKS * max(HEAD_CHUNK_BYTES, 64 * sizes.vocabulary)
+    return int(tokens * kept) + HEAD_BLOCKS * max(kind_of(args.device).logits_bytes, 64 * sizes.vocabulary)
 
 
 def largest(fits: Callable[[int], bool], *, first: int) -> int | None:

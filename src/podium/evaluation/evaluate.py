@@ -28,6 +28,7 @@ from podium.assembly import engine_for, load_settings, prompt_builder
 from podium.config import GRPOConfig
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
+from podium.devices import kind_of
 from podium.engines.base import RolloutEngine
 from podium.engines.live.engine import LiveEngine
 from podium.engines.transformers import TransformersEngine
@@ -142,7 +143,7 @@ def prepare(policy: Policy, tasks: Sequence[Task]) -> Ready:
 
 def decided(args: GRPOConfig) -> GRPOConfig:
     """The arguments with the precision of products measured once, so that two models are computed alike."""
-    if args.device.type != "cpu" or args.product_precision != "auto":
+    if kind_of(args.device).autocast or args.product_precision != "auto":
         return args
     args = copy.copy(args)
     args.product_precision = "bfloat16" if rounds_products("auto") else "float32"
@@ -210,7 +211,7 @@ def settings_of(policy: Policy, task: Task, loaded: Loaded) -> Settings:
         names=tuple(reward.name for reward in task.rewards),
         weights=tuple(map(float, task.weights_K)),
         accuracy=task.accuracy,
-        products=task.args.product_precision if task.args.device.type == "cpu" else "",
+        products=task.args.product_precision if not kind_of(task.args.device).autocast else "",
         **how(task.sampling(loaded.end_ids), loaded.engine),
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PretrainedConfig
 
+from podium.devices import kind_of
 from podium.errors import ModelError
 from podium.layout import Bucket, Layout, Part
 
@@ -103,45 +105,52 @@ class TreeAttention:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._masks: dict[tuple[int, int | None], Tensor] = {}
-        self._joined_masks: list[Tensor | None] | None = None
+        self._found: tuple[tuple[Bucket, ...], Tensor] | None = None
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention of the layout; see `Attends`."""
+        dtype = attention_dtype(query_HTD)
         with without_autocast(query_HTD.device.type):
-            query_THD, key_TJD, value_TJD = (
-                x.transpose(0, 1).to(attention_dtype(query_HTD)) for x in (query_HTD, key_JTD, value_JTD)
-            )
+            query_THD, key_TJD, value_TJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
             if self._can_join(query_THD, shape):
-                masks = self._part_masks(query_THD.dtype)
-                joined = Joined.apply(query_THD, key_TJD, value_TJD, self.layout.parts, masks, shape.scaling)
+                joined = Joined.apply(query_THD, key_TJD, value_TJD, *self._parts, shape.scaling)
                 return joined.to(query_HTD.dtype)
+            buckets, output_T = self._buckets(query_THD.device)
             outputs = [
-                _bucket(bucket, query_THD, key_TJD, value_TJD, shape, self._mask(i, bucket, shape, query_THD.dtype))
-                for i, bucket in enumerate(self.layout.buckets)
+                _bucket(bucket, query_THD, key_TJD, value_TJD, shape, self._mask(i, bucket, shape, dtype))
+                for i, bucket in enumerate(buckets)
             ]
             flat = torch.cat([x.flatten(0, 1) for x in outputs]) if len(outputs) > 1 else outputs[0].flatten(0, 1)
-            return flat[self.layout.output_T].to(query_HTD.dtype)
+            return flat[output_T].to(query_HTD.dtype)
 
     def _can_join(self, query_THD: Tensor, shape: LayerShape) -> bool:
         """Only the CPU's kernel gives the log-sum-exp; it knows no soft cap, and parts know no window."""
         plain = shape.softcap is None and not shape.dropout
-        reach = max(bucket.reach for bucket in self.layout.buckets)
-        return query_THD.device.type == "cpu" and plain and (shape.window is None or reach < shape.window)
+        joins = kind_of(query_THD.device).joined_attention and plain
+        return joins and (shape.window is None or self._reach < shape.window)
 
-    def _part_masks(self, dtype: torch.dtype) -> list[Tensor | None]:
-        if self._joined_masks is None:
-            self._joined_masks = [
-                None if part.mask_BLK is None else _additive(part.mask_BLK, dtype) for part in self.layout.parts
-            ]
-        return self._joined_masks
+    @cached_property
+    def _parts(self) -> tuple[tuple[Part, ...], list[Tensor | None]]:
+        """The parts, and their masks of 0 and minus infinity in float32."""
+        parts = self.layout.parts()
+        return parts, [None if part.mask_BLK is None else _additive(part.mask_BLK, torch.float32) for part in parts]
+
+    @cached_property
+    def _reach(self) -> int:
+        return self.layout.reach()
+
+    def _buckets(self, device: torch.device) -> tuple[tuple[Bucket, ...], Tensor]:
+        if self._found is None:
+            self._found = self.layout.buckets(device)
+        return self._found
 
     def _mask(self, i: int, bucket: Bucket, shape: LayerShape, dtype: torch.dtype) -> Tensor | None:
         """0 or minus infinity [B, 1, L, K], made once for all layers of a kind; None for a plain causal bucket."""
-        window = shape.window if shape.window is not None and bucket.reach >= shape.window else None
+        window = shape.window if shape.window is not None and self._reach >= shape.window else None
         if bucket.causal and window is None and shape.softcap is None:
             return None
         if (i, window) not in self._masks:
-            seen = bucket.mask_BLK if window is None else bucket.mask_BLK & (bucket.distance_BLK < window)
+            seen = bucket.seen() if window is None else bucket.seen() & (bucket.distance() < window)
             self._masks[i, window] = _additive(seen, dtype)
         return self._masks[i, window]
 
@@ -244,8 +253,8 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def attention_dtype(query: Tensor) -> torch.dtype:
-    """float32 on a CPU, whose half-precision attention kernels are several times slower; else what the model uses."""
-    if query.device.type == "cpu":
+    """In which attention computes here and now; asked before autocast is switched off, as autocast may be what says it."""
+    if not kind_of(query.device).half_attention:
         return torch.float32
     if torch.is_autocast_enabled(query.device.type):
         return torch.get_autocast_dtype(query.device.type)
@@ -255,10 +264,16 @@ def attention_dtype(query: Tensor) -> torch.dtype:
 def _bucket(
     bucket: Bucket, query_THD: Tensor, key_TJD: Tensor, value_TJD: Tensor, shape: LayerShape, mask: Tensor | None
 ) -> Tensor:
-    """[B, L, H, D]."""
+    """[B, L, H, D].
+
+    With a mask keys and values are repeated for every query head: no fused kernel takes both a mask and grouped heads,
+    and the one that does keeps all scores in float32.
+    """
     query = query_THD[bucket.query_BL].transpose(1, 2)
     key = key_TJD[bucket.key_BK].transpose(1, 2)
     value = value_TJD[bucket.key_BK].transpose(1, 2)
+    if mask is not None and query.shape[1] != key.shape[1]:
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     if shape.softcap is not None:
         return _capped(query, key, value, mask, shape).transpose(1, 2)
     return F.scaled_dot_product_attention(
@@ -276,8 +291,6 @@ def _bucket(
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: LayerShape) -> Tensor:
     """Attention whose scores are squashed to +-softcap, as Gemma 2 does: no fused kernel on every device knows it."""
     cap = shape.softcap or 1.0
-    repeat = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     scores = torch.tanh(query @ key.transpose(-1, -2) * (shape.scaling / cap)) * cap
     weights = (scores + mask).softmax(-1, dtype=torch.float32).to(value.dtype)
     return F.dropout(weights, shape.dropout) @ value

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from podium.devices import kind_of
 from podium.models.attention import NAME, Attends, LayerShape, attention_implementation
 from podium.models.lean import CLOSE, LeanLayers, epsilon, gated_unit, inverse_size, is_gated, is_norm
 from podium.precision import ProductPrecision, product
@@ -139,7 +140,7 @@ def _is_watched(layer: nn.Module) -> bool:
 @torch.no_grad()
 def block_of(layer: nn.Module, rotary: nn.Module, rotation: Rotation) -> Block | None:
     """The layer as a `Block`, or None where a trial on made-up input fails or gives something else."""
-    if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in layer.parameters()):
+    if any(weight.dtype != torch.float32 or not kind_of(weight.device).lean_layers for weight in layer.parameters()):
         return None
     positions = torch.tensor([[0, 3, 50]])
     x = torch.linspace(-2, 3, 3 * len(layer.input_layernorm.weight)).sin().view(1, 3, -1)

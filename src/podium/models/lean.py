@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from podium.devices import kind_of
 from podium.precision import accumulated, narrow_product, rounded_weight
 
 CLOSE = 1e-4
@@ -59,7 +60,7 @@ def _same(module: nn.Module, candidate: Callable[[Tensor], Tensor]) -> bool:
     if isinstance(module, nn.Embedding):
         return True
     weights = list(module.parameters())
-    if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in weights):
+    if any(weight.dtype != torch.float32 or not kind_of(weight.device).lean_layers for weight in weights):
         return False
     x = torch.linspace(-2, 3, 2 * weights[0].shape[-1]).sin().view(1, 2, -1)
     expected = module(x)
@@ -179,7 +180,7 @@ class GatedProduct(torch.autograd.Function):
 
 
 def _is_lookup(module: nn.Module) -> bool:
-    if type(module) is not nn.Embedding or module.weight.dtype != torch.float32 or module.weight.device.type != "cpu":
+    if type(module) is not nn.Embedding or module.weight.dtype != torch.float32 or not kind_of(module.weight.device).lean_layers:
         return False
     return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 

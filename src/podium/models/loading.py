@@ -39,7 +39,11 @@ class LoadSettings:
     """How weights are loaded when a model is given by name."""
 
     init_kwargs: dict[str, Any]
-    """To `from_pretrained`. float32 unless it has a `dtype`."""
+    """To `from_pretrained`. A `dtype` in it is that of all weights."""
+    frozen_dtype: torch.dtype = torch.float32
+    """Of weights that an adapter leaves frozen, unless a `dtype` is asked for; trained weights are float32."""
+    device: torch.device | None = None
+    """Where weights are loaded to at once; None: to the CPU, from where they are divided or moved."""
     trust_remote_code: bool = False
     quantization_config: Any = None
     peft_config: PeftConfig | None = None
@@ -171,7 +175,8 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
         ModelError: quantized weights without an adapter, or nothing to train.
     """
     _check_adapter(model, settings)
-    policy = _from_name(model, settings) if isinstance(model, str) else _as_given(model, settings)
+    frozen = settings.peft_config is not None
+    policy = _from_name(model, settings, frozen=frozen) if isinstance(model, str) else _as_given(model, settings)
     quantized = getattr(policy, "is_loaded_in_4bit", False) or getattr(policy, "is_loaded_in_8bit", False)
     if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
         raise ModelError(
@@ -196,7 +201,7 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
 
 def load_to_sample(model: str, adapter: Path | None, settings: LoadSettings) -> PreTrainedModel | PeftModel:
     """A model that is only sampled from, with the adapter in a folder put on it."""
-    policy = _from_name(model, settings)
+    policy = _from_name(model, settings, frozen=adapter is not None)
     keep_differentiable(policy)
     if settings.cast_head_to_fp32:
         cast_head_to_fp32(policy)
@@ -242,13 +247,15 @@ def _check_adapter(model: Any, settings: LoadSettings) -> None:
         raise ConfigError("An adapter on `lm_head` is not supported.", fix="Take it out of target_modules.")
 
 
-def _from_name(name: str, settings: LoadSettings) -> PreTrainedModel:
+def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrainedModel:
     kwargs = dict(settings.init_kwargs)
     if settings.quantization_config is not None:
         kwargs["quantization_config"] = settings.quantization_config
     if "torch_dtype" in kwargs:
         kwargs.setdefault("dtype", kwargs.pop("torch_dtype"))
-    dtype = kwargs.pop("dtype", None) or torch.float32
+    dtype = kwargs.pop("dtype", None) or (settings.frozen_dtype if frozen else torch.float32)
+    if settings.device is not None:
+        kwargs.setdefault("device_map", {"": settings.device})
     if isinstance(dtype, str) and dtype != "auto":
         if not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise ConfigError(f"dtype is {dtype!r}; it must be float32, bfloat16, float16 or auto.")

@@ -16,11 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from podium.devices import kind_of, put
 from podium.layout import prefill_layout
 from podium.models.attention import LayerShape, TreeAttention, attention_dtype, without_autocast
+from podium.precision import wide_product
 
 _LANE_STEP = 32
 """Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""
+
+_LANE_FACTOR = 2
+"""Where memory is not the host's, lanes grow by this factor: every growth copies all, and leaves a hole of a size that
+the device's allocator is never asked for again."""
 
 
 class Lanes:
@@ -45,9 +51,10 @@ class Lanes:
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy whole rows, source -> target."""
-        if not moves:
+        if not (moves and self.keys):
             return
-        source, target = (list(side) for side in zip(*moves, strict=True))
+        device = next(iter(self.keys.values())).device
+        source, target = (put(np.array(side), device) for side in zip(*moves, strict=True))
         for store in (self.keys, self.values):
             for tensor in store.values():
                 tensor[target] = tensor[source]
@@ -56,10 +63,22 @@ class Lanes:
 class Cache:
     """Everything the running rows have computed so far."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, max_tokens: int) -> None:
+        """`max_tokens`: the most that a completion may have."""
         self.max_rows = max_rows
+        self.max_tokens = max_tokens
         self.prompts = Lanes()
         self.own = Lanes()
+
+    def room(self, tokens: int, device: torch.device) -> int:
+        """Tokens to make room for in the own lanes, where `tokens` are needed."""
+        steps = -(-tokens // _LANE_STEP) * _LANE_STEP
+        if kind_of(device).host_memory:
+            return steps
+        size = _LANE_STEP
+        while size < tokens:
+            size *= _LANE_FACTOR
+        return max(tokens, min(size, self.max_tokens))
 
     def move(self, rows: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
         """Follow the schedule's moves."""
@@ -81,7 +100,7 @@ class Prefill:
         self.first_slot = first_slot
         self.lengths = lengths
         self.trunk = trunk
-        self.tree = TreeAttention(prefill_layout(lengths, trunk=trunk).to(device))
+        self.tree = TreeAttention(prefill_layout(lengths, trunk=trunk))
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [T, H, D]; see `models.attention.Attends`."""
@@ -117,27 +136,30 @@ class Decode:
         self.device = device
         self.own_length = int(own_R.max()) + 1
         self.lockstep = int(own_R[0]) if (own_R == own_R[0]).all() else None
-        self.own_R = torch.from_numpy(own_R).to(device)
+        prompt_R = np.array(prompt_lengths_S)[slots_R]
+        self.own_R, self.prompt_R = put(own_R, device), put(prompt_R, device)
         self.rows = torch.arange(len(slots_R), device=device)
-        self.prompt_R = torch.tensor(prompt_lengths_S, device=device)[torch.from_numpy(slots_R).to(device)]
         self.prompt_length = max(prompt_lengths_S)
+        self.longest = int((prompt_R + own_R).max())
+        self.ragged = bool((prompt_R < self.prompt_length).any() or (own_R < self.own_length - 1).any())
         self.grid = Grid(slots_R, len(prompt_lengths_S), device)
         self.masks: dict[int | None, Tensor | None] = {}
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [R, H, D]: scores against the prompt, slot by slot, and the own lane; one softmax."""
+        dtype = attention_dtype(query_HTD)
         with without_autocast(query_HTD.device.type):
-            dtype = attention_dtype(query_HTD)
             query_RHD, key_RJD, value_RJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
             own_keys, own_values = self._store(shape.layer, key_RJD, value_RJD)
             prompt_keys, prompt_values = self._prompts(shape.layer)
             rows, heads, width = query_RHD.shape
             query_RJQD = (query_RHD * shape.scaling).view(rows, key_RJD.shape[1], -1, width)
-            scores_RJQK = query_RJQD.new_empty(*query_RJQD.shape[:3], self.prompt_length + self.own_length)
+            keys = self.prompt_length + self.own_length
+            scores_RJQK = query_RJQD.new_empty(*query_RJQD.shape[:3], keys, dtype=torch.float32)
             on_prompt, on_own = scores_RJQK.split([self.prompt_length, self.own_length], dim=-1)
-            on_prompt.copy_(self.grid.rows(torch.bmm(self.grid.of(query_RJQD), prompt_keys.transpose(1, 2))))
-            on_own.copy_(torch.bmm(query_RJQD.flatten(0, 1), own_keys.transpose(1, 2)).view(on_own.shape))
-            weights_RJQK = self._softmax(scores_RJQK, shape)
+            on_prompt.copy_(self.grid.rows(wide_product(self.grid.of(query_RJQD), prompt_keys.transpose(1, 2))))
+            on_own.copy_(wide_product(query_RJQD.flatten(0, 1), own_keys.transpose(1, 2)).view(on_own.shape))
+            weights_RJQK = self._softmax(scores_RJQK, shape).to(dtype)
             on_prompt, on_own = weights_RJQK.split([self.prompt_length, self.own_length], dim=-1)
             of_prompt = self.grid.rows(torch.bmm(self.grid.of(on_prompt), prompt_values))
             of_own = torch.bmm(on_own.flatten(0, 1), own_values).view(query_RJQD.shape)
@@ -147,7 +169,7 @@ class Decode:
         """Append this token's key and value to every row's lane; the lanes [R * J, Y, D] so far."""
         rows = len(key_RJD)
         lanes = self.cache.own
-        lanes.ensure(layer, key_RJD, self.cache.max_rows, -(-self.own_length // _LANE_STEP) * _LANE_STEP)
+        lanes.ensure(layer, key_RJD, self.cache.max_rows, self.cache.room(self.own_length, self.device))
         for store, new in ((lanes.keys[layer], key_RJD), (lanes.values[layer], value_RJD)):
             if self.lockstep is None:
                 store[self.rows, :, self.own_R] = new
@@ -168,21 +190,19 @@ class Decode:
         mask = self.masks[shape.window]
         if mask is not None:
             scores_RJQK += mask
-        return scores_RJQK.softmax(-1, dtype=torch.float32).to(scores_RJQK.dtype)
+        return scores_RJQK.softmax(-1)
 
     def _mask(self, window: int | None) -> Tensor | None:
         """0 or minus infinity [R, 1, 1, X + Y], or None where every row sees everything."""
+        if not self.ragged and (window is None or self.longest < window):
+            return None
         own = torch.arange(self.own_length, device=self.device)[None]
         prompt = torch.arange(self.prompt_length, device=self.device)[None]
         seen = torch.cat([prompt < self.prompt_R[:, None], own <= self.own_R[:, None]], dim=1)
         if window is not None:
             now = (self.prompt_R + self.own_R)[:, None]
             seen &= now - torch.cat([prompt.expand(len(now), -1), self.prompt_R[:, None] + own], dim=1) < window
-        return None if bool(seen.all()) else self._additive(seen)
-
-    @staticmethod
-    def _additive(seen_RK: Tensor) -> Tensor:
-        return torch.zeros(seen_RK.shape, device=seen_RK.device).masked_fill_(~seen_RK, float("-inf"))[:, None, None]
+        return torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, float("-inf"))[:, None, None]
 
     @cached_property
     def positions_1R(self) -> Tensor:
@@ -206,7 +226,7 @@ class Grid:
         member_R[order] = np.arange(len(slots_R)) - first[slots_R[order]]
         self.slots, self.members = slots, int(counts.max())
         self.dense = len(slots_R) == slots * self.members and bool((order == np.arange(len(order))).all())
-        self.slot_R, self.member_R = torch.from_numpy(slots_R).to(device), torch.from_numpy(member_R).to(device)
+        self.slot_R, self.member_R = put(slots_R, device), put(member_R, device)
 
     def of(self, x_RJQE: Tensor) -> Tensor:
         """[R, J, Q, E] -> [S * J, M * Q, E]."""

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from podium.devices import kind_of, put
 from podium.engines.base import make_groups
 from podium.engines.live.cache import Cache, Decode, Prefill
 from podium.engines.live.schedule import Member, Row, Schedule
 from podium.engines.sampling import Drawn, draw, uniforms
-from podium.models.attention import tree_attention
+from podium.forward import replaced_head, unwrap
+from podium.models.attention import tree_attention, without_autocast
 from podium.packing import common_beginning
+from podium.precision import product_weight, wide_product
 from podium.records import Group, Prompt, SamplingSettings
 
 PREFILL_TOKENS = 4096
 """Prompt tokens in one forward."""
 
-DRAWN_BYTES = 4 << 20
-"""Memory of the float32 logits that a CPU draws from at once: what stays in its cache over the passes of a draw."""
-
-MAX_ROWS = {"cpu": 128, "cuda": 512}
-"""Completions decoding at once; more wait. Beyond this a CPU's products get no faster and the cache only grows."""
+STEPS_PER_LOOK = 8
+"""Tokens that every row draws between two looks at them, where a look waits for the device."""
 
 
 class LiveEngine:
@@ -48,12 +48,33 @@ class LiveEngine:
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
         """One group per prompt; see `engines.base.RolloutEngine`."""
         device = next(self.model.parameters()).device
-        max_rows = min(self.max_rows or MAX_ROWS.get(device.type, 128), len(prompts) * settings.num_completions)
-        schedule = Schedule(prompts, settings, max_rows)
-        with evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model):
+        max_rows = min(self.max_rows or kind_of(device).max_rows, len(prompts) * settings.num_completions)
+        schedule = Schedule(prompts, settings, max_rows, shared=kind_of(device).immediate)
+        with contextlib.ExitStack() as inside:
+            for context in (evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
+                inside.enter_context(context)
+            if kind_of(device).autocast:
+                inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
             Round(self.model, schedule, device).run()
         sampled = [[completion for completion in group if completion is not None] for group in schedule.done]
         return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+
+
+class WideHead:
+    """The output embedding with float32 logits, as training computes them, for as long as its weight stays the same."""
+
+    def __init__(self) -> None:
+        self._factor_VD: Tensor | None = None
+
+    def __call__(self, head: nn.Module, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        if self._factor_VD is None:
+            self._factor_VD = product_weight(head, hidden)
+        with without_autocast(hidden.device.type):
+            flat = hidden.flatten(0, -2).to(self._factor_VD.dtype)
+            logits = wide_product(flat, self._factor_VD.T).unflatten(0, hidden.shape[:-1])
+            bias = getattr(head, "bias", None)
+            return logits if bias is None else logits + bias
 
 
 class Round:
@@ -63,8 +84,8 @@ class Round:
         self.model = model
         self.schedule = schedule
         self.device = device
-        self.cache = Cache(schedule.max_rows)
-        self.penalise = schedule.settings.repetition_penalty != 1
+        self.cache = Cache(schedule.max_rows, schedule.settings.max_tokens)
+        self.steps_per_look = 1 if kind_of(device).immediate else STEPS_PER_LOOK
 
     def run(self) -> None:
         """Until every completion has ended."""
@@ -91,25 +112,31 @@ class Round:
         texts = [x[trunk:] for x in ids]
         lengths = [len(x) for x in texts]
         logits_PV = self._forward(
-            torch.tensor([*ids[0][:trunk], *(token for x in texts for token in x)], device=self.device),
-            torch.cat([torch.arange(trunk), *(trunk + torch.arange(n) for n in lengths)])[None].to(self.device),
+            put(np.array([*ids[0][:trunk], *(token for x in texts for token in x)]), self.device),
+            put(np.concatenate([np.arange(trunk), *(trunk + np.arange(n) for n in lengths)])[None], self.device),
             Prefill(self.cache, lengths, len(self.schedule.slots), self.device, trunk=trunk),
-            torch.tensor(trunk + np.cumsum(lengths) - 1, device=self.device),
+            put(trunk + np.cumsum(lengths) - 1, self.device),
         )
-        self._draw([self.schedule.start(prompt) for prompt in chosen], logits_PV)
+        rows = [self.schedule.start(prompt) for prompt in chosen]
+        self._record(rows, [self._draw(rows, logits_PV, 0, self._seen(rows))])
 
     def _decode(self) -> None:
-        """One token for every running row."""
-        rows = self.schedule.rows
-        step = Decode(
-            self.cache,
-            np.array([row.slot for row in rows]),
-            np.array([len(row.token_ids) - 1 for row in rows]),
-            [len(self.schedule.prompts[prompt].token_ids) for prompt in self.schedule.slots],
-            self.device,
-        )
-        last = torch.tensor([row.token_ids[-1] for row in rows], device=self.device)
-        self._draw(list(rows), self._forward(last, step.positions_1R, step, slice(None)))
+        """Some tokens for every running row, and one look at them; a row that ends in between draws a few in vain."""
+        rows = list(self.schedule.rows)
+        own_R = np.array([len(row.token_ids) - 1 for row in rows])
+        slots_R = np.array([row.slot for row in rows])
+        prompts_S = [len(self.schedule.prompts[prompt].token_ids) for prompt in self.schedule.slots]
+        last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
+        seen_RV = self._seen(rows)
+        drawn: list[Drawn] = []
+        for step in range(min(self.steps_per_look, self.schedule.settings.max_tokens - 1 - int(own_R.max()))):
+            attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
+            logits_RV = self._forward(last_R, attends.positions_1R, attends, slice(None))
+            drawn.append(self._draw(rows, logits_RV, step, seen_RV))
+            last_R = drawn[-1].token_M  # of rows with one member each, where there is another step
+            if seen_RV is not None and len(last_R) == len(rows):
+                seen_RV.scatter_(1, last_R[:, None], True)
+        self._record(rows, drawn)
 
     def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Prefill | Decode, keep: Tensor | slice) -> Tensor:
         """Logits [len(keep), V], in the precision of their product."""
@@ -123,60 +150,84 @@ class Round:
         )
         return outputs.logits[0]
 
-    def _draw(self, rows: list[Row], logits_RV: Tensor) -> None:
-        """One token for every member of every row, some rows at a time."""
-        tokens: list[int] = []
-        logps: list[float] = []
-        size = max(1, DRAWN_BYTES // (4 * logits_RV.shape[1])) if self.device.type == "cpu" else len(rows)
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            drawn = self._drawn(rows[part], logits_RV[part].float())
-            tokens += drawn.token_M.tolist()
-            logps += drawn.logp_M.tolist()
-        moves = self.schedule.append(rows, tokens, logps)
-        self.cache.move(moves.rows, moves.slots)
+    def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
+        """The one place where the device is waited for: what was drawn goes to the host and into the schedule."""
+        both_2SM = torch.stack([torch.stack([getattr(x, name) for x in drawn]).double() for name in Drawn._fields])
+        tokens_SM, logps_SM = both_2SM.tolist()
+        tokens, logps = [int(token) for token in tokens_SM[0]], logps_SM[0]
+        places = {id(row): i for i, row in enumerate(rows)}
+        running = rows
+        for step in range(len(drawn)):
+            if step:
+                running = [row for row in self.schedule.rows if id(row) in places]
+                mine = [places[id(row)] for row in running]
+                tokens, logps = [int(tokens_SM[step][i]) for i in mine], [logps_SM[step][i] for i in mine]
+            if running:
+                moves = self.schedule.append(running, tokens, logps)
+                self.cache.move(moves.rows, moves.slots)
 
-    def _drawn(self, rows: list[Row], logits_RV: Tensor) -> Drawn:
+    def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Drawn:
+        """One token for every member of every row, `step` tokens after its last known one; some rows at a time."""
+        at_once = kind_of(self.device).drawn_bytes
+        size = len(rows) if at_once is None else max(1, at_once // (4 * logits_RV.shape[1]))
+        parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+        drawn = [
+            self._drawn(rows[x], logits_RV[x].float(), step, None if seen_RV is None else seen_RV[x]) for x in parts
+        ]
+        if len(drawn) == 1:
+            return drawn[0]
+        return Drawn(torch.cat([x.token_M for x in drawn]), torch.cat([x.logp_M for x in drawn]))
+
+    def _drawn(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Drawn:
         """`logits_RV` is overwritten."""
         members = [(row, member) for row in rows for member in row.members]
         keys = np.array([member.key for _, member in members], np.uint64)
-        positions = np.array([len(row.token_ids) for row, _ in members])
+        positions = np.array([len(row.token_ids) + step for row, _ in members])
         row_M = np.repeat(np.arange(len(rows)), [len(row.members) for row in rows])
-        seen_RV = self._seen(rows, logits_RV) if self.penalise else None
         if self.schedule.settings.lengths is not None:  # then each completion has logits of its own
             if len(members) > len(rows):
                 logits_RV = logits_RV[row_M]
                 seen_RV = None if seen_RV is None else seen_RV[row_M]
                 row_M = np.arange(len(members))
-            logits_RV = self._with_lengths(members, logits_RV)
+            logits_RV = self._with_lengths(members, logits_RV, step)
         return draw(
             logits_RV,
-            torch.from_numpy(uniforms(keys, positions)).to(self.device),
+            put(uniforms(keys, positions), self.device),
             self.schedule.settings,
             seen_RV,
-            torch.from_numpy(row_M).to(self.device),
+            put(row_M, self.device),
         )
 
-    def _with_lengths(self, members: list[tuple[Row, Member]], logits_MV: Tensor) -> Tensor:
+    def _with_lengths(self, members: list[tuple[Row, Member]], logits_MV: Tensor, step: int) -> Tensor:
         """Only an end token is left where a completion must end, and none before."""
         settings = self.schedule.settings
         ends = sorted(settings.end_ids)
         assert settings.lengths is not None
         assert ends, "exact lengths need an end token"
-        kept = logits_MV[:, ends[0]].clone()
-        logits_MV[:, ends] = float("-inf")
-        for m, (row, member) in enumerate(members):
-            if len(row.token_ids) + 1 >= settings.lengths(self.schedule.prompts[row.prompt].id, member.completion):
-                logits_MV[m] = float("-inf")
-                logits_MV[m, ends[0]] = kept[m]
+        over_M = np.array(
+            [
+                len(row.token_ids) + step + 1 >= settings.lengths(self.schedule.prompts[row.prompt].id, x.completion)
+                for row, x in members
+            ]
+        )
+        kept_M = logits_MV[:, ends[0]].clone()
+        for end in ends:
+            logits_MV[:, end] = float("-inf")
+        logits_MV.masked_fill_(put(over_M, self.device)[:, None], float("-inf"))
+        logits_MV[:, ends[0]] = torch.where(put(over_M, self.device), kept_M, float("-inf"))
         return logits_MV
 
-    def _seen(self, rows: list[Row], logits_RV: Tensor) -> Tensor:
-        """Which tokens each row's prompt and completion hold already, for the repetition penalty."""
-        seen = torch.zeros_like(logits_RV, dtype=torch.bool)
-        for r, row in enumerate(rows):
-            seen[r, [*self.schedule.prompts[row.prompt].token_ids, *row.token_ids]] = True
-        return seen
+    def _seen(self, rows: list[Row]) -> Tensor | None:
+        """Which tokens each row's prompt and completion hold already [R, V]; None without a repetition penalty."""
+        if self.schedule.settings.repetition_penalty == 1:
+            return None
+        texts = [[*self.schedule.prompts[row.prompt].token_ids, *row.token_ids] for row in rows]
+        row_X = np.repeat(np.arange(len(rows)), [len(text) for text in texts])
+        token_X = np.array([token for text in texts for token in text])
+        vocabulary = unwrap(self.model).get_output_embeddings().weight.shape[0]
+        seen_RV = torch.zeros(len(rows), vocabulary, dtype=torch.bool, device=self.device)
+        seen_RV[put(row_X, self.device), put(token_X, self.device)] = True
+        return seen_RV
 
 
 @contextlib.contextmanager

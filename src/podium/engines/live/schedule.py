@@ -58,7 +58,11 @@ class Moves:
 class Schedule:
     """The running rows, the waiting prompts and the finished completions of one `generate`."""
 
-    def __init__(self, prompts: Sequence[Prompt], settings: SamplingSettings, max_rows: int) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, max_rows: int, *, shared: bool = True
+    ) -> None:
+        """`shared`: completions that are alike so far are one row; else each has its own after its first token."""
+        self.shared = shared
         self.prompts = prompts
         self.settings = settings
         self.max_rows = max(max_rows, settings.num_completions)
@@ -95,7 +99,7 @@ class Schedule:
         drawn = iter(zip(tokens, logps, strict=True))
         origins = list(range(before))
         for i, row in enumerate(rows, first):
-            forks = _divide(row, drawn)
+            forks = _divide(row, drawn, shared=self.shared)
             self.rows += forks
             origins += [i] * len(forks)
         running = [i < first or not self._ended(row) for i, row in enumerate(self.rows)]
@@ -118,13 +122,13 @@ class Schedule:
         return True
 
 
-def _divide(row: Row, drawn: Iterator[tuple[int, float]]) -> list[Row]:
+def _divide(row: Row, drawn: Iterator[tuple[int, float]], *, shared: bool) -> list[Row]:
     """Each member takes its token: `row` goes on with the first one's, and the rows returned with the others."""
-    alike: dict[tuple[int, float], list[Member]] = {}
+    alike: dict[tuple[int, float, int], list[Member]] = {}
     for member in row.members:
-        alike.setdefault(next(drawn), []).append(member)
+        alike.setdefault((*next(drawn), 0 if shared else member.completion), []).append(member)
     heirs = [row, *(row.fork() for _ in range(len(alike) - 1))]
-    for heir, ((token, logp), members) in zip(heirs, alike.items(), strict=True):
+    for heir, ((token, logp, _), members) in zip(heirs, alike.items(), strict=True):
         heir.members = members
         heir.token_ids.append(token)
         heir.logps.append(logp)

@@ -1,0 +1,91 @@
+"""How Podium computes on each kind of device: one table, read wherever a CPU and a GPU are treated differently.
+
+Kept in one place so that tests can put a GPU's row under `cpu` and run the GPU's branches without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKind:
+    """One row of the table."""
+
+    autocast: bool
+    """Whether half precision is torch's autocast; else products round their own factors (`ProductPrecision`)."""
+    half_attention: bool
+    """Whether attention computes in the model's half precision. A CPU's kernels for it are several times slower."""
+    joined_attention: bool
+    """Whether the attention kernel returns a log-sum-exp by which parts are joined (`attention.Joined`)."""
+    lean_layers: bool
+    """Whether norms, gated units and lookups are replaced by ones that keep less (`models.lean`)."""
+    immediate: bool
+    """Whether an operation is over when it returns, so that looking at its result costs nothing. On a GPU the host
+    queues operations, and a look waits for all of them."""
+    host_memory: bool
+    """Whether tensors live in the C allocator's memory, which is slow to get anew and must be told to shrink."""
+    logits_bytes: int
+    """Size of one float32 block of logits in the head: a processor's cache, or enough rows to fill a GPU."""
+    drawn_bytes: int | None
+    """Size of the logits that are drawn from at once; None: all."""
+    max_rows: int
+    """Completions decoding at once; more wait. Beyond this a CPU's products get no faster and the cache only grows."""
+    activation_bytes: int
+    """What the activations of a pack may take where the free memory is not known."""
+    runtime_bytes: int
+    """Python with torch, transformers and peft imported; on a GPU the context and the libraries' workspaces."""
+    working_bytes: int
+    """What the first forwards add whatever their size: tokenizer, threads, compiled products, holes of the allocator."""
+
+
+KINDS: dict[str, DeviceKind] = {
+    "cpu": DeviceKind(
+        autocast=False,
+        half_attention=False,
+        joined_attention=True,
+        lean_layers=True,
+        immediate=True,
+        host_memory=True,
+        logits_bytes=32 * MIB,
+        drawn_bytes=4 * MIB,
+        max_rows=128,
+        activation_bytes=272 * MIB,
+        runtime_bytes=500 * MIB,
+        working_bytes=192 * MIB,
+    ),
+    "cuda": DeviceKind(
+        autocast=True,
+        half_attention=True,
+        joined_attention=False,
+        lean_layers=False,
+        immediate=False,
+        host_memory=False,
+        logits_bytes=1024 * MIB,
+        drawn_bytes=None,
+        max_rows=512,
+        activation_bytes=12 * GIB,
+        runtime_bytes=600 * MIB,
+        working_bytes=128 * MIB,
+    ),
+}
+
+
+def kind_of(device: torch.device | str) -> DeviceKind:
+    """The row of a device; accelerators of other makers are treated as CUDA's."""
+    name = device if isinstance(device, str) else device.type
+    return KINDS.get(name.partition(":")[0], KINDS["cuda"])
+
+
+def put(values: np.ndarray, device: torch.device | str) -> Tensor:
+    """An array on a device, without waiting for what the device is doing."""
+    tensor = torch.from_numpy(values)
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
