@@ -80,7 +80,7 @@ def as_if_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU computes as a GPU does: the table's row for CUDA stands under `cpu`.
 
     So autocast in place of our own products, attention in half precision without the CPU's joined kernel, rows that are
-    looked at every eighth token, a GPU's blocks and limits. float16 gets the scaler that accelerate makes on GPUs alone.
+    looked at every eighth token, a GPU's blocks and limits. float16 gets the scaler that accelerate makes for GPUs.
     """
     from accelerate import Accelerator
 

@@ -23,7 +23,7 @@ from podium.completions import CompletionsLog
 from podium.config import GRPOConfig
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
-from podium.devices import kind_of
+from podium.devices import free_bytes, kind_of
 from podium.engines.base import OwnWeights, RolloutEngine
 from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine, evaluation
@@ -178,18 +178,14 @@ def assemble(
         )
 
     prepare_to_load(args, adapter=peft_config is not None or isinstance(model, PeftModel))
-    set_seed(args.seed)  # a new adapter is random
-    policy = loading.load_policy(model, settings)
-    loading.align_pad_token(policy, tokenizer)
+    policy = _loaded(model, args, settings, tokenizer)
     load_reward_models(rewards)
-    if not divides_weights(args) and not getattr(policy, "hf_device_map", None):
-        policy.to(args.device)  # so that it is tried, and evaluated before training, where it will be trained
     with whole_at_load(policy, args):
         path, why_not = as_main(choose_path(policy))
     if why_not:
         logger.warning("Shared prefixes are off for this model: %s. Prompts are computed once per completion.", why_not)
     precision = _precision(args, policy)
-    tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args, precision)
+    tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args, precision, policy)
     _decide_checkpointing(args, tokens_per_pack, path)
     router_coef = _router_coef(args, policy)
     loss = loss_settings(args)
@@ -371,6 +367,18 @@ def _dropping(builder: PromptBuilder) -> Callable[[Any], Any]:
 # ---- after weights ----
 
 
+def _loaded(
+    model: Any, args: GRPOConfig, settings: loading.LoadSettings, tokenizer: PreTrainedTokenizerBase
+) -> nn.Module:
+    """The policy, on the device that trains where it is whole: there it is tried, and evaluated before training."""
+    set_seed(args.seed)  # a new adapter is random
+    policy = loading.load_policy(model, settings)
+    loading.align_pad_token(policy, tokenizer)
+    if not divides_weights(args) and not getattr(policy, "hf_device_map", None):
+        policy.to(args.device)
+    return policy
+
+
 def _callbacks(args: GRPOConfig, reference: loading.Reference | None) -> tuple[TrainerCallback, ...]:
     if reference is None or not args.sync_ref_model:
         return ()
@@ -406,16 +414,52 @@ def _say_precision(args: GRPOConfig, *, enabled: bool) -> None:
         logger.info("Matrix products in %s: %s.", "bfloat16" if enabled else "float32", measured_products())
 
 
-def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, precision: Precision) -> int:
+def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, precision: Precision, policy: nn.Module) -> int:
     rounded = precision.enabled if isinstance(precision, ProductPrecision) else None
-    return default_tokens_per_pack(config, args, rounded=rounded)
+    free = free_bytes(args.device)
+    budget = None if free is None else int(USED_SHARE * (free - bytes_to_come(policy, args)))
+    return default_tokens_per_pack(config, args, rounded=rounded, budget=budget)
 
 
-def default_tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, *, rounded: bool | None) -> int:
-    """Tokens whose activations take what one pack may; `rounded` as in `activation_bytes_per_token`."""
-    budget = kind_of(args.device).activation_bytes
-    layers = config.get_text_config().num_hidden_layers
-    return max(128, budget // (layers * activation_bytes_per_token(config, args, rounded=rounded)))
+USED_SHARE = 0.7
+"""Of the memory that stays free beside weights and states: the share that a pack's activations may take. The rest is
+for logits, masks, the cache of the rows that are sampled and what the allocator cannot use."""
+
+
+def bytes_to_come(policy: nn.Module, args: GRPOConfig) -> int:
+    """What training adds to the weights that are loaded: gradients, Adam's states, autocast's casts, a reference."""
+    parameters = list(policy.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    casts = 2 * trained if half_dtype(args) is not None else 0
+    return 12 * trained + casts + (weights if args.beta and not isinstance(policy, PeftModel) else 0)
+
+
+def default_tokens_per_pack(
+    config: PretrainedConfig, args: GRPOConfig, *, rounded: bool | None, budget: int | None = None
+) -> int:
+    """Tokens whose activations take what one pack may.
+
+    Args:
+        config: of the model.
+        args: the run's.
+        rounded: as in `activation_bytes_per_token`.
+        budget: bytes for a pack's activations; None: what the kind of device usually has.
+    """
+    a_token = config.get_text_config().num_hidden_layers * activation_bytes_per_token(config, args, rounded=rounded)
+    if budget is None:
+        return max(128, kind_of(args.device).activation_bytes // a_token)
+    return max(128, round_down(max(budget, 0) // a_token))
+
+
+def round_down(count: int) -> int:
+    """To two binary digits, so that a little more or less of free memory cuts a step up alike.
+
+    >>> [round_down(n) for n in (8885, 1000, 127, 3)]
+    [8192, 768, 96, 3]
+    """
+    unit = 1 << max(0, count.bit_length() - 2)
+    return count // unit * unit
 
 
 def activation_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, *, rounded: bool | None) -> int:
@@ -512,5 +556,5 @@ def engine_for(
     """The engine with which a run of these arguments samples, for a policy that is not trained."""
     path, _ = choose_path(policy)
     precision = _precision(args, policy)
-    tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args, precision)
+    tokens_per_pack = args.tokens_per_pack or _tokens_per_pack(config, args, precision, policy)
     return _engine(args, policy, tokenizer, path, tokens_per_pack, precision)

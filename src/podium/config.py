@@ -80,6 +80,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         False,
         "its kernels replace the forward that Podium drives; the head is computed in chunks anyway",
     ),
+    "torch_compile": (False, "the head is replaced for every forward, so each of them would be compiled anew"),
     "max_tool_calling_iterations": (None, "tools are not supported"),
     "log_multimodal": (True, "images are not supported, so there are none to leave out"),
     "transformers_continuous_batching_config": (None, "the live engine schedules by itself and takes no such settings"),
@@ -380,7 +381,7 @@ class GRPOConfig(trl.GRPOConfig):
         self.bf16 = False
 
     def _choose_half(self) -> None:
-        """bfloat16 where the device has units for it, else float16 with loss scaling, unless the user said otherwise."""
+        """bfloat16 where the device has units for it, else float16 with loss scaling; what the user set stays."""
         if self.fp16 or self.bf16 is False:
             self.bf16 = False
         elif has_bfloat16():

@@ -42,7 +42,7 @@ class DeviceKind:
     runtime_bytes: int
     """Python with torch, transformers and peft imported; on a GPU the context and the libraries' workspaces."""
     working_bytes: int
-    """What the first forwards add whatever their size: tokenizer, threads, compiled products, holes of the allocator."""
+    """What the first forwards add whatever their size: threads, compiled products, holes of the allocator."""
 
 
 KINDS: dict[str, DeviceKind] = {
@@ -81,6 +81,14 @@ def kind_of(device: torch.device | str) -> DeviceKind:
     """The row of a device; accelerators of other makers are treated as CUDA's."""
     name = device if isinstance(device, str) else device.type
     return KINDS.get(name.partition(":")[0], KINDS["cuda"])
+
+
+def free_bytes(device: torch.device | str) -> int | None:
+    """Memory of a GPU that this process could still take, its allocator's cache included; None: not known."""
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return None
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
 def put(values: np.ndarray, device: torch.device | str) -> Tensor:

@@ -309,7 +309,7 @@ def _grad_logits(
 
 
 def _add_product(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
-    """total += grad^T hidden; on a CPU some rows of it at a time, as a whole product would be as large as the weight."""
+    """total += grad^T hidden; on a CPU some rows at a time, as a whole product would be as large as the weight."""
     if grad_NV.dtype == total_VD.dtype:
         total_VD.addmm_(grad_NV.T, hidden_ND)
     elif kind_of(total_VD.device).autocast:

@@ -24,7 +24,13 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list, gather_object
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    broadcast_object_list,
+    gather_object,
+)
 from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading, fsdp2_prepare_model
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
@@ -130,6 +136,8 @@ def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:
     if fsdp_version(args) != 2 or state.distributed_type != DistributedType.MULTI_CPU:
         return False
     state.fsdp_plugin = FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))
+    if accelerator.mixed_precision != "no":  # as accelerate does on GPUs
+        state.fsdp_plugin.set_mixed_precision(accelerator.mixed_precision)
     state.distributed_type = DistributedType.FSDP
     return True
 
@@ -391,6 +399,13 @@ def without_autocast_wrapper(accelerator: Accelerator) -> None:
             accelerator.native_amp = native  # the scaler of float16 asks for it
 
     cast(Any, accelerator).prepare_model = prepare
+
+
+def share_gradient_memory(accelerator: Accelerator) -> None:
+    """Have data-parallel gradients be views of the buckets that are reduced, not copies of 4 bytes a parameter."""
+    if accelerator.ddp_handler is None:
+        accelerator.ddp_handler = DistributedDataParallelKwargs()
+    accelerator.ddp_handler.gradient_as_bucket_view = True
 
 
 def _units(model: nn.Module) -> list[FSDPModule]:

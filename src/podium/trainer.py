@@ -32,9 +32,10 @@ from podium.health import Health
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
+from podium.out_of_memory import explained, fewer_rows, held_by, smaller_packs
 from podium.packing import Pack, keep, nothing, pack
 from podium.precision import release_free_memory
-from podium.processes import Processes, shard_on_cpu, without_autocast_wrapper
+from podium.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
 from podium.proof.first_batch import FirstBatch
 from podium.recording import make_room
 from podium.records import ScoredGroup, TrainingGroup
@@ -141,6 +142,10 @@ class GRPOTrainer(SavesWhole):
         """All the rollout work of one optimizer step, cut into its `num_batches` micro-steps."""
         if self._is_done():
             return [], None
+        with explained("sampling", self._held, self._fewer_rows):
+            return self._samples(epoch_iterator, num_batches), None
+
+    def _samples(self, epoch_iterator: Iterator[int], num_batches: int) -> list[MicroBatch]:
         self._load_rng_state(self._random_numbers_in)
         self.proof.before_rollouts()
         epoch = 0 if self.parts.order.is_stream else int(self.state.epoch or 0)
@@ -151,7 +156,7 @@ class GRPOTrainer(SavesWhole):
         batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=self.parts.plan.ranks)
         self.proof.before_step(batches)
         self._look_ahead()
-        return batches, None
+        return batches
 
     def _look_ahead(self) -> None:
         """From here on, while this step is trained, the next round is sampled: from the weights before it."""
@@ -168,6 +173,10 @@ class GRPOTrainer(SavesWhole):
 
     def training_step(self, model: nn.Module, batch: MicroBatch, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-step; gives its share of the step's loss, as the Trainer averages it."""
+        with explained("training", self._held, self._smaller_packs):
+            return self._trained(model, batch)
+
+    def _trained(self, model: nn.Module, batch: MicroBatch) -> Tensor:
         model.train()
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
@@ -269,6 +278,17 @@ class GRPOTrainer(SavesWhole):
         self._loss = 0.0
         self._step_started = now
 
+    # ---- memory ----
+
+    def _held(self) -> dict[str, int]:
+        return held_by(self.model, self.optimizer)
+
+    def _smaller_packs(self) -> str:
+        return smaller_packs(self.parts.tokens_per_pack, checkpointing=bool(self.args.gradient_checkpointing))
+
+    def _fewer_rows(self) -> str:
+        return fewer_rows(self.args.per_device_train_batch_size, self.args.num_generations)
+
     # ---- evaluation ----
 
     def generate_completions(
@@ -356,6 +376,8 @@ class GRPOTrainer(SavesWhole):
         """As the Trainer; FSDP2 on CPUs, too."""
         super().create_accelerator_and_postprocess()
         without_autocast_wrapper(self.accelerator)
+        if not kind_of(self.args.device).host_memory:
+            share_gradient_memory(self.accelerator)
         if shard_on_cpu(self.accelerator, self.args):
             self.is_fsdp_enabled = True
 

@@ -321,7 +321,9 @@ def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[Tr
 
 
 def test_the_head_in_chunks_is_the_head_at_once(groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "cpu", dataclasses.replace(KINDS["cpu"], logits_bytes=4 * 260 * 16))  # 16 tokens at a time
+    monkeypatch.setitem(
+        KINDS, "cpu", dataclasses.replace(KINDS["cpu"], logits_bytes=4 * 260 * 16)
+    )  # 16 tokens at a time
     model = tiny_model("gemma2")  # soft-capped, tied to the embeddings
     compare(model, lambda: packed(model, groups), groups)
 

@@ -265,7 +265,9 @@ HOW = [{}, {"repetition_penalty": 1.2, "top_p": 0.9}, {"lengths": lambda p, g: 3
 def test_rows_are_drawn_from_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, rows: int, how: dict[str, Any]) -> None:
     model = tiny_model("llama")
     expected = LiveEngine(model, TOKENIZER).generate(PROMPTS, settings(**how))
-    monkeypatch.setitem(devices.KINDS, "cpu", dataclasses.replace(devices.KINDS["cpu"], drawn_bytes=rows * 4 * len(TOKENIZER)))
+    monkeypatch.setitem(
+        devices.KINDS, "cpu", dataclasses.replace(devices.KINDS["cpu"], drawn_bytes=rows * 4 * len(TOKENIZER))
+    )
     assert LiveEngine(model, TOKENIZER).generate(PROMPTS, settings(**how)) == expected
 
 

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from podium import checkpoint
 from podium.cli.launch import CONFIGS
 from podium.errors import CheckpointError
+from podium.testing import tiny_model
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 
@@ -126,11 +127,13 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of_run
 
 
-def logs(folder: Path, name: str) -> list[dict[str, Any]]:
-    """What depends on the data alone; of the weights, a process sees what it has."""
+def logs(folder: Path, name: str, *, keep: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """What depends on the data alone; of the weights, a process sees what it has. `keep`: what else to give."""
     history = json.loads((folder / f"{name}.json").read_text())
     own = ("time", "runtime", "per_second", "resident", "finding/", "logp_gap", "flos", "update_ratio", "moved_share")
-    return [{k: v for k, v in entry.items() if not any(part in k for part in own)} for entry in history]
+    return [
+        {k: v for k, v in entry.items() if not any(part in k for part in own if part not in keep)} for entry in history
+    ]
 
 
 def marked(world: World, name: str, fast: tuple[str, ...]) -> Any:
@@ -238,6 +241,46 @@ def test_sharded_checkpoints_of_other_numbers_are_refused(left: Any, tmp_path: P
 @pytest.mark.parametrize("world", TOGETHER, ids=str)
 def test_samples_do_not_depend_on_the_number_of_processes(world: World, left: Any) -> None:
     assert (left(world, "sampled") / "sampled.json").read_text() == (left(ONE, "sampled") / "sampled.json").read_text()
+
+
+# ---- as if on GPUs ----
+
+
+@pytest.mark.parametrize("name", ["full", "lora"])
+def test_data_parallel_in_half_precision_steps_as_one_process(name: str, halves: Any) -> None:
+    """bfloat16 by autocast, over gloo: one step of SGD, whose differences are those of gradients."""
+    before = load_file(halves(ONE) / "before.safetensors")
+    alone, together = (load_file(halves(world) / f"{name}.safetensors") for world in (ONE, World("ddp", 2)))
+    for key, value in alone.items():
+        if name == "full" or "lora_B" in key:
+            start = before.get(key, torch.zeros_like(value))
+            step, other = value - start, together[key] - start
+            assert float((step - other).norm()) <= 2**-7 * float(step.norm()), key  # one rounding of bfloat16
+
+
+@pytest.mark.parametrize("name", ["full", "lora"])
+@pytest.mark.parametrize("world", [TOGETHER[0], pytest.param(TOGETHER[1], marks=pytest.mark.slow)], ids=str)
+def test_in_half_precision_what_is_sampled_is_what_is_trained(world: World, name: str, halves: Any) -> None:
+    """By autocast (DDP) or by FSDP2's policy, under which weights themselves are bfloat16 in a forward."""
+    [step, *_] = [entry for entry in logs(halves(world), name, keep=("logp_gap",)) if "loss" in entry]
+    assert 0 < step["grad_norm"] < 1e3
+    assert step["health/logp_gap_mean"] < 0.02
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`halves(world)`: the folder with the runs of that world in half precision."""
+
+    @cache
+    def of(world: World) -> Path:
+        folder = tmp_path_factory.mktemp(f"half-{world}")
+        weights = {name: value.clone() for name, value in tiny_model("llama").state_dict().items()}
+        save_file(weights, folder / "before.safetensors")
+        done = launch(folder, world, "full", "lora", AS_IF_CUDA="1")
+        assert done.returncode == 0, done.stderr[-6000:]
+        return folder
+
+    return of
 
 
 # ---- what may go wrong ----

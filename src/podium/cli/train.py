@@ -261,7 +261,17 @@ def closing(steps: int, trained: float, total: float, folder: str | None) -> str
     from podium.estimates.duration import clock
 
     saved = f". Model saved in {folder}" if folder else ""
-    return f"{steps} steps in {clock(trained)}, all in {clock(total)}; peak memory {peak_bytes() / 1e9:.1f} GB{saved}"
+    return f"{steps} steps in {clock(trained)}, all in {clock(total)}; {peak_words()}{saved}"
+
+
+def peak_words() -> str:
+    """The most memory that the process has had, and that its tensors have had on a GPU."""
+    import torch
+
+    host = f"peak memory {peak_bytes() / 1e9:.1f} GB"
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return host
+    return f"peak memory of the GPU {torch.cuda.max_memory_allocated() / 1e9:.1f} GB, {host} on the host"
 
 
 def peak_bytes() -> int:

@@ -253,7 +253,7 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def attention_dtype(query: Tensor) -> torch.dtype:
-    """In which attention computes here and now; asked before autocast is switched off, as autocast may be what says it."""
+    """The type in which attention computes here and now; asked before autocast is off, as it may be what says it."""
     if not kind_of(query.device).half_attention:
         return torch.float32
     if torch.is_autocast_enabled(query.device.type):

@@ -180,7 +180,11 @@ class GatedProduct(torch.autograd.Function):
 
 
 def _is_lookup(module: nn.Module) -> bool:
-    if type(module) is not nn.Embedding or module.weight.dtype != torch.float32 or not kind_of(module.weight.device).lean_layers:
+    if (
+        type(module) is not nn.Embedding
+        or module.weight.dtype != torch.float32
+        or not kind_of(module.weight.device).lean_layers
+    ):
         return False
     return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 

@@ -206,12 +206,12 @@ class _Reading:
             self.say(
                 "`dtype: auto` does not say in which precision `load_in_4bit` is to compute",
                 "dtype",
-                fix="dtype: bfloat16, or leave it out for float32",
+                fix="dtype: bfloat16, or leave it out: bfloat16 where the GPU has it, else float32",
             )
         if four:
             return {
                 "load_in_4bit": True,
-                "bnb_4bit_compute_dtype": self.values.get("dtype", "float32"),
+                "bnb_4bit_compute_dtype": self.values.get("dtype", _compute_dtype()),
                 "bnb_4bit_quant_type": self.values.get("bnb_4bit_quant_type", "nf4"),
                 "bnb_4bit_use_double_quant": self.values.get("use_bnb_nested_quant", False),
                 "bnb_4bit_quant_storage": self.values.get("bnb_4bit_quant_storage"),
@@ -365,6 +365,15 @@ class _Reading:
 def short_name(spec: RewardSpec) -> str:
     """The name a reward's metrics have."""
     return callable_name(spec.function)
+
+
+def _compute_dtype() -> str:
+    """In which 4-bit weights multiply: bfloat16 where the GPU has units for it."""
+    import torch
+
+    from podium.config import has_bfloat16
+
+    return "bfloat16" if torch.cuda.is_available() and has_bfloat16() else "float32"
 
 
 def _options(key: str) -> set[Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.devices import kind_of, put
+from podium.devices import free_bytes, kind_of, put
 from podium.engines.base import make_groups
 from podium.engines.live.cache import Cache, Decode, Prefill
 from podium.engines.live.schedule import Member, Row, Schedule
@@ -48,7 +48,8 @@ class LiveEngine:
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
         """One group per prompt; see `engines.base.RolloutEngine`."""
         device = next(self.model.parameters()).device
-        max_rows = min(self.max_rows or kind_of(device).max_rows, len(prompts) * settings.num_completions)
+        most = self.max_rows or rows_that_fit(self.model, prompts, settings, device)
+        max_rows = min(most, len(prompts) * settings.num_completions)
         schedule = Schedule(prompts, settings, max_rows, shared=kind_of(device).immediate)
         with contextlib.ExitStack() as inside:
             for context in (evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
@@ -58,6 +59,25 @@ class LiveEngine:
             Round(self.model, schedule, device).run()
         sampled = [[completion for completion in group if completion is not None] for group in schedule.done]
         return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+
+
+CACHE_SHARE = 0.6
+"""Of the memory that is free when sampling begins: what keys, values and logits of the running rows may take."""
+
+
+def rows_that_fit(model: nn.Module, prompts: Sequence[Prompt], settings: SamplingSettings, device: torch.device) -> int:
+    """Completions that may decode at once: what their keys, values and logits find room for, and no more than pays."""
+    most, free = kind_of(device).max_rows, free_bytes(device)
+    if free is None:
+        return most
+    config = unwrap(model).config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    element = 4 if next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled("cuda") else 2
+    a_token = 2 * element * config.num_hidden_layers * heads * width
+    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+    a_row = a_token * (settings.max_tokens + longest / settings.num_completions) + 3 * 4 * config.vocab_size
+    return max(settings.num_completions, min(most, int(CACHE_SHARE * free / a_row)))
 
 
 class WideHead:

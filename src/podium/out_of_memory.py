@@ -1,0 +1,74 @@
+"""A GPU that runs out of memory, as one message: what took it, and which setting to lower."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from podium.errors import ModelError, as_line
+
+LEAST_PACK = 128
+"""Tokens below which smaller packs save nothing worth their overhead."""
+
+
+@contextlib.contextmanager
+def explained(doing: str, held: Callable[[], dict[str, int]], fix: Callable[[], str]) -> Iterator[None]:
+    """Raise a `ModelError` in place of torch's out-of-memory error.
+
+    Args:
+        doing: `sampling` or `training`.
+        held: bytes by what holds them; asked for when it is too late.
+        fix: what to lower.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        parts = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in held().items() if size)
+        raise ModelError(
+            f"The memory of the device was used up while {doing}. Held all the time: {parts}; {_of_device()}the rest "
+            f"was needed for {doing} itself. torch says: {str(error).splitlines()[0][:200]}",
+            code="M024",
+            fix=fix(),
+        ) from error
+
+
+def held_by(model: nn.Module, optimizer: Any) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer states on this device."""
+    parameters = list(model.parameters())
+    states = optimizer.state.values() if optimizer is not None else ()
+    return {
+        "weights": sum(map(_bytes, parameters)),
+        "gradients": sum(_bytes(p.grad) for p in parameters if p.grad is not None),
+        "optimizer states": sum(_bytes(x) for state in states for x in state.values() if isinstance(x, Tensor)),
+    }
+
+
+def smaller_packs(tokens_per_pack: int, *, checkpointing: bool) -> str:
+    """What to type when activations were too many."""
+    if tokens_per_pack >= 2 * LEAST_PACK:
+        return as_line("tokens_per_pack", tokens_per_pack // 2)
+    return as_line("max_completion_length", "a smaller number") if checkpointing else "gradient_checkpointing: true"
+
+
+def fewer_rows(batch: int, group: int) -> str:
+    """What to type when too many completions were sampled at once."""
+    smaller = batch // 2 // group * group
+    if smaller:
+        return as_line("per_device_train_batch_size", smaller) + ", with gradient_accumulation_steps twice as large"
+    return as_line("num_generations", max(2, group // 2))
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _of_device() -> str:
+    """How much there is, where torch can tell."""
+    if not torch.cuda.is_available():
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    return f"of the device's {total / 1e9:.1f} GB {free / 1e9:.1f} are free (other processes count, too); "
