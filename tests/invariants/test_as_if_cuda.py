@@ -7,13 +7,25 @@ packed and plain forwards, and gradients.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from podium.testing import tiny_model
+from podium import forward
+from podium.engines.live import engine as live
+from podium.engines.live.cache import Decode
+from podium.engines.live.engine import LiveEngine
+from podium.errors import ProofError
+from podium.forward import head_logps
+from podium.models.builtin import resolve_model
+from podium.packing import Places
+from podium.records import Prompt, SamplingSettings
+from podium.testing import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("as_if_cuda")
 
@@ -59,3 +71,106 @@ def test_three_steps_pass_the_proof(precision: str, trained: str, kind: str, set
     trainer = make_trainer(model=model, max_steps=3, prove_first_batch=True, **given)
     trainer.train()
     assert trainer.state.global_step == 3
+
+
+def test_a_run_goes_on_bit_equal_from_a_checkpoint(make_trainer: Any, tmp_path: Any) -> None:
+    """Rows are looked at every eighth token and lanes grow by doubling; the random numbers of a token stay its own."""
+    settings = {"max_steps": 4, "max_completion_length": 20, "save_strategy": "steps", "save_steps": 2}
+    whole = make_trainer(**settings)
+    whole.train()
+    expected = {name: value.clone() for name, value in whole.model.state_dict().items()}
+    again = make_trainer(**settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert all(torch.equal(value, expected[name]) for name, value in again.model.state_dict().items())
+
+
+def test_greedy_tokens_are_those_of_generate() -> None:
+    """In float32, so that only the way of sampling differs: eight tokens a look, every completion a row of its own."""
+    model = tiny_model("llama")
+    prompts = [Prompt(id=i, row=i, token_ids=ids, text="", content="") for i, ids in enumerate([(5, 6, 7), (9,) * 9])]
+    settings = SamplingSettings(num_completions=2, max_tokens=21, end_ids=frozenset([1]), greedy=True)
+    for group in LiveEngine(model, tiny_tokenizer()).generate(prompts, settings):
+        ids = torch.tensor([group.prompt.token_ids])
+        said = model.generate(ids, max_new_tokens=21, do_sample=False, eos_token_id=1, pad_token_id=0)[
+            0, ids.shape[1] :
+        ]
+        for completion in group.completions:
+            assert list(completion.token_ids) == said.tolist()[: len(completion.token_ids)]
+            assert len(completion.token_ids) == 21 or completion.token_ids[-1] == 1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}, {"top_p": 0.8}, {"lengths": lambda p, g: 5 + (p + g) % 9}],
+    ids=["plain", "cold", "penalty", "top_p", "lengths"],
+)
+def test_looking_every_eighth_token_draws_what_looking_at_each_does(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3")
+    prompts = [Prompt(id=i, row=i, token_ids=(5 + i, 6, 7), text="", content="") for i in range(5)]
+    settings = SamplingSettings(num_completions=3, max_tokens=30, end_ids=frozenset(range(1, 12)), **how)
+    seldom = LiveEngine(model, tiny_tokenizer(), max_rows=7).generate(prompts, settings)
+    monkeypatch.setattr(live, "STEPS_PER_LOOK", 1)
+    often = LiveEngine(model, tiny_tokenizer(), max_rows=7).generate(prompts, settings)
+    assert len({len(c.token_ids) for group in often for c in group.completions}) > 3, "rows end at different tokens"
+    for one, other in zip(seldom, often, strict=True):
+        for mine, theirs in zip(one.completions, other.completions, strict=True):
+            assert mine.token_ids == theirs.token_ids
+            np.testing.assert_allclose(mine.logps, theirs.logps, atol=1e-4)
+
+
+# ---- what autocast must not round ----
+
+
+@pytest.mark.parametrize("fault", [False, True], ids=["as it is", "as it was"])
+def test_entropies_and_log_probabilities_of_the_built_in_model_are_summed_in_float32(
+    fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 0.01 nats of exact sums over the same rounded factors; inside autocast they were off by 0.1 and more."""
+    if fault:
+        monkeypatch.setattr(forward, "without_autocast", lambda device: contextlib.nullcontext())
+    folder = resolve_model("builtin:smollm2-135m-instruct")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = "What is 12 plus 7? The sum is 19. Paris is the capital of France, and Rome that of Italy."
+    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
+    with torch.no_grad():
+        hidden_PD, target_N = model.model(ids).last_hidden_state[0, :-1], ids[0, 1:]
+        z_PV = hidden_PD.bfloat16().double() @ model.lm_head.weight.bfloat16().double().T
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            places = Places.of(np.arange(len(target_N)), "cpu")
+            logps_N, entropy_N = head_logps(model.lm_head, hidden_PD, places, target_N, model.config, 1.0)
+    exact_PV = z_PV.log_softmax(-1)
+    of_logps = (logps_N - exact_PV.gather(1, target_N[:, None])[:, 0]).abs().max()
+    of_entropies = (entropy_N + (exact_PV.exp() * exact_PV).sum(-1)).abs().max()
+    assert (float(max(of_logps, of_entropies)) > 0.05) if fault else (float(max(of_logps, of_entropies)) < 0.01)
+
+
+# ---- the faults that no test had seen ----
+
+
+def test_attention_that_asks_for_its_type_where_autocast_is_off_is_found(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Decode.attend
+
+    def late(self: Decode, query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return original(self, query, *rest)
+
+    monkeypatch.setattr(Decode, "attend", late)
+    with pytest.raises(RuntimeError, match="scalar type"):
+        make_trainer(prove_first_batch=True).train()
+
+
+def test_accelerates_wrapper_around_forward_is_found(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podium.trainer.without_autocast_wrapper", lambda accelerator: None)
+    with pytest.raises(ProofError):
+        make_trainer(prove_first_batch=True).train()
+
+
+def test_accelerate_leaves_forward_alone(make_trainer: Any) -> None:
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    assert "forward" not in vars(trainer.accelerator.unwrap_model(trainer.model))
+    assert trainer.accelerator.native_amp
