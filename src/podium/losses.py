@@ -411,13 +411,11 @@ def measure_clip(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, T
     is_low_N = ((ratio_N < 1 - s.epsilon_low) & (x.advantages_N < 0)).float()
     is_high_N = ((ratio_N > 1 + s.epsilon_high) & (x.advantages_N > 0)).float()
     has_ratio_R = (x.lengths_R > 0) | s.one_ratio_per_rollout
-    low_R = x.mean_per_rollout(is_low_N)[has_ratio_R]
-    high_R = x.mean_per_rollout(is_high_N)[has_ratio_R]
     return {
         "low_clipped": _count(is_low_N, x, s),
         "high_clipped": _count(is_high_N, x, s),
-        "low_min": low_R.min() if low_R.numel() else low_R.new_tensor(math.inf),
-        "high_max": high_R.max() if high_R.numel() else high_R.new_tensor(-math.inf),
+        "low_min": _extreme(x.mean_per_rollout(is_low_N), has_ratio_R, math.inf),
+        "high_max": _extreme(x.mean_per_rollout(is_high_N), has_ratio_R, -math.inf),
     }
 
 
@@ -434,17 +432,20 @@ def measure_phi(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, T
 def measure_correction(x: LossInputs, c: Correction) -> dict[str, Tensor]:
     """How far the sampler's log-probabilities are from training's, and the weights that follow."""
     gap_N = _sampler_gap(x).abs()
-    gap_N = gap_N[~gap_N.isnan()]
+    is_known_N = ~gap_N.isnan()
     weight = sampler_weight(x, c)
+    has_weight = torch.ones_like(weight, dtype=torch.bool)
     if c.per_rollout:
-        weight = x.mean_per_rollout(weight)[x.lengths_R > 0]
-    measured = {"gap_tokens": torch.ones_like(gap_N).sum(), "gap": gap_N.sum()}
-    measured |= {"weights": torch.ones_like(weight).sum(), "weight": weight.sum()}
-    if gap_N.numel():
-        measured["gap_max"] = gap_N.max()
-    if weight.numel():
-        measured |= {"weight_min": weight.min(), "weight_max": weight.max()}
-    return measured
+        weight, has_weight = x.mean_per_rollout(weight), x.lengths_R > 0  # 0 where there is no token
+    return {
+        "gap_tokens": is_known_N.to(gap_N.dtype).sum(),
+        "gap": torch.where(is_known_N, gap_N, 0.0).sum(),
+        "gap_max": _extreme(gap_N, is_known_N, -math.inf),
+        "weights": has_weight.to(weight.dtype).sum(),
+        "weight": weight.sum(),
+        "weight_min": _extreme(weight, has_weight, math.inf),
+        "weight_max": _extreme(weight, has_weight, -math.inf),
+    }
 
 
 def measure_nothing(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
@@ -550,6 +551,16 @@ def _sums(policy: Tensor, ratio_N: Tensor, kl_N: Tensor | None, x: LossInputs, s
 def _count(is_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     """How many ratios: tokens, or rollouts where all tokens of a rollout share one ratio."""
     return x.mean_per_rollout(is_N).sum() if s.one_ratio_per_rollout else is_N.sum()
+
+
+def _extreme(x_X: Tensor, counts_X: Tensor, none: float) -> Tensor:
+    """The least or largest of the values that count, `none` (an infinity) without any.
+
+    Not by an index: how many there are would have to be asked of the device.
+    """
+    if not len(x_X):
+        return x_X.new_full((), none)
+    return (torch.amin if none > 0 else torch.amax)(torch.where(counts_X, x_X, none), dim=0)
 
 
 def _bounded(ratio_N: Tensor, s: LossSettings) -> Tensor:

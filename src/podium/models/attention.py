@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from podium.devices import kind_of
 from podium.errors import ModelError
@@ -75,12 +75,32 @@ def podium_attention(
 AttentionInterface.register(NAME, podium_attention)
 
 
-def tree_attention(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def tree_attention(model: nn.Module) -> Iterator[None]:
     """Within this context the model's attention layers take the keyword `podium`; outside, nothing has changed.
 
     Recomputation under gradient checkpointing happens in the backward, so that belongs inside, too.
     """
-    return attention_implementation(model, NAME)
+    with attention_implementation(model, NAME), _without_padding_check(model):
+        yield
+
+
+@contextlib.contextmanager
+def _without_padding_check(model: nn.Module) -> Iterator[None]:
+    """Some models, GPT-2 among them, look for padding where there is no mask, and wait for the device in doing so."""
+    name = "warn_if_padding_and_no_attention_mask"
+    checked = [m for m in model.modules() if isinstance(m, PreTrainedModel) and name not in m.__dict__]
+    for module in checked:
+        setattr(module, name, _no_check)
+    try:
+        yield
+    finally:
+        for module in checked:
+            delattr(module, name)
+
+
+def _no_check(*_: Any, **__: Any) -> None:
+    """A tree has no padding."""
 
 
 @contextlib.contextmanager
