@@ -130,6 +130,8 @@ def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:
     if fsdp_version(args) != 2 or state.distributed_type != DistributedType.MULTI_CPU:
         return False
     state.fsdp_plugin = FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))
+    if args.bf16:  # where a CPU stands in for a GPU
+        state.fsdp_plugin.set_mixed_precision("bf16")
     state.distributed_type = DistributedType.FSDP
     return True
 
