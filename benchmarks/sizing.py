@@ -17,6 +17,7 @@ from peft import LoraConfig
 from transformers import AutoConfig, PretrainedConfig
 
 from podium.assembly import default_tokens_per_pack
+from podium.devices import kind_of
 from podium.estimates.memory import (
     Load,
     activations_bytes,

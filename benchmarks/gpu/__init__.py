@@ -1,0 +1,1 @@
+"""What one GPU has to show, without a network: correctness, decoding, a pack, memory, two processes. See `run.sh`."""
