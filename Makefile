@@ -18,6 +18,13 @@ PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
 # One thread each: two test workers on two cores would otherwise fight over them.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
+# With a home that cannot be written to, everything that is kept for later is kept here.
+ifeq ($(shell test -w "$$HOME" && echo yes),)
+export PODIUM_CACHE ?= $(CURDIR)/.cache/podium
+export HF_HOME ?= $(CURDIR)/.cache/huggingface
+export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-latest test-vllm bench bench-generation bench-curves bench-scale bench-stages results lint health
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import inspect
 import os
 import signal
@@ -28,6 +29,14 @@ def pytest_configure() -> None:
     """Ctrl-C reaches the processes that tests start, even where a shell started the tests behind an `&`."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Examples of an optional package need it."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        for item in items:
+            if item.nodeid.endswith("podium.data.gym.gym_rows"):
+                item.add_marker(pytest.mark.skip(reason="reasoning-gym is not installed"))
 
 
 def forget_garbage() -> None:

@@ -52,7 +52,8 @@ def test_a_server_is_told_the_model_by_a_short_name_and_this_machine(run: Path, 
     """A program called `vllm` that says how it was called."""
     program = tmp_path / "bin" / "vllm"
     program.parent.mkdir()
-    program.write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([os.getcwd(), sys.argv[1:]]))\n")
+    says = "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1:]]))"
+    program.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c '{says}' \"$@\"\n")  # its path may have spaces
     program.chmod(0o755)
     port = str(free_port())
     process = start(run, "--engine", "vllm", "--port", port, "--", "--max-model-len", "99", path=str(program.parent))

@@ -308,7 +308,7 @@ BROKEN = {
         "import ctypes\nctypes.string_at(0)\n",
         r"importing broken.py ended its worker process with SIGSEGV.*broken.py",
     ),
-    "hangs": ("import time\ntime.sleep(60)\n", r"importing broken.py took more than 1 s.*broken.py\", line 2"),
+    "hangs": ("import time\ntime.sleep(60)\n", r"importing broken.py took more than 1 s.*Åre 用户/broken.py\", line 2"),
     "missing_module": ("import nothing_of_that_name\n", "ModuleNotFoundError"),
     "no_function": ("def g(completions): return []\n", "has no function `f`. It has g"),
     "no_callable": ("f = 3\n", "`f` in broken.py is int; a reward is a function"),
@@ -318,11 +318,13 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_file_that_cannot_be_used_is_one_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, expected = BROKEN[name]
-    (tmp_path / "broken.py").write_text(source)
+    folder = tmp_path / "a folder in Åre 用户"
+    folder.mkdir()
+    (folder / "broken.py").write_text(source)
     monkeypatch.setattr(from_file, "LOAD_SECONDS", 1.0 if name == "hangs" else 20.0)
     started = time.monotonic()
     with pytest.raises(ConfigError) as caught:
-        file_reward("broken.py:f", folder=tmp_path)
+        file_reward("broken.py:f", folder=folder)
     assert re.search(expected, str(caught.value), re.DOTALL), str(caught.value)
     assert time.monotonic() - started < from_file.LOAD_SECONDS + 1
 

@@ -25,6 +25,8 @@ MODULES = [
 
 @pytest.mark.parametrize("name", [*MODULES, "podium.recipe.assume", "podium.cli.words"])
 def test_examples(name: str) -> None:
+    if name == "podium.data.gym":
+        pytest.importorskip("reasoning_gym")
     results = doctest.testmod(importlib.import_module(name))
     assert not results.failed
 

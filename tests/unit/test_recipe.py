@@ -353,6 +353,8 @@ def test_contradictions_are_named(recipe, change, message):
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_are_right(name, tmp_path, monkeypatch):
+    if name in ("chain-sum", "countdown"):
+        pytest.importorskip("reasoning_gym")
     monkeypatch.chdir(tmp_path)
     made = load(name)
     made.arguments()

@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -236,8 +237,9 @@ def test_a_tied_head_on_a_cpu_needs_the_extension(make: Callable, server: Any, t
     with pytest.raises(ConfigError) as error:
         make(model=tied)
     assert error.value.code == "C034"
-    line = re.search(r"PYTHONPATH=(\S+) .*--worker-extension-cls (\w+)\.(\w+)", str(error.value))
-    assert (Path(line[1]) / f"{line[2]}.py").is_file()
+    line = re.search(r"(PYTHONPATH=.*) VLLM_SERVER.*--worker-extension-cls (\w+)\.(\w+)", str(error.value))
+    [path] = shlex.split(line[1])
+    assert (Path(path.removeprefix("PYTHONPATH=")) / f"{line[2]}.py").is_file()
     server.extension = f"{line[2]}.{line[3]}"
     make(model=tied, max_steps=1).train()
     methods = [body["method"] for route, body in server.requests if route == "/collective_rpc"]

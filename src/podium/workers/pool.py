@@ -193,6 +193,8 @@ def environment(variables: Sequence[str] = ()) -> dict[str, str]:
 
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
+_ESCAPED = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
+"""How `faulthandler` writes characters of a path that are not ASCII."""
 _WORKERS_OWN = str(Path(__file__).with_name("serve.py"))
 _BETWEEN = (str(Path(__file__).parent), "<frozen importlib", str(Path(asyncio.__file__).parent), selectors.__file__)
 """Files between ours and the user's, while a file is imported or an `async` function waits."""
@@ -204,7 +206,11 @@ def user_frames(stacks: str) -> tuple[str, ...]:
     >>> user_frames('Thread 0x1 (most recent call first):\\n  File "my.py", line 3 in slow\\n'
     ...             f'  File "{_WORKERS_OWN}", line 90 in call\\n')
     ('File "my.py", line 3, in slow',)
+    >>> user_frames('  File "/home/\\\\xc5sa/my.py", line 3 in slow\\n'
+    ...             f'  File "{_WORKERS_OWN}", line 90 in call\\n')
+    ('File "/home/\xc5sa/my.py", line 3, in slow',)
     """
+    stacks = _ESCAPED.sub(lambda escaped: chr(int(escaped[0][2:], 16)), stacks)
     for stack in reversed(re.split(r"^(?:Current thread|Thread|Stack).*$", stacks, flags=re.MULTILINE)):
         frames = [match.groupdict() for match in _FRAME.finditer(stack)]
         names = [frame["name"] if frame["file"] == _WORKERS_OWN else "" for frame in frames]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,10 +213,12 @@ def serve_line(args: GRPOConfig, model: str) -> str:
     room = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
     longest = f" --max-model-len {room}" if room else ""
     nccl = "" if args.device.type != "cuda" else """ --weight-transfer-config '{"backend": "nccl"}'"""
-    path, extension = (f"PYTHONPATH={WORKER} ", f" --worker-extension-cls {EXTENSION}") if not nccl else ("", "")
+    path, extension = "", ""
+    if not nccl:
+        path, extension = f"PYTHONPATH={shlex.quote(str(WORKER))} ", f" --worker-extension-cls {EXTENSION}"
     return (
-        f"{path}VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host 127.0.0.1 --port {port} --logprobs-mode {PROCESSED}"
-        f"{longest}{extension}{nccl}"
+        f"{path}VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --host 127.0.0.1 --port {port} "
+        f"--logprobs-mode {PROCESSED}{longest}{extension}{nccl}"
     )
 
 
