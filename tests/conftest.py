@@ -84,6 +84,23 @@ def refuse_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "_packable", {})
 
 
+@pytest.fixture(params=["cpu", "as if cuda"])
+def both_devices(request: pytest.FixtureRequest) -> None:
+    """The test twice: as a CPU computes, and as a GPU does by default, in bfloat16 by autocast."""
+    if request.param != "cpu":
+        request.getfixturevalue("as_if_cuda")
+
+
+@pytest.fixture(params=["cpu", "as if cuda"])
+def both_devices_in_float32(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test twice: as a CPU computes, and by a GPU's branches without autocast, to the tolerances of float32."""
+    if request.param != "cpu":
+        from podium import GRPOConfig
+
+        request.getfixturevalue("as_if_cuda")
+        monkeypatch.setattr(GRPOConfig, "_choose_half", lambda args: setattr(args, "bf16", bool(args.bf16)))
+
+
 @pytest.fixture
 def as_if_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU computes as a GPU does: the table's row for CUDA stands under `cpu`.

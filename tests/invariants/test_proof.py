@@ -25,6 +25,8 @@ from podium import Run
 from podium.errors import ProofError
 from podium.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
 
+pytestmark = pytest.mark.usefixtures("both_devices")
+
 HEALTHY = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 NUM_CHECKS = len(BEFORE_ROLLOUTS) + len(BEFORE_STEP) + len(AFTER_STEP)
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("both_devices_in_float32")
+
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "gspo")
 
 
