@@ -8,6 +8,8 @@ packed and plain forwards, and gradients.
 from __future__ import annotations
 
 import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from podium import forward
+from podium.cli.train import run as train
 from podium.engines.live import engine as live
 from podium.engines.live.cache import Decode
 from podium.engines.live.engine import LiveEngine
@@ -174,3 +177,16 @@ def test_accelerate_leaves_forward_alone(make_trainer: Any) -> None:
     trainer.train()
     assert "forward" not in vars(trainer.accelerator.unwrap_model(trainer.model))
     assert trainer.accelerator.native_amp
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_the_quickstart_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 45 steps of the recipe on the real model, with the proof on, in bfloat16 by autocast."""
+    monkeypatch.chdir(tmp_path)
+    train("quickstart", {}, evaluate=True)
+    folder = tmp_path / "runs" / "quickstart" / "evaluation"
+    looks = [json.loads((folder / f"{when}.json").read_text()) for when in ("before", "after")]
+    before, after = (look["accuracy"]["value"] for look in looks)
+    assert before < 0.05
+    assert after >= 0.65
