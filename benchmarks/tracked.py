@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unittest import mock
 
@@ -25,8 +26,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import DeviceMesh
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -37,6 +42,9 @@ from podium.packing import Pack, pack
 from podium.records import TrainingGroup
 
 Trained = Literal["full", "lora", "qlora"]
+Division = Literal["one", "ddp", "fsdp2"]
+LARGEST_GROUP = 16
+"""Processes of the fake group; a mesh may have fewer."""
 
 LORA = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 BLOCK = 64
@@ -76,18 +84,29 @@ def track(
     prompt_tokens: int = 300,
     completion_tokens: int = 1024,
     checkpointing: bool = False,
-    layers: tuple[int, int] | None = (2, 4),
+    division: Division = "one",
+    ranks: int = 1,
+    layers: tuple[int, int] | None = (2, 3),
 ) -> Peak:
     """The peak of a training step with AdamW and bfloat16 autocast, on the largest pack, when gradients are there.
 
     With `layers` the model is run at these two depths, and the peak is on the line through both: every layer adds the
-    same.
+    same. DDP is one process with a wrapper's hooks on its gradients, and the reducer's buckets: 4 bytes a trained
+    parameter, as accelerate does not set `gradient_as_bucket_view`.
     """
     depth = config.num_hidden_layers
     groups = made_up_groups(prompts, num_generations, prompt_tokens, completion_tokens)
 
     def at(count: int) -> Peak:
-        return _track(_shallow(config, count), trained, groups, tokens_per_pack, checkpointing=checkpointing)
+        return _track(
+            _shallow(config, count),
+            trained,
+            groups,
+            tokens_per_pack,
+            checkpointing=checkpointing,
+            division=division,
+            ranks=ranks,
+        )
 
     if layers is None:
         return at(depth)
@@ -130,25 +149,57 @@ def _track(
     tokens_per_pack: int,
     *,
     checkpointing: bool,
+    division: Division,
+    ranks: int,
 ) -> Peak:
-    with as_if_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
+    mesh = fake_mesh(ranks) if division == "fsdp2" else None
+    with as_if_cuda(alone=division == "one"), FakeTensorMode(allow_non_fake_inputs=True):
         model = build(config, trained)
         if checkpointing:
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
+        if mesh is not None:
+            shard(model, mesh)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(parameters, fused=True)
         packed = max(pack(groups, tokens_per_pack=tokens_per_pack), key=lambda x: len(x.input_ids_T))
-        tracker = MemTracker()
+        _backward(model, packed)
+        optimizer.step()
+        tracker = MemTracker() if mesh is None else FSDPMemTracker(model, optimizer)
         tracker.track_external(model, optimizer)
         nothing = RemovableHandle(OrderedDict())
         for frozen in (p for p in model.parameters() if not p.requires_grad):  # it would put hooks on their gradients
             tracker._param_to_grad_hook_handles[frozen] = (nothing, nothing)
         with tracker:
-            _backward(model, packed)
-            optimizer.step()
-            tracker.reset_mod_stats()
             _backward(model, packed)  # gradients are there, as for every pack of a step but the first
-        return _peak(tracker)
+            if mesh is None:  # of sharded tensors whole ones are made to find shapes, and would be counted
+                optimizer.step()
+        found = _peak(tracker)
+        buckets = 4 * sum(p.numel() for p in parameters) if division == "ddp" else 0
+        return replace(found, gradients=found.gradients + buckets)
+
+
+def fake_mesh(ranks: int) -> DeviceMesh:
+    """A process group of so many processes of which this is the first, and the others do not exist."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("fake", rank=0, world_size=LARGEST_GROUP, store=FakeStore())
+    return DeviceMesh("cpu", torch.arange(ranks))
+
+
+def shard(model: Any, mesh: DeviceMesh) -> None:
+    """Divide the model as accelerate does for FSDP2: layers, the input embedding, the head; adapters stay whole."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.bfloat16)
+    adapters = {p for p in model.parameters() if p.requires_grad} if hasattr(model, "get_base_model") else None
+    divide = functools.partial(fully_shard, mesh=mesh, mp_policy=policy, ignored_params=adapters)
+    inner, head = model.get_decoder(), model.get_output_embeddings()
+    embedding = inner.embed_tokens
+    for layer in inner.layers:
+        divide(layer)
+    tail = [inner.norm, embedding, head] if embedding.weight is head.weight else [inner.norm, head]
+    if len(tail) == 2:
+        divide(embedding)
+    divide(tail, reshard_after_forward=False)
+    divide(model, reshard_after_forward=False)
 
 
 def build(config: PretrainedConfig, trained: Trained) -> Any:
@@ -191,13 +242,21 @@ def _backward(model: nn.Module, packed: Pack) -> None:
 def _peak(tracker: MemTracker) -> Peak:
     [snapshot] = [parts for device, parts in tracker.get_tracker_snapshot("peak").items() if device.type == "cpu"]
     found = {str(getattr(name, "value", name)): size for name, size in snapshot.items()}
-    named = {name: found.get(name, 0) for name in ("Parameter", "Gradient", "Optstate")}
+    weights, gradients, optimizer = (sum(found.get(name, 0) for name in names) for names in KEPT)
     return Peak(
-        weights=named["Parameter"],
-        gradients=named["Gradient"],
-        optimizer=named["Optstate"],
-        activations=found["Total"] - sum(named.values()),
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=found["Total"] - weights - gradients - optimizer,
     )
+
+
+KEPT = (
+    ("Parameter", "Sharded Param", "Unsharded Param", "All Gather"),
+    ("Gradient", "Sharded Grad", "Unsharded Grad", "Reduce Scatter"),
+    ("Optstate", "OptState"),
+)
+"""The trackers' names for weights, gradients and optimizer."""
 
 
 # ---- a CPU in a GPU's place ----
@@ -209,7 +268,7 @@ def as_if_cuda(*, alone: bool = True) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(devices.KINDS, cpu=devices.KINDS["cuda"]))
         stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", cuda_attention))
-        stack.enter_context(mock.patch.object(precision, "_returns_float32", lambda *_: True))
+        stack.enter_context(mock.patch.object(precision, "_returns_float32", return_value=True))
         if alone:  # the tracker's own hooks would look like those of a wrapper
             stack.enter_context(mock.patch.object(forward, "accumulated", _accumulated))
         yield
@@ -231,6 +290,7 @@ def cuda_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    *,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -243,9 +303,9 @@ def cuda_attention(
     eight: where they are not, it makes a copy in every layer (`pad_bias` in ATen's attention.cpp).
     """
     if attn_mask is None:
-        return torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, scale=scale
-        )[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[
+            0
+        ]
     width = attn_mask.shape[-1]
     if width % ALIGNED:
         attn_mask = F.pad(attn_mask, (0, -width % ALIGNED))[..., :width]

@@ -373,18 +373,20 @@ def activations_bytes(
     if rounded and sizes.num_trained < sizes.num_parameters / 2:
         rounded = False
     half_weights = not sizes.num_wide
-    one_layer: float = activation_bytes_per_token(config, args, rounded=rounded, half_weights=half_weights)
+    one_layer: float = activation_bytes_per_token(config, args, rounded=rounded, half_weights=not sizes.num_wide)
     if kind.autocast:
         one_layer += gathered_bytes_per_token(config, args, load)
     else:
         one_layer = KEPT_BESIDES * one_layer + 4 * sizes.adapter_width / sizes.num_layers
-    kept = sizes.num_layers * one_layer
-    if load.checkpointing:
-        kept = sizes.num_layers * 4 * config.get_text_config().hidden_size + one_layer
-    logits = max(kind.logits_bytes, 64 * sizes.vocabulary)
+    inputs = sizes.num_layers * 4 * config.get_text_config().hidden_size
+    head = max(kind.logits_bytes, 64 * sizes.vocabulary)
     if kind.immediate:
-        return int(tokens * kept) + HEAD_BLOCKS * logits
-    return int(tokens * kept + UNLOOKED_HEAD_BLOCKS * min(logits, 4 * load.predicting_tokens * sizes.vocabulary))
+        kept = inputs + one_layer if load.checkpointing else sizes.num_layers * one_layer
+        return int(tokens * kept) + HEAD_BLOCKS * head
+    logits = UNLOOKED_HEAD_BLOCKS * min(head, 4 * load.predicting_tokens * sizes.vocabulary)
+    if load.checkpointing:  # the head is done when the first layer is computed again
+        return int(tokens * inputs + max(tokens * one_layer, logits))
+    return int(tokens * sizes.num_layers * one_layer + logits)
 
 
 def gathered_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, load: Load) -> float:
@@ -397,7 +399,9 @@ def gathered_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, load: L
     heads = text.num_attention_heads
     width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
     size = 4 if half_dtype(args) is None else 2
-    return size * (2 * width * load.prompt_tokens / load.completion_tokens + load.prompt_tokens + load.completion_tokens)
+    return size * (
+        2 * width * load.prompt_tokens / load.completion_tokens + load.prompt_tokens + load.completion_tokens
+    )
 
 
 def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
