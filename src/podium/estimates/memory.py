@@ -372,7 +372,6 @@ def activations_bytes(
     kind, tokens = kind_of(args.device), load.pack_tokens
     if rounded and sizes.num_trained < sizes.num_parameters / 2:
         rounded = False
-    half_weights = not sizes.num_wide
     one_layer: float = activation_bytes_per_token(config, args, rounded=rounded, half_weights=not sizes.num_wide)
     if kind.autocast:
         one_layer += gathered_bytes_per_token(config, args, load)
