@@ -1,30 +1,27 @@
-"""The sizing table of docs/scale.md: devices, memory and seconds a step from 0.5B to 72B. Computed; nothing is run.
+"""The sizing tables of docs/scale.md: memory and seconds a step from 0.5B to 72B, on 1, 8 and 16 devices.
 
     python -m benchmarks.sizing
 
-Memory is `podium.estimates.memory`, divided as FSDP2 divides it. Seconds are a cost model of four terms; its constants
-stand below, and none of them was measured with Podium on a GPU.
+No GPU is needed and none was measured. Memory of training is what torch's tracker finds over fake tensors
+(`benchmarks.tracked`), at two and three layers, continued to the model's depth; `--full-depth` checks that on the
+smallest. Memory of sampling, and seconds, are arithmetic; its constants stand below.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from transformers import AutoConfig, PretrainedConfig
 
+from benchmarks.tracked import LORA, Division, Trained, track
 from podium.assembly import default_tokens_per_pack
 from podium.devices import kind_of
-from podium.estimates.memory import (
-    Load,
-    activations_bytes,
-    model_sizes,
-    optimizer_bytes,
-    sampling_bytes,
-)
+from podium.estimates.memory import Load, Sizes, model_sizes, sampling_bytes
 
 SHAPES = {
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
@@ -38,10 +35,16 @@ SHAPES = {
 """Of Qwen2.5: width, inner width, layers, heads, key-value heads, vocabulary, tied head."""
 
 DEVICE_BYTES = 0.9 * 80e9
-COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 PROMPTS, GENERATIONS, PROMPT_TOKENS, COMPLETION_TOKENS, MEAN_TOKENS = 8, 8, 300, 1024, 512
 """Of a step, on each device."""
+
+WAYS: tuple[tuple[Division, int], ...] = (("one", 1), ("ddp", 8), ("fsdp2", 8), ("fsdp2", 16))
+NAMES: dict[Trained, str] = {
+    "qlora": "QLoRA r=16, 4-bit base",
+    "lora": "LoRA r=16, bfloat16 base",
+    "full": "all weights, float32",
+}
 
 BANDWIDTH = 0.6 * 3.35e12
 """Bytes a second that a decode step reads (H100 SXM, 60 % of the data sheet)."""
@@ -49,31 +52,95 @@ FLOPS = 0.4 * 989e12
 """Of training in bfloat16 (40 % of the data sheet)."""
 LAYER_SECONDS = 1e-3
 """Least time of one layer in a decode step that is not captured in a CUDA graph: launches of kernels."""
-LINK = 2e11
-"""Bytes a second between devices of one node while gathering (NVLink); between nodes it is less."""
+LINK, NETWORK = 2e11, 5e10
+"""Bytes a second that a device gathers within a node (NVLink), and between nodes (one port of 400 Gbit/s each)."""
+NODE = 8
+"""Devices of a node."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table."""
+class Model:
+    """One model of the tables, and what is trained of it."""
 
-    model: str
-    trained: str
-    count: int | None
-    """Fewest devices that fit; None: none do."""
-    peak_bytes: float
-    generate_seconds: float
-    train_seconds: float
-    gather_seconds: float
+    name: str
+    trained: Trained
 
-    def markdown(self) -> str:
-        seconds = self.generate_seconds + self.train_seconds + self.gather_seconds
-        parts = f"{self.generate_seconds:.0f} + {self.train_seconds:.0f} + {self.gather_seconds:.1f}"
-        memory = f"{self.peak_bytes / 1e9:.0f} GB"
-        if self.count is None:
-            return f"| {self.model} | {self.trained} | does not fit | {memory} | | whole weights need a larger device |"
-        how = "one process or DDP" if self.count == 1 else "FSDP2"
-        return f"| {self.model} | {self.trained} | {self.count} | {memory} | {seconds:.0f} s ({parts}) | {how}, live |"
+    @functools.cached_property
+    def config(self) -> PretrainedConfig:
+        """Its shape."""
+        return config_of(self.name)
+
+    @functools.cached_property
+    def args(self) -> Any:
+        """The few arguments of a run that memory depends on."""
+        return SimpleNamespace(
+            device=torch.device("cuda"), bf16=True, fp16=False, trust_remote_code=False, model_init_kwargs=None
+        )
+
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        """In numbers."""
+        peft = None if self.trained == "full" else LORA
+        return model_sizes(self.config, self.args, peft, bits=4 if self.trained == "qlora" else 0)
+
+    @functools.cached_property
+    def load(self) -> Load:
+        """Of one step on one device, with the packs that Podium chooses."""
+        tokens = default_tokens_per_pack(self.config, self.args, rounded=None)
+        return Load(
+            prompts=PROMPTS,
+            num_generations=GENERATIONS,
+            prompt_tokens=PROMPT_TOKENS,
+            completion_tokens=COMPLETION_TOKENS,
+            tokens_per_pack=tokens,
+            checkpointing=4 * tokens < PROMPT_TOKENS + COMPLETION_TOKENS,
+        )
+
+    @property
+    def whole_bytes(self) -> int:
+        """All weights in bfloat16."""
+        return 2 * self.sizes.num_parameters
+
+
+def peak_bytes(model: Model, division: Division, ranks: int) -> float:
+    """Of one device: of training or of sampling, whichever takes more."""
+    load, sizes, kind = model.load, model.sizes, kind_of("cuda")
+    training = track(
+        model.config,
+        trained=model.trained,
+        tokens_per_pack=load.tokens_per_pack,
+        prompts=2,  # as good as all: packs are cut from one group
+        num_generations=GENERATIONS,
+        prompt_tokens=PROMPT_TOKENS,
+        completion_tokens=COMPLETION_TOKENS,
+        checkpointing=load.checkpointing,
+        division=division if model.trained == "full" or division == "fsdp2" else "one",
+        ranks=ranks,
+    )
+    sampling = training.optimizer + sampling_bytes(sizes, load, kind, rounded=False)
+    if division == "fsdp2":  # its part, and all gathered
+        sampling += sizes.weight_bytes // ranks + model.whole_bytes
+    else:  # autocast keeps a copy of float32 weights
+        sampling += sizes.weight_bytes + 2 * sizes.num_wide
+    buckets = sizes.trained_bytes if division == "ddp" else 0
+    counted = buckets if model.trained == "full" else 0  # an adapter's wrapper adds nothing but these
+    return kind.runtime_bytes + kind.working_bytes + buckets + max(sampling, training.total - counted)
+
+
+def seconds(model: Model, ranks: int) -> str:
+    """Of a step: generate + train + gather."""
+    parameters = model.sizes.num_parameters
+    step = max(model.sizes.num_layers * LAYER_SECONDS, model.whole_bytes / BANDWIDTH)
+    tokens = PROMPTS * (PROMPT_TOKENS + GENERATIONS * MEAN_TOKENS)
+    packs = max(1, tokens / model.load.pack_tokens)
+    reduced = 4 * parameters if model.trained == "full" else 0
+    moved = model.whole_bytes + packs * (2 * model.whole_bytes + reduced) if ranks > 1 else 0
+    parts = (
+        COMPLETION_TOKENS * step,
+        (6 if model.trained == "full" else 4) * parameters * tokens / FLOPS,
+        moved / (LINK if ranks <= NODE else NETWORK),
+    )
+    return f"{sum(parts):.0f} s ({' + '.join(f'{part:.1f}' for part in parts)})"
 
 
 def config_of(name: str) -> PretrainedConfig:
@@ -91,65 +158,54 @@ def config_of(name: str) -> PretrainedConfig:
     )
 
 
-def row(name: str, *, lora: bool) -> Row:
-    """Fewest devices that fit, and what a step takes on them."""
-    config = config_of(name)
-    peft = LoraConfig(r=16, target_modules="all-linear") if lora else None
-    args: Any = SimpleNamespace(
-        device=torch.device("cuda"),
-        bf16=True,
-        fp16=False,
-        optim="adamw_torch",
-        trust_remote_code=False,
-        model_init_kwargs={"dtype": "bfloat16"} if lora else None,
-    )
-    sizes = model_sizes(config, args, peft)
-    tokens_per_pack = default_tokens_per_pack(config, args, rounded=None)
-    load = Load(
-        prompts=PROMPTS,
-        num_generations=GENERATIONS,
-        prompt_tokens=PROMPT_TOKENS,
-        completion_tokens=COMPLETION_TOKENS,
-        tokens_per_pack=tokens_per_pack,
-        checkpointing=4 * tokens_per_pack < PROMPT_TOKENS + COMPLETION_TOKENS,
-    )
-    kind = kind_of("cuda")
-    adapter = 2 * sizes.trained_bytes + optimizer_bytes(args, sizes) if lora else 0  # whole on every device
-    divided = sizes.weight_bytes if lora else sizes.weight_bytes + sizes.trained_bytes + optimizer_bytes(args, sizes)
-    whole = 2 * sizes.num_parameters
-    sampling = sampling_bytes(sizes, load, kind, rounded=False) // (1 if lora else 2)  # the cache is in bfloat16
-    training = activations_bytes(config, args, sizes, load, rounded=None)
+HEADER = (
+    "| model | trained | tokens a pack | one device | DDP, each | FSDP2 of 8, each | FSDP2 of 16, each | a step |",
+    "|---|---|---|---|---|---|---|---|",
+)
 
-    def peak(count: int) -> float:
-        fixed = kind.runtime_bytes + kind.working_bytes + adapter
-        if count == 1:  # autocast casts one weight at a time
-            return fixed + divided + max(sampling, training)
-        layers = 2 * whole / sizes.num_layers  # this one, and the next on its way
-        return fixed + divided / count + max(whole + sampling, layers + training)
 
-    count = next((n for n in COUNTS if peak(n) <= DEVICE_BYTES), None)
-    tokens = PROMPTS * (PROMPT_TOKENS + GENERATIONS * MEAN_TOKENS)
-    packs = max(1, tokens / load.pack_tokens)
-    moved = whole + packs * (2 * whole + (0 if lora else 4 * sizes.num_parameters))
-    step = max(sizes.num_layers * LAYER_SECONDS, whole / BANDWIDTH)
-    return Row(
-        model=name,
-        trained="LoRA r=16, bfloat16 base" if lora else "all weights, float32",
-        count=count,
-        peak_bytes=peak(count or COUNTS[-1]),
-        generate_seconds=COMPLETION_TOKENS * step,
-        train_seconds=(4 if lora else 6) * sizes.num_parameters * tokens / FLOPS,
-        gather_seconds=0.0 if count == 1 else moved / LINK,
-    )
+def row(model: Model) -> str:
+    """One line of the table."""
+    ways = [way for way in WAYS if model.trained != "qlora" or way[0] != "fsdp2"]
+    peaks = {way: peak_bytes(model, *way) for way in ways}
+    counts = (ranks for (division, ranks), peak in peaks.items() if peak <= DEVICE_BYTES and division != "ddp")
+    fewest = next(counts, None)
+    step = "" if fewest is None else f"{seconds(model, fewest)} on {fewest}"
+    packed = f"{model.load.tokens_per_pack:,}{' *' if model.load.checkpointing else ''}"
+    cells = " | ".join(_cell(peaks.get(way)) for way in WAYS)
+    return f"| {model.name} | {NAMES[model.trained]} | {packed} | {cells} | {step} |"
+
+
+def _cell(peak: float | None) -> str:
+    """Gigabytes; in brackets where they do not fit."""
+    if peak is None:
+        return "-"
+    text = f"{peak / 1e9:.0f} GB"
+    return text if peak <= DEVICE_BYTES else f"({text})"
+
+
+def full_depth() -> str:
+    """The smallest model at its full depth, beside the line through two and three layers."""
+    model = Model("0.5B", "full")
+    tokens = model.load.tokens_per_pack
+    whole = track(model.config, trained="full", tokens_per_pack=tokens, layers=None).total
+    line = track(model.config, trained="full", tokens_per_pack=tokens).total
+    return f"0.5B, all 24 layers: {whole / 1e9:.2f} GB; by 2 and 3 layers: {line / 1e9:.2f} GB"
 
 
 def main() -> None:
     """Print the table."""
-    print("| model | trained | devices of 80 GB, at least | peak of each | a step: generate + train + gather | how |")
-    print("|---|---|---|---|---|---|")
-    for lora in (True, False):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trained", nargs="*", default=list(NAMES), choices=NAMES, help="only these rows")
+    parser.add_argument("--full-depth", action="store_true", help="check the line through few layers instead")
+    chosen = parser.parse_args()
+    if chosen.full_depth:
+        print(full_depth())
+        return
+    print(*HEADER, sep="\n", flush=True)
+    for trained in chosen.trained:
         for name in SHAPES:
-            print(row(name, lora=lora).markdown())
+            print(row(Model(name, trained)), flush=True)
 
 
 if __name__ == "__main__":

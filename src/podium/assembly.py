@@ -462,16 +462,26 @@ def round_down(count: int) -> int:
     return count // unit * unit
 
 
-def activation_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, *, rounded: bool | None) -> int:
+def activation_bytes_per_token(
+    config: PretrainedConfig, args: GRPOConfig, *, rounded: bool | None, half_weights: bool = False
+) -> int:
     """What a token keeps in one layer for the backward: vectors of the width and of the inner width, in bytes.
 
-    `rounded`: whether `ProductPrecision` rounds products to bfloat16; None where it is not used.
+    `rounded`: whether `ProductPrecision` rounds products to bfloat16; None where it is not used. `half_weights`:
+    whether what passes from layer to layer is in half precision, as the weights under an adapter are.
     """
     text = config.get_text_config()
     width = text.hidden_size
     inner = getattr(text, "intermediate_size", None) or 4 * width
     if rounded is None:
-        return (12 * width + 4 * inner) * (2 if args.bf16 or args.fp16 else 4)
+        attention = text.num_attention_heads * (getattr(text, "head_dim", None) or width // text.num_attention_heads)
+        if half_dtype(args) is None:
+            return 24 * width + 20 * attention + 16 * inner
+        # Autocast: in each of two norms the input in float32, before and after it is divided by its size, and a rounded
+        # copy of the output for each of five products; half-precision inputs are wide only once, as the norm's own copy.
+        # In attention rounded queries, keys and values for every head, and outputs before and after they are put in
+        # order.
+        return (18 if half_weights else 26) * width + 10 * attention + 8 * inner
     # counted on Llama's layers; see models.lean for what they keep
     return 25 * width + 4 * inner if rounded else 31 * width + 12 * inner
 

@@ -19,17 +19,22 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from podium.assembly import activation_bytes_per_token, default_tokens_per_pack, plan_of
+from podium.assembly import activation_bytes_per_token, default_tokens_per_pack, half_dtype, plan_of
 from podium.config import GRPOConfig
 from podium.devices import DeviceKind, kind_of
 from podium.machine import group_memory
 from podium.precision import NARROW, can_pack, families_of, rounds_products
 
 KEPT_BESIDES = 1.15
-"""Activations over those that `activation_bytes_per_token` counts: gathered keys and values, masks, graph nodes."""
+"""Activations over those that `activation_bytes_per_token` counts, on a CPU: gathered keys and values, masks, graph
+nodes. Of a GPU see `gathered_bytes_per_token`."""
 
 HEAD_BLOCKS = 3
 """Blocks of logits alive at once: the logits, their gradient, and its rounded copy."""
+
+UNLOOKED_HEAD_BLOCKS = 3.25
+"""The same where the host does not look whether they are finite: logits, exponentials, these times the logits, and a
+byte an element that says which exponentials are 0."""
 
 OPTIMIZER_BYTES: Mapping[str, int] = {
     "adamw_torch": 8,
@@ -73,7 +78,7 @@ class Sizes:
     """Outputs of all adapter matrices: each is kept in float32 beside the layer's own."""
     vocabulary: int
     cache_bytes_per_token: int
-    """Keys and values of one token in all layers, in float32 on a CPU, else in the weights' type."""
+    """Keys and values of one token in all layers, in float32 on a CPU, else as attention computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,12 @@ class Load:
         rollout = self.prompt_tokens + self.completion_tokens
         return min(share, max(self.tokens_per_pack, 2 * self.prompt_tokens, rollout))
 
+    @property
+    def predicting_tokens(self) -> int:
+        """Of these, those that predict a trained token: all but a prompt's, whose last one does."""
+        completions = self.num_generations * (self.completion_tokens - 1)
+        return -(-self.pack_tokens * (completions + 1) // (completions + self.prompt_tokens))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
@@ -105,7 +116,8 @@ class MemoryEstimate:
     runtime_bytes: int
     weights_bytes: int
     rounded_bytes: int
-    """bfloat16 copies of weights (CPU, `product_precision`)."""
+    """Copies of float32 weights in half precision: our own (CPU, `product_precision`), or autocast's, which live as
+    long as its context: that of sampling, and that of all packs of a step."""
     reference_bytes: int
     copy_bytes: int
     """What `async_rollouts` samples from, on this device."""
@@ -211,7 +223,7 @@ def estimate_memory(
             num_trained=sizes.num_trained,
             runtime_bytes=(kind.runtime_bytes if runtime_bytes is None else runtime_bytes) + kind.working_bytes,
             weights_bytes=sizes.weight_bytes,
-            rounded_bytes=2 * sizes.num_wide if rounded else 0,
+            rounded_bytes=2 * sizes.num_wide if rounded or _casts(args) else 0,
             reference_bytes=sizes.weight_bytes if args.beta and peft_config is None else 0,
             copy_bytes=sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0) if overlaps else 0,
             gradients_bytes=sizes.trained_bytes,
@@ -264,6 +276,11 @@ def _rounds(args: GRPOConfig) -> bool | None:
     return rounds_products(args.product_precision)
 
 
+def _casts(args: GRPOConfig) -> bool:
+    """Whether autocast rounds float32 weights."""
+    return kind_of(args.device).autocast and half_dtype(args) is not None
+
+
 # ---- the model ----
 
 
@@ -277,7 +294,7 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     weight = max(parameters, key=nn.Parameter.numel)
-    cached = weight.element_size() if kind_of(args.device).half_attention else 4
+    cached = (2 if _casts(args) else weight.element_size()) if kind_of(args.device).half_attention else 4
     return Sizes(
         num_parameters=sum(p.numel() for p in parameters),
         num_trained=sum(p.numel() for p in trained),
@@ -308,7 +325,8 @@ def _rounded_weights(model: Any) -> frozenset[int]:
 
 def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None) -> nn.Module:
     """The model with its adapter, every tensor without storage."""
-    dtype = (args.model_init_kwargs or {}).get("dtype") or torch.float32
+    frozen = (half_dtype(args) if peft_config is not None else None) or torch.float32
+    dtype = (args.model_init_kwargs or {}).get("dtype") or frozen
     if isinstance(dtype, str):
         dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
     with torch.device("meta"):
@@ -351,15 +369,38 @@ def activations_bytes(
 
     The thin products of an adapter keep their inputs in float32, whatever the wide ones do.
     """
-    tokens = load.pack_tokens
+    kind, tokens = kind_of(args.device), load.pack_tokens
     if rounded and sizes.num_trained < sizes.num_parameters / 2:
         rounded = False
-    one_layer = KEPT_BESIDES * activation_bytes_per_token(config, args, rounded=rounded)
-    one_layer += 4 * sizes.adapter_width / sizes.num_layers
-    kept = sizes.num_layers * one_layer
-    if load.checkpointing:
-        kept = sizes.num_layers * 4 * config.get_text_config().hidden_size + one_layer
-    return int(tokens * kept) + HEAD_BLOCKS * max(kind_of(args.device).logits_bytes, 64 * sizes.vocabulary)
+    one_layer: float = activation_bytes_per_token(config, args, rounded=rounded, half_weights=not sizes.num_wide)
+    if kind.autocast:
+        one_layer += gathered_bytes_per_token(config, args, load)
+    else:
+        one_layer = KEPT_BESIDES * one_layer + 4 * sizes.adapter_width / sizes.num_layers
+    inputs = sizes.num_layers * 4 * config.get_text_config().hidden_size
+    head = max(kind.logits_bytes, 64 * sizes.vocabulary)
+    if kind.immediate:
+        kept = inputs + one_layer if load.checkpointing else sizes.num_layers * one_layer
+        return int(tokens * kept) + HEAD_BLOCKS * head
+    logits = UNLOOKED_HEAD_BLOCKS * min(head, 4 * load.predicting_tokens * sizes.vocabulary)
+    if load.checkpointing:  # the head is done when the first layer is computed again
+        return int(tokens * inputs + max(tokens * one_layer, logits))
+    return int(tokens * sizes.num_layers * one_layer + logits)
+
+
+def gathered_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, load: Load) -> float:
+    """What a token of a completion keeps in one layer for its prompt, where a bucket of rows is one attention call.
+
+    Every row gathers its prompt's keys and values for every head, and has a mask over them, of which the
+    memory-efficient kernel keeps a copy of its own in every layer unless the number of keys is a multiple of eight.
+    """
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
+    size = 4 if half_dtype(args) is None else 2
+    return size * (
+        2 * width * load.prompt_tokens / load.completion_tokens + load.prompt_tokens + load.completion_tokens
+    )
 
 
 def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
