@@ -478,7 +478,7 @@ def activation_bytes_per_token(
         if half_dtype(args) is None:
             return 24 * width + 20 * attention + 16 * inner
         # Autocast: in each of two norms the input in float32, before and after it is divided by its size, and a rounded
-        # copy of the output for each of five products; half-precision inputs are wide only once, as the norm's own copy.
+        # copy of the output for each of five products; half-precision inputs are wide once, as the norm's own copy.
         # In attention rounded queries, keys and values for every head, and outputs before and after they are put in
         # order.
         return (18 if half_weights else 26) * width + 10 * attention + 8 * inner

@@ -307,7 +307,11 @@ def kept_for_backward(monkeypatch: pytest.MonkeyPatch, trained: str) -> Callable
     return backward
 
 
-CASES = [(kind, trained) for kind in KINDS for trained in TRAINED]
+CASES = [
+    pytest.param(kind, trained, marks=[pytest.mark.slow] if trained == "lora" and kind != "llama" else [])
+    for kind in KINDS
+    for trained in TRAINED
+]
 
 
 @pytest.mark.parametrize(("kind", "trained"), CASES)

@@ -41,7 +41,7 @@ def estimated(folder: Path, name: str, trained: Trained, *, checkpointing: bool)
 
 
 @pytest.mark.filterwarnings("ignore:Expected a tensor")  # the tracker's, of inputs that need no gradient
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trained", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("name", ["0.5B", "7B"])
 def test_the_estimate_is_what_is_allocated(name: str, trained: Trained, checkpointing: bool, tmp_path: Path) -> None:
