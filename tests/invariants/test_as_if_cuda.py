@@ -18,7 +18,7 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from podium import forward
+from podium import config, forward
 from podium.cli.train import run as train
 from podium.engines.live import engine as live
 from podium.engines.live.cache import Decode
@@ -121,6 +121,35 @@ def test_looking_every_eighth_token_draws_what_looking_at_each_does(
         for mine, theirs in zip(one.completions, other.completions, strict=True):
             assert mine.token_ids == theirs.token_ids
             np.testing.assert_allclose(mine.logps, theirs.logps, atol=1e-4)
+
+
+# ---- cards without units for bfloat16 ----
+
+
+@pytest.mark.parametrize(("asked", "half"), [(None, True), (True, True), (False, False)])
+def test_without_bfloat16_units_float16_is_used_and_said(
+    asked: bool | None, half: bool, make_trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a T4 or V100, where torch says that it has bfloat16, and emulates it."""
+    monkeypatch.setattr(config, "has_bfloat16", lambda: False)
+    trainer = make_trainer(max_steps=1, prove_first_batch=True, bf16=asked)
+    assert (trainer.args.fp16, trainer.args.bf16) == (half, False)
+    assert ("no bfloat16 units" in caplog.text) == half
+    assert ("in place of bf16: true" in caplog.text) == (asked is True)
+    trainer.train()
+
+
+def test_a_scale_of_the_loss_that_overflows_at_first_stops_nothing(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes down in the proof, as it would by skipped steps."""
+    scaler = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: scaler(device, init_scale=2.0**40))
+    trainer = make_trainer(max_steps=3, prove_first_batch=True, fp16=True)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train()
+    assert trainer.accelerator.scaler.get_scale() < 2.0**40
+    assert any(not torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
 
 
 # ---- what autocast must not round ----

@@ -249,12 +249,22 @@ def trained(trainer: GRPOTrainer, batches: Sequence[MicroBatch], *, tokens_per_p
     trainer.args.top_entropy_quantile = 1.0
     clear_gradients(trainer.model)
     try:
-        loss = sum(float(trainer.training_step(trainer.model, batch)) for batch in batches)
-        scale = trainer.accelerator.num_processes * loss_scale(trainer)
-        return gradient_traces(trainer.model, scale), loss / trainer.accelerator.num_processes
+        traces, loss = _gradients(trainer, batches)
+        while loss_scale(trainer) > 1 and not all(math.isfinite(trace.norm) for trace in traces.values()):
+            # The scale of float16 starts high, and comes down by the steps that overflow.
+            trainer.accelerator.scaler.update(loss_scale(trainer) / 16)
+            clear_gradients(trainer.model)
+            traces, loss = _gradients(trainer, batches)
+        return traces, loss
     finally:
         trainer.parts, trainer.args.top_entropy_quantile, trainer.entropy = parts, quantile, entropy
         clear_gradients(trainer.model)
+
+
+def _gradients(trainer: GRPOTrainer, batches: Sequence[MicroBatch]) -> tuple[Traces, float]:
+    loss = sum(float(trainer.training_step(trainer.model, batch)) for batch in batches)
+    scale = trainer.accelerator.num_processes * loss_scale(trainer)
+    return gradient_traces(trainer.model, scale), loss / trainer.accelerator.num_processes
 
 
 def loss_scale(trainer: GRPOTrainer) -> float:
