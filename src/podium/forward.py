@@ -145,6 +145,8 @@ def head_logps(
     weight_VD = head.weight
     chunk = max(16, kind_of(hidden_PD.device).logits_bytes // (4 * weight_VD.shape[0]))
     factor_VD = product_weight(head, hidden_PD).detach()
+    if hasattr(weight_VD, "ds_id"):  # of ZeRO-3, which gives a weight away after the forward
+        factor_VD = factor_VD.clone()
     bias_V = getattr(head, "bias", None)
     logps_N, entropy_P = ChunkedLogps.apply(hidden_PD, weight_VD, factor_VD, bias_V, places, target_N, adjust, chunk)
     return logps_N, entropy_P[places.row_N]

@@ -83,7 +83,7 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
     """Refuse what cannot work; make every process read the weights where one of them could not hand them on.
 
     Raises:
-        ConfigError: FSDP 1; full training with a reference under ZeRO-3; a copy of weights that are divided;
+        ConfigError: FSDP 1; all weights trained under ZeRO-3; a copy of weights that are divided;
             vLLM under ZeRO-3.
     """
     if args.world_size > 1 and fsdp_version(args) == 1:
@@ -103,10 +103,11 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
             code="C014",
             fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out.",
         )
-    if zero_stage(args) == 3 and args.beta and not adapter:
+    if zero_stage(args) == 3 and not adapter:
         raise ConfigError(
-            f"beta is {args.beta}: with all weights trained, the reference is a second model, which is not supported "
-            f"under ZeRO-3. Use FSDP2 (`--accelerate fsdp2`), ZeRO-2, an adapter, or beta 0."
+            "All weights are trained under ZeRO-3: the backward of the head needs a weight that ZeRO-3 has given away "
+            "by then. Use FSDP2 (`--accelerate fsdp2`), ZeRO-2, or an adapter.",
+            code="C014",
         )
     if adapter and fsdp_version(args) == 2:  # an adapter stays whole on every process
         disable_fsdp_ram_efficient_loading()

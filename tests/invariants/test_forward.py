@@ -412,3 +412,22 @@ def test_the_heads_gradient_of_a_half_precision_model_is_rounded_once() -> None:
         grads.append(weight_VD.grad.float())
     exact, whole, chunked = grads
     assert (chunked - exact).norm() < 1.1 * (whole - exact).norm()
+
+
+def test_a_head_whose_weight_is_given_away_after_the_forward_still_has_a_backward() -> None:
+    """As ZeRO-3 does with weights that stand on other processes."""
+    torch.manual_seed(0)
+    grads = []
+    for given_away in (False, True):
+        head = nn.Linear(16, 40, bias=False).requires_grad_(False)
+        head.weight.data = torch.linspace(-1, 1, 640).sin().view(40, 16)
+        hidden_ND = torch.linspace(-2, 2, 128).cos().view(8, 16).requires_grad_()
+        if given_away:
+            head.weight.ds_id = 0
+        places, config = Places.of(np.arange(8), "cpu"), tiny_model("llama").config
+        logps_N, _ = forward.head_logps(head, hidden_ND, places, torch.arange(8), config, 1.0)
+        if given_away:
+            head.weight.data.untyped_storage().resize_(0)
+        logps_N.sum().backward()
+        grads.append(hidden_ND.grad)
+    assert torch.equal(*grads)
