@@ -26,7 +26,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-latest test-vllm bench bench-generation bench-curves bench-scale bench-stages results lint health
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm bench bench-generation bench-curves bench-scale bench-stages results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,12 @@ test: .venv/.ok ## the tests, about 15 minutes on two cores
 
 test-slow: .venv/.ok ## the long ones: kills and resumes, whole runs
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow --timeout 3600
+
+# Processors of other kinds: fewer instructions for torch and for oneDNN, and emulated ones where qemu-user is installed.
+test-processors: .venv/.ok ## the tests as on older processors, and bf16 on each of them
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(MAKE) test
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow --timeout 3600 tests/system/test_processors.py
 
 # No pins but torch: the newest transformers 5 and TRL 1.
 test-latest: ## the tests with the newest transformers 5 and TRL 1, in .venv-latest
