@@ -493,7 +493,7 @@ def test_every_code_has_a_page_and_the_reverse() -> None:
     """W pages are of `podium reward test`, which finds more of them."""
     ours = {code for code in table.codes() if code[0] in "DCM"}
     pages = {code for code in rules.codes() if code[0] in "DC" or (code[0] == "M" and code < "M100")}
-    assert ours == pages
+    assert ours == pages - {"M024"}, "which a device says while training: tests/unit/test_out_of_memory.py"
 
 
 def test_every_case_and_rule_is_covered() -> None:
