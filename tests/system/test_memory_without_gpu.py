@@ -64,6 +64,7 @@ def test_the_estimate_is_what_is_allocated(name: str, trained: Trained, checkpoi
     assert estimate.activations_bytes + estimate.rounded_bytes == pytest.approx(found.activations, rel=0.15)
 
 
+@pytest.mark.slow
 def test_peaks_lie_on_a_line_through_two_depths() -> None:
     """So that a model of 80 layers need not be run at its full depth."""
     config = config_of("0.5B")

@@ -408,6 +408,7 @@ def test_a_server_that_is_silent(make: Callable, server: Any) -> None:
     assert "vllm_server_timeout" in message
 
 
+@pytest.mark.slow
 def test_a_server_that_is_slow_and_answers_is_waited_for(make: Callable, server: Any) -> None:
     """A round may take longer than `vllm_server_timeout`, as long as one answer after the other comes."""
     trainer = make(vllm_server_timeout=4.0, max_steps=1, per_device_train_batch_size=16)
