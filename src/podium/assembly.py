@@ -427,7 +427,7 @@ for logits, masks, the cache of the rows that are sampled and what the allocator
 
 
 def bytes_to_come(policy: nn.Module, args: GRPOConfig) -> int:
-    """What training adds to the weights that are loaded: gradients, Adam's states, autocast's casts, a reference."""
+    """Bytes that training adds to the loaded weights: gradients, Adam's states, autocast's casts, a reference."""
     parameters = list(policy.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in parameters)

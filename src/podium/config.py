@@ -80,7 +80,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         False,
         "its kernels replace the forward that Podium drives; the head is computed in chunks anyway",
     ),
-    "torch_compile": (False, "the head is replaced for every forward, so each of them would be compiled anew"),
+    "torch_compile": (False, "the head is replaced for every forward, so each of them would be compiled again"),
     "max_tool_calling_iterations": (None, "tools are not supported"),
     "log_multimodal": (True, "images are not supported, so there are none to leave out"),
     "transformers_continuous_batching_config": (None, "the live engine schedules by itself and takes no such settings"),

@@ -1,4 +1,4 @@
-"""How Podium computes on each kind of device: one table, read wherever a CPU and a GPU are treated differently.
+"""Computation on each kind of device: one table, read wherever a CPU and a GPU are treated differently.
 
 Kept in one place so that tests can put a GPU's row under `cpu` and run the GPU's branches without one.
 """
@@ -30,7 +30,7 @@ class DeviceKind:
     """Whether an operation is over when it returns, so that looking at its result costs nothing. On a GPU the host
     queues operations, and a look waits for all of them."""
     host_memory: bool
-    """Whether tensors live in the C allocator's memory, which is slow to get anew and must be told to shrink."""
+    """Whether tensors live in the C allocator's memory, which is slow to allocate again and must be told to shrink."""
     logits_bytes: int
     """Size of one float32 block of logits in the head: a processor's cache, or enough rows to fill a GPU."""
     drawn_bytes: int | None
@@ -38,11 +38,11 @@ class DeviceKind:
     max_rows: int
     """Completions decoding at once; more wait. Beyond this a CPU's products get no faster and the cache only grows."""
     activation_bytes: int
-    """What the activations of a pack may take where the free memory is not known."""
+    """Budget for the activations of a pack where the free memory is not known."""
     runtime_bytes: int
     """Python with torch, transformers and peft imported; on a GPU the context and the libraries' workspaces."""
     working_bytes: int
-    """What the first forwards add whatever their size: threads, compiled products, holes of the allocator."""
+    """Added by the first forwards whatever their size: threads, compiled products, holes of the allocator."""
 
 
 KINDS: dict[str, DeviceKind] = {

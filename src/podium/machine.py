@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, as affinity masks and control groups limit them.
+"""Cores and memory that this process may use, as affinity masks and control groups limit them.
 
 Containers are limited by control groups, which neither `os.cpu_count` nor torch looks at. Everything that cannot be
 found out is no limit.

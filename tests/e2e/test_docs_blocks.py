@@ -422,7 +422,8 @@ def test_what_other_programs_are_given_is_there(line: str) -> None:
         assert {extra for some in named for extra in some.split(",")} <= set(extras)
     elif program == "python" and rest[0] == "-m":
         module = ROOT / rest[1].replace(".", "/")
-        assert module.with_suffix(".py").exists() or (module / "__main__.py").exists() or rest[1] in ("podium", "pytest")
+        found = module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+        assert found or rest[1] in ("podium", "pytest")
     else:
         assert program in ("python", "bash", *LAUNCHERS), f"{LINES[line]}: {line}: mark it `<!-- not run: why -->`"
         assert files

@@ -25,8 +25,8 @@ _LANE_STEP = 32
 """Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""
 
 _LANE_FACTOR = 2
-"""Where memory is not the host's, lanes grow by this factor: every growth copies all, and leaves a hole of a size that
-the device's allocator is never asked for again."""
+"""On a GPU lanes grow by this factor: every growth copies all of them, and leaves a hole of a size that the allocator
+is never asked for again."""
 
 
 class Lanes:

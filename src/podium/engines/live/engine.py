@@ -48,12 +48,12 @@ class LiveEngine:
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
         """One group per prompt; see `engines.base.RolloutEngine`."""
         device = next(self.model.parameters()).device
-        most = self.max_rows or rows_that_fit(self.model, prompts, settings, device)
-        max_rows = min(most, len(prompts) * settings.num_completions)
-        schedule = Schedule(prompts, settings, max_rows, shared=kind_of(device).immediate)
         with contextlib.ExitStack() as inside:
             for context in (evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
                 inside.enter_context(context)
+            most = self.max_rows or rows_that_fit(self.model, prompts, settings, device)
+            max_rows = min(most, len(prompts) * settings.num_completions)
+            schedule = Schedule(prompts, settings, max_rows, shared=kind_of(device).immediate)
             if kind_of(device).autocast:
                 inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
             Round(self.model, schedule, device).run()
@@ -66,15 +66,18 @@ CACHE_SHARE = 0.6
 
 
 def rows_that_fit(model: nn.Module, prompts: Sequence[Prompt], settings: SamplingSettings, device: torch.device) -> int:
-    """Completions that may decode at once: what their keys, values and logits find room for, and no more than pays."""
+    """Completions that may decode at once: those whose keys, values and logits fit, and no more than pays.
+
+    Call it in the context in which the model computes: autocast halves what is kept.
+    """
     most, free = kind_of(device).max_rows, free_bytes(device)
     if free is None:
         return most
     config = unwrap(model).config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    element = 4 if next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled("cuda") else 2
-    a_token = 2 * element * config.num_hidden_layers * heads * width
+    wide = next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(device.type)
+    a_token = 2 * (4 if wide else 2) * config.num_hidden_layers * heads * width
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
     a_row = a_token * (settings.max_tokens + longest / settings.num_completions) + 3 * 4 * config.vocab_size
     return max(settings.num_completions, min(most, int(CACHE_SHARE * free / a_row)))
