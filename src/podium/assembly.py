@@ -422,8 +422,8 @@ def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, precision: Prec
 
 
 USED_SHARE = 0.7
-"""Of the memory that stays free beside weights and states: the share that a pack's activations may take. The rest is
-for logits, masks, the cache of the rows that are sampled and what the allocator cannot use."""
+"""Share of the memory left beside weights and states that a pack's activations may take. The rest is for logits,
+attention masks, the key/value cache and fragmentation."""
 
 
 def bytes_to_come(policy: nn.Module, args: GRPOConfig) -> int:

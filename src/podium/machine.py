@@ -14,7 +14,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 GROUPS = Path("/sys/fs/cgroup")
-"""Where Linux shows the control group of this process."""
+"""Directory in which Linux shows the control group of this process."""
 
 
 def cores() -> int:

@@ -48,14 +48,14 @@ def held_by(model: nn.Module, optimizer: Any) -> dict[str, int]:
 
 
 def smaller_packs(tokens_per_pack: int, *, checkpointing: bool) -> str:
-    """What to type when activations were too many."""
+    """Setting to type when activations did not fit."""
     if tokens_per_pack >= 2 * LEAST_PACK:
         return as_line("tokens_per_pack", tokens_per_pack // 2)
     return as_line("max_completion_length", "a smaller number") if checkpointing else "gradient_checkpointing: true"
 
 
 def fewer_rows(batch: int, group: int) -> str:
-    """What to type when too many completions were sampled at once."""
+    """Setting to type when too many completions were sampled at once."""
     smaller = batch // 2 // group * group
     if smaller:
         return as_line("per_device_train_batch_size", smaller) + ", with gradient_accumulation_steps twice as large"
@@ -67,7 +67,7 @@ def _bytes(x: Tensor) -> int:
 
 
 def _of_device() -> str:
-    """How much there is, where torch can tell."""
+    """Free and total memory of the GPU as part of a sentence; empty where torch cannot tell."""
     if not torch.cuda.is_available():
         return ""
     free, total = torch.cuda.mem_get_info()

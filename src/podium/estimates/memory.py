@@ -102,7 +102,7 @@ class Load:
 
     @property
     def predicting_tokens(self) -> int:
-        """Of these, those that predict a trained token: all but a prompt's, whose last one does."""
+        """Tokens of a pack that predict a trained token: those of completions, and the last one of each prompt."""
         completions = self.num_generations * (self.completion_tokens - 1)
         return -(-self.pack_tokens * (completions + 1) // (completions + self.prompt_tokens))
 
@@ -389,7 +389,7 @@ def activations_bytes(
 
 
 def gathered_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, load: Load) -> float:
-    """What a token of a completion keeps in one layer for its prompt, where a bucket of rows is one attention call.
+    """Bytes kept per completion token and layer for its prompt, where a bucket of rows is one attention call.
 
     Every row gathers its prompt's keys and values for every head, and has a mask over them, of which the
     memory-efficient kernel keeps a copy of its own in every layer unless the number of keys is a multiple of eight.

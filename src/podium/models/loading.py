@@ -41,9 +41,9 @@ class LoadSettings:
     init_kwargs: dict[str, Any]
     """To `from_pretrained`. A `dtype` in it is that of all weights."""
     frozen_dtype: torch.dtype = torch.float32
-    """Of weights that an adapter leaves frozen, unless a `dtype` is asked for; trained weights are float32."""
+    """Type of the frozen weights under an adapter, unless a `dtype` is given; trained weights are float32."""
     device: torch.device | None = None
-    """Where weights are loaded to at once; None: to the CPU, from where they are divided or moved."""
+    """Device onto which weights are loaded directly; None: the CPU, from which they are sharded or moved."""
     trust_remote_code: bool = False
     quantization_config: Any = None
     peft_config: PeftConfig | None = None

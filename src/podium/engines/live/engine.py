@@ -62,7 +62,7 @@ class LiveEngine:
 
 
 CACHE_SHARE = 0.6
-"""Of the memory that is free when sampling begins: what keys, values and logits of the running rows may take."""
+"""Share of the memory free when sampling begins that keys, values and logits of the running rows may take."""
 
 
 def rows_that_fit(model: nn.Module, prompts: Sequence[Prompt], settings: SamplingSettings, device: torch.device) -> int:
