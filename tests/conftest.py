@@ -32,7 +32,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Examples of an optional package need it."""
+    """Give tests of defects their line; skip examples of an optional package without it."""
+    for item in items:
+        for marker in item.iter_markers("defect"):
+            item.user_properties.append(("defect", ": ".join(marker.args)))
     if importlib.util.find_spec("reasoning_gym") is None:
         for item in items:
             if item.nodeid.endswith("podium.data.gym.gym_rows"):
@@ -65,6 +68,12 @@ def _trainer_loaded() -> None:
 def tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with a ChatML template."""
     return tiny_tokenizer()
+
+
+@pytest.fixture
+def now(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """`now(text)`: what happens now, for the table that `python -m tests.defects` prints."""
+    return lambda text: record_property("now", text)
 
 
 @pytest.fixture
