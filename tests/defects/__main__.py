@@ -43,7 +43,7 @@ def main() -> int:
     print("| defect | what was done | case | now | test |\n|---|---|---|---|---|")
     for line, about in lines.items():
         rows = sorted(set(cases.get(line, []))) or [
-            ("", about.get("left") and "not here" or "MISSING", about.get("left", ""))
+            ("", (about.get("left") and "not here") or "MISSING", about.get("left", ""))
         ]
         for case, outcome, now in rows:
             bad += outcome not in ("ok", "skipped", "not here")
