@@ -12,6 +12,7 @@ PYTEST_FLAGS ?= -n 2 --dist loadfile
 RECIPE ?= quickstart
 BENCH ?=
 VLLM_ENV ?= .venv-vllm
+DIST ?= dist
 
 BIN := .venv/bin
 PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
@@ -26,7 +27,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm bench bench-generation bench-curves bench-scale bench-stages results lint health
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm docs dist bench bench-generation bench-curves bench-scale bench-stages results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +72,16 @@ test-vllm: .venv/.ok $(VLLM_ENV)/bin/vllm ## use_vllm against a real vLLM server
 
 $(VLLM_ENV)/bin/vllm:
 	TORCH_FLAGS="$(TORCH_FLAGS)" sh tests/vllm/install.sh $(VLLM_ENV) $(PY)
+
+docs: ## the documentation as a searchable site, in build/site
+	test -x .venv-docs/bin/mkdocs || { $(PY) -m venv .venv-docs && .venv-docs/bin/pip install -r requirements/docs.txt; }
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build -f website/mkdocs.yml
+
+# The wheel is installed into an empty environment and used outside of the checkout.
+dist: .venv/.ok ## wheel and sdist in dist/, and one training step with the wheel alone
+	$(BIN)/pip install build
+	$(BIN)/python -m build --outdir $(DIST) .
+	sh tests/machines/wheel.sh $(DIST) "$(TORCH)" "$(BUILTIN_MODEL)" "$(PINS)"
 
 lint: .venv/.ok ## ruff and mypy
 	$(BIN)/ruff check .

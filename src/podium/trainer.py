@@ -55,7 +55,8 @@ class GRPOTrainer(SavesWhole):
         eval_dataset: the same, or a dict of them.
         processing_class: the tokenizer; None: the model's.
         reward_processing_classes: tokenizers of the reward models.
-        callbacks, optimizers: as in `Trainer`.
+        callbacks: as in `Trainer`.
+        optimizers: as in `Trainer`.
         quantization_config: used when `model` is a name.
         peft_config: trains a new adapter.
 
