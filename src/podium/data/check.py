@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from podium.data.columns import RESERVED, as_flags, likely
 from podium.data.row import TEXT_ONLY, check_row, listed, no_template, rename, row_problem
 from podium.errors import DataError
 from podium.records import Finding
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from podium.data.prompts import PromptBuilder
 
 logger = logging.getLogger(__name__)
-
-RESERVED_COLUMNS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
-"""Names under which reward functions get something else."""
 
 _SERVICES = ("trainer_state", "log_extra", "log_metric")
 
@@ -124,23 +122,22 @@ def _for_codes(codes: Iterable[str]) -> str:
     return f" ({', '.join(codes)})"
 
 
-def column_problems(columns: Sequence[str], name: str) -> list[Finding]:
-    """What is wrong with the columns of a dataset."""
-    findings = []
+def column_problems(columns: Sequence[str], name: str, *, by_keys: bool = False) -> list[Finding]:
+    """What is wrong with the columns of a dataset; `by_keys`: it is cured by keys of a recipe, else in Python."""
+    findings, taken = [], set[str | None]()
     if "prompt" not in columns:
-        findings.append(
-            row_problem("D001", None, f"no `prompt` column; the columns are {listed(columns)}", rename(columns, name))
-        )
-    findings += [
-        row_problem(
-            "D021" if column in _SERVICES else "D020",
-            None,
-            f"column `{column}` has a name that is reserved for what reward functions get",
-            f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")',
-        )
-        for column in RESERVED_COLUMNS
-        if column in columns
-    ]
+        fix = as_flags(columns) if by_keys else rename(columns, name)
+        what = f"no `prompt` column; the columns are {listed(columns)}"
+        findings.append(row_problem("D001", None, what, fix))
+        taken = set(likely(columns))  # a template takes these away
+    for column in (each for each in RESERVED if each in columns and each not in taken):
+        fix = f"name it otherwise in the data: `dataset_{column}`"
+        if column == "completions" and "answer" not in columns:
+            fix = 'answer: "{completions}"; or ' + fix
+        if not by_keys:
+            fix = f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")'
+        what = f"column `{column}` has a name that is reserved for what reward functions get"
+        findings.append(row_problem("D021" if column in _SERVICES else "D020", None, what, fix))
     findings += [
         row_problem("D036", None, f"column `{column}` holds images", TEXT_ONLY)
         for column in IMAGE_COLUMNS

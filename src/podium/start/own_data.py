@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.data.columns import ANSWERS, QUESTIONS
+from podium.data.columns import ANSWERS, QUESTIONS, named
 from podium.errors import ConfigError
 from podium.extract import last_number
 from podium.start.choices import TASKS
@@ -89,8 +89,8 @@ def look_at(name: str) -> OwnData:
     rows, _ = load_data(DataSpec(dataset=name, use_test_split="no"))
     first = list(itertools.islice(rows, LOOKED_AT))
     columns = list(first[0]) if first else list(rows.column_names or ())
-    answer = _named(columns, ANSWERS)
-    question = _named([column for column in columns if column != answer], QUESTIONS)
+    answer = named(columns, ANSWERS)
+    question = named([column for column in columns if column != answer], QUESTIONS)
     if question is None:
         raise ConfigError(
             f"{name}: which column is the question? It has {', '.join(columns) or 'none'}; none is named "
@@ -112,12 +112,6 @@ def from_folder(name: str, folder: Path) -> str:
     if not path.exists() or path.is_absolute() or name.startswith("~"):
         return name
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-
-
-def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """The column with the first of these names, capitals aside."""
-    spelled = {column.casefold(): column for column in columns}
-    return next((spelled[name] for name in names if name in spelled), None)
 
 
 def _is_object(answer: Any) -> bool:
