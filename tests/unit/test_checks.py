@@ -232,7 +232,7 @@ DATA = [
     Case(code="D050", keys={"dataset": "openai/gsm8k"}, says=("openai/gsm8k (7,473 rows", "the hub cannot be reached", "were not checked"), cure="podium check", severity="warning"),
     Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl", "column `image` holds images"), cure="text only"),
     Case(code="D037", rows=[*ROWS, {"prompt": "x=", "answer": "so " * 20}], says=("1 values of `answer`", "max_completion_length 16", "row 40: 60 tokens"), cure="max_completion_length: 60", severity="warning"),
-    Case(code="D038", keys={"dataset": "builtin:additions", "dataset_train_split": "validation"}, says=("no split `validation`, but train, test",), cure="Set `dataset_train_split`"),
+    Case(code="D038", keys={"dataset": "builtin:additions", "dataset_train_split": "validation"}, says=("no split `validation`, but train, test",), cure="dataset_train_split: train"),
     Case(code="D039", keys={"dataset": "rows.xls"}, files={"rows.xls": "x"}, says=("rows.xls is not a kind of file that is read",), cure="dataset: rows.jsonl"),
     Case(code="D041", rows=[*ROWS, {"prompt": " 3+1= ", "answer": "5"}, {"prompt": "4+1=", "answer": "5.0"}], says=("1 rows have another answer than an earlier row", "row 40: `5`, row 3: `4`"), cure="correct the wrong rows", severity="warning"),
     Case(code="D042", rows=bad([{"role": "system", "content": "2+1="}]), says=("1 conversations have system messages alone (row 40)",), cure='{"role": "user"', severity="warning"),

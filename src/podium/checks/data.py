@@ -12,7 +12,7 @@ import numpy as np
 from podium.assembly import plan_of
 from podium.checks.rows import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.checks.setup import Setup
-from podium.data.check import column_problems, continued, mixed, no_rows, overlong, too_few
+from podium.data.check import column_problems, continued, mixed, no_rows, overlong, stream_problems, too_few
 from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT, no_template
 from podium.data.templates import parse
@@ -114,8 +114,8 @@ def shapes(setup: Setup) -> Iterator[Finding]:
 
 _CURES = {
     "D013": "chat: true",
-    "M004": "model: an instruct model, whose tokenizer has one; for prompts that are texts: leave out `chat`, `system` and "
-    "`examples`",
+    "M004": "model: an instruct model, whose tokenizer has one; without `chat`, `system` and `examples` texts stay "
+    "plain",
 }
 """By code, the cure by keys of a recipe."""
 
@@ -203,6 +203,14 @@ def enough(setup: Setup) -> Iterator[Finding]:
     dropped = train.counts.long_rows.count if setup.args.overlong_prompts == "drop" else 0
     left = train.counts.num_rows - dropped
     yield from _named(train, too_few(left, dropped, plan_of(setup.args).prompts_per_round))
+
+
+def streams(setup: Setup) -> Iterator[Finding]:
+    """Settings that ask for more than a stream can give."""
+    streamed = bool(setup.given.get("dataset_streaming") or setup.given.get("streaming"))
+    is_stream = [streamed or survey.source.is_stream for survey in _surveys(setup)]
+    if setup.args is not None and any(is_stream):
+        yield from stream_problems(setup.args, train=setup.train is not None and is_stream[0])
 
 
 def repeats(setup: Setup) -> Iterator[Finding]:
@@ -296,7 +304,7 @@ def _without_nulls(setup: Setup, name: str) -> str:
         return f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)'
     names = _asking_columns(setup, name)
     if setup.given.get("answer_from") and name == "answer":
-        return f"correct `answer_from` or these rows, or leave such rows out: delete them in the data"
+        return "correct `answer_from` or these rows, or leave such rows out: delete them in the data"
     return f"leave such rows out: filter: {names[0]} != ''"
 
 

@@ -22,7 +22,6 @@ from podium.data.files import csv_columns, file_rows, kind_of, unusual
 from podium.data.prompts import PromptBuilder, most_tokens
 from podium.data.row import check_row, text_of
 from podium.data.selection import plain
-from podium.errors import DataError
 from podium.records import Finding
 from podium.rewards.resolve import GOLD
 

@@ -143,6 +143,7 @@ RULES: tuple[Rule, ...] = (
     Rule(data.unasked_in_chat, {"D045": WARNING}),
     Rule(data.room, {"D015": WARNING}),
     Rule(data.enough, {"D022": ERROR, "D023": ERROR}),
+    Rule(data.streams, {"C030": ERROR}),
     Rule(data.repeats, {"D016": WARNING, "D041": WARNING}),
     Rule(data.leaks, {"D017": WARNING}),
     Rule(data.unusable_answers, {"D018": ERROR}),

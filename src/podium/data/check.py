@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from podium.data.columns import RESERVED, as_flags, likely
 from podium.data.row import TEXT_ONLY, check_row, listed, no_template, rename, row_problem
-from podium.errors import DataError
+from podium.errors import ConfigError, DataError
 from podium.records import Finding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from podium.config import GRPOConfig
     from podium.data.prompts import PromptBuilder
 
 logger = logging.getLogger(__name__)
@@ -306,6 +307,38 @@ def too_few(num_left: int, dropped: int, num_needed: int | None) -> list[Finding
             "generation_batch_size / num_generations prompts",
         )
     ]
+
+
+def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
+    """What settings ask of a dataset that a stream cannot give; `train`: it is trained on, else evaluated."""
+    if train and args.max_steps <= 0:
+        what = "max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted"
+        yield Finding(code="C030", severity="error", what=what, fix="max_steps: 500")
+    if train and args.dynamic_sampling:
+        what = "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer"
+        yield Finding(code="C030", severity="error", what=what, fix="dataset_streaming: false")
+    if getattr(args.accelerator_config, "dispatch_batches", None):
+        what = "Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`"
+        yield Finding(code="C030", severity="error", what=what, fix="accelerator_config: {dispatch_batches: false}")
+
+
+def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
+    """TRL's settings of accelerate and of dataloaders for streams. Raises `ConfigError` for what a stream cannot give.
+
+    Podium reads a stream itself, in order; the settings are for whoever asks the arguments, or gets a dataloader.
+    """
+    others = evaluation.values() if isinstance(evaluation, Mapping) else [evaluation]
+    if not any(each is not None and _is_stream(each) for each in (train, *others)):
+        return
+    for problem in stream_problems(args, train=_is_stream(train)):
+        raise ConfigError(f"{problem.what}.", code=problem.code, fix=problem.fix)
+    args.accelerator_config.dispatch_batches = False
+    if _is_stream(train) and args.dataloader_num_workers:
+        logger.warning(
+            "Iterable datasets require `dataloader_num_workers=0`; the %d that were set are left out.",
+            args.dataloader_num_workers,
+        )
+        args.dataloader_num_workers = 0
 
 
 def _is_stream(dataset: Any) -> bool:

@@ -165,7 +165,9 @@ class Columns:
                     if not isinstance(example, Mapping) or example.get(column) is None:
                         has = _listed(example) if isinstance(example, Mapping) else f"`{example}`"
                         written = getattr(self, key) is not None
-                        named = f"which `{key}` names" if written else f"its {'answer' if key == 'answer' else 'question'}"
+                        named = (
+                            f"which `{key}` names" if written else f"its {'answer' if key == 'answer' else 'question'}"
+                        )
                         other = "" if written else f', or name its column: {key}: "{{COLUMN}}"'
                         return DataError(
                             f"`examples`: number {number} has no `{column}`, {named}; it has {has}.",

@@ -22,8 +22,8 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
 from io import TextIOWrapper
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
@@ -49,10 +49,10 @@ KINDS: Mapping[str, str] = {
 }
 """By suffix, how a file is read."""
 
-_OPENERS: Mapping[str, tuple[bytes, Callable[[Path], IO[bytes]]]] = {
-    "gzip": (b"\x1f\x8b", lambda path: cast(IO[bytes], gzip.open(path))),
-    "bzip2": (b"BZh", lambda path: cast(IO[bytes], bz2.open(path))),
-    "xz": (b"\xfd7zXZ", lambda path: cast(IO[bytes], lzma.open(path))),
+_OPENERS: Mapping[str, tuple[bytes, Callable[[Path], Any]]] = {
+    "gzip": (b"\x1f\x8b", gzip.GzipFile),
+    "bzip2": (b"BZh", bz2.BZ2File),
+    "xz": (b"\xfd7zXZ", lzma.LZMAFile),
 }
 """By compression: how such a file begins, and how it is opened."""
 
@@ -132,7 +132,7 @@ def form_of(path: Path) -> Form:
         raise DataError(what, code="D030", fix=f"write it again: pandas.DataFrame(rows).to_parquet('{path}')")
     compression = next((name for name, (magic, _) in _OPENERS.items() if start.startswith(magic)), "")
     if compression:
-        with _readable(path), _OPENERS[compression][1](path) as stream:
+        with _readable(path), _opened(path, compression) as stream:
             start = stream.read(256)
     return Form(kind, compression, _encoding(start))
 
@@ -249,11 +249,12 @@ def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
         DataError: a file that cannot be read, or has no row.
     """
     form = form_of(path)
-    number = 0
+    empty = True
     with _readable(path):
-        for number, numbered in enumerate(_READERS[form.kind](path, form), start=1):
+        for numbered in _READERS[form.kind](path, form):
+            empty = False
             yield numbered
-    if not number:
+    if empty:
         only = "only a header" if form.kind == ".csv" else "only white space"
         raise DataError(f"{path} has no rows, {only}.", code="D024", fix="Write it again.")
 
@@ -432,7 +433,7 @@ def _lines(path: Path, form: Form) -> Iterator[tuple[int, str]]:
 
 
 def _opened(path: Path, compression: str) -> IO[bytes]:
-    return _OPENERS[compression][1](path) if compression else path.open("rb")
+    return cast(IO[bytes], _OPENERS[compression][1](path) if compression else path.open("rb"))
 
 
 @contextlib.contextmanager
@@ -456,7 +457,9 @@ def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
                 raw.decode("utf-8")
             except UnicodeDecodeError as bad:
                 western = re.search(rb"[\x80-\xff]{3}", raw) is None  # letters with accents stand alone
-                looks = "; the file looks like cp1252 (Windows)" if western else ", and which encoding it is is not known"
+                looks = (
+                    "; the file looks like cp1252 (Windows)" if western else ", and which encoding it is is not known"
+                )
                 code, to = "cp1252" if western else "ENCODING", f"{path.stem}-utf8{path.suffix}"
                 what = f"{path} line {number}: byte 0x{raw[bad.start]:02X} is not UTF-8{looks}."
                 fix = f"Convert it: iconv -f {code} -t utf-8 {path} > {to}; or in Excel: Save As, CSV UTF-8"

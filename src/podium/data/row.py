@@ -106,14 +106,17 @@ def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, st
         return "D008", f"{role}: content is null", LEAVE_OUT
     if isinstance(content, str):
         return None
-    if not isinstance(content, (list, tuple)) or not all(isinstance(part, Mapping) for part in content):
+    if not isinstance(content, (list, tuple)) or not all(_is_part(part) for part in content):
         return "D009", f"{role}: content is {shown(content)}", shape
     kinds = {str(part.get("type")) for part in content} - {"text"}
-    if not kinds and not all(isinstance(part.get("text"), str) for part in content):
-        return "D009", f"{role}: a part of the content has no `text`", 'a part is {"type": "text", "text": "..."}'
     if kinds:
         return "D036", f"{role}: content of type {', '.join(sorted(kinds))}", TEXT_ONLY
     return None
+
+
+def _is_part(part: Any) -> bool:
+    """Whether a part of a content is of another kind than text, or has text."""
+    return isinstance(part, Mapping) and (part.get("type") != "text" or isinstance(part.get("text"), str))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -128,8 +131,6 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 def _names(chat_template: str | None, role: str) -> bool:
     return chat_template is not None and any(f"{mark}{role}{mark}" in chat_template for mark in "'\"")
-
-
 
 
 # ---- in words ----

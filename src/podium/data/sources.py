@@ -20,7 +20,7 @@ from podium.data import gym
 from podium.data.files import kind_of, load_file, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
-from podium.errors import ConfigError, DataError, as_line
+from podium.errors import ConfigError, DataError, as_line, hub_errors
 from podium.workers.functions import attribute, find_file, module_from_file
 
 _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
@@ -214,7 +214,7 @@ def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
         return {split: _together(folder, paths, streaming=streaming) for split, paths in files.items()}
     try:
         loaded = load_from_disk(str(folder)) if saved else load_dataset(str(folder), streaming=streaming)
-    except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
         what = f"The folder {folder} cannot be read as a dataset: {root_cause(error)}"
         fix = "dataset: a file in it (.jsonl, .csv, .parquet), or what `save_to_disk` wrote"
         raise _unreadable(str(folder), what, error, code="D039", fix=fix) from error
@@ -229,7 +229,9 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     card = folder / "README.md"
-    if any(folder.glob("*.py")) or (card.is_file() and "configs:" in card.read_text(encoding="utf-8", errors="replace")):
+    if any(folder.glob("*.py")) or (
+        card.is_file() and "configs:" in card.read_text(encoding="utf-8", errors="replace")
+    ):
         return {}
     try:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
@@ -264,7 +266,7 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
 
     try:
         return dict(load_dataset(name, name=config, streaming=streaming))
-    except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
         path = Path(name)
         near = _listed(path, _similar(path)) if path.parent.is_dir() else ""
         what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had "
