@@ -38,7 +38,9 @@ def columns(setup: Setup) -> Iterator[Finding]:
         seen.add(names)
 
 
-UNREADABLE = frozenset({"D024", "D025", "D026", "D027", "D030", "D031", "D034", "D035", "D038", "D039", "D056", "D057"})
+UNREADABLE = frozenset(
+    {"D004", "D024", "D025", "D026", "D027", "D030", "D031", "D034", "D035", "D038", "D039", "D056", "D057", "D058"}
+)
 """Why rows could not be had."""
 
 _FOLLOWING = frozenset({"C015", "C028", "D001", "D015", "D022", "D023"})

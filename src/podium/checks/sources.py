@@ -76,7 +76,9 @@ def _raw(spec: DataSpec, part: Part) -> tuple[Source | None, Source | None]:
     if is_lines(part.path) and not spec.filter:
         there = {"train": file_source(Path(part.path).expanduser(), name)}
         held = None if spec.eval_dataset is not None else held_out_rows(spec, part, there)
-        return train_rows(spec, part, there), None if held is None else replace(held, name=f"{name} (held out)")
+        return train_rows(spec, part, there), None if held is None else replace(
+            held, name=f"{name} (held out)", form=""
+        )
     ends = _is_file(part.name)
     splits = part_splits(spec, part, streaming=ends)
     train = dataset_source(kept_rows(spec, part, splits), name, is_file=ends)
@@ -125,7 +127,8 @@ def _shaped(source: Source | None, shape: Shape, gathering: Gathering, difficult
         gathering.problems += take.findings(source.name)
 
     made = [key for key in ("prompt", "answer") if getattr(shape.columns, key) is not None]
-    columns = None if source.columns is None else tuple(dict.fromkeys([*source.columns, *made]))
+    stay = [name for name in source.columns or () if name not in shape.columns.taken]
+    columns = None if source.columns is None else tuple(dict.fromkeys([*stay, *made]))
     return replace(source, rows=rows, columns=columns)
 
 

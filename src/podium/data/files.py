@@ -273,7 +273,8 @@ def unusual(path: Path) -> str:
     """What a file of lines has that plain ones have not, in words; empty: nothing. Raises `DataError`."""
     form = form_of(path)
     separator = _csv_header(path, _lines(path, form))[0] if form.kind == ".csv" else ","
-    between = "" if separator == "," else f"{SEPARATORS.get(separator, separator)} between the columns"
+    usual = separator == ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+    between = "" if usual else f"a table with {SEPARATORS.get(separator, separator)} between its columns"
     return ", ".join(filter(None, [form.words, between]))
 
 

@@ -237,8 +237,12 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except (OSError, ValueError):  # no file at all, which `load_dataset` says
         return {}
-    kept = {split: [path for path in map(Path, names) if kind_of(path)] for split, names in found.items()}
-    return {split: sorted(paths) for split, paths in kept.items() if paths}
+    inside = folder.resolve()
+    kept = {
+        str(split): sorted(folder / Path(name).relative_to(inside) for name in names if kind_of(Path(name)))
+        for split, names in found.items()
+    }
+    return {split: paths for split, paths in kept.items() if paths}
 
 
 def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:

@@ -144,7 +144,11 @@ def _of_data(known: Mapping[str, Any]) -> dict[str, Any]:
     dataset = known.get("dataset")
     if not isinstance(dataset, str):
         return {}
-    spec = DataSpec(dataset=dataset, dataset_config=known.get("dataset_config"))
+    spec = DataSpec(
+        dataset=dataset,
+        dataset_config=known.get("dataset_config"),
+        dataset_train_split=str(known.get("dataset_train_split", "train")),
+    )
     try:
         [part] = spec.all_parts
         rows = first_rows(spec, part, LOOKED_AT)
