@@ -70,10 +70,21 @@ def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:
     return parse(template).columns if isinstance(template, str) and "{" in template else (key,)
 
 
+_CURES = {
+    "D013": "chat: true",
+    "M004": "model: an instruct model, whose tokenizer has one; without `chat`, `system` and `examples` texts stay "
+    "plain",
+}
+"""By code, the cure by keys of a recipe."""
+
+
 def _by_keys(setup: Setup, finding: Finding) -> Finding:
     """A finding whose cure was written for Python, for the reader of a recipe."""
-    if not setup.given or LEAVE_OUT not in finding.fix:
+    if not setup.given:
         return finding
+    if LEAVE_OUT not in finding.fix:
+        settings = re.sub(r'(\w+)="?(\w+)"?', r"`\1: \2`", finding.fix) if finding.code == "D014" else finding.fix
+        return replace(finding, fix=_CURES.get(finding.code, settings))
     names = _asking_columns(setup, "prompt")
     cure = "leave such rows out: delete them in the data"
     if finding.code in ("D002", "D005") and len(names) == 1:
@@ -101,8 +112,7 @@ def shapes(setup: Setup) -> Iterator[Finding]:
         found = [*mixed(counts), *continued(counts), *overlong(counts, builder)]
         if counts.chat_rows.count and builder is not None and builder.chat_template is None:
             found.append(no_template(counts.chat_rows.first[0]))
-        cures = _CURES if setup.given else {}
-        yield from _named(survey, (replace(each, fix=cures.get(each.code, each.fix)) for each in found))
+        yield from _named(survey, (_by_keys(setup, each) for each in found))
         if survey.late_system.count:
             yield Finding(
                 code="D012",
@@ -112,14 +122,6 @@ def shapes(setup: Setup) -> Iterator[Finding]:
                 why="many chat templates leave it out without a word, or refuse it",
                 fix="put everything the system says into the first message",
             )
-
-
-_CURES = {
-    "D013": "chat: true",
-    "M004": "model: an instruct model, whose tokenizer has one; without `chat`, `system` and `examples` texts stay "
-    "plain",
-}
-"""By code, the cure by keys of a recipe."""
 
 
 def turns(setup: Setup) -> Iterator[Finding]:
@@ -395,7 +397,7 @@ def odd_text(setup: Setup) -> Iterator[Finding]:
                 severity="warning",
                 what=f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})",
                 why="it is a trace of a wrong decoding, and C libraries end a text there",
-                fix=r'text.replace("\x00", "")',
+                fix="take them out of the data" if setup.given else r'text.replace("\x00", "")',
             )
         if survey.large.count:
             yield Finding(

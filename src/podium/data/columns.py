@@ -35,6 +35,7 @@ _NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "dif
 
 RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 """Names under which reward functions get something else; a template that names such a column takes it away."""
+_RESERVED = frozenset(RESERVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,10 @@ class Columns:
         >>> made["prompt"], made["answer"]
         ([{'role': 'user', 'content': '1+1'}], '2')
         """
-        made = {name: value for name, value in row.items() if name not in self.taken}
+        made = dict(row)
+        if not _RESERVED.isdisjoint(made):
+            for name in self.taken:
+                made.pop(name, None)
         if self.prompt is not None or self.is_chat:
             made["prompt"] = self._prompt(row)
         if self.answer is not None or self.answer_from is not None:
