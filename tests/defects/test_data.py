@@ -73,32 +73,32 @@ def workbook(*names: str) -> bytes:
 # ---- read as they are ----
 
 
-def case(line: str, text: str, *values: Any) -> Any:
+def defect(line: str, text: str, *values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.defect(line, text), id=f"{line} {text}")
 
 
 READ = [
-    case("W2", "semicolons", "t.csv", COMMAS.replace(",", ";").encode(), "a semicolon between"),
-    case("W2", "tabs", "t.csv", COMMAS.replace(",", "\t").encode(), "a tab"),
-    case("W2", "sep=;", "t.csv", ("sep=;\r\n" + COMMAS.replace(",", ";").replace("\n", "\r\n")).encode(), "a semicolon between"),
-    case("W2", "bars", "t.csv", COMMAS.replace(",", "|").encode(), "a bar"),
-    case("W9", ".tsv", "t.tsv", COMMAS.replace(",", "\t").encode(), None),
-    case("W9", ".csv.gz", "t.csv.gz", gzip.compress(COMMAS.encode()), "gzip"),
-    case("W9", ".jsonl.gz", "t.jsonl.gz", gzip.compress(LINES.encode()), "gzip"),
-    case("W9", ".csv.bz2", "t.csv.bz2", bz2.compress(COMMAS.encode()), "bzip2"),
-    case("W9", ".jsonl.xz", "t.jsonl.xz", lzma.compress(LINES.encode()), "xz"),
-    case("W3", "Excel's Unicode text", "t.csv", ACCENTS.replace(",", "\t").encode("utf-16"), "UTF-16, a tab"),
-    case("W3", "UTF-16 without a mark", "t.csv", COMMAS.encode("utf-16-le"), "UTF-16-le"),
-    case("W3", "JSONL in UTF-16", "t.jsonl", LINES.encode("utf-16"), "UTF-16"),
-    case("W3", "a byte-order mark", "t.csv", COMMAS.encode("utf-8-sig"), "byte-order mark"),
-    case("N", "gzip under the name .csv", "t.csv", gzip.compress(COMMAS.encode()), "gzip"),
-    case("N", ".ndjson", "t.ndjson", LINES.encode(), None),
-    case("N", "T.CSV", "T.CSV", COMMAS.encode(), None),
-    case("N", "spaces in the header", "t.csv", COMMAS.replace("question,answer", "Question , Answer").encode(), None),
-    case("N", "lines that end in separators", "t.csv", COMMAS.replace("\n", ";;\n").replace(",", ";").encode(), "a semicolon between"),
-    case("N", "rows of separators alone", "t.csv", (COMMAS + ",\n,\n").encode(), None),
-    case("N", "line ends of an old Mac", "t.csv", COMMAS.replace("\n", "\r").encode(), None),
-    case("N", "a column of indices without a name", "t.csv", "".join(("," if n == 0 else f"{n},") + line + "\n" for n, line in enumerate(COMMAS.splitlines())).encode(), None),
+    defect("W2", "semicolons", "t.csv", COMMAS.replace(",", ";").encode(), "a semicolon between"),
+    defect("W2", "tabs", "t.csv", COMMAS.replace(",", "\t").encode(), "a tab"),
+    defect("W2", "sep=;", "t.csv", ("sep=;\r\n" + COMMAS.replace(",", ";").replace("\n", "\r\n")).encode(), "a semicolon between"),
+    defect("W2", "bars", "t.csv", COMMAS.replace(",", "|").encode(), "a bar"),
+    defect("W9", ".tsv", "t.tsv", COMMAS.replace(",", "\t").encode(), None),
+    defect("W9", ".csv.gz", "t.csv.gz", gzip.compress(COMMAS.encode()), "gzip"),
+    defect("W9", ".jsonl.gz", "t.jsonl.gz", gzip.compress(LINES.encode()), "gzip"),
+    defect("W9", ".csv.bz2", "t.csv.bz2", bz2.compress(COMMAS.encode()), "bzip2"),
+    defect("W9", ".jsonl.xz", "t.jsonl.xz", lzma.compress(LINES.encode()), "xz"),
+    defect("W3", "Excel's Unicode text", "t.csv", ACCENTS.replace(",", "\t").encode("utf-16"), "UTF-16, a tab"),
+    defect("W3", "UTF-16 without a mark", "t.csv", COMMAS.encode("utf-16-le"), "UTF-16-le"),
+    defect("W3", "JSONL in UTF-16", "t.jsonl", LINES.encode("utf-16"), "UTF-16"),
+    defect("W3", "a byte-order mark", "t.csv", COMMAS.encode("utf-8-sig"), "byte-order mark"),
+    defect("N", "gzip under the name .csv", "t.csv", gzip.compress(COMMAS.encode()), "gzip"),
+    defect("N", ".ndjson", "t.ndjson", LINES.encode(), None),
+    defect("N", "T.CSV", "T.CSV", COMMAS.encode(), None),
+    defect("N", "spaces in the header", "t.csv", COMMAS.replace("question,answer", "Question , Answer").encode(), None),
+    defect("N", "lines that end in separators", "t.csv", COMMAS.replace("\n", ";;\n").replace(",", ";").encode(), "a semicolon between"),
+    defect("N", "rows of separators alone", "t.csv", (COMMAS + ",\n,\n").encode(), None),
+    defect("N", "line ends of an old Mac", "t.csv", COMMAS.replace("\n", "\r").encode(), None),
+    defect("N", "a column of indices without a name", "t.csv", "".join(("," if n == 0 else f"{n},") + line + "\n" for n, line in enumerate(COMMAS.splitlines())).encode(), None),
 ]  # fmt: skip
 
 
@@ -136,22 +136,22 @@ def test_long_and_quoted_fields(folder: Path, now: Callable[[str], None]) -> Non
 # ---- named, with a cure ----
 
 NAMED = [
-    case("W3", "a workbook called .csv", {"t.csv": workbook("xl/workbook.xml")}, "t.csv", "D039", "an Excel workbook (.xlsx)", "CSV UTF-8"),
-    case("W3", "a zip called .csv", {"t.csv": workbook("rows.csv")}, "t.csv", "D039", "t.csv is a zip archive", "unzip t.csv, then dataset: rows.csv"),
-    case("W9", "a workbook", {"t.xlsx": workbook("xl/workbook.xml")}, "t.xlsx", "D039", "an Excel workbook (.xlsx)", "dataset: t.csv"),
-    case("W9", "an old workbook", {"t.xls": b"\xd0\xcf\x11\xe0" * 9}, "t.xls", "D039", "an Excel workbook (.xls)", "dataset: t.csv"),
-    case("W9", "zstd", {"t.csv.zst": b"\x28\xb5\x2f\xfd123"}, "t.csv.zst", "D039", "compressed with zstd", "unzstd -o t.csv t.csv.zst"),
-    case("W1", "letters of Windows", {"t.csv": ACCENTS.encode("cp1252")}, "t.csv", "D026", "line 2: byte 0xE9 is not UTF-8; the file looks like cp1252", "iconv -f cp1252 -t utf-8 t.csv"),
-    case("W1", "a file that is not there", {"rows.csv": b"x"}, "row.csv", "D025", "no file or folder row.csv", "rows.csv"),
-    case("W1", "an empty file", {"t.csv": b""}, "t.csv", "D024", "t.csv is empty (0 bytes)", "again"),
-    case("W12", "a header alone", {"t.csv": b"question,answer\n"}, "t.csv", "D024", "t.csv has no rows, only a header", "again"),
-    case("W12", "two CSV files with different columns", {"d/a.csv": b"question,answer\n1+1,2\n", "d/b.csv": b"frage,antwort\n1+1,2\n"}, "d", "D058", "The files in d have different columns: d/a.csv has answer, question; d/b.csv has antwort, frage.", "dataset: one of them"),
-    case("N", "Shift-JIS", {"t.csv": COMMAS.replace("What is", "質問です").encode("shift-jis")}, "t.csv", "D026", "which encoding it is is not known", "iconv -f ENCODING"),
-    case("N", "a web page", {"t.csv": b"<!DOCTYPE html><html>"}, "t.csv", "D039", "a web page, not the data", "download the file itself"),
-    case("N", "a pointer of Git LFS", {"t.parquet": b"version https://git-lfs.github.com/spec/v1\n"}, "t.parquet", "D039", "a pointer of Git LFS", "git lfs pull"),
-    case("N", "half a gzip file", {"t.csv.gz": gzip.compress(COMMAS.encode())[:90]}, "t.csv.gz", "D039", "t.csv.gz is damaged", "download it again"),
-    case("N", "JSON over lines called .jsonl", {"t.jsonl": json.dumps([{"question": "1+1"}], indent=2).encode()}, "t.jsonl", "D004", "JSON over several lines", "mv t.jsonl t.json"),
-    case("N", "a SQLite file", {"t.csv": b"SQLite format 3\x00"}, "t.csv", "D039", "a SQLite database", "sqlite3 -csv"),
+    defect("W3", "a workbook called .csv", {"t.csv": workbook("xl/workbook.xml")}, "t.csv", "D039", "an Excel workbook (.xlsx)", "CSV UTF-8"),
+    defect("W3", "a zip called .csv", {"t.csv": workbook("rows.csv")}, "t.csv", "D039", "t.csv is a zip archive", "unzip t.csv, then dataset: rows.csv"),
+    defect("W9", "a workbook", {"t.xlsx": workbook("xl/workbook.xml")}, "t.xlsx", "D039", "an Excel workbook (.xlsx)", "dataset: t.csv"),
+    defect("W9", "an old workbook", {"t.xls": b"\xd0\xcf\x11\xe0" * 9}, "t.xls", "D039", "an Excel workbook (.xls)", "dataset: t.csv"),
+    defect("W9", "zstd", {"t.csv.zst": b"\x28\xb5\x2f\xfd123"}, "t.csv.zst", "D039", "compressed with zstd", "unzstd -o t.csv t.csv.zst"),
+    defect("W1", "letters of Windows", {"t.csv": ACCENTS.encode("cp1252")}, "t.csv", "D026", "line 2: byte 0xE9 is not UTF-8; the file looks like cp1252", "iconv -f cp1252 -t utf-8 t.csv"),
+    defect("W1", "a file that is not there", {"rows.csv": b"x"}, "row.csv", "D025", "no file or folder row.csv", "rows.csv"),
+    defect("W1", "an empty file", {"t.csv": b""}, "t.csv", "D024", "t.csv is empty (0 bytes)", "again"),
+    defect("W12", "a header alone", {"t.csv": b"question,answer\n"}, "t.csv", "D024", "t.csv has no rows, only a header", "again"),
+    defect("W12", "two CSV files with different columns", {"d/a.csv": b"question,answer\n1+1,2\n", "d/b.csv": b"frage,antwort\n1+1,2\n"}, "d", "D058", "The files in d have different columns: d/a.csv has answer, question; d/b.csv has antwort, frage.", "dataset: one of them"),
+    defect("N", "Shift-JIS", {"t.csv": COMMAS.replace("What is", "質問です").encode("shift-jis")}, "t.csv", "D026", "which encoding it is is not known", "iconv -f ENCODING"),
+    defect("N", "a web page", {"t.csv": b"<!DOCTYPE html><html>"}, "t.csv", "D039", "a web page, not the data", "download the file itself"),
+    defect("N", "a pointer of Git LFS", {"t.parquet": b"version https://git-lfs.github.com/spec/v1\n"}, "t.parquet", "D039", "a pointer of Git LFS", "git lfs pull"),
+    defect("N", "half a gzip file", {"t.csv.gz": gzip.compress(COMMAS.encode())[:90]}, "t.csv.gz", "D039", "t.csv.gz is damaged", "download it again"),
+    defect("N", "JSON over lines called .jsonl", {"t.jsonl": json.dumps([{"question": "1+1"}], indent=2).encode()}, "t.jsonl", "D004", "JSON over several lines", "mv t.jsonl t.json"),
+    defect("N", "a SQLite file", {"t.csv": b"SQLite format 3\x00"}, "t.csv", "D039", "a SQLite database", "sqlite3 -csv"),
 ]  # fmt: skip
 
 
@@ -253,11 +253,11 @@ def test_the_cure_of_a_missing_split_works(folder: Path, model: str, now: Callab
 # ---- columns ----
 
 COLUMNS = [
-    case("D8", "text, label", "text,label", '--prompt "{text}" --answer "{label}"'),
-    case("F10", "frage, antwort", "frage,antwort", '--prompt "{frage}" --answer "{antwort}"'),
-    case("W10", "id, input, gold", "input,gold", '--prompt "{input}" --answer "{gold}"'),
-    case("W7", "prompts, completions", "prompts,completions", '--prompt "{prompts}" --answer "{completions}"'),
-    case("N", "Frage mit Leerzeichen", "Die Frage,Die Antwort", '--prompt "{Die Frage}" --answer "{Die Antwort}"'),
+    defect("D8", "text, label", "text,label", '--prompt "{text}" --answer "{label}"'),
+    defect("F10", "frage, antwort", "frage,antwort", '--prompt "{frage}" --answer "{antwort}"'),
+    defect("W10", "id, input, gold", "input,gold", '--prompt "{input}" --answer "{gold}"'),
+    defect("W7", "prompts, completions", "prompts,completions", '--prompt "{prompts}" --answer "{completions}"'),
+    defect("N", "Frage mit Leerzeichen", "Die Frage,Die Antwort", '--prompt "{Die Frage}" --answer "{Die Antwort}"'),
 ]
 
 
@@ -295,8 +295,8 @@ def test_the_cure_in_python_works(now: Callable[[str], None]) -> None:
 @pytest.mark.parametrize(
     ("rows", "codes"),
     [
-        case("W4", "one row", 1, ["D023"]),
-        case("W4", "thirty rows of one question", 30, []),
+        defect("W4", "one row", 1, ["D023"]),
+        defect("W4", "thirty rows of one question", 30, []),
     ],
 )
 def test_few_questions_are_not_no_rows(
@@ -354,13 +354,13 @@ PLAIN = [{"prompt": question, "answer": answer} for question, answer in QUESTION
 CHAT = [{"prompt": [{"role": "user", "content": question}], "answer": answer} for question, answer in QUESTIONS]
 
 CURED = [
-    case("W10", "a prompt that is null", [*PLAIN, {"prompt": None, "answer": "1"}], {}, "D005"),
-    case("W10", "a prompt that is empty", [*PLAIN, {"prompt": "", "answer": "1"}], {}, "D002"),
-    case("W10", "an answer that is null", [*PLAIN, {"prompt": "1+1", "answer": None}], {}, "D018"),
-    case("W10", "texts and conversations", [*CHAT, *PLAIN[:2]], {}, "D013"),
-    case("W10", "answers of two types", [*PLAIN, {"prompt": "1+1", "answer": 2}], {}, "D019"),
-    case("W10", "a split", PLAIN, {"dataset_train_split": "all"}, "D038"),
-    case("D7", "texts for a chat model", PLAIN, {}, "D045"),
+    defect("W10", "a prompt that is null", [*PLAIN, {"prompt": None, "answer": "1"}], {}, "D005"),
+    defect("W10", "a prompt that is empty", [*PLAIN, {"prompt": "", "answer": "1"}], {}, "D002"),
+    defect("W10", "an answer that is null", [*PLAIN, {"prompt": "1+1", "answer": None}], {}, "D018"),
+    defect("W10", "texts and conversations", [*CHAT, *PLAIN[:2]], {}, "D013"),
+    defect("W10", "answers of two types", [*PLAIN, {"prompt": "1+1", "answer": 2}], {}, "D019"),
+    defect("W10", "a split", PLAIN, {"dataset_train_split": "all"}, "D038"),
+    defect("D7", "texts for a chat model", PLAIN, {}, "D045"),
 ]
 
 
@@ -391,12 +391,12 @@ def test_a_chat_model_is_warned_of(folder: Path) -> None:
 # ---- conversations ----
 
 TURNS = [
-    case("S5", "system messages alone", [{"role": "system", "content": "1+1"}], "D042"),
-    case("S5", "a tool's turn", [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather"}}]}, {"role": "tool", "content": "no"}, {"role": "user", "content": "So?"}], "D043"),
-    case("S5", "control tokens", [{"role": "user", "content": "1+1<|im_end|><|im_start|>system"}], "D044"),
-    case("N", "control tokens in a part of a content", [{"role": "user", "content": [{"type": "text", "text": "1<|im_end|>"}]}], "D044"),
-    case("N", "a developer's message alone", [{"role": "developer", "content": "1+1"}], "D042"),
-    case("N", "a part of text without text", [{"role": "user", "content": [{"type": "text"}]}], "D009"),
+    defect("S5", "system messages alone", [{"role": "system", "content": "1+1"}], "D042"),
+    defect("S5", "a tool's turn", [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather"}}]}, {"role": "tool", "content": "no"}, {"role": "user", "content": "So?"}], "D043"),
+    defect("S5", "control tokens", [{"role": "user", "content": "1+1<|im_end|><|im_start|>system"}], "D044"),
+    defect("N", "control tokens in a part of a content", [{"role": "user", "content": [{"type": "text", "text": "1<|im_end|>"}]}], "D044"),
+    defect("N", "a developer's message alone", [{"role": "developer", "content": "1+1"}], "D042"),
+    defect("N", "a part of text without text", [{"role": "user", "content": [{"type": "text"}]}], "D009"),
 ]  # fmt: skip
 
 
@@ -486,9 +486,9 @@ def test_formats_give_the_same_rows_and_sides(folder: Path, now: Callable[[str],
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        case("N", "a stream without max_steps", {}, "max_steps must be set"),
-        case("N", "a stream and dispatch_batches", {"max_steps": 3, "accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=False"),
-        case("N", "a stream and dynamic_sampling", {"max_steps": 3, "dynamic_sampling": True}, "draws replacements"),
+        defect("N", "a stream without max_steps", {}, "max_steps must be set"),
+        defect("N", "a stream and dispatch_batches", {"max_steps": 3, "accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=False"),
+        defect("N", "a stream and dynamic_sampling", {"max_steps": 3, "dynamic_sampling": True}, "draws replacements"),
     ],
 )  # fmt: skip
 def test_settings_that_a_stream_cannot_have(
@@ -557,3 +557,55 @@ def test_an_example_without_an_answer(now: Callable[[str], None]) -> None:
         load(Dataset.from_list([{"question": "1+1", "gold": "2"}]), prompt="{question}", examples=[{"question": "1+2"}])
     assert 'answer: "{COLUMN}"' in caught.value.fix
     now(str(caught.value))
+
+
+# ---- podium init ----
+
+
+@pytest.mark.defect("D5", "columns of other names have flags, which the message names")
+@pytest.mark.defect("D5", "init's recipe and train --dataset assume alike")
+def test_init_takes_the_columns(folder: Path, model: str, now: Callable[[str], None]) -> None:
+    from typer.testing import CliRunner
+
+    from podium.cli import app
+    from podium.recipe.assume import assume
+
+    (folder / "t.csv").write_text(COMMAS.replace("question,answer", "frage,antwort"))
+    refused = CliRunner().invoke(app, ["init", "one", "--data", "t.csv", "--yes"])
+    assert refused.exit_code == 2
+    now(refused.stderr)
+    flags = shlex.split(re.search(r"fix: (--prompt .*)", " ".join(refused.stderr.split()))[1])
+    assert CliRunner().invoke(app, ["init", "one", "--data", "t.csv", "--yes", *flags]).exit_code == 0
+    recipe = yaml.safe_load((folder / "one" / "run.yaml").read_text())
+    assumed = assume({"dataset": "t.csv", "prompt": "{frage}", "answer": "{antwort}"}, alone=True)
+    alike = (
+        "examples",
+        "held_out",
+        "temperature",
+        "learning_rate",
+        "num_generations",
+        "loss_type",
+        "per_device_train_batch_size",
+    )
+    recipe["learning_rate"] = float(recipe["learning_rate"])
+    assert {key: recipe[key] for key in alike} == {key: assumed[key] for key in alike}
+    (folder / "one").joinpath("run.yaml").write_text(
+        (folder / "one" / "run.yaml").read_text().replace("builtin:smollm2-135m-instruct", model)
+    )
+    found = check_recipe(
+        "one/run.yaml", {"dataset": "t.csv", "rewards": JUDGED["rewards"], "accuracy": "numeric_match"}
+    )
+    assert not errors(found), said(found)
+
+
+@pytest.mark.defect("N", "init with a column that is not there")
+def test_init_names_a_column_that_is_not_there(folder: Path, now: Callable[[str], None]) -> None:
+    from typer.testing import CliRunner
+
+    from podium.cli import app
+
+    (folder / "t.csv").write_text(COMMAS)
+    refused = CliRunner().invoke(app, ["init", "one", "--data", "t.csv", "--yes", "--answer", "anser"])
+    assert "has no column `anser`; it has question, answer" in " ".join(refused.stderr.split())
+    assert "Did you mean `answer`?" in refused.stderr
+    now(refused.stderr)
