@@ -21,7 +21,7 @@ from transformers.trainer_utils import set_seed
 from podium.advantages import AdvantageSettings, combine
 from podium.completions import CompletionsLog
 from podium.config import GRPOConfig
-from podium.data.check import check_dataset
+from podium.data.check import check_dataset, set_for_streams
 from podium.data.prompts import PromptBuilder
 from podium.devices import free_bytes, kind_of
 from podium.engines.base import OwnWeights, RolloutEngine
@@ -164,6 +164,7 @@ def assemble(
     served = vllm.prepare(args, model, config)
     builder = prompt_builder(args, tokenizer, config, room=None if served is None else served.longest)
     train_dataset, eval_dataset = _checked_data(args, train_dataset, eval_dataset, builder, rewards, plan)
+    set_for_streams(args, train_dataset, eval_dataset)
     order = PromptOrder(
         train_dataset,
         plan,
@@ -171,11 +172,6 @@ def assemble(
         seed=args.seed if args.data_seed is None else args.data_seed,
         max_steps=args.max_steps,
     )
-    if args.dynamic_sampling and order.is_stream:
-        raise ConfigError(
-            "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer.",
-            fix="Load the dataset without streaming.",
-        )
 
     prepare_to_load(args, adapter=peft_config is not None or isinstance(model, PeftModel))
     policy = _loaded(model, args, settings, tokenizer)

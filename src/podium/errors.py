@@ -89,6 +89,18 @@ def with_fix(what: str, fix: str) -> str:
     return f"{what}\n  fix: {fix}" if fix else what
 
 
+def hub_errors() -> tuple[type[Exception], ...]:
+    """What the hub's client raises where the hub cannot be reached or refuses: OSError, and its HTTP library's own.
+
+    >>> from huggingface_hub.errors import HfHubHTTPError
+    >>> issubclass(HfHubHTTPError, hub_errors()), issubclass(ConnectionRefusedError, hub_errors())
+    (True, True)
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+
+
 def as_line(key: str, value: Any) -> str:
     """What to type so that a setting has this value; None: that it has none.
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from podium.assembly import plan_of
 from podium.checks.rows import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.checks.setup import Setup
-from podium.data.check import column_problems, continued, mixed, no_rows, overlong, too_few
-from podium.data.row import no_template
+from podium.data.check import column_problems, continued, mixed, no_rows, overlong, stream_problems, too_few
+from podium.data.files import kind_of
+from podium.data.row import LEAVE_OUT, no_template
+from podium.data.templates import parse
 from podium.records import Finding
 from podium.rewards.resolve import GIVEN, GOLD, Reward
 
@@ -26,19 +30,75 @@ def _named(survey: RowSurvey, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 def columns(setup: Setup) -> Iterator[Finding]:
     """A column for the prompt, and none with a name that is taken."""
+    seen = set[tuple[str, ...]]()
     for survey in _surveys(setup):
         names = survey.source.columns or tuple(survey.columns)
-        if names:
-            yield from _named(survey, column_problems(names, "dataset"))
+        if names and names not in seen:
+            yield from _named(survey, column_problems(names, "dataset", by_keys=bool(setup.given)))
+        seen.add(names)
+
+
+UNREADABLE = frozenset(
+    {"D004", "D024", "D025", "D026", "D027", "D030", "D031", "D034", "D035", "D038", "D039", "D056", "D057", "D058"}
+)
+"""Why rows could not be had."""
+
+_FOLLOWING = frozenset({"C015", "C028", "D001", "D015", "D022", "D023"})
+"""What is said of rows that are not there, or cannot be used, and of settings that follow from them."""
+
+
+def without_consequences(setup: Setup, found: list[Finding]) -> list[Finding]:
+    """Findings less those that only follow from rows that cannot be had, or have no column for the prompt."""
+    if any(finding.code in UNREADABLE for finding in setup.problems):
+        following = _FOLLOWING
+    elif any(finding.code == "D001" for finding in columns(setup)):
+        following = _FOLLOWING - {"D001"}
+    else:
+        return found
+    return [
+        finding
+        for finding in found
+        if finding.severity != "note"
+        and finding.code not in following
+        and not (finding.code == "C031" and "`rewards`" in finding.what)
+    ]
+
+
+def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:
+    """The columns that a recipe's `prompt` or `answer` names, as the rows have them."""
+    template = setup.given.get(key)
+    return parse(template).columns if isinstance(template, str) and "{" in template else (key,)
+
+
+_CURES = {
+    "D013": "chat: true",
+    "M004": "model: an instruct model, whose tokenizer has one; without `chat`, `system` and `examples` texts stay "
+    "plain",
+}
+"""By code, the cure by keys of a recipe."""
+
+
+def _by_keys(setup: Setup, finding: Finding) -> Finding:
+    """A finding whose cure was written for Python, for the reader of a recipe."""
+    if not setup.given:
+        return finding
+    if LEAVE_OUT not in finding.fix:
+        settings = re.sub(r'(\w+)="?(\w+)"?', r"`\1: \2`", finding.fix) if finding.code == "D014" else finding.fix
+        return replace(finding, fix=_CURES.get(finding.code, settings))
+    names = _asking_columns(setup, "prompt")
+    cure = "leave such rows out: delete them in the data"
+    if finding.code in ("D002", "D005") and len(names) == 1:
+        cure = f"leave such rows out: filter: {names[0]} != ''"
+    return replace(finding, fix=finding.fix.replace(LEAVE_OUT, cure))
 
 
 def bad_rows(setup: Setup) -> Iterator[Finding]:
     """Rows that cannot be used, the first of each kind written out."""
     for survey in _surveys(setup):
         for code, shown in survey.bad.items():
-            if code == "D001" and survey.counts.num_rows == survey.num_bad[code]:
+            if code == "D001" and "prompt" not in survey.columns:
                 continue  # the column is missing altogether, which `columns` says
-            yield from shown
+            yield from (_by_keys(setup, finding) for finding in shown)
             more = survey.num_bad[code] - MAX_SHOWN
             if more > 0:
                 what = f"{survey.name}: {more:,} more rows like these {MAX_SHOWN}"
@@ -49,9 +109,10 @@ def shapes(setup: Setup) -> Iterator[Finding]:
     """Chat and plain rows mixed, turns to be continued, prompts too long, chat rows without a template."""
     for survey in _surveys(setup):
         counts, builder = survey.counts, survey.builder
-        yield from _named(survey, [*mixed(counts), *continued(counts), *overlong(counts, builder)])
+        found = [*mixed(counts), *continued(counts), *overlong(counts, builder)]
         if counts.chat_rows.count and builder is not None and builder.chat_template is None:
-            yield from _named(survey, [no_template(counts.chat_rows.first[0])])
+            found.append(no_template(counts.chat_rows.first[0]))
+        yield from _named(survey, (_by_keys(setup, each) for each in found))
         if survey.late_system.count:
             yield Finding(
                 code="D012",
@@ -61,6 +122,61 @@ def shapes(setup: Setup) -> Iterator[Finding]:
                 why="many chat templates leave it out without a word, or refuse it",
                 fix="put everything the system says into the first message",
             )
+
+
+def turns(setup: Setup) -> Iterator[Finding]:
+    """Conversations in which nothing is asked, or of which the template leaves something out; control tokens."""
+    for survey in _surveys(setup):
+        if count := survey.nothing_asked.count:
+            yield Finding(
+                code="D042",
+                severity="warning",
+                what=f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})",
+                why="nothing is asked in them, so that there is nothing to answer",
+                fix='write what is asked as {"role": "user", "content": "..."} behind the system message',
+            )
+        if count := survey.left_out.count:
+            yield Finding(
+                code="D043",
+                severity="warning",
+                what=f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})",
+                why="the model is trained on prompts in which that part is missing",
+                fix="a model whose chat template has tools; or write what the tool was asked and said as text of the "
+                "user's turn",
+            )
+        if count := survey.control.count:
+            yield Finding(
+                code="D044",
+                severity="warning",
+                what=f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
+                f"`{survey.first_control}` ({survey.control})",
+                why="the model reads them as the end or the beginning of a turn, so that a text can speak for the "
+                "system or the assistant",
+                fix=f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
+                f"{survey.first_control[1:]}`",
+            )
+
+
+_INSTRUCT = re.compile(r"instruct|chat|[-_]it\b", re.IGNORECASE)
+"""In the names of models that were trained on conversations."""
+
+
+def unasked_in_chat(setup: Setup) -> Iterator[Finding]:
+    """Plain prompts, and a model with a chat template."""
+    train, builder = setup.train, setup.builder
+    if train is None or builder is None or builder.chat_template is None:
+        return
+    counts = train.counts
+    if not counts.plain_rows.count or counts.chat_rows.count or train.written_out.count:
+        return
+    name = f"{setup.given.get('model', '')} {builder.tokenizer.name_or_path}"
+    yield Finding(
+        code="D045",
+        severity="warning" if _INSTRUCT.search(name) else "note",
+        what=f"{train.name}: the prompts are plain texts, and the model's tokenizer has a chat template",
+        why="a model that was trained on conversations continues a plain text rather than to answer it",
+        fix="chat: true" if setup.given else 'prompts as [{"role": "user", "content": text}]',
+    )
 
 
 def room(setup: Setup) -> Iterator[Finding]:
@@ -93,8 +209,16 @@ def enough(setup: Setup) -> Iterator[Finding]:
     yield from _named(train, too_few(left, dropped, plan_of(setup.args).prompts_per_round))
 
 
+def streams(setup: Setup) -> Iterator[Finding]:
+    """Settings that ask for more than a stream can give."""
+    streamed = bool(setup.given.get("dataset_streaming") or setup.given.get("streaming"))
+    is_stream = [streamed or survey.source.is_stream for survey in _surveys(setup)]
+    if setup.args is not None and any(is_stream):
+        yield from stream_problems(setup.args, train=setup.train is not None and is_stream[0])
+
+
 def repeats(setup: Setup) -> Iterator[Finding]:
-    """The same prompt more than once."""
+    """The same prompt more than once, and with different answers."""
     train = setup.train
     if train is None or not train.prompts.num_repeats:
         return
@@ -104,11 +228,45 @@ def repeats(setup: Setup) -> Iterator[Finding]:
     yield Finding(
         code="D016",
         severity="warning",
-        what=f"{train.name}: {about}{prompts.num_repeats:,} rows repeat the prompt of another row "
-        f"({about}{prompts.num_repeated:,} prompts occur more than once; row {row} repeats row {first})",
+        what=f"{train.name}: {about}{prompts.num_repeats:,} rows repeat the prompt of another row, white space and "
+        f"capitals aside ({about}{prompts.num_repeated:,} prompts occur more than once; row {row} repeats row {first})",
         why="a prompt that occurs twice is trained on twice as often, and a split made at random leaks into evaluation",
-        fix="keep one of each: pandas.read_json(file, lines=True).drop_duplicates('prompt')",
+        fix=_one_of_each(setup, train),
     )
+    if prompts.first_contradiction is not None:
+        row, answer, first, other = prompts.first_contradiction
+        yield Finding(
+            code="D041",
+            severity="warning",
+            what=f"{train.name}: {prompts.num_contradicting:,} rows have another answer than an earlier row with the "
+            f"same prompt (row {row}: `{answer}`, row {first}: `{other}`)",
+            why="what one of them rewards the other one punishes",
+            fix="correct the wrong rows; where several answers are right, write one row with a list of them",
+        )
+
+
+def _one_of_each(setup: Setup, train: RowSurvey) -> str:
+    """What to type so that no prompt occurs twice."""
+    names, file = _asking_columns(setup, "prompt"), Path(train.name)
+    kind = kind_of(file)
+    if not setup.given:
+        return "keep one of each: Dataset.from_pandas(dataset.to_pandas().drop_duplicates('prompt'))"
+    if len(names) > 1 or train.source.form or kind not in _TABLES:
+        return f"keep one row of each {' and '.join(names)} in the data"
+    read, write = _TABLES[kind]
+    to = file.with_name(f"{file.stem}-unique{file.suffix}")
+    alike = f"~t['{names[0]}'].astype(str).str.casefold().str.split().str.join(' ').duplicated()"
+    program = f"import pandas; pandas.{read.format(file)}.loc[lambda t: {alike}].{write.format(to)}"
+    return f'keep one of each: python -c "{program}"; then dataset: {to}'
+
+
+_TABLES = {
+    ".csv": ("read_csv('{}', dtype=str)", "to_csv('{}', index=False)"),
+    ".jsonl": ("read_json('{}', lines=True, dtype=False)", "to_json('{}', orient='records', lines=True)"),
+    ".json": ("read_json('{}', dtype=False)", "to_json('{}', orient='records')"),
+    ".parquet": ("read_parquet('{}')", "to_parquet('{}')"),
+}
+"""How pandas reads and writes a kind of file."""
 
 
 def leaks(setup: Setup) -> Iterator[Finding]:
@@ -140,8 +298,18 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
                 what=f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.counts.num_rows:,} rows "
                 f"({column.nulls}), and reward `{askers[0].name}` asks for it",
                 why="a reward cannot judge a completion without the answer",
-                fix=f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)',
+                fix=_without_nulls(setup, name),
             )
+
+
+def _without_nulls(setup: Setup, name: str) -> str:
+    """What to type so that no row has null in a column."""
+    if not setup.given:
+        return f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)'
+    names = _asking_columns(setup, name)
+    if setup.given.get("answer_from") and name == "answer":
+        return "correct `answer_from` or these rows, or leave such rows out: delete them in the data"
+    return f"leave such rows out: filter: {names[0]} != ''"
 
 
 def _asks(reward: Reward, column: str) -> bool:
@@ -160,7 +328,9 @@ def mixed_types(setup: Setup) -> Iterator[Finding]:
                 severity="note",
                 what=f"{survey.name}: column `{name}` holds {counts}; they are passed to the rewards as they are",
                 why='a reward that compares with == says 4 is not "4"',
-                fix="write one type in every row, for example str(answer)",
+                fix=f'answer: "{{{name}}}", a template, which gives text'
+                if setup.given and name == "answer"
+                else "write one type in every row, for example str(answer)",
             )
 
 
@@ -227,7 +397,7 @@ def odd_text(setup: Setup) -> Iterator[Finding]:
                 severity="warning",
                 what=f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})",
                 why="it is a trace of a wrong decoding, and C libraries end a text there",
-                fix=r'text.replace("\x00", "")',
+                fix="take them out of the data" if setup.given else r'text.replace("\x00", "")',
             )
         if survey.large.count:
             yield Finding(
@@ -237,10 +407,10 @@ def odd_text(setup: Setup) -> Iterator[Finding]:
                 why="they are hardly prompts; a missing line break or quote makes such rows",
                 fix="look at these rows",
             )
-        if survey.source.has_bom:
+        if survey.source.form:
             yield Finding(
                 code="D028",
                 severity="note",
-                what=f"{survey.name} begins with a byte-order mark, which is skipped",
+                what=f"{survey.name} is read as {survey.source.form}",
                 fix="nothing; other tools may trip over it",
             )

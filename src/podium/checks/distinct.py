@@ -33,18 +33,30 @@ class DistinctSample:
     first_rows: dict[int, int] = field(default_factory=dict)
     first_repeat: tuple[int, int] | None = None
     """The first row that repeats another that was kept, and that other."""
+    answers: dict[int, str] = field(default_factory=dict)
+    """What goes with a value, by hash, as its first row says."""
+    num_contradicting: int = 0
+    """Rows that say otherwise."""
+    first_contradiction: tuple[int, str, int, str] | None = None
+    """Row and what it says, of the first such row and of the one before it."""
 
-    def add(self, value: Hashable, row: int) -> None:
-        """One row's value."""
+    def add(self, value: Hashable, row: int, answer: str | None = None) -> None:
+        """One row's value, and what goes with it; None: not known."""
         key = hash(value)
         if key & ((1 << self.level) - 1):
             return
         if key in self.counts:
             self.counts[key] += 1
             self.first_repeat = self.first_repeat or (row, self.first_rows[key])
+            said = self.answers.get(key)
+            if answer is not None and said is not None and not _agree(answer, said):
+                self.num_contradicting += 1
+                self.first_contradiction = self.first_contradiction or (row, answer, self.first_rows[key], said)
             return
         self.counts[key] = 1
         self.first_rows[key] = row
+        if answer is not None:
+            self.answers[key] = answer
         while len(self.counts) > self.capacity:
             self._thin_out()
 
@@ -56,6 +68,7 @@ class DistinctSample:
         mask = (1 << self.level) - 1
         self.counts = {key: count for key, count in self.counts.items() if not key & mask}
         self.first_rows = {key: self.first_rows[key] for key in self.counts}
+        self.answers = {key: self.answers[key] for key in self.counts if key in self.answers}
 
     @property
     def exact(self) -> bool:
@@ -71,3 +84,11 @@ class DistinctSample:
     def num_repeated(self) -> int:
         """Values that occur more than once; an estimate unless `exact`."""
         return sum(count > 1 for count in self.counts.values()) << self.level
+
+
+def _agree(one: str, other: str) -> bool:
+    """Whether two answers are the same text, or the same number."""
+    try:
+        return one == other or float(one.replace(",", "")) == float(other.replace(",", ""))
+    except ValueError:
+        return False

@@ -1,6 +1,6 @@
 """One pass over a dataset, in constant memory: what is wrong with its rows, and what is counted by the way.
 
-    survey = look_at(jsonl_source(Path("train.jsonl")), builder)
+    survey = look_at(file_source(Path("train.jsonl")), builder)
 
 Knows rows, and of tokenizers what a `PromptBuilder` tells. Judges nothing but single rows: `podium.checks.data` does.
 """
@@ -8,8 +8,9 @@ Knows rows, and of tokenizers what a `PromptBuilder` tells. Judges nothing but s
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,17 +18,17 @@ from typing import Any
 
 from podium.checks.distinct import DistinctSample
 from podium.data.check import Places, Survey, is_read_once, is_transformed
-from podium.data.files import jsonl_rows
+from podium.data.files import csv_columns, file_rows, kind_of, unusual
 from podium.data.prompts import PromptBuilder, most_tokens
-from podium.data.row import check_row
-from podium.errors import DataError
+from podium.data.row import check_row, text_of
+from podium.data.selection import plain
 from podium.records import Finding
 from podium.rewards.resolve import GOLD
 
 MAX_SHOWN = 20
 """Bad rows of one kind that are written out; the rest is counted."""
 
-MEASURED_ROWS = 5_000
+MEASURED_ROWS = 1_000
 """Prompts whose tokens are counted, evenly over the whole dataset: a tenth of a millisecond each. On top come the
 longest texts, and those that may be too long."""
 
@@ -42,6 +43,12 @@ STREAM_ROWS = 10_000
 
 EXAMPLES = 4
 """Usable rows that are kept, for trying the rewards on."""
+
+SHORT_ANSWER = 100
+"""Characters of an answer that another one contradicts; longer ones are texts of which several may be right."""
+
+RENDERED = 20
+"""Conversations with tools or late system messages that are rendered, to see what the template leaves out."""
 
 LARGE_ROW = 1_000_000
 """Characters of a prompt from which on it is worth a word."""
@@ -69,7 +76,8 @@ class Source:
     columns: tuple[str, ...] | None = None
     """None: those of the rows."""
     is_stream: bool = False
-    has_bom: bool = False
+    form: str = ""
+    """What is unusual about the file."""
 
 
 @dataclass(slots=True)
@@ -102,14 +110,30 @@ class RowSurvey:
     """Tokens of the evenly spread prompts."""
     late_system: Places = field(default_factory=Places)
     """Conversations with a system message that is not the first."""
+    nothing_asked: Places = field(default_factory=Places)
+    """Conversations of system messages alone."""
+    left_out: Places = field(default_factory=Places)
+    """Conversations of which the chat template leaves something out."""
+    first_left_out: str = ""
+    num_rendered: int = 0
+    control: Places = field(default_factory=Places)
+    """Prompts with control tokens in a text."""
+    first_control: str = ""
+    written_out: Places = field(default_factory=Places)
+    """Plain prompts that begin with a control token: somebody has applied a template."""
     nul: Places = field(default_factory=Places)
     large: Places = field(default_factory=Places)
+    control_tokens: re.Pattern[str] | None = field(init=False)
+    """None: the tokenizer is not known."""
     num_suspects: int = 0
     """Prompts measured because they may be too long."""
     largest: list[tuple[int, int, Any]] = field(default_factory=list)
     """A heap of the largest prompts that nothing else asks to measure: most tokens, row, prompt."""
     examples: list[dict[str, Any]] = field(default_factory=list)
     _pending: list[tuple[int, Any, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.control_tokens = None if self.builder is None else _control_tokens(self.builder.tokenizer)
 
     @property
     def name(self) -> str:
@@ -157,23 +181,42 @@ class RowSurvey:
 
     def _look_at(self, index: int, row: Mapping[str, Any], other: DistinctSample | None) -> None:
         prompt = row["prompt"]
-        key = _key(prompt)
-        self.prompts.add(key, index)
+        texts = [prompt] if isinstance(prompt, str) else [text_of(message) for message in prompt]
+        key = plain("\n".join(texts))
+        self.prompts.add(key, index, _short_answer(row))
         if other is not None and key in other:
             self.shared.add(index)
-        texts = [prompt] if isinstance(prompt, str) else [str(message.get("content")) for message in prompt]
         size = sum(map(most_tokens, texts))
         if any("\x00" in text for text in texts):
             self.nul.add(index)
         if size > LARGE_ROW:
             self.large.add(index)
-        if not isinstance(prompt, str) and any(message["role"] == "system" for message in prompt[1:]):
-            self.late_system.add(index)
+        if not isinstance(prompt, str):
+            self._look_at_turns(index, prompt)
+        if self.control_tokens and (found := self.control_tokens.search("\n".join(texts))):
+            begins = isinstance(prompt, str) and prompt.lstrip().startswith(found[0])
+            self.first_control = self.first_control or found[0]
+            (self.written_out if begins else self.control).add(index)
         if len(self.examples) < EXAMPLES:
             self.examples.append(dict(row))
         if self.builder is not None:
             self._queue(index, prompt, size)
             self._measure_answers(index, row)
+
+    def _look_at_turns(self, index: int, messages: Sequence[Any]) -> None:
+        if any(message["role"] == "system" for message in messages[1:]):
+            self.late_system.add(index)
+        if all(message["role"] in ("system", "developer") for message in messages):
+            self.nothing_asked.add(index)
+        tools = any(message.get("tool_calls") or message["role"] in _OF_TOOLS for message in messages)
+        if not tools or self.builder is None or self.num_rendered == RENDERED:
+            return
+        self.num_rendered += 1
+        text = self.builder.rendered(messages, index)
+        gone = "" if isinstance(text, Finding) else _left_out(messages, text)
+        if gone:
+            self.first_left_out = self.first_left_out or gone
+            self.left_out.add(index)
 
     def _queue(self, index: int, prompt: Any, size: int) -> None:
         assert self.builder is not None
@@ -231,10 +274,35 @@ _TEMPLATE = 512
 """Tokens that a chat template may add."""
 
 
-def _key(prompt: Any) -> Hashable:
-    if isinstance(prompt, str):
-        return prompt
-    return tuple((message["role"], str(message.get("content"))) for message in prompt)
+_OF_TOOLS = ("tool", "function", "ipython")
+
+
+def _left_out(messages: Sequence[Any], text: str) -> str:
+    """The first tool call, or turn that is not the assistant's, that is not in the rendered text; empty: none."""
+    text = " ".join(text.split())
+    for number, message in enumerate(messages, start=1):
+        calls = (call.get("function") or call for call in message.get("tool_calls") or ())
+        names = [name for call in calls if (name := call.get("name"))]
+        if missing := next((name for name in names if name not in text), None):
+            return f"the call of `{missing}` in message {number}"
+        if message["role"] != "assistant" and " ".join(text_of(message).split()) not in text:
+            return f"message {number} ({message['role']})"
+    return ""
+
+
+def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
+    """Finds the tokens that a tokenizer takes out of any text for ends, beginnings and the like."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    names = {token.content for token in added if token.special and len(token.content) > 1}
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
+
+
+def _short_answer(row: Mapping[str, Any]) -> str | None:
+    """The answer to compare with that of another row; None: there is none, or a long one."""
+    value = next((row[name] for name in GOLD if row.get(name) is not None), None)
+    text = "" if value is None else plain(value if isinstance(value, str) else str(value))
+    text = text.rpartition("####")[2].strip()
+    return text if 0 < len(text) <= SHORT_ANSWER else None
 
 
 def _placed(what: str, name: str, index: int, line: Line) -> str:
@@ -265,19 +333,18 @@ def look_at(source: Source, builder: PromptBuilder | None, other: DistinctSample
 # ---- sources ----
 
 
-def jsonl_source(path: Path, name: str | None = None) -> Source:
-    """A JSONL file, read as it is: no copy is made of it. Raises `DataError` for an empty one."""
+def file_source(path: Path, name: str | None = None) -> Source:
+    """A file of lines, read as it is: no copy is made of it. Raises `DataError` for one that cannot be read."""
+    form = unusual(path)
     with path.open("rb") as stream:
         start = stream.read(COUNTED_BYTES)
     lines = max(start.count(b"\n"), 1)
-    about = max(1, path.stat().st_size * lines // max(len(start), 1))
-    if not start:
-        raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
     return Source(
         name=name or str(path),
-        rows=lambda: iter(jsonl_rows(path)),
-        about=about,
-        has_bom=start.startswith(b"\xef\xbb\xbf"),
+        rows=lambda: file_rows(path),
+        about=max(1, path.stat().st_size * lines // len(start)),
+        columns=csv_columns(path) if kind_of(path) == ".csv" else None,
+        form=form,
     )
 
 

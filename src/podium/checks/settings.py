@@ -244,22 +244,6 @@ def contradictions(setup: Setup) -> Iterator[Finding]:
             "is the model without it",
             fix="leave sync_ref_model out, or train all weights",
         )
-    if setup.train is not None and setup.train.source.is_stream:
-        if args.max_steps <= 0:
-            yield Finding(
-                code="C030",
-                severity="error",
-                what=f"{setup.train.name} is a stream without a length, and max_steps is not set",
-                fix=setup.line("max_steps", 500),
-            )
-        if args.dynamic_sampling:
-            yield Finding(
-                code="C030",
-                severity="error",
-                what=f"{setup.at('dynamic_sampling')} draws replacements from the whole dataset, which a stream does "
-                "not offer",
-                fix="load the dataset without streaming",
-            )
 
 
 def variables(setup: Setup) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from podium.checks.rows import Line, Source, dataset_source, jsonl_source
-from podium.data.files import READERS
+from podium.checks.rows import Line, Source, dataset_source, file_source
+from podium.data.files import kind_of
 from podium.data.loading import (
     DataSpec,
     Part,
@@ -22,6 +22,7 @@ from podium.data.loading import (
     load_data,
     part_splits,
     pass_rates_of,
+    train_rows,
     train_shape,
 )
 from podium.data.selection import Shape, Taking, as_difficulty, no_difficulty
@@ -73,9 +74,11 @@ def _raw(spec: DataSpec, part: Part) -> tuple[Source | None, Source | None]:
     """One part's training rows and held-out rows before they are shaped; both may be of one file."""
     name = spec.name if spec.datasets else part.name
     if is_lines(part.path) and not spec.filter:
-        train: Source | None = jsonl_source(Path(part.path).expanduser(), name)
-        held_out = None if spec.held_out is None or train is None else replace(train, name=f"{name} (held out)")
-        return train, held_out
+        there = {"train": file_source(Path(part.path).expanduser(), name)}
+        held = None if spec.eval_dataset is not None else held_out_rows(spec, part, there)
+        return train_rows(spec, part, there), None if held is None else replace(
+            held, name=f"{name} (held out)", form=""
+        )
     ends = _is_file(part.name)
     splits = part_splits(spec, part, streaming=ends)
     train = dataset_source(kept_rows(spec, part, splits), name, is_file=ends)
@@ -87,13 +90,13 @@ def _raw(spec: DataSpec, part: Part) -> tuple[Source | None, Source | None]:
 def _eval(spec: DataSpec) -> Source | None:
     name = Part(path=spec.eval_dataset).name
     if is_lines(name):
-        return jsonl_source(Path(name).expanduser(), name)
+        return file_source(Path(name).expanduser(), name)
     return dataset_source(eval_rows(spec, streaming=_is_file(name)), name, is_file=_is_file(name))
 
 
 def _is_file(name: str) -> bool:
     path = Path(name).expanduser()
-    return path.suffix in READERS and path.is_file()
+    return kind_of(path) is not None and path.is_file()
 
 
 # ---- shaping ----
@@ -120,11 +123,12 @@ def _shaped(source: Source | None, shape: Shape, gathering: Gathering, difficult
             is_row = isinstance(row, Mapping)
             if difficulty is not None and is_row:
                 as_difficulty(row.get(difficulty), difficulty, index, source.name)
-            yield line, take(row) if is_row else row
+            yield line, take(row) if is_row else None if shape.wants_held_out else row
         gathering.problems += take.findings(source.name)
 
     made = [key for key in ("prompt", "answer") if getattr(shape.columns, key) is not None]
-    columns = None if source.columns is None else tuple(dict.fromkeys([*source.columns, *made]))
+    stay = [name for name in source.columns or () if name not in shape.columns.taken]
+    columns = None if source.columns is None else tuple(dict.fromkeys([*stay, *made]))
     return replace(source, rows=rows, columns=columns)
 
 
@@ -160,5 +164,5 @@ def _joined(sources: Sequence[Source | None], name: str) -> Source | None:
         if None in columns
         else tuple(dict.fromkeys(itertools.chain.from_iterable(c or () for c in columns))),
         is_stream=any(source.is_stream for source in there),
-        has_bom=any(source.has_bom for source in there),
+        form=next((source.form for source in there if source.form), ""),
     )

@@ -131,6 +131,7 @@ RULES: tuple[Rule, ...] = (
             "D009": ERROR,
             "D010": ERROR,
             "D012": ERROR,
+            "D027": ERROR,
             "D029": ERROR,
             "D031": ERROR,
             "D033": ERROR,
@@ -138,9 +139,12 @@ RULES: tuple[Rule, ...] = (
         },
     ),
     Rule(data.shapes, {"D011": WARNING, "D012": WARNING, "D013": ERROR, "D014": ERROR, "M004": ERROR}),
+    Rule(data.turns, {"D042": WARNING, "D043": WARNING, "D044": WARNING}),
+    Rule(data.unasked_in_chat, {"D045": WARNING}),
     Rule(data.room, {"D015": WARNING}),
     Rule(data.enough, {"D022": ERROR, "D023": ERROR}),
-    Rule(data.repeats, {"D016": WARNING}),
+    Rule(data.streams, {"C030": ERROR}),
+    Rule(data.repeats, {"D016": WARNING, "D041": WARNING}),
     Rule(data.leaks, {"D017": WARNING}),
     Rule(data.unusable_answers, {"D018": ERROR}),
     Rule(data.mixed_types, {"D019": NOTE}),
@@ -177,7 +181,7 @@ def codes() -> frozenset[str]:
 def findings(setup: Setup) -> list[Finding]:
     """What all rules find: errors first, each kind in the order of the table."""
     found = [finding for rule in RULES for finding in _checked(rule, setup)]
-    return errors_first(found)
+    return errors_first(data.without_consequences(setup, found))
 
 
 def errors_first(found: Iterable[Finding]) -> list[Finding]:

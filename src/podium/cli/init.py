@@ -15,6 +15,10 @@ def init(
     data: Annotated[
         str | None, typer.Option("--data", help="Your rows: a CSV or JSONL file, or any dataset. Else an example.")
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="The column with the question, of --data. Else found by its name.")
+    ] = None,
+    answer: Annotated[str | None, typer.Option("--answer", help="Likewise, the column with the right answer.")] = None,
     task: Annotated[
         str | None, typer.Option("--task", help="What is rewarded: number, exact, json, code or format.")
     ] = None,
@@ -39,7 +43,7 @@ def init(
     task, machine = known(task, TASKS, "--task"), known(machine, MACHINES, "--machine")
     if data is None:
         data = _ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
-    own = look_at(data) if data else None
+    own = look_at(data, prompt, answer) if data else None
     task = task or _choose("What is rewarded?", TASKS, own.likely_task if own else "number", yes=yes)
     if own is not None:
         own.check(task)

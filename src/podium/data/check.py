@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from podium.data.columns import RESERVED, as_flags, likely
 from podium.data.row import TEXT_ONLY, check_row, listed, no_template, rename, row_problem
-from podium.errors import DataError
+from podium.errors import ConfigError, DataError
 from podium.records import Finding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from podium.config import GRPOConfig
     from podium.data.prompts import PromptBuilder
 
 logger = logging.getLogger(__name__)
-
-RESERVED_COLUMNS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
-"""Names under which reward functions get something else."""
 
 _SERVICES = ("trainer_state", "log_extra", "log_metric")
 
@@ -124,23 +123,22 @@ def _for_codes(codes: Iterable[str]) -> str:
     return f" ({', '.join(codes)})"
 
 
-def column_problems(columns: Sequence[str], name: str) -> list[Finding]:
-    """What is wrong with the columns of a dataset."""
-    findings = []
+def column_problems(columns: Sequence[str], name: str, *, by_keys: bool = False) -> list[Finding]:
+    """What is wrong with the columns of a dataset; `by_keys`: it is cured by keys of a recipe, else in Python."""
+    findings, taken = [], set[str | None]()
     if "prompt" not in columns:
-        findings.append(
-            row_problem("D001", None, f"no `prompt` column; the columns are {listed(columns)}", rename(columns, name))
-        )
-    findings += [
-        row_problem(
-            "D021" if column in _SERVICES else "D020",
-            None,
-            f"column `{column}` has a name that is reserved for what reward functions get",
-            f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")',
-        )
-        for column in RESERVED_COLUMNS
-        if column in columns
-    ]
+        fix = as_flags(columns) if by_keys else rename(columns, name)
+        what = f"no `prompt` column; the columns are {listed(columns)}"
+        findings.append(row_problem("D001", None, what, fix))
+        taken = set(likely(columns))  # a template takes these away
+    for column in (each for each in RESERVED if each in columns and each not in taken):
+        fix = f"name it otherwise in the data: `dataset_{column}`"
+        if column == "completions" and "answer" not in columns:
+            fix = 'answer: "{completions}"; or ' + fix
+        if not by_keys:
+            fix = f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")'
+        what = f"column `{column}` has a name that is reserved for what reward functions get"
+        findings.append(row_problem("D021" if column in _SERVICES else "D020", None, what, fix))
     findings += [
         row_problem("D036", None, f"column `{column}` holds images", TEXT_ONLY)
         for column in IMAGE_COLUMNS
@@ -309,6 +307,38 @@ def too_few(num_left: int, dropped: int, num_needed: int | None) -> list[Finding
             "generation_batch_size / num_generations prompts",
         )
     ]
+
+
+def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
+    """What settings ask of a dataset that a stream cannot give; `train`: it is trained on, else evaluated."""
+    if train and args.max_steps <= 0:
+        what = "max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted"
+        yield Finding(code="C030", severity="error", what=what, fix="max_steps: 500")
+    if train and args.dynamic_sampling:
+        what = "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer"
+        yield Finding(code="C030", severity="error", what=what, fix="dataset_streaming: false")
+    if getattr(args.accelerator_config, "dispatch_batches", None):
+        what = "Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`"
+        yield Finding(code="C030", severity="error", what=what, fix="accelerator_config: {dispatch_batches: false}")
+
+
+def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
+    """TRL's settings of accelerate and of dataloaders for streams. Raises `ConfigError` for what a stream cannot give.
+
+    Podium reads a stream itself, in order; the settings are for whoever asks the arguments, or gets a dataloader.
+    """
+    others = evaluation.values() if isinstance(evaluation, Mapping) else [evaluation]
+    if not any(each is not None and _is_stream(each) for each in (train, *others)):
+        return
+    for problem in stream_problems(args, train=_is_stream(train)):
+        raise ConfigError(f"{problem.what}.", code=problem.code, fix=problem.fix)
+    args.accelerator_config.dispatch_batches = False
+    if _is_stream(train) and args.dataloader_num_workers:
+        logger.warning(
+            "Iterable datasets require `dataloader_num_workers=0`; the %d that were set are left out.",
+            args.dataloader_num_workers,
+        )
+        args.dataloader_num_workers = 0
 
 
 def _is_stream(dataset: Any) -> bool:

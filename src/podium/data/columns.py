@@ -26,6 +26,17 @@ QUESTIONS = ("question", "prompt", "problem", "instruction", "query")
 ANSWERS = ("expert_answer", "answer", "solution", "completion", "output", "response", "target")
 """Usual names of columns, the likeliest first."""
 
+_ALSO_QUESTIONS = ("input", "text", "sentence", "messages", "conversations", "prompts")
+_ALSO_ANSWERS = ("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions")
+"""Names that are proposed and not assumed."""
+
+_NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
+"""Columns that are neither question nor answer."""
+
+RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
+"""Names under which reward functions get something else; a template that names such a column takes it away."""
+_RESERVED = frozenset(RESERVED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
@@ -62,11 +73,34 @@ class Columns:
         ([{'role': 'user', 'content': '1+1'}], '2')
         """
         made = dict(row)
+        if not _RESERVED.isdisjoint(made):
+            for name in self.taken:
+                made.pop(name, None)
         if self.prompt is not None or self.is_chat:
             made["prompt"] = self._prompt(row)
         if self.answer is not None or self.answer_from is not None:
             made["answer"] = self._final(self._whole_answer(row))
         return made
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Columns that do not stay, as reward functions get something else under their names.
+
+        >>> Columns(prompt="{prompts}").taken
+        ('prompts',)
+        """
+        written = [text for key in TEMPLATES if (text := getattr(self, key)) is not None and "{" in text]
+        named = {name for text in written for name in parse(text).columns} if written else set()
+        return tuple(name for name in RESERVED if name in named)
+
+    def identity(self, row: Mapping[str, Any]) -> Any:
+        """What a row asks, whatever the template writes around it: the columns that `prompt` names.
+
+        >>> [Columns(prompt=each).identity({"a": 1, "b": 2}) for each in ("{a} + {b} = ?", "Add {b} to {a}.", "{a}")]
+        ['1 2', '1 2', 1]
+        """
+        names = ("prompt",) if self.prompt is None else sorted(set(parse(self.prompt).columns))
+        return row.get(names[0]) if len(names) == 1 else " ".join(str(row.get(name)) for name in names)
 
     def question(self, row: Mapping[str, Any]) -> Any:
         """What the row asks, before anything is put in front of it: a text or messages."""
@@ -134,10 +168,15 @@ class Columns:
                 for column in self._named(key):
                     if not isinstance(example, Mapping) or example.get(column) is None:
                         has = _listed(example) if isinstance(example, Mapping) else f"`{example}`"
+                        written = getattr(self, key) is not None
+                        named = (
+                            f"which `{key}` names" if written else f"its {'answer' if key == 'answer' else 'question'}"
+                        )
+                        other = "" if written else f', or name its column: {key}: "{{COLUMN}}"'
                         return DataError(
-                            f"`examples`: number {number} has no `{column}`, which `{key}` names; it has {has}.",
+                            f"`examples`: number {number} has no `{column}`, {named}; it has {has}.",
                             code="D052",
-                            fix="Give every example the columns that the templates name.",
+                            fix=f"Give every example a `{column}`{other}.",
                         )
         return None
 
@@ -197,14 +236,45 @@ def answer_extractor(way: str) -> Extractor:
 
 
 def usual(names: Sequence[str]) -> tuple[str, str] | None:
-    """The columns with question and answer, by their usual names; None where one of them has none.
+    """The columns with question and answer, by their usual names, capitals aside; None where one of them has none.
 
-    >>> usual(["id", "question", "expert_answer"]), usual(["text"])
-    (('question', 'expert_answer'), None)
+    >>> usual(["id", "Question", "expert_answer"]), usual(["text"])
+    (('Question', 'expert_answer'), None)
     """
-    question = next((name for name in QUESTIONS if name in names), None)
-    answer = next((name for name in ANSWERS if name in names and name != question), None)
+    question = named(names, QUESTIONS)
+    answer = named([name for name in names if name != question], ANSWERS)
     return None if question is None or answer is None else (question, answer)
+
+
+def named(names: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """The column with the first of the wanted names, capitals aside."""
+    spelled = {name.casefold(): name for name in reversed(names)}
+    return next((spelled[name] for name in wanted if name in spelled), None)
+
+
+def likely(names: Sequence[str]) -> tuple[str, str | None]:
+    """The columns that may hold question and answer, for a cure: by their names, else the first and the next.
+
+    >>> likely(["id", "frage", "antwort"]), likely(["text", "label"]), likely(["x"])
+    (('frage', 'antwort'), ('text', 'label'), ('x', None))
+    """
+    rest = [name for name in names if name.casefold() not in _NOT_ASKED] or list(names) or ["COLUMN"]
+    answer = named(rest[1:] if len(rest) == 2 else rest, (*ANSWERS, *_ALSO_ANSWERS))
+    asked = [name for name in rest if name != answer] or rest
+    question = named(asked, (*QUESTIONS, *_ALSO_QUESTIONS)) or asked[0]
+    return question, answer or next((name for name in rest if name != question), None)
+
+
+def as_flags(names: Sequence[str]) -> str:
+    """What to type where no column is called `prompt`.
+
+    >>> as_flags(["frage", "antwort"])
+    '--prompt "{frage}" --answer "{antwort}"; in a recipe: prompt: "{frage}" and answer: "{antwort}"'
+    """
+    question, answer = likely(names)
+    told = {"prompt": question, **({} if answer in (None, "answer") else {"answer": answer})}
+    flags = " ".join(f'--{key} "{{{name}}}"' for key, name in told.items())
+    return f"{flags}; in a recipe: " + " and ".join(f'{key}: "{{{name}}}"' for key, name in told.items())
 
 
 def features(columns: Columns, given: Any) -> Any:
@@ -214,7 +284,7 @@ def features(columns: Columns, given: Any) -> Any:
     if given is None:
         return None
     text = Value("string")
-    made = dict(given)
+    made = {name: kind for name, kind in given.items() if name not in columns.taken}
     if columns.prompt is not None or columns.is_chat:
         asked = _type_of(parse(columns.prompt) if columns.prompt else Template(("", "prompt", "")), given)
         turns = List({"role": text, "content": text})

@@ -1,18 +1,166 @@
-"""Files of rows, looked at before `datasets` reads them, because it hides where in a file an error is."""
+"""Files of rows, read line by line, so that what is wrong in one is said with its place.
+
+    for line, row in file_rows(Path("rows.csv.gz")):
+        ...
+
+What a file is follows from its name (`.csv`, `.tsv`, `.jsonl`, `.json`, `.txt`, `.parquet`) and its first bytes:
+compression, encoding and the character between columns are recognised. What cannot be read is named with its cure.
+"""
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import contextlib
 import csv
+import gzip
 import json
-from collections.abc import Callable, Iterator, Sequence
+import lzma
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from io import TextIOWrapper
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn, cast
 
 from podium.errors import DataError
 from podium.records import Finding
 
 MAX_PROBLEMS = 20
+
+CHUNK = 50_000
+"""Rows that are made into a table at a time."""
+
+csv.field_size_limit(sys.maxsize)  # a long prompt is one field
+
+KINDS: Mapping[str, str] = {
+    ".jsonl": ".jsonl",
+    ".ndjson": ".jsonl",
+    ".json": ".json",
+    ".csv": ".csv",
+    ".tsv": ".csv",
+    ".tab": ".csv",
+    ".parquet": ".parquet",
+    ".txt": ".txt",
+}
+"""By suffix, how a file is read."""
+
+_OPENERS: Mapping[str, tuple[bytes, Callable[[Path], Any]]] = {
+    "gzip": (b"\x1f\x8b", gzip.GzipFile),
+    "bzip2": (b"BZh", bz2.BZ2File),
+    "xz": (b"\xfd7zXZ", lzma.LZMAFile),
+}
+"""By compression: how such a file begins, and how it is opened."""
+
+_COMPRESSED = (".gz", ".bz2", ".xz")
+
+_FOREIGN: Sequence[tuple[bytes, str, str]] = (
+    (b"\xd0\xcf\x11\xe0", "an Excel workbook (.xls)", "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd -o {stem} {path}"),
+    (b"7z\xbc\xaf", "a 7z archive", "7z x {path}"),
+    (b"SQLite format 3", "a SQLite database", 'sqlite3 -csv -header {path} "select * from TABLE" > {stem}.csv'),
+    (b"%PDF", "a PDF", "the table it was made from, as CSV"),
+    (b"ARROW1", "an Arrow file", "the folder that `save_to_disk` wrote, or a Parquet file"),
+    (b"version https://git-lfs", "a pointer of Git LFS, not the data", "git lfs pull"),
+    (b"<!doctype html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
+    (b"<html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
+)
+"""How other files begin, capitals aside, what they are, and how their rows are had."""
+
+_ENCODINGS: Sequence[tuple[bytes, str]] = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as UTF-16 does
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""By byte-order mark."""
+
+
+class Form(NamedTuple):
+    """What the name and the first bytes of a file say about it."""
+
+    kind: str
+    """A value of `KINDS`."""
+    compression: str = ""
+    encoding: str = "utf-8"
+
+    @property
+    def words(self) -> str:
+        """What is unusual about it; empty: nothing."""
+        code = "UTF-8 with a byte-order mark, which is skipped" if self.encoding == "utf-8-sig" else self.encoding
+        return ", ".join(filter(None, [self.compression, "" if code == "utf-8" else code.replace("utf", "UTF")]))
+
+
+def kind_of(path: Path) -> str | None:
+    """How a file of this name is read; None: it is not.
+
+    >>> kind_of(Path("rows.CSV.gz")), kind_of(Path("rows.xlsx"))
+    ('.csv', None)
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in _COMPRESSED:
+        suffixes.pop()
+    return KINDS.get(suffixes[-1]) if suffixes else None
+
+
+def form_of(path: Path) -> Form:
+    """What a file is.
+
+    Raises:
+        DataError: empty (D024), or nothing that is read (D030, D039).
+    """
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
+    with path.open("rb") as stream:
+        start = stream.read(256)
+    kind = kind_of(path)
+    if start.startswith(b"PAR1"):
+        return Form(".parquet")
+    _refuse_foreign(path, start)
+    if kind is None:
+        what = f"{path} is not a kind of file that is read: {', '.join(KINDS)}."
+        to = f"{path.stem}.jsonl"
+        raise DataError(what, code="D039", fix=f"write one JSON object a line to {to}, then dataset: {to}")
+    if kind == ".parquet":
+        shown = start[:4].decode("ascii", errors="backslashreplace")
+        what = f'{path} starts with "{shown}", not with "PAR1": it is not a Parquet file.'
+        raise DataError(what, code="D030", fix=f"write it again: pandas.DataFrame(rows).to_parquet('{path}')")
+    compression = next((name for name, (magic, _) in _OPENERS.items() if start.startswith(magic)), "")
+    if compression:
+        with _readable(path), _opened(path, compression) as stream:
+            start = stream.read(256)
+    return Form(kind, compression, _encoding(start))
+
+
+def _encoding(start: bytes) -> str:
+    marked = next((name for mark, name in _ENCODINGS if start.startswith(mark)), None)
+    if marked is not None:
+        return marked
+    nulls = [start[side::2].count(0) * 4 > len(start) for side in (0, 1)]  # Latin text in UTF-16 is half zeros
+    return {(True, False): "utf-16-be", (False, True): "utf-16-le"}.get((nulls[0], nulls[1]), "utf-8")
+
+
+def _refuse_foreign(path: Path, start: bytes) -> None:
+    """Raises D039 for a file that begins as one of another kind."""
+    what = fix = ""
+    if start.startswith(b"PK\x03\x04"):
+        names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+        if any(name.startswith("xl/") for name in names):
+            what, fix = "an Excel workbook (.xlsx)", "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"
+        else:
+            inside = next((name for name in names if kind_of(Path(name))), "the file in it")
+            what, fix = "a zip archive", f"unzip {{path}}, then dataset: {inside}"
+    else:
+        lower = start.lstrip().lower()
+        found = next((rest for magic, *rest in _FOREIGN if lower.startswith(magic.lower())), ["", ""])
+        what, fix = found
+    if what:
+        raise DataError(f"{path} is {what}.", code="D039", fix=fix.format(path=path, stem=path.with_suffix("")))
 
 
 def load_file(path: Path, *, streaming: bool) -> Any:
@@ -21,31 +169,45 @@ def load_file(path: Path, *, streaming: bool) -> Any:
     Raises:
         DataError: another kind of file, or one that cannot be read; bad lines by their numbers.
     """
-    from datasets import load_dataset
+    from datasets import IterableDataset, load_dataset
     from datasets.exceptions import DatasetGenerationError
 
-    if path.suffix not in READERS:
-        what = f"{path} is not a kind of file that is read: {', '.join(READERS)}."
-        raise DataError(what, code="D039", fix=_as_lines(path))
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
-    reader, check = READERS[path.suffix]
-    check(path)
+    if form_of(path).kind != ".parquet":
+        if not streaming:
+            return _table(good_rows(path))
+        for _ in good_rows(path):
+            pass  # a bad line is said before training, and not in the middle of it
+        return IterableDataset.from_generator(partial(good_rows, path))
     try:
-        options = _as_text(path) if reader == "csv" else {}
-        dataset = load_dataset(reader, data_files=str(path), split="train", streaming=streaming, **options)
+        return load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
     except (DatasetGenerationError, ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {root_cause(error)}", code="D039", fix=_as_lines(path)) from error
-    return dataset.rename_column("text", "prompt") if reader == "text" else dataset
+        fix = f"write it again: pandas.DataFrame(rows).to_parquet('{path}')"
+        raise DataError(f"{path} cannot be read: {root_cause(error)}", code="D039", fix=fix) from error
 
 
-def _as_lines(path: Path) -> str:
-    """How another kind of file becomes one that is read."""
-    to = f"{path.stem}.jsonl"
-    if path.suffix not in (".xls", ".xlsx"):
-        return f"write one JSON object a line to {to}, then dataset: {to}"
-    program = f"import pandas; pandas.read_excel('{path}').to_json('{to}', orient='records', lines=True)"
-    return f'python -c "{program}", then dataset: {to}'
+def _table(rows: Iterator[Mapping[str, Any]]) -> Any:
+    """A `Dataset` of rows, made in parts: as Python objects rows take several times as much memory."""
+    from datasets import concatenate_datasets
+
+    parts = []
+    while chunk := list(islice(rows, CHUNK)):
+        parts.append(dataset_of(chunk))
+    try:
+        return concatenate_datasets(parts)
+    except ValueError:  # a column of one type in one part and of another elsewhere
+        return dataset_of([row for part in parts for row in part])
+
+
+def dataset_of(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A `Dataset` of rows; a column that a row lacks is null there, one with values of several types holds them all."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+    try:
+        return Dataset.from_dict(columns)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return Dataset.from_dict(columns, on_mixed_types="use_json")
 
 
 def root_cause(error: BaseException) -> str:
@@ -55,20 +217,17 @@ def root_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
 
 
-def _as_text(path: Path) -> dict[str, Any]:
-    """A CSV file has no types: guessed ones make `007` a 7, and all answers `7.0` where one of them is missing."""
-    from datasets import Features, Value
-
-    names = {name: Value("string") for name in next(csv.reader(line for _, line in _lines(path)), [])}
-    return {"features": Features(names), "keep_default_na": False, "na_values": [""]}
+# ---- rows ----
 
 
-def _check_jsonl(path: Path) -> None:
-    """Every line an object, streamed: a large file is checked in constant memory."""
+def good_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file of lines. Raises one `DataError` of all that is wrong, before the end."""
     problems: list[Finding] = []
-    for _, row in jsonl_rows(path):
+    for _, row in file_rows(path):
         if isinstance(row, Finding):
             problems.append(row)
+        elif not problems:
+            yield row
         if len(problems) == MAX_PROBLEMS:
             break
     if problems:
@@ -81,17 +240,54 @@ def _check_jsonl(path: Path) -> None:
         )
 
 
-def jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Number of the line and row of every line that is not blank; in place of a bad row, what is wrong with it.
+def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
+    """Line and row of every row of a file of lines, in constant memory; in place of a bad row, what is wrong with it.
+
+    The line is None in JSON that is one list.
 
     Raises:
-        DataError: not UTF-8, or not one row.
+        DataError: a file that cannot be read, or has no row.
     """
-    number = 0
-    for number, line in _lines(path):
+    form = form_of(path)
+    empty = True
+    with _readable(path):
+        for numbered in _READERS[form.kind](path, form):
+            empty = False
+            yield numbered
+    if empty:
+        only = "only a header" if form.kind == ".csv" else "only white space"
+        raise DataError(f"{path} has no rows, {only}.", code="D024", fix="Write it again.")
+
+
+def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
+    """Those of a file with an object a line, whatever its name. Raises `DataError` (D024, D026, D039)."""
+    yield from _jsonl_rows(path, form_of(path)._replace(kind=".jsonl"))
+
+
+def csv_columns(path: Path) -> tuple[str, ...]:
+    """The columns of a CSV file, as its header names them. Raises `DataError` (D024, D026, D027, D039)."""
+    return tuple(name for name in _csv_header(path, _lines(path, form_of(path)))[2] if name)
+
+
+def unusual(path: Path) -> str:
+    """What a file of lines has that plain ones have not, in words; empty: nothing. Raises `DataError`."""
+    form = form_of(path)
+    separator = _csv_header(path, _lines(path, form))[0] if form.kind == ".csv" else ","
+    usual = separator == ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+    between = "" if usual else f"a table with {SEPARATORS.get(separator, separator)} between its columns"
+    return ", ".join(filter(None, [form.words, between]))
+
+
+def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
+    first = True
+    for number, line in _lines(path, form):
+        if line.isspace():
+            continue
+        if first and line.strip() in ("[", "{", "[{"):
+            what = f"{path} is JSON over several lines, where a .jsonl file has one object a line."
+            raise DataError(what, code="D004", fix=f"mv {path} {path.with_suffix('.json')}")
+        first = False
         yield number, _row_of(path, number, line.rstrip("\r\n"))
-    if number == 0:
-        raise DataError(f"{path} has no rows, only white space.", code="D024", fix="Write it again.")
 
 
 def _row_of(path: Path, number: int, line: str) -> Any:
@@ -102,6 +298,8 @@ def _row_of(path: Path, number: int, line: str) -> Any:
         return _bad("D004", what, _ONE_A_LINE)
     except _NotJSON as error:
         return _bad("D029", f"{path} line {number}: {error} is not JSON", _NULL)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
+        return _bad("D004", f"{path} line {number}: {error}", _ONE_A_LINE)
     if isinstance(row, dict):
         return row
     return _bad("D031", f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}", _OBJECT)
@@ -133,110 +331,138 @@ def _caret(line: str, column: int) -> str:
     return f"  {line[start : start + 80]}\n  {' ' * (column - 1 - start)}^"
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of every line that is not blank; what is not UTF-8 is named. A byte-order mark is skipped."""
-    with path.open("rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            if raw.isspace():
-                continue
-            try:
-                yield number, (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path} line {number}: byte 0x{raw[error.start]:02X} is not UTF-8; the file looks like cp1252 "
-                    "(Windows).",
-                    code="D026",
-                    fix=f"Convert it: iconv -f cp1252 -t utf-8 {path} > {path.stem}-utf8{path.suffix}",
-                ) from None
-
-
-def _all_text(path: Path) -> str:
-    """With its blank lines, so that lines can be counted in it."""
-    for _ in _lines(path):
-        pass
-    return path.read_text(encoding="utf-8-sig")
-
-
-def _check_json(path: Path) -> None:
+def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
     """A list of objects, or an object a line; anything else is named."""
-    first = next((line.lstrip()[0] for _, line in _lines(path)), "")
-    if first != "[":
-        _check_json_lines_or_object(path)
-        return
-    text = _all_text(path)
+    text = "".join(line for _, line in _lines(path, form))
     try:
         rows = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        line = text.splitlines()[error.lineno - 1] if text.splitlines() else ""
+        if not text.lstrip().startswith("["):  # more than one value: an object a line, or an error with its place
+            yield from _jsonl_rows(path, form)
+            return
         where = f"{path} line {error.lineno}, column {error.colno}"
-        what = f"{where}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
+        what = f"{where}: not valid JSON ({error.msg})\n{_caret(text.splitlines()[error.lineno - 1], error.colno)}"
         raise DataError(what, code="D004", fix="[{...}, {...}], or one object a line") from None
     except _NotJSON as error:
         raise DataError(f"{path}: {error} is not JSON", code="D029", fix=_NULL) from None
-    wrong = next((index for index, row in enumerate(rows) if not isinstance(row, dict)), None)
-    if wrong is not None:
-        kind = type(rows[wrong]).__name__
-        raise DataError(f"{path}: row {wrong} is {kind}; expected an object, {{...}}", code="D031", fix=_OBJECT)
+    if isinstance(rows, dict):
+        if any(isinstance(value, list) for value in rows.values()):
+            what = f"{path} is one object with the keys {', '.join(rows)}; rows are expected."
+            fix = "Write the list under one of these keys to a file of its own, or write one object a line (.jsonl)."
+            raise DataError(what, code="D031", fix=fix)
+        rows = [rows]
+    for index, row in enumerate(rows if isinstance(rows, list) else [rows]):
+        if not isinstance(row, dict):
+            what = f"{path}: row {index} is {type(row).__name__}; expected an object, {{...}}"
+            raise DataError(what, code="D031", fix=_OBJECT)
+        yield None, row
 
 
-def _check_json_lines_or_object(path: Path) -> None:
-    """One object over the whole file is not a list of rows; one object a line is."""
-    try:
-        whole = json.loads(_all_text(path))
-    except ValueError:
-        _check_jsonl(path)  # more than one value: an object a line, or an error with its place
-        return
-    keys = ", ".join(map(str, whole)) if isinstance(whole, dict) else ""
-    if isinstance(whole, dict) and any(isinstance(value, list) for value in whole.values()):
-        raise DataError(
-            f"{path} is one object with the keys {keys}; rows are expected.",
-            code="D031",
-            fix="Write the list under one of these keys to a file of its own, or write one object a line (.jsonl).",
-        )
+SEPARATORS: Mapping[str, str] = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
+"""Between the columns of a CSV file, in words; the first of them where two fit alike."""
 
 
-def _check_csv(path: Path) -> None:
-    """A name for every column, and as many fields in every line as in the header."""
-    reader = csv.reader(line for _, line in _lines(path))
-    header: Sequence[str] = next(reader, [])
-    twice = next((name for name in header if header.count(name) > 1), None)
+def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int, list[str]]:
+    """Separator, number of the header's line, and the columns, whose names may be empty; takes these lines."""
+    number, line = next(((number, line) for number, line in lines if line.strip()), (0, ""))
+    told = re.fullmatch(r"\"?sep=(.)\"?\s*", line)  # written by Excel
+    if told:
+        number, line = next(iter(lines), (number, ""))
+
+    def parts(separator: str) -> list[str]:
+        return [name.strip() for name in next(csv.reader([line], delimiter=separator), [])]
+
+    separator = told[1] if told else max(SEPARATORS, key=lambda each: len(parts(each)))
+    names = parts(separator)
+    twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
-        what = f"{path} line 1: the header names `{twice}` twice"
+        what = f"{path} line {number}: the header names `{twice}` twice"
         raise DataError(what, code="D027", fix=f"call one of them `{twice}_2`")
-    findings, num_problems = [], 0
-    for row in reader:
-        if not row or len(row) == len(header):
+    return separator, number, names
+
+
+def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
+    """Fields are text, empty ones null: guessed types make `007` a 7, and all answers `7.0` where one is missing.
+
+    Columns without a name (an index, separators at the ends of lines) and lines without a field are left out.
+    """
+    lines = _lines(path, form)
+    separator, header, names = _csv_header(path, lines)
+    reader = csv.reader((line for _, line in lines), delimiter=separator, strict=True)
+    while True:
+        start = header + reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            what = f"{path} line {start}: a quote that is not closed, or stands inside a field ({error})"
+            yield start, _bad("D027", what, 'write a quote inside a field twice, the field in quotes: "5"" wide"')
             continue
-        num_problems += 1
-        if num_problems <= MAX_PROBLEMS:
-            line = reader.line_num
-            what = f"{path} line {line} has {len(row)} fields, the header has {len(header)}"
-            findings.append(_bad("D027", what, f'quote fields that hold a comma in line {line}: "1,5"'))
-    if findings:
-        more = f"\n... and {num_problems - MAX_PROBLEMS} more." if num_problems > MAX_PROBLEMS else ""
-        what = "\n".join(finding.what for finding in findings) + more
-        raise DataError(what, code="D027", fix='quote fields that hold a comma: "1,5"', findings=findings)
+        if fields is None:
+            return
+        if not any(fields):
+            continue
+        if len(fields) < len(names) or any(fields[len(names) :]):
+            what = f"{path} line {header + reader.line_num} has {len(fields)} fields, the header has {len(names)}"
+            fix = f'quote fields that hold {SEPARATORS.get(separator, separator)} in line {start}: "1{separator}5"'
+            yield start, _bad("D027", what, fix)
+            continue
+        yield start, {name: field or None for name, field in zip(names, fields, strict=False) if name}
 
 
-def _check_parquet(path: Path) -> None:
-    with path.open("rb") as stream:
-        start = stream.read(4)
-    if start != b"PAR1":
-        shown = start.decode("ascii", errors="backslashreplace")
-        what = f'{path} starts with "{shown}", not with "PAR1": it is not a Parquet file.'
-        raise DataError(what, code="D030", fix=f"write it again: pandas.DataFrame(rows).to_parquet('{path}')")
+def _text_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
+    yield from ((number, {"prompt": line.rstrip("\r\n")}) for number, line in _lines(path, form) if line.strip())
 
 
-def _check_text(path: Path) -> None:
-    for _ in _lines(path):
-        pass
-
-
-READERS: dict[str, tuple[str, Callable[[Path], None]]] = {
-    ".jsonl": ("json", _check_jsonl),
-    ".json": ("json", _check_json),
-    ".csv": ("csv", _check_csv),
-    ".parquet": ("parquet", _check_parquet),
-    ".txt": ("text", _check_text),
+_READERS: Mapping[str, Callable[[Path, Form], Iterator[tuple[int | None, Any]]]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
+    ".csv": _csv_rows,
+    ".txt": _text_rows,
 }
-"""By suffix: the reader of `datasets`, and what is looked at before."""
+
+
+# ---- text ----
+
+
+def _lines(path: Path, form: Form) -> Iterator[tuple[int, str]]:
+    """Number and text of every line; what is no text is named."""
+    with _opened(path, form.compression) as stream, TextIOWrapper(stream, form.encoding, newline="") as text:
+        try:
+            yield from enumerate(text, start=1)
+        except UnicodeDecodeError as error:
+            raise _no_text(path, form, error) from None
+
+
+def _opened(path: Path, compression: str) -> IO[bytes]:
+    return cast(IO[bytes], _OPENERS[compression][1](path) if compression else path.open("rb"))
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """A compressed file that ends too early, or is damaged, is one message."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        what = f"{path} is damaged: {error}."
+        raise DataError(what, code="D039", fix="write or download it again") from error
+
+
+def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
+    """Names the first line that is not text in the file's encoding."""
+    if form.encoding not in ("utf-8", "utf-8-sig"):
+        what = f"{path} begins as {form.encoding.upper()} and goes on as something else ({error.reason})."
+        return DataError(what, code="D026", fix="write it again as UTF-8")
+    with _opened(path, form.compression) as stream:
+        for number, raw in enumerate(stream, start=1):
+            try:
+                raw.decode("utf-8")
+            except UnicodeDecodeError as bad:
+                western = re.search(rb"[\x80-\xff]{3}", raw) is None  # letters with accents stand alone
+                looks = (
+                    "; the file looks like cp1252 (Windows)" if western else ", and which encoding it is is not known"
+                )
+                code, to = "cp1252" if western else "ENCODING", f"{path.stem}-utf8{path.suffix}"
+                what = f"{path} line {number}: byte 0x{raw[bad.start]:02X} is not UTF-8{looks}."
+                fix = f"Convert it: iconv -f {code} -t utf-8 {path} > {to}; or in Excel: Save As, CSV UTF-8"
+                return DataError(what, code="D026", fix=fix)
+    raise error

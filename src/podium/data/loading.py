@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from podium.data.columns import Columns, Row, features
 from podium.data.conditions import Condition, filtered
-from podium.data.files import jsonl_rows
+from podium.data.files import file_rows, kind_of
 from podium.data.mixture import chosen, mixed, trl_mixture
 from podium.data.selection import Order, PassRates, Shape, Taking, in_order, read_pass_rates
 from podium.data.sources import load_splits
@@ -219,15 +219,18 @@ def part_splits(spec: DataSpec, part: Part, *, streaming: bool = False) -> Mappi
 def first_rows(spec: DataSpec, part: Part, count: int) -> list[Row]:
     """The first rows of a part's training split as they are, without reading the rest where that can be."""
     if is_lines(part.path):
-        rows: Iterator[Any] = (row for _, row in jsonl_rows(Path(part.path).expanduser()))
+        rows: Iterator[Any] = (row for _, row in file_rows(Path(part.path).expanduser()))
         return [dict(row) for row in itertools.islice(rows, count) if isinstance(row, Mapping)]
     splits = part_splits(spec, part, streaming=True)
     return list(itertools.islice(train_rows(spec, part, splits), count))
 
 
 def is_lines(path: Any) -> bool:
-    """Whether a dataset is a JSONL file, which is read as it is."""
-    return isinstance(path, (str, Path)) and str(path).endswith(".jsonl") and Path(path).expanduser().is_file()
+    """Whether a dataset is a file that is read line by line."""
+    if not isinstance(path, (str, Path)):
+        return False
+    file = Path(path).expanduser()
+    return kind_of(file) not in (None, ".parquet") and file.is_file()
 
 
 def pass_rates_of(spec: DataSpec) -> PassRates | None:
@@ -284,7 +287,7 @@ def _joined(spec: DataSpec, parts: Sequence[tuple[Part, Any]]) -> Any:
 
 def _taken(rows: Any, shape: Shape, name: str) -> Any:
     """The rows that a shape takes, shaped. Says how many went for their pass rates."""
-    names = rows.column_names
+    names = rows.column_names or list(next(iter(rows), ()))  # a stream may not know them
     if names:
         shape.columns.check_names(names, name)
     take = Taking(shape)
@@ -304,9 +307,11 @@ def _mapped(rows: Any, columns: Columns) -> Any:
     if not columns.changes:
         return rows
     made = features(columns, rows.features)
+    gone = [name for name in columns.taken if name in (rows.column_names or columns.taken)]
     if not hasattr(rows, "__len__"):
-        return rows.map(columns, features=made)
-    return rows.map(columns, features=made, load_from_cache_file=False)  # its key does not know this code's version
+        return rows.map(columns, features=made, remove_columns=gone)
+    # not from the cache, whose key does not know this code's version
+    return rows.map(columns, features=made, remove_columns=gone, load_from_cache_file=False)
 
 
 # ---- what a spec may not say ----

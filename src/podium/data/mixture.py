@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 from podium.data.files import root_cause
 from podium.data.sources import load_splits
-from podium.errors import DataError
+from podium.errors import DataError, as_line, hub_errors
 
 
 def mixed(parts: Mapping[str, Any], weights: Sequence[float | None], *, seed: int) -> Any:
@@ -114,7 +115,10 @@ def trl_mixture(
 def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
     """One split by its name. Raises `DataError` (D038)."""
     if wanted not in splits:
-        raise DataError(f"{name} has no split `{wanted}`, but {', '.join(splits)}.", code="D038", fix=f"Set `{key}`.")
+        near = (get_close_matches(wanted, splits) or [*splits, ""])[0]
+        raise DataError(
+            f"{name} has no split `{wanted}`, but {', '.join(splits)}.", code="D038", fix=as_line(key, near)
+        )
     return splits[wanted]
 
 
@@ -127,7 +131,7 @@ def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
         options = {key: part.get(key) for key in ("name", "data_dir", "data_files")}
         try:
             rows = load_dataset(path, split=split, streaming=streaming, **options)
-        except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
+        except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
             what = f"The part `{path}` of `datasets` cannot be had: {root_cause(error)}"
             raise DataError(what, code="D035", fix="Private or gated: `hf auth login`.") from error
     else:

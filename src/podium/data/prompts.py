@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from podium.data.check import describe
-from podium.data.row import check_row, no_template
+from podium.data.row import check_row, no_template, text_of
 from podium.errors import ConfigError, DataError, as_line
 from podium.records import Finding, Message, Prompt
 
@@ -181,7 +181,8 @@ class PromptBuilder:
     def _apply_template(self, messages: Sequence[Message], **how: Any) -> Any:
         continued = messages[-1]["role"] == "assistant"
         turn = {"add_generation_prompt": not continued, "continue_final_message": continued}
-        return self.tokenizer.apply_chat_template(list(messages), **{**turn, **self.chat_template_kwargs, **how})
+        plain = [m if isinstance(m.get("content"), str | None) else {**m, "content": text_of(m)} for m in messages]
+        return self.tokenizer.apply_chat_template(plain, **{**turn, **self.chat_template_kwargs, **how})
 
     def _too_long(self, num_tokens: int, row_index: int) -> Finding:
         return Finding(

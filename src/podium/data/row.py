@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from podium.data.columns import QUESTIONS, RESERVED, likely
 from podium.errors import did_you_mean
 from podium.records import Finding
 
@@ -14,9 +15,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_PROMPT_LIKE = ("question", "problem", "query", "instruction", "input", "messages", "conversations", "text")
-
-_LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
+LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
 TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
 
 
@@ -25,14 +24,15 @@ def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Find
     if not isinstance(row, Mapping):
         return row_problem("D006", index, f"the row is {shown(row)}", 'a row is a dict: {"prompt": ...}')
     if "prompt" not in row:
-        return row_problem("D001", index, f"no `prompt`; the row has {listed(row)}", rename(row))
+        fix = rename(row) if likely(list(row))[0] in (*QUESTIONS, *RESERVED) else LEAVE_OUT
+        return row_problem("D001", index, f"no `prompt`; the row has {listed(row)}", fix)
     prompt = row["prompt"]
     if isinstance(prompt, str):
         return _check_text(prompt, index)
     if isinstance(prompt, (list, tuple)):
         return _check_conversation(prompt, index, chat_template)
     if prompt is None:
-        return row_problem("D005", index, "prompt is null", _LEAVE_OUT)
+        return row_problem("D005", index, "prompt is null", LEAVE_OUT)
     wrapped = "; put the message into a list" if isinstance(prompt, Mapping) else ""
     return row_problem(
         "D006", index, f"prompt is {shown(prompt)}", f"a prompt is a string or a list of messages{wrapped}"
@@ -52,9 +52,9 @@ def no_template(row: int) -> Finding:
 
 def _check_text(text: str, index: int) -> Finding | None:
     if not text:
-        return row_problem("D002", index, "prompt is empty", _LEAVE_OUT)
+        return row_problem("D002", index, "prompt is empty", LEAVE_OUT)
     if text.isspace():
-        return row_problem("D003", index, "prompt is only whitespace", _LEAVE_OUT)
+        return row_problem("D003", index, "prompt is only whitespace", LEAVE_OUT)
     return _surrogate(text, index, "the prompt")
 
 
@@ -64,20 +64,20 @@ def _surrogate(text: str, index: int, where: str) -> Finding | None:
     if found is None:
         return None
     what = f"{where} has half a character (U+{ord(found[0]):04X}) at offset {found.start()}, which is not text"
-    return row_problem("D033", index, what, _LEAVE_OUT)
+    return row_problem("D033", index, what, LEAVE_OUT)
 
 
 def _check_conversation(messages: Sequence[Any], index: int, chat_template: str | None) -> Finding | None:
     if not messages:
-        return row_problem("D007", index, "the conversation has no messages", _LEAVE_OUT)
+        return row_problem("D007", index, "the conversation has no messages", LEAVE_OUT)
     for number, message in enumerate(messages, start=1):
         problem = _check_message(message, chat_template)
         if problem is not None:
             code, what, fix = problem
             return row_problem(code, index, f"message {number}{what}", fix)
-    if not any(_has_text(message.get("content")) for message in messages):
-        return row_problem("D003", index, "the conversation has no text in any message", _LEAVE_OUT)
-    texts = ((n, m["content"]) for n, m in enumerate(messages, start=1) if isinstance(m.get("content"), str))
+    if not any(text_of(message).strip() for message in messages):
+        return row_problem("D003", index, "the conversation has no text in any message", LEAVE_OUT)
+    texts = ((n, text_of(m)) for n, m in enumerate(messages, start=1))
     return next((bad for n, text in texts if (bad := _surrogate(text, index, f"message {n}"))), None)
 
 
@@ -103,10 +103,10 @@ def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, st
         return "D009", f"{role}: `content` missing; it has {listed(message)}", shape
     content = message["content"]
     if content is None:
-        return "D008", f"{role}: content is null", _LEAVE_OUT
+        return "D008", f"{role}: content is null", LEAVE_OUT
     if isinstance(content, str):
         return None
-    if not isinstance(content, (list, tuple)) or not all(isinstance(part, Mapping) for part in content):
+    if not isinstance(content, (list, tuple)) or not all(_is_part(part) for part in content):
         return "D009", f"{role}: content is {shown(content)}", shape
     kinds = {str(part.get("type")) for part in content} - {"text"}
     if kinds:
@@ -114,14 +114,23 @@ def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, st
     return None
 
 
+def _is_part(part: Any) -> bool:
+    """Whether a part of a content is of another kind than text, or has text."""
+    return isinstance(part, Mapping) and (part.get("type") != "text" or isinstance(part.get("text"), str))
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """A message's text; parts of text are joined.
+
+    >>> text_of({"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "+1"}]})
+    '1+1'
+    """
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content or ())
+
+
 def _names(chat_template: str | None, role: str) -> bool:
     return chat_template is not None and any(f"{mark}{role}{mark}" in chat_template for mark in "'\"")
-
-
-def _has_text(content: Any) -> bool:
-    if content is None or isinstance(content, str):
-        return bool(content and content.strip())
-    return any(_has_text(part.get("text")) for part in content)
 
 
 # ---- in words ----
@@ -135,9 +144,10 @@ def row_problem(code: str, row: int | None, what: str, fix: str) -> Finding:
 
 def rename(columns: Iterable[str], name: str = "dataset") -> str:
     """What to type so that the column with the question is called `prompt`."""
-    likely = next((column for column in _PROMPT_LIKE if column in set(columns)), None)
-    column = likely or "<the column with the prompt>"
-    return f'GRPO needs a column `prompt`: {name} = {name}.rename_column("{column}", "prompt")'
+    question, answer = likely(list(columns))
+    told = {question: "prompt", **({answer: "answer"} if answer in RESERVED else {})}
+    one = f'rename_column("{question}", "prompt")' if len(told) == 1 else f"rename_columns({told})".replace("'", '"')
+    return f"GRPO needs a column `prompt`: {name} = {name}.{one}"
 
 
 def listed(names: Iterable[Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,16 +35,26 @@ class Left(Enum):
     TOO_EASY = "solved too often"
 
 
-def fingerprint(prompt: Any) -> str:
-    """Names the content of a prompt: text or messages, white space and capitals aside. Hexadecimal, of sha256.
+def plain(prompt: Any) -> str:
+    """The content of a prompt, text or messages: white space, capitals and ways to write an accent aside.
 
-    >>> fingerprint("What is  1+1?") == fingerprint("what is 1+1?\\n")
-    True
+    >>> plain("What is  1+1?\\n")
+    'what is 1+1?'
     """
     if isinstance(prompt, (list, tuple)):
         turns = [[each.get("role"), each.get("content")] if isinstance(each, Mapping) else each for each in prompt]
         prompt = json.dumps(turns, ensure_ascii=False, default=str)
-    text = " ".join(str(prompt).casefold().split())
+    text = str(prompt)
+    return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).casefold().split())
+
+
+def fingerprint(prompt: Any) -> str:
+    """Names the content of a prompt (`plain`). Hexadecimal, of sha256.
+
+    >>> fingerprint("What is  1+1?") == fingerprint("what is 1+1?\\n")
+    True
+    """
+    text = plain(prompt)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -132,7 +143,7 @@ class Shape:
 
     def is_on_side(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is on the side that is asked for."""
-        return self.held_out is None or is_held_out(self.columns.question(row), self.held_out) is self.wants_held_out
+        return self.held_out is None or is_held_out(self.columns.identity(row), self.held_out) is self.wants_held_out
 
 
 @dataclass(slots=True)

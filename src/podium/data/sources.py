@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from podium.data import gym
-from podium.data.files import READERS, load_file, root_cause
+from podium.data.files import kind_of, load_file, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
-from podium.errors import ConfigError, DataError, as_line
+from podium.errors import ConfigError, DataError, as_line, hub_errors
 from podium.workers.functions import attribute, find_file, module_from_file
 
 _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
@@ -76,7 +76,7 @@ def check_exists(name: str, key: str = "dataset") -> None:
     path = Path(name).expanduser()
     if path.exists():
         return
-    if path.suffix in READERS or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if kind_of(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         near = _similar(path)
         fix = as_line(key, near[0]) if near else "the path of a file that is there, as seen from here (`ls`)"
         raise DataError(f"There is no file or folder {name}.{_listed(path, near)}", code="D025", fix=fix)
@@ -205,18 +205,63 @@ def _unreadable(name: str, what: str, error: BaseException, *, code: str, fix: s
 
 
 def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
-    """What `save_to_disk` wrote, or a folder of data files."""
+    """What `save_to_disk` wrote, or a folder of data files, of whatever kinds."""
     from datasets import DatasetDict, load_dataset, load_from_disk
     from datasets.exceptions import DatasetGenerationError
 
     saved = any((folder / file).is_file() for file in ("dataset_dict.json", "state.json"))
+    if not saved and (files := _files_by_split(folder)):
+        return {split: _together(folder, paths, streaming=streaming) for split, paths in files.items()}
     try:
         loaded = load_from_disk(str(folder)) if saved else load_dataset(str(folder), streaming=streaming)
-    except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
         what = f"The folder {folder} cannot be read as a dataset: {root_cause(error)}"
         fix = "dataset: a file in it (.jsonl, .csv, .parquet), or what `save_to_disk` wrote"
         raise _unreadable(str(folder), what, error, code="D039", fix=fix) from error
     return dict(loaded) if isinstance(loaded, (DatasetDict, dict)) else {"train": loaded}
+
+
+def _files_by_split(folder: Path) -> dict[str, list[Path]]:
+    """The data files of a folder by their splits, as `datasets` names them; none where a card or a script says which.
+
+    `datasets` would read the files of one kind and leave out the others.
+    """
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    card = folder / "README.md"
+    if any(folder.glob("*.py")) or (
+        card.is_file() and "configs:" in card.read_text(encoding="utf-8", errors="replace")
+    ):
+        return {}
+    try:
+        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    except (OSError, ValueError):  # no file at all, which `load_dataset` says
+        return {}
+    inside = folder.resolve()
+    kept = {
+        str(split): sorted(folder / Path(name).relative_to(inside) for name in names if kind_of(Path(name)))
+        for split, names in found.items()
+    }
+    return {split: paths for split, paths in kept.items() if paths}
+
+
+def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
+    """Files as one dataset. Raises `DataError` (D058) where their columns differ."""
+    from datasets import concatenate_datasets
+
+    parts = {path: load_file(path, streaming=streaming) for path in paths}
+    columns = {path: set(rows.column_names or next(iter(rows), ())) for path, rows in parts.items()}
+    for path in paths[1:]:
+        if columns[path] != columns[paths[0]]:
+            listed = (f"{each} has {', '.join(sorted(columns[each]))}" for each in (paths[0], path))
+            entries = ", ".join(f'{{path: {each}, prompt: "{{COLUMN}}", answer: "{{COLUMN}}"}}' for each in paths)
+            what = f"The files in {folder} have different columns: {'; '.join(listed)}."
+            raise DataError(what, code="D058", fix=f"dataset: one of them, or all with their columns: [{entries}]")
+    try:
+        return concatenate_datasets(list(parts.values()))
+    except ValueError as error:
+        what = f"The files in {folder} cannot be joined: {root_cause(error)}"
+        raise DataError(what, code="D058", fix="Write each column as one type in all files.") from error
 
 
 def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, Any]:
@@ -225,7 +270,7 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
 
     try:
         return dict(load_dataset(name, name=config, streaming=streaming))
-    except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
         path = Path(name)
         near = _listed(path, _similar(path)) if path.parent.is_dir() else ""
         what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had "

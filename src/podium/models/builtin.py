@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ModelError, as_line, did_you_mean
+from podium.errors import ModelError, as_line, did_you_mean, hub_errors
 
 PREFIX = "builtin:"
 
@@ -244,11 +244,10 @@ class _quiet:
 def _from_hub(name: str, model: BuiltinModel) -> str:
     """The hub's copy of the same model, in the hub's own cache."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return snapshot_download(model.hub_id, allow_patterns=["*.json", "*.safetensors", "*.txt"], etag_timeout=5)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except hub_errors() as error:
         raise ModelError(
             f"The built-in model `{name}` is not in the cache ({cache_root() / 'models'}), the package that carries it "
             f"is not installed, and {model.hub_id} cannot be had from the hub.",

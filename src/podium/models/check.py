@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ModelError, as_line
+from podium.errors import ModelError, as_line, hub_errors
 from podium.models.builtin import BUILTIN, PREFIX, builtin_model
 
 _TOKENIZER_FILES = (
@@ -250,7 +250,7 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         status = getattr(getattr(error, "response", None), "status_code", None)
         http = f" (HTTP {status})" if status else ""
         raise ModelError(f"`{name}` {reason}{http}.{near}", code="M002", fix=fix) from error
-    except OSError as error:
+    except hub_errors() as error:
         what = f"`{name}` is not a folder here, and the hub cannot be reached ({error}).{near}"
         raise ModelError(what, code="M002", fix=fetch) from error
 
@@ -260,12 +260,14 @@ def _hub_answers(name: str) -> bool:
 
     What the hub says of the name (not there, gated) is raised.
     """
-    import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=5)
-    except (httpx.TransportError, ConnectionError):  # the second: HF_HUB_OFFLINE
+    except HfHubHTTPError:
+        raise
+    except hub_errors():
         return False
     return True
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from podium.data import gym
 from podium.data.columns import Columns, usual
-from podium.data.loading import DataSpec, first_rows, part_splits
+from podium.data.loading import DataSpec, first_rows, is_lines, part_splits
 from podium.data.selection import is_held_out
 from podium.data.templates import parse
 from podium.errors import PodiumError
@@ -144,11 +144,17 @@ def _of_data(known: Mapping[str, Any]) -> dict[str, Any]:
     dataset = known.get("dataset")
     if not isinstance(dataset, str):
         return {}
-    spec = DataSpec(dataset=dataset, dataset_config=known.get("dataset_config"))
+    spec = DataSpec(
+        dataset=dataset,
+        dataset_config=known.get("dataset_config"),
+        dataset_train_split=str(known.get("dataset_train_split", "train")),
+    )
     try:
         [part] = spec.all_parts
         rows = first_rows(spec, part, LOOKED_AT)
-        has_test = "eval_dataset" in known or "test" in part_splits(spec, part, streaming=True)
+        has_test = "eval_dataset" in known or (
+            not is_lines(dataset) and "test" in part_splits(spec, part, streaming=True)
+        )
     except PodiumError:
         return {}
     if not rows:
@@ -161,7 +167,8 @@ def _of_data(known: Mapping[str, Any]) -> dict[str, Any]:
         made.pop("system", None)  # a conversation says itself how to answer
     elif "system" not in known and "answer_from" not in made and (example := _example(columns, rows)):
         made["examples"] = [example]
-    return made if has_test else {**made, "held_out": HELD_OUT}
+    sides = {is_held_out(columns.identity(row), HELD_OUT) for row in rows}  # of one question there is only one
+    return made if has_test or len(sides) == 1 else {**made, "held_out": HELD_OUT}
 
 
 def _example(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
@@ -171,7 +178,7 @@ def _example(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> dict[str, s
     for row in rows:
         text = {name: str(row.get(name)) for name in (*asked, *told) if row.get(name) is not None}
         fits = len(text) == len({*asked, *told}) and sum(map(len, text.values())) <= LONGEST_EXAMPLE
-        if len(told) == 1 and fits and not is_held_out(columns.question(row), HELD_OUT):
+        if len(told) == 1 and fits and not is_held_out(columns.identity(row), HELD_OUT):
             return {**text, told[0]: f"<answer>{text[told[0]]}</answer>"}
     return None
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.environment import without_secrets
-from podium.errors import ConfigError, HubError
+from podium.errors import ConfigError, HubError, hub_errors
 from podium.models.finding import ADAPTER, ModelSource, run_of
 from podium.shipping.card import CARD, card
 from podium.shipping.export import OF_THIS_MACHINE, describe
@@ -226,7 +226,6 @@ def send(files: Sequence[Sent], place: Place, *, title: str) -> str:
 @contextmanager
 def _one_message(repo: str) -> Iterator[None]:
     """What the hub's client raises, as one message without a traceback and without the token."""
-    import httpx
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     try:
@@ -239,7 +238,7 @@ def _one_message(repo: str) -> Iterator[None]:
         raise _refused(repo, error) from error
     except ValueError as error:  # the hub has read the card's metadata
         raise HubError(f"The hub refuses {repo}: {error}") from error
-    except (httpx.TransportError, ConnectionError) as error:
+    except hub_errors() as error:
         raise HubError(
             f"The hub cannot be reached ({type(error).__name__}); nothing was sent to {repo}.",
             fix="`--dry-run` shows what would be sent without it.",

@@ -56,7 +56,8 @@ def _values(folder: Path, choices: Choices, own: OwnData | None, *, dataset: str
         "answer": (own.answer if own else "answer") if task.answered else None,
         "answer_from": "after ####" if own and own.after_hashes and task.answered else None,
         "system": _system(choices.task, own),
-        "example": None if own else task.example,
+        "example": own.example(choices.task) if own else task.example,
+        "temperature": 1.0 if own else machine.temperature,  # as where a dataset alone is trained on
         "lora": lora,
         "rate": f"{max(machine.learning_rate, 2e-5) if lora else machine.learning_rate:g}".replace("e-0", "e-"),
         "tokens": max(task.tokens, machine.tokens),

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.data.columns import ANSWERS, QUESTIONS
-from podium.errors import ConfigError
+from podium.data.columns import ANSWERS, QUESTIONS, as_flags, named
+from podium.data.selection import is_held_out
+from podium.errors import ConfigError, did_you_mean
 from podium.extract import last_number
+from podium.recipe.assume import HELD_OUT, LONGEST_EXAMPLE
 from podium.start.choices import TASKS
 
 LOOKED_AT = 50
@@ -31,6 +33,8 @@ class OwnData:
     """Column; None: there is none."""
     conversations: bool
     """Whether the questions are conversations, which no template is put around."""
+    rows: tuple[Mapping[str, Any], ...]
+    """The first ones."""
     answers: tuple[Any, ...]
     """Of the first rows."""
     has_tests: bool
@@ -56,6 +60,19 @@ class OwnData:
         """Whether answers end with `#### 7`, as those of GSM8K do."""
         return bool(self.answers) and all("####" in str(answer) for answer in self.answers)
 
+    def example(self, task: str) -> tuple[str, str] | None:
+        """A short row that is not held out, with its answer in the form that a task wants: a turn in front of every
+        prompt, as small models follow an example and not a rule."""
+        form = _FORMS.get(task)
+        if form is None or self.answer is None or self.conversations or self.after_hashes:
+            return None
+        for row in self.rows:
+            asked, told = row[self.question], row[self.answer]
+            short = asked is not None and told is not None and len(f"{asked}{told}") <= LONGEST_EXAMPLE
+            if short and not is_held_out(asked, HELD_OUT):
+                return str(asked), form.format(told if isinstance(told, str) else json.dumps(told, ensure_ascii=False))
+        return None
+
     def check(self, task: str) -> None:
         """Raises `ConfigError` for a task that these rows cannot be judged by."""
         if task == "code" and not self.has_tests:
@@ -66,7 +83,8 @@ class OwnData:
         if TASKS[task].answered and task != "code" and self.answer is None:
             raise ConfigError(
                 f"{self.name} has no column with answers (looked for {', '.join(ANSWERS)}); `--task {task}` compares "
-                "with them. Rename the column, or take --task format."
+                "with them.",
+                fix='Name it: --answer "{COLUMN}"; or take --task format.',
             )
         fits = _FITS.get(task, lambda _: True)
         bad = next((answer for answer in self.answers if not fits(answer)), None)
@@ -77,33 +95,48 @@ class OwnData:
             )
 
 
-def look_at(name: str) -> OwnData:
-    """The columns of a dataset and its first answers.
+def look_at(name: str, question: str | None = None, answer: str | None = None) -> OwnData:
+    """The columns of a dataset and its first answers; the columns are found by their names where they are not given.
 
     Raises:
         DataError: it is not there, or cannot be read.
-        ConfigError: it has no column that can be the question.
+        ConfigError: it has no column that can be the question, or not the one that is given.
     """
     from podium.data.loading import DataSpec, load_data
 
     rows, _ = load_data(DataSpec(dataset=name, use_test_split="no"))
-    first = list(itertools.islice(rows, LOOKED_AT))
+    first = tuple(itertools.islice(rows, LOOKED_AT))
     columns = list(first[0]) if first else list(rows.column_names or ())
-    answer = _named(columns, ANSWERS)
-    question = _named([column for column in columns if column != answer], QUESTIONS)
+    answer = _given(answer, columns, "--answer", name) or named(columns, ANSWERS)
+    question = _given(question, columns, "--prompt", name) or named(
+        [each for each in columns if each != answer], QUESTIONS
+    )
     if question is None:
         raise ConfigError(
             f"{name}: which column is the question? It has {', '.join(columns) or 'none'}; none is named "
-            f"{', '.join(QUESTIONS)}. Rename one of them."
+            f"{', '.join(QUESTIONS)}.",
+            fix=as_flags(columns).partition(";")[0],
         )
     return OwnData(
         name=name,
         question=question,
         answer=answer,
+        rows=first,
         conversations=bool(first) and not isinstance(first[0][question], str),
         answers=tuple(row[answer] for row in first if row[answer] is not None) if answer else (),
         has_tests="tests" in columns,
     )
+
+
+def _given(written: str | None, columns: Sequence[str], flag: str, name: str) -> str | None:
+    """The column that a flag names, with or without braces."""
+    if written is None:
+        return None
+    column = written.removeprefix("{").removesuffix("}")
+    if column not in columns:
+        what = f"{flag}: {name} has no column `{column}`; it has {', '.join(columns)}."
+        raise ConfigError(what, fix=did_you_mean(column, columns) or f'{flag} "{{{next(iter(columns), "COLUMN")}}}"')
+    return column
 
 
 def from_folder(name: str, folder: Path) -> str:
@@ -112,12 +145,6 @@ def from_folder(name: str, folder: Path) -> str:
     if not path.exists() or path.is_absolute() or name.startswith("~"):
         return name
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-
-
-def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """The column with the first of these names, capitals aside."""
-    spelled = {column.casefold(): column for column in columns}
-    return next((spelled[name] for name in names if name in spelled), None)
 
 
 def _is_object(answer: Any) -> bool:
@@ -148,3 +175,5 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 }
 """Whether an answer can be used for it."""
 _NOUNS: Mapping[str, str] = {"json": "JSON object", "number": "number", "exact": "text"}
+_FORMS: Mapping[str, str] = {"json": "{}", "number": "<answer>{}</answer>", "exact": "<answer>{}</answer>"}
+"""By task, how an example shows an answer."""
