@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from podium.errors import ConfigError, DataError
+from podium.errors import DataError
 from podium.forward import TokenLogps
 from podium.losses import LossInputs
 from podium.packing import Pack, keep
@@ -105,8 +105,7 @@ class PromptOrder:
         self.shuffle = shuffle
         self.seed = seed
         self.is_stream = not hasattr(dataset, "__len__")
-        if self.is_stream and max_steps <= 0:
-            raise ConfigError("max_steps must be set: a streamed dataset has no length, so epochs cannot be counted.")
+        assert max_steps > 0 or not self.is_stream, "refused before: a stream's epochs cannot be counted"
         self.num_micro_steps = max_steps * plan.accumulation if self.is_stream else self._micro_steps_per_epoch()
         self._stream: Iterator[Mapping[str, Any]] | None = None
         self._read = 0

@@ -25,8 +25,8 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from podium import checkpoint, resume
-from podium.assembly import Parts, assemble
-from podium.config import GRPOConfig
+from podium.assembly import NOT_SUPPORTED, Parts, assemble
+from podium.config import GRPOConfig, refuse_unknown
 from podium.devices import kind_of
 from podium.health import Health
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
@@ -77,6 +77,7 @@ class GRPOTrainer(SavesWhole):
         peft_config: Any = None,
         **not_supported: Any,
     ) -> None:
+        refuse_unknown(GRPOTrainer, {name: None for name in not_supported if name not in NOT_SUPPORTED})
         parts = assemble(
             model,
             reward_funcs,

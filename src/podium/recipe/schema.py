@@ -20,7 +20,7 @@ from peft import LoraConfig
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from trl.scripts.grpo import GRPOScriptArguments
 
-from podium.config import CHOICES, RANGES, GRPOConfig
+from podium.config import CHOICES, RANGES, GRPOConfig, out_of_range
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
 from podium.errors import as_line, did_you_mean
@@ -56,6 +56,7 @@ OWN_KEYS: Mapping[str, Any] = {
 
 WIDER: Mapping[str, Any] = {
     "max_steps": int | None,
+    "fsdp": bool | str | None,
     "scale_rewards": str | bool,
     "on_reward_error": float | str | None,
     "resume_from_checkpoint": str | bool | None,
@@ -74,17 +75,30 @@ GONE: Mapping[str, str] = {
     "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
     "overwrite_output_dir": "leave it out",
     "logging_dir": "leave it out",
+    "resume": "write `resume_from_checkpoint`: `true` is the newest checkpoint",
+    "checkpoint": "write `resume_from_checkpoint`",
+    "epochs": "write `num_train_epochs`",
+    "lr": "write `learning_rate`",
+    "batch_size": "write `per_device_train_batch_size`; it counts completions",
+    "max_seq_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
+    "max_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
+    "group_by_length": "leave it out: packs have no padding, so nothing is gained by sorting",
+    "vllm_device": "leave it out: `vllm_mode: colocate` puts vLLM beside the trainer, `server` on a GPU of its own",
+    "vllm_dtype": "leave it out; a server has options of its own (`vllm serve --help`)",
+    "no_cuda": "write `use_cpu: true`",
     "activation_offloading": "leave it out: GRPO of TRL has no such setting either, and a pack bounds the activations "
     "already; make it smaller with `tokens_per_pack`, or set `gradient_checkpointing: true`",
     "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
+    "reward_functions": "write `reward_funcs`",
+    "max_tokens": "write `max_completion_length`",
 }
 """Keys of older transformers and TRL, and likely slips, with what to do."""
 
 _ADAPTER_WORDS = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "modules": "target_modules"}
 """What people call the arguments of `LoraConfig`."""
 
-_SENSIBLE: Mapping[str, Any] = {"held_out": 0.2}
-"""Values to type for keys that have no default."""
+_SENSIBLE: Mapping[str, Any] = {"held_out": 0.2, "max_steps": 100}
+"""Values to type for keys that have no default, or one that says nothing."""
 
 PART_TYPES: Mapping[str, Any] = {
     "path": str,
@@ -148,7 +162,7 @@ def config_keys() -> frozenset[str]:
 
 def unknown_key(key: str, known: Mapping[str, Any] | None = None, *, code: str = "C001") -> Mistake:
     """What to say about a key that is none; `known` are the keys of the mapping it is in (default: a recipe's)."""
-    fix = GONE.get(key) if known is None else None
+    fix = GONE.get(key)
     known = key_types() if known is None else known
     meant = _ADAPTER_WORDS.get(key)
     fix = fix or did_you_mean(key.replace("-", "_"), known)
@@ -260,14 +274,11 @@ def _choices_of(key: str) -> tuple[str, ...]:
 
 
 def _out_of_range(key: str, value: Any) -> Mistake | None:
-    if key not in _LIMITS or not isinstance(value, (int, float)):
+    wrong = out_of_range(key, value, _LIMITS)
+    if not wrong:
         return None
-    low, high, why = _LIMITS[key]
-    if low <= value <= high:
-        return None
-    bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
     code = "C011" if key.startswith("num_generations") else "C016"
-    return Mistake(what=f"`{key}` must be {bounds}, got {value:g}: {why}", code=code, fix=default_line(key))
+    return Mistake(what=f"`{key}` {wrong}", code=code, fix=default_line(key))
 
 
 # ---- annotations in words ----
