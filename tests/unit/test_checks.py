@@ -314,6 +314,8 @@ CONFIG = [
     Case(code="C032", keys={"optim": "adamw_torch_8bit"}, says=(f"run.yaml:{LAST}: optim is adamw_torch_8bit, which needs the package torchao",), cure="pip install torchao", severity="warning"),
     Case(code="C031", recipe="", keys={"model": None}, says=("run.yaml: no `model`",), cure="model: builtin:smollm2-135m-instruct"),
     Case(code="C033", keys={"rollout_device": "cuda:1"}, says=(f"run.yaml:{LAST}: rollout_device is 'cuda:1'",), cure="async_rollouts: 1"),
+    Case(code="C036", keys={"output_dir": "mine.py"}, says=(f"run.yaml:{LAST}: output_dir is mine.py, which is a file",), cure="output_dir: runs/first"),
+    Case(code="C037", keys={"beta": 100}, says=(f"run.yaml:{LAST}: beta is 100; usual is 0 to 1",), cure="beta: 0.0", severity="warning"),
     Case(code="C060", keys={"stages": [{"name": "a", "until": "rewards/rigt/mean > 1"}]}, says=("stage", f"run.yaml:{LAST}", "no metric `rewards/rigt/mean`"), cure="Did you mean `rewards/right/mean`?"),
     Case(code="C060", keys={"stages": [{"name": "a", "until": "done"}]}, says=(f"run.yaml:{LAST}", "`until: done` is not understood"), cure="flat for 20 steps", name="words"),
     Case(code="C061", keys={"filter": "answer"}, says=(f"run.yaml:{LAST}: `filter`: expected a comparison",), cure=""),
@@ -352,7 +354,7 @@ MODEL = [
     Case(code="M020", keys={"lora": {"target_modules": ["c_attn"]}}, says=(f"run.yaml:{LAST}: lora: target_modules c_attn name no layer", ), cure="all-linear"),
     Case(code="M020", keys={"lora": {"target_modules": ["q_proj", "lm_head"]}}, says=("names lm_head",), cure="take lm_head out", name="head"),
     Case(code="M021", keys={"router_aux_loss_coef": 0.01}, says=(f"run.yaml:{LAST}: router_aux_loss_coef is 0.01", "no router"), cure="leave router_aux_loss_coef out"),
-    Case(code="M022", model=other_shape, says=("embedding in the weights is 3 x 3, but config.json says 260 x 32",), cure="one place"),
+    Case(code="M022", model=other_shape, says=("`model.embed_tokens.weight` is 3 x 3 in the files and 260 x 32 by config.json", "that are not in the files"), cure="one place"),
 ]  # fmt: skip
 
 REWARDS = [

@@ -13,6 +13,7 @@ from podium.checks.public import unasked_model
 from podium.checks.setup import Setup
 from podium.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.models.loading import EIGHT_BITS_ON_CPU, bits_of
+from podium.models.weights import misfits
 from podium.records import Finding
 
 
@@ -22,24 +23,20 @@ def unasked(setup: Setup) -> Iterator[Finding]:
         yield unasked_model(setup.model.name)
 
 
+def weights(setup: Setup) -> Iterator[Finding]:
+    """Names and shapes in the files against those that the configuration describes."""
+    facts = setup.model
+    if facts is not None and facts.config is not None and facts.folder is not None:
+        yield from misfits(facts.name, facts.config, facts.tensors)
+
+
 def vocabulary(setup: Setup) -> Iterator[Finding]:
-    """A row of the embedding for every token, and the shapes that the configuration promises."""
+    """A row of the embedding for every token."""
     facts, tokenizer = setup.model, setup.tokenizer
     if facts is None or facts.config is None:
         return
-    text = facts.config.get_text_config()
-    promised = (text.vocab_size, text.hidden_size)
     shape = facts.embedding
-    if shape is not None and shape != promised:
-        yield Finding(
-            code="M022",
-            severity="error",
-            what=f"{facts.name}: the embedding in the weights is {shape[0]:,} x {shape[1]:,}, but config.json says "
-            f"{promised[0]:,} x {promised[1]:,} (vocab_size x hidden_size)",
-            why="the weights belong to another configuration; loading fails, or leaves random rows",
-            fix="copy config.json and the weights from one place again",
-        )
-    rows = promised[0] if shape is None else shape[0]
+    rows = facts.config.get_text_config().vocab_size if shape is None else shape[0]
     if tokenizer is not None and len(tokenizer) > rows:
         token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)
         yield Finding(
