@@ -123,7 +123,7 @@ def newest(folder: Path) -> Path | None:
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
         what = f"No checkpoint in {folder} can be resumed from:\n{listed}"
-        raise CheckpointError(what, fix="Start anew without resume_from_checkpoint.")
+        raise CheckpointError(what, fix="start again without resume_from_checkpoint")
     return None
 
 
@@ -146,12 +146,15 @@ def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
 def verified(checkpoint: Path) -> Path:
     """The checkpoint, if it is one and verifies; else `CheckpointError`. One of another trainer has no manifest."""
     if not (checkpoint / "trainer_state.json").is_file():
-        raise CheckpointError(f"{checkpoint} is not a checkpoint: it has no trainer_state.json.")
+        near = checkpoints(checkpoint.parent) if checkpoint.parent.is_dir() else []
+        listed = f" In {checkpoint.parent} there are {', '.join(p.name for p in reversed(near))}." if near else ""
+        what = "has no trainer_state.json" if checkpoint.exists() else "is not there"
+        fix = f"resume_from_checkpoint: {near[0] if near else 'true, which takes the newest in output_dir'}"
+        raise CheckpointError(f"{checkpoint} is not a checkpoint: it {what}.{listed}", fix=fix)
     wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else None
     if wrong is not None:
-        raise CheckpointError(
-            f"{checkpoint} is damaged: {wrong}. resume_from_checkpoint=True takes the newest checkpoint that is whole."
-        )
+        fix = "resume_from_checkpoint: true, which takes the newest that is whole"
+        raise CheckpointError(f"{checkpoint} is damaged: {wrong}.", fix=fix)
     return checkpoint
 
 

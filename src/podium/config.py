@@ -271,6 +271,8 @@ class GRPOConfig(trl.GRPOConfig):
         self._read_numbers()
         if self.max_steps is None:
             self.max_steps = -1
+        if str(self.fsdp).lower() in ("true", "false"):
+            self.fsdp = True if str(self.fsdp).lower() == "true" else None
         self._check_choices()
         self._check_ranges()
         self._check_refused()

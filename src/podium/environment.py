@@ -57,7 +57,7 @@ def describe(rewards: Sequence[Reward], dataset: Any) -> dict[str, Any]:
         "hardware": _hardware(),
         "command": without_secrets(_hidden_flags(sys.argv)),
         "git": _git(Path.cwd()),
-        "rewards": {reward.name: _source(reward) for reward in rewards},
+        "rewards": {reward.name: source(reward) for reward in rewards},
         "data": _data(dataset),
     }
 
@@ -120,11 +120,11 @@ def _git_says(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _source(reward: Reward) -> dict[str, str]:
+def source(reward: Reward) -> dict[str, str]:
     """Where a reward function stands, and the sha256 of that file."""
     function = getattr(reward.function, "func", reward.function)
     try:
-        file = inspect.getsourcefile(
+        file = getattr(function, "path", None) or inspect.getsourcefile(
             function if callable(function) and hasattr(function, "__code__") else type(function)
         )
         assert file is not None

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,7 +106,7 @@ class Health(TrainerCallback):
         if not (self.args.record and self._is_main):
             return
         with self._timed():
-            described = self._environment()
+            described = self.described
             self._watch = Watch(settings_of(described), ignored=self._ignored())
             self.folder.begin(resumed_step=state.global_step or None)
             self.folder.write_json(ENVIRONMENT, described)
@@ -278,7 +279,9 @@ class Health(TrainerCallback):
     def _is_main(self) -> bool:
         return self.args.process_index == 0
 
-    def _environment(self) -> dict[str, Any]:
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """The contents of `environment.json`."""
         parts = self.parts
         trained = sum(p.numel() for p in parts.policy.parameters() if p.requires_grad)
         return {
@@ -294,6 +297,14 @@ class Health(TrainerCallback):
             ),
             "settings": environment.without_secrets(self.args.to_dict()),
         }
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """For `resume.State`: what of it a run that goes on must have, too."""
+        adapters = getattr(self.parts.policy, "peft_config", None)
+        adapter = adapters[self.parts.policy.active_adapter].to_dict() if adapters else None
+        kept = {name: self.described[name] for name in ("settings", "model", "rewards", "data")}
+        return environment.without_secrets({**kept, "adapter": adapter})
 
     def _given(self) -> dict[str, Any]:
         """Without a recipe: the settings that are not the defaults."""

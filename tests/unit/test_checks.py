@@ -316,6 +316,8 @@ CONFIG = [
     Case(code="C033", keys={"rollout_device": "cuda:1"}, says=(f"run.yaml:{LAST}: rollout_device is 'cuda:1'",), cure="async_rollouts: 1"),
     Case(code="C036", keys={"output_dir": "mine.py"}, says=(f"run.yaml:{LAST}: output_dir is mine.py, which is a file",), cure="output_dir: runs/first"),
     Case(code="C037", keys={"beta": 100}, says=(f"run.yaml:{LAST}: beta is 100; usual is 0 to 1",), cure="beta: 0.0", severity="warning"),
+    Case(code="K001", keys={"resume_from_checkpoint": "runs/a/checkpoint-7"}, says=(f"run.yaml:{LAST}: resume_from_checkpoint: runs/a/checkpoint-7 is not a checkpoint", "it is not there"), cure="resume_from_checkpoint: true"),
+    Case(code="K002", keys={"resume_from_checkpoint": "runs/a/checkpoint-7"}, files={"runs/a/checkpoint-7/trainer_state.json": "{}", "runs/a/checkpoint-7/podium_state.json": '{"made_of": {"settings": {"beta": 0.5}}}'}, says=("checkpoint-7 was made of something else: beta 0.5 -> 0.0",), cure="to go on as before", severity="note"),
     Case(code="C060", keys={"stages": [{"name": "a", "until": "rewards/rigt/mean > 1"}]}, says=("stage", f"run.yaml:{LAST}", "no metric `rewards/rigt/mean`"), cure="Did you mean `rewards/right/mean`?"),
     Case(code="C060", keys={"stages": [{"name": "a", "until": "done"}]}, says=(f"run.yaml:{LAST}", "`until: done` is not understood"), cure="flat for 20 steps", name="words"),
     Case(code="C061", keys={"filter": "answer"}, says=(f"run.yaml:{LAST}: `filter`: expected a comparison",), cure=""),

@@ -6,16 +6,22 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from peft import LoraConfig
+
+from podium import checkpoint, environment
 from podium.assembly import plan_of
 from podium.checks.setup import Setup
-from podium.errors import PodiumError
+from podium.errors import CheckpointError, PodiumError
 from podium.losses import CORRECTIONS
 from podium.preflight import missing_packages, refusals
 from podium.recipe.assume import assumed_words
 from podium.recipe.schema import default_line
 from podium.records import Finding
+from podium.resume import differences
 
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
@@ -312,6 +318,27 @@ def contradictions(setup: Setup) -> Iterator[Finding]:
             f"{args.max_steps} ends the run",
             fix="keep one of the two",
         )
+
+
+def resumed(setup: Setup) -> Iterator[Finding]:
+    """A checkpoint to go on from that is not there, is damaged, or is of another run than this one."""
+    args = setup.args
+    if args is None or not setup.resume or (setup.model is not None and setup.model.config is None):
+        return
+    try:
+        found = Path(str(checkpoint.to_resume_from(Path(str(args.output_dir)), asked=setup.resume)))
+    except CheckpointError as error:
+        yield replace(_of(setup, error), what=f"{setup.at('resume_from_checkpoint')}: {error.what}")
+        return
+    adapter = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **setup.lora}).to_dict()
+    now: dict[str, Any] = {
+        "settings": args.to_dict(),
+        "rewards": {reward.name: environment.source(reward) for reward in setup.rewards},
+        "adapter": adapter,
+        "model": {"name": setup.model and setup.model.config and setup.model.config._name_or_path},
+    }
+    for finding in differences(found, environment.without_secrets(now)):
+        yield replace(finding, what=f"{setup.at('resume_from_checkpoint')}: {finding.what}")
 
 
 def variables(setup: Setup) -> Iterator[Finding]:

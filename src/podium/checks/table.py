@@ -97,6 +97,7 @@ RULES: tuple[Rule, ...] = (
     Rule(settings.assumed, {"C040": NOTE}),
     Rule(settings.variables, {"C020": ERROR}),
     Rule(settings.contradictions, {"C004": ERROR, "C030": ERROR, "C036": ERROR}),
+    Rule(settings.resumed, {"K001": ERROR, "K002": NOTE}),
     Rule(settings.packages, {"C032": WARNING}),
     Rule(settings.vllm, {"C032": WARNING, "C034": WARNING}),
     Rule(settings.filters, {"C035": WARNING}),

@@ -23,6 +23,7 @@ from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
     PART_TYPES,
     Mistake,
+    beyond_limits,
     check_key,
     check_type,
     config_keys,
@@ -193,6 +194,7 @@ class _Reading:
                 self.say_of(unknown_key(key, types), *place, key)
                 continue
             passed[key], mistake = check_type(key, value, types[key])
+            mistake = mistake or beyond_limits(key, passed[key])
             if mistake is not None:
                 self.say_of(mistake, *place, key)
         return passed

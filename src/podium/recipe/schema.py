@@ -122,6 +122,9 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "eval_samples": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
     "eval_temperature": (1e-6, 100.0, "0.001 draws the likeliest completion"),
     "eval_rows": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
+    **{key: (1, float("inf"), "it is the rank of an adapter's matrices") for key in ("r", "lora_r")},
+    "lora_alpha": (1e-9, float("inf"), "it scales the adapter, and 0 takes it away"),
+    "lora_dropout": (0.0, 1.0, "it is a probability"),
     "held_out": (0.001, 0.999, "it is the share of the prompts that are not trained on"),
 }
 
@@ -190,7 +193,7 @@ def _defaults() -> Mapping[str, Any]:
 def check_key(key: str, value: Any) -> tuple[Any, Mistake | None]:
     """The value of a top-level key in its own type, or what is wrong with it."""
     checked, mistake = check_type(key, value, key_types()[key])
-    return checked, mistake or _wrong_choice(key, checked) or _out_of_range(key, checked)
+    return checked, mistake or _wrong_choice(key, checked) or beyond_limits(key, checked)
 
 
 def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, Mistake | None]:
@@ -273,7 +276,8 @@ def _choices_of(key: str) -> tuple[str, ...]:
     return ()
 
 
-def _out_of_range(key: str, value: Any) -> Mistake | None:
+def beyond_limits(key: str, value: Any) -> Mistake | None:
+    """What is wrong with a number that is out of its range."""
     wrong = out_of_range(key, value, _LIMITS)
     if not wrong:
         return None
