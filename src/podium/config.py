@@ -486,7 +486,7 @@ _NUMBERS = {"class", "int", "float", "bool", "None", "NoneType", "Optional", "Un
 
 def refuse_unknown(cls: type, given: Mapping[str, Any]) -> None:
     """Raises `TypeError` for an argument that a class does not take, with the name that was meant."""
-    known = inspect.signature(cls.__init__).parameters
+    known = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     for name in given:
         if name not in known:
             from podium.recipe.schema import config_keys, unknown_key

@@ -30,6 +30,7 @@ from podium.monitors import Watch, settings_of
 from podium.probe import WeightProbe
 from podium.recording import RunFolder, joined, rollout_rows
 from podium.records import Finding, ScoredGroup, StepMetrics
+from podium.redaction import without_secrets
 from podium.run import CONFIG, ENVIRONMENT, Run
 
 logger = logging.getLogger(__name__)
@@ -208,7 +209,10 @@ class Health(TrainerCallback):
         self.found.append(finding)
         self.folder.add_finding(finding)
         self.measured.add("train", {f"finding/{finding.code}": 1.0})
-        logger.log(LEVELS[finding.severity], "%s %s Fix: %s", finding.code, finding.what, finding.fix)
+        ends = self._wish(finding) == "stop"
+        level = LEVELS[finding.severity] if ends else min(LEVELS[finding.severity], logging.WARNING)
+        on = "" if ends or finding.severity != "error" else " (the run goes on; `strict: true` would end it)"
+        logger.log(level, "%s %s Fix: %s%s", finding.code, finding.what, finding.fix, on)
 
     def _wish(self, finding: Finding) -> str | None:
         asked = self._wishes.get(finding.code)
@@ -295,7 +299,7 @@ class Health(TrainerCallback):
             "reward_weights": dict(
                 zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
             ),
-            "settings": environment.without_secrets(self.args.to_dict()),
+            "settings": without_secrets(self.args.to_dict()),
         }
 
     @property
@@ -304,11 +308,11 @@ class Health(TrainerCallback):
         adapters = getattr(self.parts.policy, "peft_config", None)
         adapter = adapters[self.parts.policy.active_adapter].to_dict() if adapters else None
         kept = {name: self.described[name] for name in ("settings", "model", "rewards", "data")}
-        return environment.without_secrets({**kept, "adapter": adapter})
+        return without_secrets({**kept, "adapter": adapter})
 
     def _given(self) -> dict[str, Any]:
         """Without a recipe: the settings that are not the defaults."""
         defaults = {f.name: f.default for f in dataclasses.fields(self.args)}
         settings = {name: x for name, x in self.args.to_dict().items() if x is not None and x != defaults.get(name)}
         named = {"model": getattr(self.parts.policy.config, "_name_or_path", "")}
-        return environment.without_secrets({**named, "rewards": [r.name for r in self.parts.rewards], **settings})
+        return without_secrets({**named, "rewards": [r.name for r in self.parts.rewards], **settings})

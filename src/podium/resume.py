@@ -21,12 +21,12 @@ from safetensors.torch import load_model, save_model
 
 from podium import ahead
 from podium.ahead import Sampled
-from podium.environment import without_secrets
 from podium.errors import CheckpointError, PodiumError
 from podium.losses import EntropyControl
 from podium.models.loading import Reference
 from podium.precision import ProductPrecision
 from podium.records import Finding
+from podium.redaction import without_secrets
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rounds import Plan, Round, from_arrays, to_arrays
 

@@ -9,6 +9,7 @@ nothing but the numbers of micro-steps; all rollout work of an optimizer step ha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
@@ -34,6 +35,7 @@ from podium.health import Health
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
+from podium.occupied import occupying
 from podium.out_of_memory import explained, fewer_rows, held_by, smaller_packs
 from podium.packing import Pack, keep, nothing, pack
 from podium.precision import release_free_memory
@@ -412,19 +414,20 @@ class GRPOTrainer(SavesWhole):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`. `True` resumes from the newest checkpoint that verifies."""
-        self._step_started = time.perf_counter()
-        folder = Path(self.args.output_dir)
-        if self.is_world_process_zero():
-            checkpoint.sweep(folder)
-        found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
-        if found is not None:
-            self._refuse_others(Path(found))
-        if self.is_world_process_zero() and resume_from_checkpoint is not True:
-            make_room(folder, found)
-        result = self._train(found, **kwargs)
-        while (healthy := self.health.back_to()) is not None:
-            result = self._train(str(healthy), **kwargs)
-        return result
+        folder = Path(str(self.args.output_dir))
+        with occupying(folder) if self.is_world_process_zero() else contextlib.nullcontext():
+            self._step_started = time.perf_counter()
+            if self.is_world_process_zero():
+                checkpoint.sweep(folder)
+            found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
+            if found is not None:
+                self._refuse_others(Path(found))
+            if self.is_world_process_zero() and resume_from_checkpoint is not True:
+                make_room(folder, found)
+            result = self._train(found, **kwargs)
+            while (healthy := self.health.back_to()) is not None:
+                result = self._train(str(healthy), **kwargs)
+            return result
 
     def _refuse_others(self, found: Path) -> None:
         """Raises `CheckpointError` where this run cannot go on from a checkpoint; says what has changed since it."""

@@ -8,19 +8,25 @@ Each case says what was done, and what `podium check` or the trainer says now. C
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import typer
 import yaml
 from peft import LoraConfig
 
 from podium import GRPOConfig, GRPOTrainer
 from podium.checks import check_recipe
-from podium.errors import CheckpointError, PodiumError
+from podium.errors import CheckpointError, ConfigError, PodiumError
 from podium.records import Finding
 from podium.testing import save_tiny_model
 
@@ -394,6 +400,326 @@ def test_check_of_a_resumed_run(run: Callable, now: Callable) -> None:
     now(" / ".join(said))
     assert any("optim is adafactor, and checkpoint-1 holds the state of adamw_torch" in what for what in said)
     assert any("holds all weights, and an adapter is trained here" in what for what in said)
+
+
+# ---- the folder of a run ----
+
+
+class Full:
+    """Writes fail as on a full disk: torch hides the system's error, safetensors quotes it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+        import shutil
+
+        import torch
+
+        def save(*_: Any, **__: Any) -> None:
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 5120 vs 5012")
+
+        def write(*_: Any, **__: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        if where == "optimizer":
+            monkeypatch.setattr(torch, "save", save)
+            usage = shutil.disk_usage("/")
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+        elif where == "weights":
+            monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", write)
+        else:
+            monkeypatch.setattr("pyarrow.parquet.write_table", write)
+
+
+@pytest.mark.parametrize(
+    ("where", "file"),
+    [
+        pytest.param("optimizer", "run/checkpoint-2", marks=pytest.mark.defect("T8", "the optimizer's state does not fit")),
+        pytest.param("weights", "run/checkpoint-2", marks=pytest.mark.defect("T8", "the weights do not fit")),
+        pytest.param("record", "run/rollouts/0000002-0.parquet", marks=pytest.mark.defect("T8", "the record does not fit")),
+    ],
+)
+def test_a_full_disk(run: Callable, where: str, file: str, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
+    from podium import checkpoint
+
+    run(max_steps=1).train()
+    with monkeypatch.context() as full:
+        trainer = run()
+        Full(full, where)
+        with pytest.raises(CheckpointError) as error:
+            trainer.train(resume_from_checkpoint=True)
+    now(str(error.value).replace(str(Path.cwd()), "."))
+    assert f"{file} cannot be written: the disk is full" in str(error.value)
+    assert "--resume_from_checkpoint true goes on from" in str(error.value)
+    assert not list(Path("run").glob(".tmp-*"))
+    assert checkpoint.damage(Path("run/checkpoint-1")) is None
+    run().train(resume_from_checkpoint=True)
+
+
+@pytest.mark.defect("T8", "the final model does not fit")
+def test_a_full_disk_at_the_end(run: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
+    trainer = run(max_steps=1)
+    trainer.train()
+    Full(monkeypatch, "weights")
+    with pytest.raises(CheckpointError, match="model.safetensors cannot be written: the disk is full") as error:
+        trainer.save_model("run")
+    now(str(error.value))
+
+
+@pytest.mark.defect("T10", "the run's folder is deleted")
+def test_the_folder_is_deleted(run: Callable, now: Callable) -> None:
+    from transformers import TrainerCallback
+
+    class Deletes(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                shutil.rmtree("run")
+
+    with pytest.raises(CheckpointError) as error:
+        run(callbacks=[Deletes()], max_steps=3).train()
+    now(str(error.value).replace(str(Path.cwd()), "."))
+    assert "its folder is gone, removed or renamed while the run was writing there" in str(error.value)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Any:
+    """`other(folder)`: another process that trains there, until it is killed."""
+    code = (
+        "import fcntl, json, os, socket, sys, psutil\n"
+        "file = open(sys.argv[1] + '/.running', 'a+')\n"
+        "if sys.argv[2] == 'flock': fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "me = psutil.Process()\n"
+        "file.write(json.dumps({'host': sys.argv[3] or socket.gethostname(), 'pid': me.pid, 'began': me.create_time()}))\n"
+        "file.flush(); print('there', flush=True); sys.stdin.read()\n"
+    )
+    started = []
+
+    def start(folder: Path, *, kind: str = "flock", host: str = "") -> subprocess.Popen[str]:
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-c", code, str(folder), kind, host]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline().strip() == "there"
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.defect("T9", f"a second run, {kind}")) for kind in ("flock", "no flock")])
+def test_two_runs_in_one_folder(kind: str, run: Callable, other: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
+    if kind == "no flock":
+        without_flock(monkeypatch)
+    trainer = run()
+    process = other(Path("run"), kind=kind)
+    Path("run/metrics.jsonl").write_text("")
+    for attempt in (lambda: trainer.train(), lambda: trainer.train(resume_from_checkpoint=True)):
+        with pytest.raises(ConfigError) as error:
+            attempt()
+        assert f"where another run is writing: process {process.pid} on" in str(error.value)
+    [found] = [each for each in check(output_dir="run") if each.code == "C036"]
+    now(f"{found.what}; fix: {found.fix}")
+    assert f"process {process.pid} on" in found.what
+    assert Path("run/metrics.jsonl").exists(), "nothing was moved"
+    process.kill()
+    process.wait()
+    assert not [each for each in check(output_dir="run") if each.code == "C036"]
+    trainer.train()
+    assert not Path("run/.running").exists()
+
+
+@pytest.mark.defect("T9", "a lock of another machine, where there is no flock")
+def test_a_lock_of_another_machine(run: Callable, other: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
+    without_flock(monkeypatch)
+    trainer = run()
+    other(Path("run"), kind="no flock", host="node7")
+    with pytest.raises(ConfigError, match=r"on node7") as error:
+        trainer.train()
+    now(str(error.value).replace(str(Path.cwd()), "."))
+    assert f"if it runs no more: rm {Path.cwd()}/run/.running" in str(error.value)
+    Path("run/.running").unlink()
+    trainer.train()
+
+
+@pytest.mark.defect("N", "a lock that a killed run's worker has inherited")
+def test_a_lock_that_was_inherited(run: Callable, other: Callable) -> None:
+    process = other(Path("run"))
+    holder = Path("run/.running")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    holder.write_text(json.dumps({**json.loads(holder.read_text()), "pid": dead.pid}))
+    assert process.poll() is None
+    run().train()
+
+
+@pytest.mark.defect("N", "one trainer after another in one process and one folder")
+def test_one_after_another(run: Callable) -> None:
+    run(max_steps=1).train()
+    run(max_steps=1).train()
+    assert Path("run/earlier-1/checkpoint-1").is_dir()
+
+
+@pytest.mark.defect("H13", "model.safetensors, of the final model and of a checkpoint")
+def test_permissions_of_weights(run: Callable, now: Callable) -> None:
+    before = os.umask(0o027)
+    try:
+        trainer = run(max_steps=1)
+        trainer.train()
+        trainer.save_model("run")
+    finally:
+        os.umask(before)
+    modes = {str(path): oct(path.stat().st_mode & 0o777) for path in Path("run").rglob("*.safetensors")}
+    now(str(modes))
+    assert modes == {"run/model.safetensors": "0o640", "run/checkpoint-1/model.safetensors": "0o640"}
+
+
+@pytest.mark.defect("H14", "SIGTERM: a checkpoint, and how to go on")
+def test_sigterm(run: Callable, capsys: pytest.CaptureFixture[str], now: Callable) -> None:
+    from transformers import TrainerCallback
+
+    from podium import checkpoint
+    from podium.cli.train import TERMINATED, resumable
+    from podium.saving import StopsOnTerm
+
+    class Terminates(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    stop = StopsOnTerm()
+    trainer = run(callbacks=[Terminates(), stop], max_steps=6, save_strategy="no")
+    with pytest.raises(typer.Exit) as ended, resumable([Path("run")], stop, is_main=True):
+        trainer.train()
+    said = capsys.readouterr().err
+    now(" ".join(said.split()))
+    assert ended.value.exit_code == TERMINATED == 143
+    assert "SIGTERM: a checkpoint is saved after this step" in said
+    assert "To go on from run/checkpoint-2: the same command with --resume_from_checkpoint true" in said
+    assert trainer.state.global_step == 2
+    assert checkpoint.damage(Path("run/checkpoint-2")) is None
+
+
+def pickled_weights(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": Path("x")}, folder / "pytorch_model.bin")
+
+
+def pickled_optimizer(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    torch.save({"a": Path("x")}, folder / "optimizer.pt")
+
+
+def empty_state(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    (folder / "trainer_state.json").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        pytest.param(pickled_weights, "a pickle that holds more than tensors and numbers; nothing in it was run", marks=pytest.mark.defect("B11", "resume from a pickle of weights")),
+        pytest.param(pickled_optimizer, "a pickle that holds more than tensors and numbers; nothing in it was run", marks=pytest.mark.defect("B11", "resume from a pickle of an optimizer")),
+        pytest.param(empty_state, "trainer_state.json cannot be read", marks=pytest.mark.defect("N", "an empty trainer_state.json")),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_loaded(harm: Callable[[Path], None], says: str, run: Callable, now: Callable) -> None:
+    run(max_steps=1).train()
+    harm(Path("run/checkpoint-1"))
+    with pytest.raises(CheckpointError) as error:
+        run().train(resume_from_checkpoint="run/checkpoint-1")
+    now(str(error.value))
+    assert says in str(error.value)
+    assert "weights_only" not in str(error.value)
+
+
+@pytest.mark.defect("B11", "a stray scaler.pt")
+def test_a_stray_scaler(run: Callable, now: Callable) -> None:
+    run(max_steps=1).train()
+    Path("run/checkpoint-1/manifest.json").unlink()
+    torch.save({"scale": 1.0}, "run/checkpoint-1/scaler.pt")
+    trainer = run()
+    trainer.train(resume_from_checkpoint="run/checkpoint-1")
+    now(f"goes on to step {trainer.state.global_step}")
+    assert trainer.state.global_step == 2
+
+
+# ---- secrets ----
+
+SECRET = "s3cr3t-Value-0815"
+SECRETS = {
+    "authorization": SECRET,
+    "apikey": SECRET,
+    "passphrase": SECRET,
+    "bearer": SECRET,
+    "headers": {"Authorization": f"Bearer {SECRET}", "X-Api-Key": SECRET, "Cookie": f"session={SECRET}"},
+    "url": f"https://me:{SECRET}@host/v1?api_key={SECRET}&n=1",
+    "pw": SECRET,
+    "passwd": SECRET,
+    "private key": SECRET,
+    "tokens": [SECRET],
+    "api_key_value": SECRET,
+    "password": 4711_0815,
+    "line": f"Authorization: Bearer {SECRET}",
+    "pem": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.defect("B7", name)) for name in SECRETS])
+def test_secrets_are_hidden(name: str, now: Callable) -> None:
+    from podium.redaction import without_secrets
+    from podium.report.tables import flat
+
+    given = {"rewards": [{"name": "judge", "args": {name: SECRETS[name], "pad_token": "</s>", "num_tokens": 5}}]}
+    hidden = without_secrets(given)
+    now(str(hidden["rewards"][0]["args"][name]))
+    for text in (str(hidden), str(list(flat(given["rewards"][0])))):
+        assert SECRET not in text
+        assert "47110815" not in text
+    assert hidden["rewards"][0]["args"].items() >= {"pad_token": "</s>", "num_tokens": 5}.items()
+
+
+@pytest.mark.defect("C2", "config.yaml, environment.json and training_args.bin of a run")
+def test_secrets_in_a_run(run: Callable, now: Callable) -> None:
+    token = "hf_" + "a1" * 12
+    trainer = run(max_steps=1, hub_token=token)
+    trainer.train()
+    trainer.save_model("run")
+    held = [str(path) for path in Path("run").rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    now(", ".join(held) or "in no file of the run")
+    assert not held
+    assert trainer.args.hub_token == token
+
+
+@pytest.mark.defect("C2", "a recipe written by a run, with a secret hidden in it")
+def test_a_hidden_secret_is_asked_for(folder: Path, now: Callable) -> None:
+    [finding] = check(hub_token="<hidden>")
+    now(f"{finding.what}; fix: {finding.fix}")
+    assert "`hub_token` holds <hidden>: what was there was secret" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "says"),
+    [
+        pytest.param({}, "WARNING", "(the run goes on; `strict: true` would end it)", marks=pytest.mark.defect("W13", "the run goes on")),
+        pytest.param({"strict": True}, "ERROR", "M101", marks=pytest.mark.defect("W13", "strict: the run ends")),
+    ],
+)
+def test_an_error_in_a_run_that_goes_on(run: Callable, settings: dict[str, Any], level: str, says: str, caplog: pytest.LogCaptureFixture, now: Callable) -> None:
+    trainer = run(**settings)
+    Path("run").mkdir(exist_ok=True)
+    trainer.health.say(Finding(code="M101", severity="error", what="The rewards are all equal.", fix="Look."))
+    [record] = [record for record in caplog.records if "M101" in record.getMessage()]
+    now(f"{record.levelname}: {record.getMessage()}")
+    assert record.levelname == level
+    assert says in record.getMessage()
 
 
 def test_names_of_cases_are_short() -> None:

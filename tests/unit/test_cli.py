@@ -21,6 +21,7 @@ from podium.cli.train import resumable
 from podium.errors import ConfigError
 from podium.models.finding import find_model
 from podium.recipe.flags import parse_flags
+from podium.saving import StopsOnTerm
 from podium.shipping.opening import opening
 from podium.testing import save_tiny_model
 
@@ -247,7 +248,7 @@ def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):
 
 
 def test_ctrl_c_without_a_checkpoint_says_that_too(tmp_path, capsys):
-    with pytest.raises(KeyboardInterrupt), resumable([tmp_path], is_main=True):
+    with pytest.raises(KeyboardInterrupt), resumable([tmp_path], StopsOnTerm(), is_main=True):
         raise KeyboardInterrupt
     assert "No checkpoint was written, so this run cannot go on." in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,10 +18,12 @@ from podium.assembly import plan_of
 from podium.checks.setup import Setup
 from podium.errors import CheckpointError, PodiumError
 from podium.losses import CORRECTIONS
+from podium.occupied import occupied
 from podium.preflight import missing_packages, refusals
 from podium.recipe.assume import assumed_words
 from podium.recipe.schema import default_line
 from podium.records import Finding
+from podium.redaction import without_secrets
 from podium.resume import differences
 
 LORA_RATE = 5e-6
@@ -310,6 +313,9 @@ def contradictions(setup: Setup) -> Iterator[Finding]:
     evaluation = unread or setup.evaluation is not None
     for error in refusals(args, adapter=setup.lora is not None, stream=stream, evaluation=evaluation):
         yield _of(setup, error)
+    other = occupied(Path(str(args.output_dir))) if int(os.environ.get("RANK", 0)) == 0 else None
+    if other is not None:
+        yield _of(setup, other)
     if args.max_steps > 0 and args.num_train_epochs != 3:  # 3 is the default
         yield Finding(
             code="C030",
@@ -337,7 +343,7 @@ def resumed(setup: Setup) -> Iterator[Finding]:
         "adapter": adapter,
         "model": {"name": setup.model and setup.model.config and setup.model.config._name_or_path},
     }
-    for finding in differences(found, environment.without_secrets(now)):
+    for finding in differences(found, without_secrets(now)):
         yield replace(finding, what=f"{setup.at('resume_from_checkpoint')}: {finding.what}")
 
 

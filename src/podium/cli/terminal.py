@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -82,8 +81,3 @@ def prepare_output() -> None:
         logger.addHandler(_Notes())
         logger.setLevel(logging.INFO)
         logger.propagate = False
-
-
-def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's values without tokens and keys of services, for the copy in the run's folder."""
-    return {key: value for key, value in values.items() if key != "env" and not key.endswith(("_token", "_key"))}
