@@ -121,6 +121,8 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
         case("N", "rollout_engine: live with num_beams", "C030", "generation_kwargs num_beams are `generate`'s alone", rollout_engine="live", generation_kwargs={"num_beams": 2}),
         case("N", "lora: {lora_dropout: 2}", "C016", "`lora_dropout` is 2; it must be between 0 and 1", cured=False, lora={"r": 4, "lora_dropout": 2.0}),
         case("N", "lora_r: -8", "C016", "`lora_r` is -8; it must be at least 1", cured=False, use_peft=True, lora_r=-8),
+        case("F14", "a recipe for a GPU on a machine without one", "C038", "there is no GPU here, and run.yaml:1: model has 1.5 billion parameters", cured=False, model="Qwen/Qwen2.5-1.5B-Instruct", use_cpu=True),
+        case("W12", "a split that is not there", "D038", "no split `validation`, but train, test", dataset="builtin:additions", dataset_train_split="validation"),
         case("N", "epochs: 3", "C001", "unknown key `epochs`", cured=False, epochs=3),
         case("N", "batch_size: 8", "C001", "unknown key `batch_size`", cured=False, batch_size=8),
     ],
@@ -157,6 +159,50 @@ def test_fsdp_as_the_documents_write_it(value: Any, folder: Path, now: Callable)
     found = [f"{each.code} {each.what}" for each in check(fsdp=value) if "fsdp" in each.what]
     now("; ".join(found) or "nothing found")
     assert not found
+
+
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        pytest.param("/gone/base", "it belongs to /gone/base, which is not there", marks=pytest.mark.defect("W12", "an adapter whose base is missing")),
+        pytest.param(None, "it does not say to which", marks=pytest.mark.defect("N", "an adapter that names no base")),
+    ],
+)
+def test_an_adapter_without_its_base(base: str | None, says: str, folder: Path, now: Callable) -> None:
+    for file in ("config.json", "model.safetensors"):
+        (folder / "model" / file).unlink()
+    (folder / "model" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    [finding] = [each for each in check() if each.code == "M012"]
+    now(f"{finding.what}; fix: {finding.fix}")
+    assert says in finding.what
+    assert finding.fix.startswith("write where its model is into ")
+    assert "from_pretrained" not in finding.fix
+
+
+@pytest.mark.defect("F14", "no raw lines of retries beside the findings")
+def test_retries_are_not_shown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    import logging
+
+    from podium.cli.terminal import quiet
+
+    hub = logging.getLogger("huggingface_hub")
+    before = hub.level
+    try:
+        quiet()
+        assert not hub.isEnabledFor(logging.WARNING)
+    finally:
+        hub.setLevel(before)
+
+
+@pytest.mark.defect("B11", "check runs the recipe's reward file, and says so")
+def test_check_says_that_it_runs_files(now: Callable) -> None:
+    from typer.testing import CliRunner
+
+    from podium.cli import app
+
+    said = " ".join(CliRunner().invoke(app, ["check", "--help"]).output.split())
+    now(next(line for line in said.split(". ") if "Python files" in line))
+    assert "Python files that the recipe names (rewards, datasets) are run" in said
 
 
 # ---- in Python ----
@@ -604,6 +650,35 @@ def test_sigterm(run: Callable, capsys: pytest.CaptureFixture[str], now: Callabl
     assert "To go on from run/checkpoint-2: the same command with --resume_from_checkpoint true" in said
     assert trainer.state.global_step == 2
     assert checkpoint.damage(Path("run/checkpoint-2")) is None
+
+
+@pytest.mark.defect("E13", "a refused resume moves no checkpoint")
+def test_a_refused_resume_moves_nothing(run: Callable, now: Callable) -> None:
+    run(max_steps=3).train()
+    Path("run/checkpoint-1/weights-0.pt").touch()
+    Path("run/checkpoint-1/manifest.json").unlink()
+    for settings in ({"optim": "adafactor"}, {"model": "./elsewhere"}):
+        if "model" in settings:
+            save_tiny_model("elsewhere")
+        with pytest.raises(CheckpointError) as error:
+            run(**settings).train(resume_from_checkpoint="run/checkpoint-1")
+    folders = sorted(path.name for path in Path("run").iterdir() if path.is_dir())
+    now(f"{error.value} / {', '.join(folders)}")
+    assert folders == ["checkpoint-1", "checkpoint-2", "checkpoint-3", "rollouts"]
+
+
+@pytest.mark.defect("E13", "a checkpoint of another number of processes")
+def test_a_checkpoint_of_other_processes(run: Callable, now: Callable) -> None:
+    from podium.processes import WEIGHTS
+
+    run(max_steps=2).train()
+    for rank in range(2):
+        Path("run/checkpoint-1", WEIGHTS.format(rank)).touch()
+    with pytest.raises(CheckpointError, match="by 2 processes") as error:
+        run().train(resume_from_checkpoint="run/checkpoint-1")
+    now(str(error.value))
+    assert Path("run/checkpoint-2").is_dir()
+    assert not Path("run/earlier-1").exists()
 
 
 def pickled_weights(folder: Path) -> None:

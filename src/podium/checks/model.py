@@ -11,10 +11,16 @@ from peft import LoraConfig
 
 from podium.checks.public import unasked_model
 from podium.checks.setup import Setup
+from podium.errors import as_line
 from podium.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
+from podium.models.builtin import BUILTIN
 from podium.models.loading import EIGHT_BITS_ON_CPU, bits_of
 from podium.models.weights import misfits
 from podium.records import Finding
+
+
+LARGE_FOR_CPU = 500_000_000
+"""Parameters from which training on a CPU is worth a warning."""
 
 
 def unasked(setup: Setup) -> Iterator[Finding]:
@@ -271,6 +277,15 @@ def memory(setup: Setup) -> Iterator[Finding]:
     args, estimate = setup.args, _estimate(setup)
     if args is None or estimate is None or setup.model is None:
         return
+    if args.device.type == "cpu" and estimate.num_parameters >= LARGE_FOR_CPU:
+        yield Finding(
+            code="C038",
+            severity="warning",
+            what=f"there is no GPU here, and {setup.at('model')} has {estimate.num_parameters / 1e9:.1f} billion "
+            "parameters: it would be trained on the CPU",
+            why="a step takes minutes to hours",
+            fix="run it on a machine with a GPU, or take a smaller model: " + as_line("model", BUILTIN),
+        )
     peak, there = gigabytes(estimate.peak_bytes), gigabytes(estimate.available_bytes or 0)
     if estimate.fits:
         yield Finding(

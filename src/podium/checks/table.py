@@ -119,7 +119,7 @@ RULES: tuple[Rule, ...] = (
     Rule(model.precision, {"M015": ERROR}),
     Rule(model.adapter_targets, {"M020": ERROR}),
     Rule(model.router, {"M021": ERROR}),
-    Rule(model.memory, {"C015": ERROR, "C028": WARNING, "C029": NOTE}),
+    Rule(model.memory, {"C015": ERROR, "C028": WARNING, "C029": NOTE, "C038": WARNING}),
     Rule(data.columns, {"D001": ERROR, "D020": ERROR, "D021": ERROR, "D036": ERROR}),
     Rule(
         data.bad_rows,

@@ -32,8 +32,9 @@ def check(
 ) -> None:
     """Say what is wrong with a run, all of it, before it starts.
 
-    RECIPE and flags are those of `podium train`. Without --rollouts no weight is loaded. Exit code 1: an error was
-    found; `podium explain CODE` says more about each.
+    RECIPE and flags are those of `podium train`. Without --rollouts no weight is loaded. Python files that the recipe
+    names (rewards, datasets) are run, as training would: read those of others first. Exit code 1: an error was found;
+    `podium explain CODE` says more about each.
     """
     from podium.checks import check_recipe
     from podium.cli.structured import findings, print_json

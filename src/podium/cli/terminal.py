@@ -60,13 +60,14 @@ class _Notes(logging.Handler):
 
 
 def quiet() -> None:
-    """Keep the progress bars of transformers and datasets off the terminal."""
+    """Keep the progress bars of transformers and datasets, and the hub's retries, off the terminal."""
     import datasets
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     datasets.disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def prepare_output() -> None:

@@ -114,7 +114,8 @@ def trl_mixture(
 def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
     """One split by its name. Raises `DataError` (D038)."""
     if wanted not in splits:
-        raise DataError(f"{name} has no split `{wanted}`, but {', '.join(splits)}.", code="D038", fix=f"Set `{key}`.")
+        what = f"{name} has no split `{wanted}`, but {', '.join(splits)}."
+        raise DataError(what, code="D038", fix=f"{key}: {next(iter(splits), 'train')}")
     return splits[wanted]
 
 
