@@ -93,6 +93,34 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
 }
 """Fields with limits: (lowest, highest, why)."""
 
+GONE: Mapping[str, str] = {
+    "evaluation_strategy": "write `eval_strategy`",
+    "lr_scheduler": "write `lr_scheduler_type`",
+    "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
+    "overwrite_output_dir": "leave it out",
+    "logging_dir": "leave it out",
+    "resume": "write `resume_from_checkpoint`: `true` is the newest checkpoint",
+    "checkpoint": "write `resume_from_checkpoint`",
+    "epochs": "write `num_train_epochs`",
+    "lr": "write `learning_rate`",
+    "batch_size": "write `per_device_train_batch_size`; it counts completions",
+    "max_seq_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
+    "max_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
+    "group_by_length": "leave it out: packs have no padding, so nothing is gained by sorting",
+    "vllm_device": "leave it out: `vllm_mode: colocate` puts vLLM beside the trainer, `server` on a GPU of its own",
+    "vllm_dtype": "leave it out; a server has options of its own (`vllm serve --help`)",
+    "no_cuda": "write `use_cpu: true`",
+    "activation_offloading": "leave it out: GRPO of TRL has no such setting either, and a pack bounds the activations "
+    "already; make it smaller with `tokens_per_pack`, or set `gradient_checkpointing: true`",
+    "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
+    "reward_functions": "write `reward_funcs`",
+    "max_tokens": "write `max_completion_length`",
+}
+"""Keys of older transformers and TRL, and likely slips, with what to do."""
+
+SENSIBLE = {"max_steps": 100}
+"""Values to type where the default says nothing."""
+
 UNLIMITED = {"max_steps": -1}
 """Values beyond the limits that mean that there is none."""
 
@@ -312,13 +340,18 @@ class GRPOConfig(trl.GRPOConfig):
         """Numbers and truth values that are written as text, read as a recipe's are."""
         for each in dataclasses.fields(GRPOConfig):
             value = getattr(self, each.name)
-            if isinstance(value, str) and set(re.findall(r"\w+", str(each.type))) <= _NUMBERS:
-                from podium.recipe.schema import check_key
-
-                checked, wrong = check_key(each.name, value)
-                if wrong is not None:
-                    raise ConfigError(wrong.what, code=wrong.code, fix=wrong.fix)
-                setattr(self, each.name, checked)
+            words = set(re.findall(r"\w+", str(each.type)))
+            if not isinstance(value, str) or not words <= _NUMBERS:
+                continue
+            try:
+                number = _TRUTH.get(value.lower()) if "bool" in words else float(value)
+                if number is None or ("float" not in words and number != int(number)):
+                    raise ValueError
+            except (ValueError, OverflowError):
+                kind = "true or false" if "bool" in words else "a number" if "float" in words else "a whole number"
+                what = f"{each.name} is {value!r}; it must be {kind}."
+                raise ConfigError(what, code="C003", fix=default_line(each.name)) from None
+            setattr(self, each.name, number if {"bool", "float"} & words else int(number))
 
     def _check_choices(self) -> None:
         self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(
@@ -472,10 +505,10 @@ class GRPOConfig(trl.GRPOConfig):
 
 def default_line(name: str) -> str:
     """What to type for a field to be as when nobody sets it."""
-    from podium.recipe import schema
+    return as_line(name, SENSIBLE.get(name, getattr(GRPOConfig, name)))
 
-    return schema.default_line(name)
 
+_TRUTH = {"true": True, "false": False}
 
 _MEANT = {"config": "write `args`", "dataset": "write `train_dataset`"}
 """Arguments of other trainers that are no keys of a recipe."""
@@ -489,10 +522,8 @@ def refuse_unknown(cls: type, given: Mapping[str, Any]) -> None:
     known = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     for name in given:
         if name not in known:
-            from podium.recipe.schema import config_keys, unknown_key
-
-            fix = _MEANT.get(name) or unknown_key(name, known).fix
-            if not issubclass(cls, GRPOConfig) and name in config_keys():
+            fix = _MEANT.get(name) or GONE.get(name) or did_you_mean(name, known) or as_line(name, None)
+            if not issubclass(cls, GRPOConfig) and name in GRPOConfig.__dataclass_fields__:
                 fix = f"args=GRPOConfig({name}=...)"
             elif name.startswith("lora_") or name == "use_peft":
                 fix = "GRPOTrainer(..., peft_config=LoraConfig(r=16))"

@@ -222,8 +222,8 @@ def python(line: str, done: str, says: str, **given: Any) -> Any:
         python("K1", "max_seq_length", "write `max_completion_length`", max_seq_length=512),
         python("K1", "group_by_length", "leave it out: packs have no padding", group_by_length=True),
         python("K1", "lora_r in GRPOConfig", "peft_config=LoraConfig(r=16)", lora_r=8),
-        python("T12", 'learning_rate="fast"', "expected a number, got `fast`", learning_rate="fast"),
-        python("N", 'max_steps="ten"', "expected a whole number or null, got `ten`", max_steps="ten"),
+        python("T12", 'learning_rate="fast"', "learning_rate is 'fast'; it must be a number", learning_rate="fast"),
+        python("N", 'max_steps="ten"', "max_steps is 'ten'; it must be a whole number", max_steps="ten"),
     ],
 )
 def test_arguments_in_python(given: dict[str, Any], says: str, now: Callable) -> None:
@@ -505,7 +505,7 @@ def test_a_full_disk_at_the_end(run: Callable, monkeypatch: pytest.MonkeyPatch, 
     trainer = run(max_steps=1)
     trainer.train()
     Full(monkeypatch, "weights")
-    with pytest.raises(CheckpointError, match="model.safetensors cannot be written: the disk is full") as error:
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be written: the disk is full") as error:
         trainer.save_model("run")
     now(str(error.value))
 

@@ -114,7 +114,7 @@ def trl_mixture(
 def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
     """One split by its name. Raises `DataError` (D038)."""
     if wanted not in splits:
-        what = f"{name} has no split `{wanted}`, but {', '.join(splits)}."
+        what = f"`{key}`: {name} has no split `{wanted}`, but {', '.join(splits)}."
         raise DataError(what, code="D038", fix=f"{key}: {next(iter(splits), 'train')}")
     return splits[wanted]
 

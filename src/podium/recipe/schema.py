@@ -20,7 +20,7 @@ from peft import LoraConfig
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from trl.scripts.grpo import GRPOScriptArguments
 
-from podium.config import CHOICES, RANGES, GRPOConfig, out_of_range
+from podium.config import CHOICES, GONE, RANGES, SENSIBLE, GRPOConfig, out_of_range
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
 from podium.errors import as_line, did_you_mean
@@ -69,35 +69,10 @@ WIDER: Mapping[str, Any] = {
 }
 """Keys whose annotation says less than what is accepted."""
 
-GONE: Mapping[str, str] = {
-    "evaluation_strategy": "write `eval_strategy`",
-    "lr_scheduler": "write `lr_scheduler_type`",
-    "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
-    "overwrite_output_dir": "leave it out",
-    "logging_dir": "leave it out",
-    "resume": "write `resume_from_checkpoint`: `true` is the newest checkpoint",
-    "checkpoint": "write `resume_from_checkpoint`",
-    "epochs": "write `num_train_epochs`",
-    "lr": "write `learning_rate`",
-    "batch_size": "write `per_device_train_batch_size`; it counts completions",
-    "max_seq_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
-    "max_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
-    "group_by_length": "leave it out: packs have no padding, so nothing is gained by sorting",
-    "vllm_device": "leave it out: `vllm_mode: colocate` puts vLLM beside the trainer, `server` on a GPU of its own",
-    "vllm_dtype": "leave it out; a server has options of its own (`vllm serve --help`)",
-    "no_cuda": "write `use_cpu: true`",
-    "activation_offloading": "leave it out: GRPO of TRL has no such setting either, and a pack bounds the activations "
-    "already; make it smaller with `tokens_per_pack`, or set `gradient_checkpointing: true`",
-    "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
-    "reward_functions": "write `reward_funcs`",
-    "max_tokens": "write `max_completion_length`",
-}
-"""Keys of older transformers and TRL, and likely slips, with what to do."""
-
 _ADAPTER_WORDS = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "modules": "target_modules"}
 """What people call the arguments of `LoraConfig`."""
 
-_SENSIBLE: Mapping[str, Any] = {"held_out": 0.2, "max_steps": 100}
+_SENSIBLE: Mapping[str, Any] = {**SENSIBLE, "held_out": 0.2}
 """Values to type for keys that have no default, or one that says nothing."""
 
 PART_TYPES: Mapping[str, Any] = {
