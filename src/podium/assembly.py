@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import set_seed
 
+from podium import preflight
 from podium.advantages import AdvantageSettings, combine
 from podium.completions import CompletionsLog
 from podium.config import GRPOConfig
@@ -139,14 +140,13 @@ def assemble(
 ) -> Parts:
     """Check everything, then load. Raises what `GRPOTrainer` says it raises."""
     args = args if args is not None else GRPOConfig(f"{loading.model_name(model)}-GRPO")
-    _refuse(args, not_supported)
+    _refuse(not_supported)
     fit_threads()
     settings = load_settings(args, quantization_config, peft_config)
-    if args.sync_ref_model and (peft_config is not None or isinstance(model, PeftModel)):
-        raise ConfigError(
-            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it.",
-            fix="Leave sync_ref_model out, or train all weights (no peft_config).",
-        )
+    adapter = peft_config is not None or isinstance(model, PeftModel)
+    wrong = preflight.refusals(args, adapter=adapter, evaluation=eval_dataset is not None)
+    for error in (*wrong, *preflight.missing_packages(args)):
+        raise error
     rewards = resolve_rewards(
         reward_funcs,
         reward_tokenizers,
@@ -173,7 +173,7 @@ def assemble(
         max_steps=args.max_steps,
     )
 
-    prepare_to_load(args, adapter=peft_config is not None or isinstance(model, PeftModel))
+    prepare_to_load(args, adapter=adapter)
     policy = _loaded(model, args, settings, tokenizer)
     load_reward_models(rewards)
     with whole_at_load(policy, args):
@@ -228,17 +228,10 @@ def assemble(
 # ---- before weights ----
 
 
-def _refuse(args: GRPOConfig, not_supported: Mapping[str, Any]) -> None:
+def _refuse(not_supported: Mapping[str, Any]) -> None:
     for name, value in not_supported.items():
-        if name not in NOT_SUPPORTED:
-            raise TypeError(f"GRPOTrainer has no argument {name!r}.")
         if value:
             raise ConfigError(NOT_SUPPORTED[name])
-    if args.n_gpu > 1:
-        raise ConfigError(
-            f"One process sees {args.n_gpu} GPUs. Start one process per GPU (`accelerate launch --num_processes "
-            f"{args.n_gpu} script.py`), or show it one: CUDA_VISIBLE_DEVICES=0."
-        )
 
 
 def _say_idle_workers(args: GRPOConfig, rewards: tuple[Reward, ...]) -> None:
@@ -515,21 +508,7 @@ def _engine(
     reasons = []
     if path != "shared":
         reasons.append("this model cannot attend over shared prefixes")
-    known = {
-        "max_new_tokens",
-        "do_sample",
-        "eos_token_id",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-    }
-    unknown = sorted(set(args.generation_kwargs or {}) - known)
-    if unknown:
-        reasons.append(f"generation_kwargs {', '.join(unknown)} are `generate`'s alone")
-    if args.cache_implementation is not None:
-        reasons.append("cache_implementation is `generate`'s alone")
+    reasons += preflight.only_generate(args)
     if args.rollout_engine == "live" and reasons:
         raise ConfigError(
             f'rollout_engine="live" is not possible here: {"; ".join(reasons)}. Use rollout_engine="auto".'

@@ -7,6 +7,8 @@ untouched. Resuming takes the newest that verifies and says which it skipped and
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -17,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from podium.errors import CheckpointError
+from podium.errors import CheckpointError, PodiumError
 
 logger = logging.getLogger(__name__)
 
@@ -28,34 +30,86 @@ STAGING = ".tmp-checkpoint-"
 
 @contextmanager
 def staged(final: Path, *, is_main: bool, barrier: Callable[[], None]) -> Iterator[Path]:
-    """A folder to write a checkpoint into; on leaving it becomes `final` in one rename.
+    """A folder to write a checkpoint into; on leaving it becomes `final` in one rename, or it leaves nothing behind.
 
     `barrier` waits for all ranks; only the main rank renames.
     """
     staging = _staging_of(final)
-    if is_main:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+    try:
+        with storing(final):
+            if is_main:
+                shutil.rmtree(staging, ignore_errors=True)
+                staging.mkdir(parents=True)
+            barrier()
+            yield staging
+            barrier()
+            if is_main:
+                write_manifest(staging)
+                shutil.rmtree(final, ignore_errors=True)  # a damaged one that resuming skipped
+                os.rename(staging, final)
+                _sync(final.parent)
+    except BaseException:
+        if is_main:
+            shutil.rmtree(staging, ignore_errors=True)
+        raise
     barrier()
-    yield staging
-    barrier()
-    if is_main:
-        write_manifest(staging)
-        shutil.rmtree(final, ignore_errors=True)  # a damaged one that resuming skipped
-        os.rename(staging, final)
-        _sync(final.parent)
-    barrier()
+
+
+def whole(final: Path) -> contextlib.AbstractContextManager[Path]:
+    """`staged` for one process and any folder."""
+    return staged(final, is_main=True, barrier=lambda: None)
 
 
 @contextmanager
-def whole(final: Path) -> Iterator[Path]:
-    """`staged` for one process and any folder; what could not be finished leaves nothing behind."""
+def storing(path: Path) -> Iterator[None]:
+    """Make one message of what keeps a file or a folder of a run from being written.
+
+    Raises:
+        CheckpointError: the disk is full, the folder is gone, or may not be written.
+    """
     try:
-        with staged(final, is_main=True, barrier=lambda: None) as staging:
-            yield staging
-    except BaseException:
-        shutil.rmtree(_staging_of(final), ignore_errors=True)
+        yield
+    except PodiumError:
         raise
+    except Exception as error:
+        why = _why_not(path.parent, error)
+        if why is None:
+            raise
+        saved = next((each for folder in path.parents[:2] for each in checkpoints(folder)), None)
+        go_on = f"the same command with --resume_from_checkpoint true goes on from {saved}" if saved else "start again"
+        raise CheckpointError(
+            f"{path} cannot be written: {why}.", code="K003", fix=f"{_REMEDY[why]}; then {go_on}"
+        ) from error
+
+
+_FULL, _GONE = "the disk is full", "its folder is gone, removed or renamed while the run was writing there"
+_DENIED = "the folder may not be written, or not any more"
+_REMEDY = {
+    _FULL: "free space on the disk, or keep fewer checkpoints: `save_total_limit: 2`",
+    _GONE: "leave the folder where it is while a run is writing, and give a second run another `output_dir`",
+    _DENIED: "give back the right to write there, or another `output_dir`",
+}
+
+
+def _why_not(folder: Path, error: Exception) -> str | None:
+    """In words; None: it is no matter of the disk. Libraries hide the system's error in texts of their own."""
+    text, number = str(error), getattr(error, "errno", None)
+    writes = (
+        isinstance(error, OSError) or "inline_container" in text or "SerializationError" in text or "I/O error" in text
+    )
+    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "os error 28" in text:
+        return _FULL
+    if not writes:
+        return None
+    if not folder.is_dir():
+        return _GONE
+    if shutil.disk_usage(folder).free < _LITTLE:
+        return _FULL
+    return _DENIED if number in (errno.EACCES, errno.EPERM, errno.EROFS) else None
+
+
+_LITTLE = 1_000_000
+"""Bytes: with less left, a disk counts as full."""
 
 
 def _staging_of(final: Path) -> Path:
@@ -70,8 +124,15 @@ def write_manifest(folder: Path) -> None:
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": entries}, indent=1))
     _sync(manifest)
+    readable_alike(folder, manifest)
     for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
         _sync(path)
+
+
+def readable_alike(folder: Path, file: Path) -> None:
+    """Weights get the permissions of `file`, which follow the umask: safetensors writes them for the user alone."""
+    for weights in folder.rglob("*.safetensors"):
+        shutil.copymode(file, weights)
 
 
 def damage(folder: Path) -> str | None:
@@ -123,7 +184,7 @@ def newest(folder: Path) -> Path | None:
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
         what = f"No checkpoint in {folder} can be resumed from:\n{listed}"
-        raise CheckpointError(what, fix="Start anew without resume_from_checkpoint.")
+        raise CheckpointError(what, fix="start again without resume_from_checkpoint")
     return None
 
 
@@ -146,13 +207,24 @@ def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
 def verified(checkpoint: Path) -> Path:
     """The checkpoint, if it is one and verifies; else `CheckpointError`. One of another trainer has no manifest."""
     if not (checkpoint / "trainer_state.json").is_file():
-        raise CheckpointError(f"{checkpoint} is not a checkpoint: it has no trainer_state.json.")
-    wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else None
+        near = checkpoints(checkpoint.parent) if checkpoint.parent.is_dir() else []
+        listed = f" In {checkpoint.parent} there are {', '.join(p.name for p in reversed(near))}." if near else ""
+        what = "has no trainer_state.json" if checkpoint.exists() else "is not there"
+        fix = f"resume_from_checkpoint: {near[0] if near else 'true, which takes the newest in output_dir'}"
+        raise CheckpointError(f"{checkpoint} is not a checkpoint: it {what}.{listed}", fix=fix)
+    wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else _unreadable(checkpoint / "trainer_state.json")
     if wrong is not None:
-        raise CheckpointError(
-            f"{checkpoint} is damaged: {wrong}. resume_from_checkpoint=True takes the newest checkpoint that is whole."
-        )
+        fix = "resume_from_checkpoint: true, which takes the newest that is whole"
+        raise CheckpointError(f"{checkpoint} is damaged: {wrong}.", fix=fix)
     return checkpoint
+
+
+def _unreadable(file: Path) -> str | None:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return f"{file.name} cannot be read"
+    return None
 
 
 def sweep(folder: Path) -> None:

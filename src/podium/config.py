@@ -7,7 +7,9 @@ fields, checks early what TRL checks late, and refuses what it would otherwise h
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ import yaml
 
 from podium.advantages import AGGREGATIONS
 from podium.devices import kind_of
-from podium.errors import ConfigError, as_line, did_you_mean
+from podium.errors import ConfigError, as_line, did_you_mean, with_fix
 from podium.losses import CORRECTIONS, OBJECTIVES
 from podium.rules import codes
 from podium.settings import call_settings, sampling_settings
@@ -49,7 +51,27 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "top_k": (0, float("inf"), "0 switches it off"),
     "min_p": (0.0, 1.0, "it is a share of the likeliest token's probability"),
     "repetition_penalty": (1e-6, float("inf"), "1 switches it off"),
-    "learning_rate": (0.0, float("inf"), "a negative rate climbs away from the reward"),
+    "learning_rate": (0.0, 1000.0, "a negative rate climbs away from the reward, and no optimizer bears a higher one"),
+    "weight_decay": (0.0, float("inf"), "a negative one makes all weights grow"),
+    "adam_beta1": (0.0, 1 - 1e-9, "it is a share of the past that stays"),
+    "adam_beta2": (0.0, 1 - 1e-9, "it is a share of the past that stays"),
+    "adam_epsilon": (0.0, float("inf"), "it keeps a division from one by zero"),
+    "max_grad_norm": (0.0, float("inf"), "0 switches clipping off"),
+    "warmup_steps": (0.0, float("inf"), "0 switches warm-up off; below 1 it is a share of all steps"),
+    "max_steps": (1, float("inf"), "-1, or leaving it out, trains num_train_epochs"),
+    "per_device_train_batch_size": (1, float("inf"), "it counts completions"),
+    "per_device_eval_batch_size": (1, float("inf"), "it counts completions"),
+    "gradient_accumulation_steps": (1, float("inf"), "1 accumulates nothing"),
+    "generation_batch_size": (1, float("inf"), "it counts completions"),
+    "steps_per_generation": (1, float("inf"), "it is the number of micro-steps that a generation serves"),
+    "save_steps": (1e-9, float("inf"), "`save_strategy: no` saves nothing"),
+    "eval_steps": (1e-9, float("inf"), "`eval_strategy: no` evaluates nothing"),
+    "logging_steps": (1e-9, float("inf"), "`logging_strategy: no` logs nothing"),
+    "ref_model_sync_steps": (1, float("inf"), "it is a number of steps"),
+    "seed": (0, 2**32 - 1, "random number generators take no other"),
+    "data_seed": (0, 2**32 - 1, "random number generators take no other"),
+    "record_megabytes": (0, float("inf"), "`record: false` records nothing"),
+    "ddp_timeout": (1, float("inf"), "it is in seconds"),
     "beta": (0.0, float("inf"), "a negative weight would reward drifting away"),
     "epsilon": (0.0, 1.0, "it is the distance of the lower clip bound from a ratio of 1"),
     "epsilon_high": (0.0, float("inf"), "it is a distance from a ratio of 1 (for cispo the ratio itself)"),
@@ -70,6 +92,55 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "vllm_tensor_parallel_size": (1, float("inf"), "it is a number of GPUs"),
 }
 """Fields with limits: (lowest, highest, why)."""
+
+GONE: Mapping[str, str] = {
+    "evaluation_strategy": "write `eval_strategy`",
+    "lr_scheduler": "write `lr_scheduler_type`",
+    "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
+    "overwrite_output_dir": "leave it out",
+    "logging_dir": "leave it out",
+    "resume": "write `resume_from_checkpoint`: `true` is the newest checkpoint",
+    "checkpoint": "write `resume_from_checkpoint`",
+    "epochs": "write `num_train_epochs`",
+    "lr": "write `learning_rate`",
+    "batch_size": "write `per_device_train_batch_size`; it counts completions",
+    "max_seq_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
+    "max_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
+    "group_by_length": "leave it out: packs have no padding, so nothing is gained by sorting",
+    "vllm_device": "leave it out: `vllm_mode: colocate` puts vLLM beside the trainer, `server` on a GPU of its own",
+    "vllm_dtype": "leave it out; a server has options of its own (`vllm serve --help`)",
+    "no_cuda": "write `use_cpu: true`",
+    "activation_offloading": "leave it out: GRPO of TRL has no such setting either, and a pack bounds the activations "
+    "already; make it smaller with `tokens_per_pack`, or set `gradient_checkpointing: true`",
+    "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
+    "reward_functions": "write `reward_funcs`",
+    "max_tokens": "write `max_completion_length`",
+}
+"""Keys of older transformers and TRL, and likely slips, with what to do."""
+
+SENSIBLE = {"max_steps": 100}
+"""Values to type where the default says nothing."""
+
+UNLIMITED = {"max_steps": -1}
+"""Values beyond the limits that mean that there is none."""
+
+
+def out_of_range(name: str, value: Any, limits: Mapping[str, tuple[float, float, str]] = RANGES) -> str:
+    """What is wrong with a number, as the end of a sentence; empty where nothing is.
+
+    >>> out_of_range("num_iterations", 0), out_of_range("max_steps", -1)
+    ('is 0; it must be at least 1: every rollout is trained on at least once', '')
+    """
+    if name not in limits or not isinstance(value, (int, float)) or value == UNLIMITED.get(name):
+        return ""
+    low, high, why = limits[name]
+    if low <= value <= high:
+        return ""
+    bounds = (
+        ("above 0" if low == 1e-9 else f"at least {low:g}") if high == float("inf") else f"between {low:g} and {high:g}"
+    )
+    return f"is {value:g}; it must be {bounds}: {why}"
+
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
     "vllm_structured_outputs_regex": (
@@ -219,9 +290,17 @@ class GRPOConfig(trl.GRPOConfig):
     )
     strict: bool = field(default=False, metadata={"help": "Stop, with a checkpoint, at a finding of severity error."})
 
+    def __new__(cls, *_: Any, **given: Any) -> GRPOConfig:
+        """Raises `TypeError` for an argument that there is none of, with the name that was meant."""
+        refuse_unknown(cls, given)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
+        self._read_numbers()
         if self.max_steps is None:
             self.max_steps = -1
+        if str(self.fsdp).lower() in ("true", "false"):
+            self.fsdp = True if str(self.fsdp).lower() == "true" else None
         self._check_choices()
         self._check_ranges()
         self._check_refused()
@@ -257,6 +336,23 @@ class GRPOConfig(trl.GRPOConfig):
         device: torch.device = super().device
         return torch.device("cpu") if device.type == "cpu" else device
 
+    def _read_numbers(self) -> None:
+        """Numbers and truth values that are written as text, read as a recipe's are."""
+        for each in dataclasses.fields(GRPOConfig):
+            value = getattr(self, each.name)
+            words = set(re.findall(r"\w+", str(each.type)))
+            if not isinstance(value, str) or not words <= _NUMBERS:
+                continue
+            try:
+                number = _TRUTH.get(value.lower()) if "bool" in words else float(value)
+                if number is None or ("float" not in words and number != int(number)):
+                    raise ValueError
+            except (ValueError, OverflowError):
+                kind = "true or false" if "bool" in words else "a number" if "float" in words else "a whole number"
+                what = f"{each.name} is {value!r}; it must be {kind}."
+                raise ConfigError(what, code="C003", fix=default_line(each.name)) from None
+            setattr(self, each.name, number if {"bool", "float"} & words else int(number))
+
     def _check_choices(self) -> None:
         self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(
             self.scale_rewards, self.scale_rewards
@@ -267,7 +363,7 @@ class GRPOConfig(trl.GRPOConfig):
                 raise ConfigError(
                     f"{name} is {value!r}; it must be one of {', '.join(allowed)}.",
                     code="C004",
-                    fix=did_you_mean(value, allowed) or self._default_line(name),
+                    fix=did_you_mean(value, allowed) or default_line(name),
                 )
 
     def _check_ranges(self) -> None:
@@ -275,20 +371,14 @@ class GRPOConfig(trl.GRPOConfig):
             raise ConfigError(
                 "max_completion_length is None; it must be a number: completions that never end would not.",
                 code="C016",
-                fix=self._default_line("max_completion_length"),
+                fix=default_line("max_completion_length"),
             )
-        for name, (low, high, why) in RANGES.items():
-            value = getattr(self, name)
-            if value is None or isinstance(value, str):  # the command line passes numbers as text; TRL parses them
-                continue
-            if not low <= value <= high:
-                bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-                what = f"{name} is {value}; it must be {bounds}: {why}."
-                raise ConfigError(what, code="C016", fix=self._default_line(name))
-
-    def _default_line(self, name: str) -> str:
-        """What to type for a field to be as when nobody sets it."""
-        return as_line(name, getattr(type(self), name))
+        for name in RANGES:
+            if wrong := out_of_range(name, getattr(self, name)):
+                raise ConfigError(f"{name} {wrong}.", code="C016", fix=default_line(name))
+        if self.max_steps < 0 and not self.num_train_epochs > 0:
+            what = f"num_train_epochs is {self.num_train_epochs:g} and max_steps is not set: there is nothing to train."
+            raise ConfigError(what, code="C016", fix="max_steps: 100")
 
     def _check_async(self) -> None:
         for refused, what, fix in _NOT_ASYNC:
@@ -413,6 +503,33 @@ class GRPOConfig(trl.GRPOConfig):
         return as_line("per_device_eval_batch_size", -(-self.per_device_eval_batch_size // group) * group)
 
 
+def default_line(name: str) -> str:
+    """What to type for a field to be as when nobody sets it."""
+    return as_line(name, SENSIBLE.get(name, getattr(GRPOConfig, name)))
+
+
+_TRUTH = {"true": True, "false": False}
+
+_MEANT = {"config": "write `args`", "dataset": "write `train_dataset`"}
+"""Arguments of other trainers that are no keys of a recipe."""
+
+_NUMBERS = {"class", "int", "float", "bool", "None", "NoneType", "Optional", "Union", "typing"}
+"""Words of the annotations that take numbers and truth values, and no text."""
+
+
+def refuse_unknown(cls: type, given: Mapping[str, Any]) -> None:
+    """Raises `TypeError` for an argument that a class does not take, with the name that was meant."""
+    known = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    for name in given:
+        if name not in known:
+            fix = _MEANT.get(name) or GONE.get(name) or did_you_mean(name, known) or as_line(name, None)
+            if not issubclass(cls, GRPOConfig) and name in GRPOConfig.__dataclass_fields__:
+                fix = f"args=GRPOConfig({name}=...)"
+            elif name.startswith("lora_") or name == "use_peft":
+                fix = "GRPOTrainer(..., peft_config=LoraConfig(r=16))"
+            raise TypeError(with_fix(f"{cls.__name__} has no argument `{name}`.", fix))
+
+
 def has_bfloat16() -> bool:
     """Whether the GPU multiplies bfloat16 itself; where there is none, a CPU stands in for one, and does."""
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
@@ -476,7 +593,7 @@ def _as_the_device(_: GRPOConfig) -> str:
 _CODES: tuple[tuple[str, str, Fix], ...] = (
     ("divisible by num_generations", "C010", GRPOConfig._nearest_batch),
     ("divisible by the global batch size", "C010", GRPOConfig._nearest_batch),
-    ("at least 2 generations", "C011", lambda args: args._default_line("num_generations")),
+    ("at least 2 generations", "C011", lambda args: default_line("num_generations")),
     ("generations used for evaluation", "C012", GRPOConfig._whole_evaluation),
     ("fp16", "C013", _as_the_device),
     ("bf16", "C013", _as_the_device),

@@ -10,41 +10,20 @@ import inspect
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from podium.machine import cores
+from podium.redaction import HIDDEN, is_secret, without_secrets
 from podium.rewards.resolve import Reward
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "safetensors", "tokenizers")
 
-HIDDEN = "<hidden>"
-_SECRET = re.compile(r"(^|_)(token|key|secret|password|credentials?)$", re.IGNORECASE)
-_LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,})")
-
 ROWS_IN_DIGEST = 100_000
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """Plain data with tokens, keys and passwords hidden, at any depth; other objects become text.
-
-    >>> without_secrets({"hub_token": "hf_abc", "num_tokens": 5, "kwargs": {"api_key": "x", "path": None}})
-    {'hub_token': '<hidden>', 'num_tokens': 5, 'kwargs': {'api_key': '<hidden>', 'path': None}}
-    """
-    if _SECRET.search(name) and value not in (None, ""):
-        return HIDDEN
-    if isinstance(value, Mapping):
-        return {str(key): without_secrets(each, str(key)) for key, each in value.items() if key != "env"}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [without_secrets(each) for each in value]
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return _LOOKS_SECRET.sub(HIDDEN, str(getattr(value, "value", value)))
 
 
 def describe(rewards: Sequence[Reward], dataset: Any) -> dict[str, Any]:
@@ -57,7 +36,7 @@ def describe(rewards: Sequence[Reward], dataset: Any) -> dict[str, Any]:
         "hardware": _hardware(),
         "command": without_secrets(_hidden_flags(sys.argv)),
         "git": _git(Path.cwd()),
-        "rewards": {reward.name: _source(reward) for reward in rewards},
+        "rewards": {reward.name: source(reward) for reward in rewards},
         "data": _data(dataset),
     }
 
@@ -89,7 +68,7 @@ def _hidden_flags(arguments: Sequence[str]) -> list[str]:
     hide = False
     for argument in arguments:
         flag, has_value, _ = argument.partition("=")
-        secret = argument.startswith("--") and _SECRET.search(flag.replace("-", "_")) is not None
+        secret = argument.startswith("--") and is_secret(flag, "text")
         shown.append(HIDDEN if hide else f"{flag}={HIDDEN}" if secret and has_value else argument)
         hide = secret and not has_value
     return shown
@@ -120,11 +99,11 @@ def _git_says(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _source(reward: Reward) -> dict[str, str]:
+def source(reward: Reward) -> dict[str, str]:
     """Where a reward function stands, and the sha256 of that file."""
     function = getattr(reward.function, "func", reward.function)
     try:
-        file = inspect.getsourcefile(
+        file = getattr(function, "path", None) or inspect.getsourcefile(
             function if callable(function) and hasattr(function, "__code__") else type(function)
         )
         assert file is not None

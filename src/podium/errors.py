@@ -72,7 +72,11 @@ class ProofError(PodiumError, RuntimeError):
 
 
 class CheckpointError(PodiumError, RuntimeError):
-    """No checkpoint that can be resumed from."""
+    """No checkpoint that can be resumed from, or none that can be written."""
+
+    def __init__(self, what: str = "", *, code: str = "K001", fix: str = "", findings: Iterable[Any] = ()) -> None:
+        """K001: it cannot be resumed from."""
+        super().__init__(what, code=code, fix=fix, findings=findings)
 
 
 class HubError(PodiumError, RuntimeError):

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from podium.monitors import Watch, settings_of
 from podium.probe import WeightProbe
 from podium.recording import RunFolder, joined, rollout_rows
 from podium.records import Finding, ScoredGroup, StepMetrics
+from podium.redaction import without_secrets
 from podium.run import CONFIG, ENVIRONMENT, Run
 
 logger = logging.getLogger(__name__)
@@ -105,7 +107,7 @@ class Health(TrainerCallback):
         if not (self.args.record and self._is_main):
             return
         with self._timed():
-            described = self._environment()
+            described = self.described
             self._watch = Watch(settings_of(described), ignored=self._ignored())
             self.folder.begin(resumed_step=state.global_step or None)
             self.folder.write_json(ENVIRONMENT, described)
@@ -207,7 +209,10 @@ class Health(TrainerCallback):
         self.found.append(finding)
         self.folder.add_finding(finding)
         self.measured.add("train", {f"finding/{finding.code}": 1.0})
-        logger.log(LEVELS[finding.severity], "%s %s Fix: %s", finding.code, finding.what, finding.fix)
+        ends = self._wish(finding) == "stop"
+        level = LEVELS[finding.severity] if ends else min(LEVELS[finding.severity], logging.WARNING)
+        on = "" if ends or finding.severity != "error" else " (the run goes on; `strict: true` would end it)"
+        logger.log(level, "%s %s Fix: %s%s", finding.code, finding.what, finding.fix, on)
 
     def _wish(self, finding: Finding) -> str | None:
         asked = self._wishes.get(finding.code)
@@ -278,7 +283,9 @@ class Health(TrainerCallback):
     def _is_main(self) -> bool:
         return self.args.process_index == 0
 
-    def _environment(self) -> dict[str, Any]:
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """The contents of `environment.json`."""
         parts = self.parts
         trained = sum(p.numel() for p in parts.policy.parameters() if p.requires_grad)
         return {
@@ -292,12 +299,20 @@ class Health(TrainerCallback):
             "reward_weights": dict(
                 zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
             ),
-            "settings": environment.without_secrets(self.args.to_dict()),
+            "settings": without_secrets(self.args.to_dict()),
         }
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """For `resume.State`: what of it a run that goes on must have, too."""
+        adapters = getattr(self.parts.policy, "peft_config", None)
+        adapter = adapters[self.parts.policy.active_adapter].to_dict() if adapters else None
+        kept = {name: self.described[name] for name in ("settings", "model", "rewards", "data")}
+        return without_secrets({**kept, "adapter": adapter})
 
     def _given(self) -> dict[str, Any]:
         """Without a recipe: the settings that are not the defaults."""
         defaults = {f.name: f.default for f in dataclasses.fields(self.args)}
         settings = {name: x for name, x in self.args.to_dict().items() if x is not None and x != defaults.get(name)}
         named = {"model": getattr(self.parts.policy.config, "_name_or_path", "")}
-        return environment.without_secrets({**named, "rewards": [r.name for r in self.parts.rewards], **settings})
+        return without_secrets({**named, "rewards": [r.name for r in self.parts.rewards], **settings})

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from podium.advantages import combine
-from podium.checkpoint import checkpoints, step_of
+from podium.checkpoint import checkpoints, step_of, storing
 from podium.records import Finding, ScoredGroup, StepMetrics
 from podium.rewards.resolve import GOLD
 from podium.run import FINDINGS, METRICS, ROLLOUTS
@@ -156,7 +156,8 @@ class RunFolder:
 
     def begin(self, *, resumed_step: int | None) -> None:
         """Cut what was recorded after `resumed_step`; None: start anew, with an older record moved away."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with storing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         if resumed_step is None:
             set_aside(self.folder, [self.folder / name for name in RECORD])
         else:
@@ -200,15 +201,16 @@ class RunFolder:
 
     def _replace(self, name: str, text: str) -> None:
         path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         staging = path.with_name(f"{path.name}.tmp")
-        staging.write_text(text, encoding="utf-8")
-        os.replace(staging, path)
+        with storing(path):
+            path.parent.mkdir(exist_ok=True)
+            staging.write_text(text, encoding="utf-8")
+            os.replace(staging, path)
 
     def _append(self, name: str, contents: Mapping[str, Any]) -> None:
         """A crash may have left half a line: the new one starts on a line of its own."""
         path = self.folder / name
-        with path.open("ab+") as file:
+        with storing(path), path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
@@ -275,8 +277,9 @@ def _cut_rollouts(path: Path, step: int) -> None:
 
 def _write(table: pa.Table, path: Path) -> None:
     staging = path.with_name(f"{path.name}.tmp")
-    pq.write_table(table, staging, compression="zstd")
-    os.replace(staging, path)
+    with storing(path):
+        pq.write_table(table, staging, compression="zstd")
+        os.replace(staging, path)
 
 
 def _join(paths: Sequence[Path], target: Path) -> int:

@@ -105,6 +105,7 @@ class PromptOrder:
         self.shuffle = shuffle
         self.seed = seed
         self.is_stream = not hasattr(dataset, "__len__")
+        assert max_steps > 0 or not self.is_stream, "refused before: a stream's epochs cannot be counted"
         self.num_micro_steps = max_steps * plan.accumulation if self.is_stream else self._micro_steps_per_epoch()
         self._stream: Iterator[Mapping[str, Any]] | None = None
         self._read = 0

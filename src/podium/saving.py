@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from podium import checkpoint
+
+
+class StopsOnTerm(TrainerCallback):
+    """Ends training after the step in which SIGTERM came, with a checkpoint: as schedulers of jobs ask for it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextlib.contextmanager
+    def listening(self, say: Callable[[str], object]) -> Iterator[None]:
+        """Within this context SIGTERM is taken; a second one interrupts at once, as Ctrl-C does."""
+
+        def handle(*_: Any) -> None:
+            if self.asked:
+                raise KeyboardInterrupt
+            self.asked = True
+            say("SIGTERM: a checkpoint is saved after this step, then the run ends. A second one ends it at once.")
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        asked = any(gather_object([self.asked])) if args.world_size > 1 else self.asked
+        if asked:
+            self.asked = control.should_save = control.should_training_stop = True
 
 
 class SavesWhole(Trainer):
@@ -25,6 +61,18 @@ class SavesWhole(Trainer):
         if done:
             self.control.should_training_stop = True
         return done
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """As the Trainer, but the hub's token goes into no file, and weights may be read as other files may."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            staged = folder.name.startswith(checkpoint.STAGING)  # the checkpoint's own message is the better one
+            with contextlib.nullcontext() if staged else checkpoint.storing(folder / "model.safetensors"):
+                super()._save(output_dir, state_dict=state_dict)
+                checkpoint.readable_alike(folder, folder / "training_args.bin")
+        finally:
+            self.args.hub_token = token
 
     def _save_own(self, staging: Path) -> None:
         """What a checkpoint holds beyond the Trainer's."""

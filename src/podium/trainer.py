@@ -9,7 +9,9 @@ nothing but the numbers of micro-steps; all rollout work of an optimizer step ha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,13 +27,15 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from podium import checkpoint, resume
-from podium.assembly import Parts, assemble
-from podium.config import GRPOConfig
+from podium.assembly import NOT_SUPPORTED, Parts, assemble
+from podium.config import GRPOConfig, refuse_unknown
 from podium.devices import kind_of
+from podium.errors import CheckpointError
 from podium.health import Health
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
+from podium.occupied import occupying
 from podium.out_of_memory import explained, fewer_rows, held_by, smaller_packs
 from podium.packing import Pack, keep, nothing, pack
 from podium.precision import release_free_memory
@@ -42,6 +46,8 @@ from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
 from podium.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
 from podium.saving import SavesWhole
+
+logger = logging.getLogger(__name__)
 
 
 class GRPOTrainer(SavesWhole):
@@ -78,6 +84,7 @@ class GRPOTrainer(SavesWhole):
         peft_config: Any = None,
         **not_supported: Any,
     ) -> None:
+        refuse_unknown(GRPOTrainer, {name: None for name in not_supported if name not in NOT_SUPPORTED})
         parts = assemble(
             model,
             reward_funcs,
@@ -408,19 +415,29 @@ class GRPOTrainer(SavesWhole):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`. `True` resumes from the newest checkpoint that verifies."""
-        self._step_started = time.perf_counter()
-        folder = Path(self.args.output_dir)
-        if self.is_world_process_zero():
-            checkpoint.sweep(folder)
-        found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
-        if self.is_world_process_zero() and resume_from_checkpoint is not True:
-            make_room(folder, found)
-        if found is not None:
-            self.processes.check_parts(Path(found))
-        result = self._train(found, **kwargs)
-        while (healthy := self.health.back_to()) is not None:
-            result = self._train(str(healthy), **kwargs)
-        return result
+        folder = Path(str(self.args.output_dir))
+        with occupying(folder) if self.is_world_process_zero() else contextlib.nullcontext():
+            self._step_started = time.perf_counter()
+            if self.is_world_process_zero():
+                checkpoint.sweep(folder)
+            found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
+            if found is not None:
+                self._refuse_others(Path(found))
+            if self.is_world_process_zero() and resume_from_checkpoint is not True:
+                make_room(folder, found)
+            result = self._train(found, **kwargs)
+            while (healthy := self.health.back_to()) is not None:
+                result = self._train(str(healthy), **kwargs)
+            return result
+
+    def _refuse_others(self, found: Path) -> None:
+        """Raises `CheckpointError` where this run cannot go on from a checkpoint; says what has changed since it."""
+        self.processes.check_parts(found)
+        for finding in resume.differences(found, self.health.made_of):
+            if finding.severity == "error":
+                raise CheckpointError(f"{finding.what}.", code=finding.code, fix=finding.fix)
+            if self.is_world_process_zero():
+                logger.warning("%s; %s.", finding.what, finding.why)
 
     def _train(self, checkpoint: str | None, **kwargs: Any) -> Any:
         try:
@@ -429,12 +446,14 @@ class GRPOTrainer(SavesWhole):
             self.rollouts.abandon()
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
-        if folder is not None and self.processes.division == "fsdp2":
-            self.processes.load_optimizer(Path(folder), self.optimizer)
-            self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
-        else:
-            super()._load_optimizer_and_scheduler(folder)
+        with resume.readable(folder, "optimizer and schedule"):
+            if folder is not None and self.processes.division == "fsdp2":
+                self.processes.load_optimizer(Path(folder), self.optimizer)
+                self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
+            else:
+                super()._load_optimizer_and_scheduler(folder)
         if folder is not None:
+            resume.apply_settings(Path(folder), self.args, self.optimizer, self.lr_scheduler)
             state = self._podium_state()
             loaded = resume.load(Path(folder), self.args.process_index, state)
             self.round, self.entropy, self.weights = loaded.round, loaded.entropy, loaded.weights
@@ -454,13 +473,21 @@ class GRPOTrainer(SavesWhole):
             parts.plan,
             self.processes.sharded,
             self.rollouts.wait(),
+            self.health.made_of,
         )
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Once and before the first rollouts, as reward functions may draw, too; the Trainer would load them after."""
         if checkpoint is not None and checkpoint == self._random_numbers_in:
             self._random_numbers_in = None
-            super()._load_rng_state(checkpoint)
+            with resume.readable(checkpoint, "random numbers"):
+                super()._load_rng_state(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """As the Trainer; one of a run in float16 is of no use to a run without loss scaling."""
+        if self.accelerator.scaler is not None:
+            with resume.readable(checkpoint, "loss scaling"):
+                super()._load_scaler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """As the Trainer, which forgets the trained adapter where a second one lies in a folder of its own."""
@@ -468,7 +495,8 @@ class GRPOTrainer(SavesWhole):
         if self.processes.division == "fsdp2":
             self.processes.load_weights(Path(resume_from_checkpoint), policy, self.parts.reference)
             return
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with resume.readable(resume_from_checkpoint, "weights"):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
         if loading.has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
             cast(Any, policy).load_adapter(resume_from_checkpoint, "default", is_trainable=True)
             loading.freeze_reference_adapter(policy)

@@ -21,6 +21,7 @@ from podium.cli.train import resumable
 from podium.errors import ConfigError
 from podium.models.finding import find_model
 from podium.recipe.flags import parse_flags
+from podium.saving import StopsOnTerm
 from podium.shipping.opening import opening
 from podium.testing import save_tiny_model
 
@@ -120,7 +121,7 @@ def test_flags_that_cannot_be_meant_are_refused(line):
         ("train quickstart --num_gen 4", "--num_gen: unknown key `num_gen`"),
         ("train quickstart --loss-type drgrpo", "--loss_type: `loss_type` must be one of"),
         ("train quickstart --num_generations 7", "--num_generations: generation_batch_size (128) must be"),
-        ("train quickstart --eval_samples 0", "--eval_samples: `eval_samples` must be at least 1"),
+        ("train quickstart --eval_samples 0", "--eval_samples: `eval_samples` is 0; it must be at least 1"),
         ("train quickstart --eval_temperature 0", "got 0: 0.001 draws the likeliest completion"),
         ("train quickstart --vllm_mode server", "--vllm_mode: vllm_mode='server' belongs to vLLM"),
         ("train quickstart --model builtin:smollm", "no built-in model `builtin:smollm`"),
@@ -247,7 +248,7 @@ def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):
 
 
 def test_ctrl_c_without_a_checkpoint_says_that_too(tmp_path, capsys):
-    with pytest.raises(KeyboardInterrupt), resumable([tmp_path], is_main=True):
+    with pytest.raises(KeyboardInterrupt), resumable([tmp_path], StopsOnTerm(), is_main=True):
         raise KeyboardInterrupt
     assert "No checkpoint was written, so this run cannot go on." in capsys.readouterr().err
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import podium
-from podium.environment import _hidden_flags, without_secrets
+from podium.environment import _hidden_flags
 from podium.errors import DataError
 from podium.recording import FILES_TO_JOIN, RunFolder, rollout_rows
 from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
+from podium.redaction import without_secrets
 from podium.run import Run
 
 

@@ -11,9 +11,15 @@ from peft import LoraConfig
 
 from podium.checks.public import unasked_model
 from podium.checks.setup import Setup
+from podium.errors import as_line
 from podium.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
+from podium.models.builtin import BUILTIN
 from podium.models.loading import EIGHT_BITS_ON_CPU, bits_of
+from podium.models.weights import misfits
 from podium.records import Finding
+
+LARGE_FOR_CPU = 500_000_000
+"""Parameters from which training on a CPU is worth a warning."""
 
 
 def unasked(setup: Setup) -> Iterator[Finding]:
@@ -22,24 +28,20 @@ def unasked(setup: Setup) -> Iterator[Finding]:
         yield unasked_model(setup.model.name)
 
 
+def weights(setup: Setup) -> Iterator[Finding]:
+    """Names and shapes in the files against those that the configuration describes."""
+    facts = setup.model
+    if facts is not None and facts.config is not None and facts.folder is not None:
+        yield from misfits(facts.name, facts.config, facts.tensors)
+
+
 def vocabulary(setup: Setup) -> Iterator[Finding]:
-    """A row of the embedding for every token, and the shapes that the configuration promises."""
+    """A row of the embedding for every token."""
     facts, tokenizer = setup.model, setup.tokenizer
     if facts is None or facts.config is None:
         return
-    text = facts.config.get_text_config()
-    promised = (text.vocab_size, text.hidden_size)
     shape = facts.embedding
-    if shape is not None and shape != promised:
-        yield Finding(
-            code="M022",
-            severity="error",
-            what=f"{facts.name}: the embedding in the weights is {shape[0]:,} x {shape[1]:,}, but config.json says "
-            f"{promised[0]:,} x {promised[1]:,} (vocab_size x hidden_size)",
-            why="the weights belong to another configuration; loading fails, or leaves random rows",
-            fix="copy config.json and the weights from one place again",
-        )
-    rows = promised[0] if shape is None else shape[0]
+    rows = facts.config.get_text_config().vocab_size if shape is None else shape[0]
     if tokenizer is not None and len(tokenizer) > rows:
         token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)
         yield Finding(
@@ -274,6 +276,15 @@ def memory(setup: Setup) -> Iterator[Finding]:
     args, estimate = setup.args, _estimate(setup)
     if args is None or estimate is None or setup.model is None:
         return
+    if args.device.type == "cpu" and estimate.num_parameters >= LARGE_FOR_CPU:
+        yield Finding(
+            code="C038",
+            severity="warning",
+            what=f"there is no GPU here, and {setup.at('model')} has {estimate.num_parameters / 1e9:.1f} billion "
+            "parameters: it would be trained on the CPU",
+            why="a step takes minutes to hours",
+            fix="run it on a machine with a GPU, or take a smaller model: " + as_line("model", BUILTIN),
+        )
     peak, there = gigabytes(estimate.peak_bytes), gigabytes(estimate.available_bytes or 0)
     if estimate.fits:
         yield Finding(

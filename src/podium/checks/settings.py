@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
+import itertools
+import math
+import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from peft import LoraConfig
+
+from podium import checkpoint, environment
 from podium.assembly import plan_of
 from podium.checks.setup import Setup
-from podium.errors import PodiumError
+from podium.errors import CheckpointError, PodiumError
 from podium.losses import CORRECTIONS
+from podium.occupied import occupied
+from podium.preflight import missing_packages, refusals
 from podium.recipe.assume import assumed_words
+from podium.recipe.schema import default_line
 from podium.records import Finding
+from podium.redaction import without_secrets
+from podium.resume import differences
 
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
@@ -64,7 +76,8 @@ def learning_rate(setup: Setup) -> Iterator[Finding]:
             severity="warning",
             what=f"{setup.at('learning_rate')} is {rate:g} for all weights{_sized(size)}, a rate for a LoRA adapter",
             why="the policy breaks within a few steps: its text turns to noise and does not come back",
-            fix=setup.line("learning_rate", f"{rate / 10:g}") + ", or train an adapter (`lora: {r: 16}`)",
+            fix=setup.line("learning_rate", f"{min(rate / 10, high / 5):g}")
+            + ", or train an adapter (`lora: {r: 16}`)",
         )
 
 
@@ -92,6 +105,8 @@ def few_groups(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     if args is None:
         return
+    if any(problem.code == "C010" for problem in setup.problems):  # its batch size was left out
+        return
     plan = plan_of(args)
     groups = plan.prompts_per_round * plan.accumulation / plan.shares
     if groups >= FEW_GROUPS:
@@ -106,6 +121,69 @@ def few_groups(setup: Setup) -> Iterator[Finding]:
         why="a step towards one or two prompts forgets the others; equal rewards leave it empty",
         fix=setup.line("gradient_accumulation_steps", wanted) + " makes it 8 prompts",
     )
+
+
+_USUAL: Mapping[str, tuple[float, float, str]] = {
+    "beta": (0.0, 1.0, "the pull back to the reference outweighs every reward, and nothing is learnt"),
+    "weight_decay": (0.0, 1.0, "all weights shrink in every step by this share of the learning rate"),
+    "max_grad_norm": (
+        1e-3,
+        float("inf"),
+        "every gradient is cut to next to nothing, and Adam's epsilon takes the rest",
+    ),
+    "num_iterations": (1, 8, "the same completions are trained on again and again, until ratios leave every clip"),
+    "epsilon": (1e-3, 0.9, "ratios are clipped at once, or never"),
+    "adam_beta1": (0.0, 0.99, "a gradient reaches the weights over more steps than a run of GRPO has"),
+    "adam_beta2": (0.5, 0.9999, "the size of a step follows a single gradient, or no gradient for thousands of steps"),
+    "adam_epsilon": (0.0, 1e-3, "it outweighs the gradients, so the steps vanish"),
+    "top_k": (2, float("inf"), "all completions of a group are the same, so nothing can be learnt"),
+    "top_p": (0.05, 1.0, "nearly all completions of a group are the same, so nothing can be learnt"),
+    "min_p": (0.0, 0.9, "nearly all completions of a group are the same, so nothing can be learnt"),
+    "repetition_penalty": (0.8, 1.5, "text falls apart: every word that was used becomes unlikely, or the only one"),
+    "max_completion_length": (4, float("inf"), "hardly any answer is so short"),
+    "num_generations": (2, 512, "the error of a group's mean is small long before"),
+}
+"""Settings that work within (lowest, highest), and do hardly ever beyond, with what happens there. 0 switches off."""
+
+
+def unusual(setup: Setup) -> Iterator[Finding]:
+    """Values that run, and with which hardly anything is learnt."""
+    for key, (low, high, why) in _USUAL.items() if setup.args is not None else ():
+        value = getattr(setup.args, key)
+        if value is not None and not low <= value <= high and (value or key == "epsilon"):
+            usual = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} or more"
+            yield Finding(
+                code="C037",
+                severity="warning",
+                what=f"{setup.at(key)} is {value:g}; usual is {usual}",
+                why=why,
+                fix=default_line(key),
+            )
+
+
+def warm_up(setup: Setup) -> Iterator[Finding]:
+    """More steps of warm-up than there are steps."""
+    if setup.args is None:
+        return
+    steps, warming = steps_of(setup), setup.args.warmup_steps
+    if steps and warming >= steps:
+        yield Finding(
+            code="C037",
+            severity="warning",
+            what=f"{setup.at('warmup_steps')} is {warming:g}, and the run has {steps:,} steps",
+            why="the learning rate still rises when the run ends, and never reaches what learning_rate says",
+            fix=setup.line("warmup_steps", steps // 10),
+        )
+
+
+def steps_of(setup: Setup) -> int | None:
+    """Optimizer steps of the run; None: they are not known."""
+    args = setup.args
+    if args is None or args.max_steps > 0 or setup.train is None or setup.train.source.is_stream:
+        return args.max_steps if args is not None and args.max_steps > 0 else None
+    plan = plan_of(args)
+    rounds = setup.train.counts.num_rows // plan.prompts_per_round
+    return math.ceil(args.num_train_epochs * rounds * plan.micro_steps_per_round / plan.accumulation)
 
 
 _LEVELS = (
@@ -141,25 +219,19 @@ _LEVELS = (
 
 _NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
 
-_OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
-    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
-    "torchao": (r"adamw_torch_[48]bit", ""),
-}
-"""Package, names of the optimizers that need it, and Podium's extra that has it."""
+
+def packages(setup: Setup) -> Iterator[Finding]:
+    """An optimizer or a tracker whose package is not installed."""
+    if setup.args is not None:
+        for error in missing_packages(setup.args):
+            yield _of(setup, error, severity="warning", why=_NOT_INSTALLED)
 
 
-def optimizer(setup: Setup) -> Iterator[Finding]:
-    """An optimizer whose package is not installed."""
-    name = "" if setup.args is None else str(getattr(setup.args.optim, "value", setup.args.optim))
-    for package, (names, extra) in _OPTIMIZER_PACKAGES.items():
-        if re.fullmatch(names, name) and importlib.util.find_spec(package) is None:
-            yield Finding(
-                code="C032",
-                severity="warning",
-                what=f"{setup.at('optim')} is {name}, which needs the package {package}; it is not installed here",
-                why=_NOT_INSTALLED,
-                fix="pip install " + (f"'podium[{extra}]'" if extra else package),
-            )
+def _of(setup: Setup, error: PodiumError, **more: Any) -> Finding:
+    """An error that training would raise, at the place of the first setting that it names."""
+    named = (setup.places[word] for word in re.findall(r"\w+", error.what) if word in setup.places)
+    what = ": ".join([*itertools.islice(named, 1), error.what])
+    return Finding(code=error.code, what=what, fix=error.fix, **{"severity": "error", **more})
 
 
 def vllm(setup: Setup) -> Iterator[Finding]:
@@ -236,14 +308,42 @@ def contradictions(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     if args is None:
         return
-    if args.sync_ref_model and setup.lora is not None:
+    unread = any(problem.code.startswith("D") for problem in setup.problems) or setup.train is None
+    evaluation = unread or setup.evaluation is not None
+    for error in refusals(args, adapter=setup.lora is not None, evaluation=evaluation):
+        yield _of(setup, error)
+    other = occupied(Path(str(args.output_dir))) if int(os.environ.get("RANK", 0)) == 0 else None
+    if other is not None:
+        yield _of(setup, other)
+    if args.max_steps > 0 and args.num_train_epochs != 3:  # 3 is the default
         yield Finding(
             code="C030",
-            severity="error",
-            what=f"{setup.at('sync_ref_model')}: it moves a full copy of the model, but with an adapter the reference "
-            "is the model without it",
-            fix="leave sync_ref_model out, or train all weights",
+            severity="warning",
+            what=f"{setup.at('num_train_epochs')} is {args.num_train_epochs:g}, which has no effect: max_steps "
+            f"{args.max_steps} ends the run",
+            fix="keep one of the two",
         )
+
+
+def resumed(setup: Setup) -> Iterator[Finding]:
+    """A checkpoint to go on from that is not there, is damaged, or is of another run than this one."""
+    args = setup.args
+    if args is None or not setup.resume or (setup.model is not None and setup.model.config is None):
+        return
+    try:
+        found = Path(str(checkpoint.to_resume_from(Path(str(args.output_dir)), asked=setup.resume)))
+    except CheckpointError as error:
+        yield replace(_of(setup, error), what=f"{setup.at('resume_from_checkpoint')}: {error.what}")
+        return
+    adapter = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **setup.lora}).to_dict()
+    now: dict[str, Any] = {
+        "settings": args.to_dict(),
+        "rewards": {reward.name: environment.source(reward) for reward in setup.rewards},
+        "adapter": adapter,
+        "model": {"name": setup.model and setup.model.config and setup.model.config._name_or_path},
+    }
+    for finding in differences(found, without_secrets(now)):
+        yield replace(finding, what=f"{setup.at('resume_from_checkpoint')}: {finding.what}")
 
 
 def variables(setup: Setup) -> Iterator[Finding]:

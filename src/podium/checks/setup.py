@@ -58,6 +58,8 @@ class Setup:
     rewards: tuple[Reward, ...] = ()
     train: RowSurvey | None = None
     evaluation: RowSurvey | None = None
+    resume: str | bool | None = None
+    """As `resume_from_checkpoint`."""
     problems: tuple[Finding, ...] = ()
 
     def at(self, key: str) -> str:
@@ -188,7 +190,17 @@ def _of_recipe(recipe: Recipe, gathering: _Gathering, stage: Stage | None = None
             _given_sources(*rows) if rows else recipe_sources(recipe, gathering) if has_data else (None, None)
         ),
     )
-    return replace(made, assumed=recipe.assumed)
+    return replace(made, assumed=recipe.assumed, resume=recipe.resume if stage is None else None)
+
+
+_BATCH = {
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_generations",
+}
+"""Settings that must fit each other."""
 
 
 def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
@@ -202,7 +214,8 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
             named = [word for word in re.findall(r"\w+", str(error).partition(": ")[2]) if word in config]
             if not named:
                 return None
-            del config[named[0]]
+            for word in _BATCH & config.keys() if error.code == "C010" else named[:1]:
+                del config[word]
     return None
 
 

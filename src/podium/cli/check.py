@@ -33,8 +33,9 @@ def check(
 ) -> None:
     """Say what is wrong with a run, all of it, before it starts.
 
-    RECIPE and flags are those of `podium train`. Without --rollouts no weight is loaded. Exit code 1: an error was
-    found; `podium explain CODE` says more about each.
+    RECIPE and flags are those of `podium train`. Without --rollouts no weight is loaded. Python files that the recipe
+    names (rewards, datasets) are run, as training would: read those of others first. Exit code 1: an error was found;
+    `podium explain CODE` says more about each.
     """
     gc.disable()  # a seventh of the time went into collections while modules load
     from podium.checks import check_recipe

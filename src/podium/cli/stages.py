@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
     from podium.recipe import Recipe
     from podium.recipe.stages import Stage
     from podium.stages.running import StagedRun
@@ -50,19 +52,21 @@ def _train(run: StagedRun, say: Callable[..., None]) -> Any:
     from podium.cli.progress import ProgressLine
     from podium.cli.terminal import console
     from podium.cli.train import resumable, silence
+    from podium.saving import StopsOnTerm
 
     lines: list[ProgressLine] = []
+    stop = StopsOnTerm()
 
-    def callbacks(stage: Stage) -> list[ProgressLine]:
+    def callbacks(stage: Stage) -> list[TrainerCallback]:
         lines.append(ProgressLine(console))
-        return [lines[-1]]
+        return [lines[-1], stop]
 
     def began(stage: Stage, trainer: Any, inside: str | None) -> None:
         silence(trainer)
         say(introduction(stage, len(run.stages), inside))
 
     run.callbacks, run.began = callbacks, began
-    with resumable([run.folder / stage.folder for stage in run.stages], is_main=run.is_main):
+    with resumable([run.folder / stage.folder for stage in run.stages], stop, is_main=run.is_main):
         try:
             return run.train(resume_from_checkpoint=run.recipe.resume)
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -61,13 +60,14 @@ class _Notes(logging.Handler):
 
 
 def quiet() -> None:
-    """Keep the progress bars of transformers and datasets off the terminal."""
+    """Keep the progress bars of transformers and datasets, and the hub's retries, off the terminal."""
     import datasets
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     datasets.disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def prepare_output() -> None:
@@ -82,8 +82,3 @@ def prepare_output() -> None:
         logger.addHandler(_Notes())
         logger.setLevel(logging.INFO)
         logger.propagate = False
-
-
-def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's values without tokens and keys of services, for the copy in the run's folder."""
-    return {key: value for key, value in values.items() if key != "env" and not key.endswith(("_token", "_key"))}

@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.records import ScoredGroup
+    from podium.saving import StopsOnTerm
     from podium.trainer import GRPOTrainer
 
 STOPPED = 3
 """Exit code of a run that a finding has stopped."""
+
+TERMINATED = 143
+"""Exit code of a run that SIGTERM has ended."""
 
 ASSUMED = "C040"
 """The note that says what nobody wrote."""
@@ -68,10 +72,7 @@ def train(
 
 def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> None:
     """Everything `podium train` does."""
-    from podium.cli.progress import ProgressLine
-    from podium.cli.report import report_of_finished_run
-    from podium.cli.terminal import console, prepare_output, without_secrets
-    from podium.data.loading import load_data
+    from podium.occupied import occupying
     from podium.recipe import load
 
     started = time.perf_counter()
@@ -81,11 +82,25 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> N
         from podium.cli.stages import run_stages
 
         return run_stages(recipe, evaluate=evaluate)
+    folder = Path(str(recipe.config["output_dir"]))
+    with occupying(folder) if int(os.environ.get("RANK", 0)) == 0 else contextlib.nullcontext():
+        _run(recipe, started, evaluate=evaluate)
+
+
+def _run(recipe: Recipe, started: float, *, evaluate: bool) -> None:
+    """Training of one stage, with what is before and after it."""
+    from podium.cli.progress import ProgressLine
+    from podium.cli.report import report_of_finished_run
+    from podium.cli.terminal import console, prepare_output
+    from podium.data.loading import load_data
+    from podium.redaction import without_secrets
+    from podium.saving import StopsOnTerm
+
     arguments = recipe.arguments()
     prepare_output()
     train_rows, held_out = load_data(recipe.data)
-    progress = ProgressLine(console)
-    trainer = recipe.trainer(train_rows, held_out, callbacks=[progress])
+    progress, stop = ProgressLine(console), StopsOnTerm()
+    trainer = recipe.trainer(train_rows, held_out, callbacks=[progress, stop])
     silence(trainer)
     say = functools.partial(console.print, soft_wrap=True) if trainer.is_world_process_zero() else nothing
     say(f"{recipe.model}: {_count(train_rows)} prompts, rewards {', '.join(r.name for r in trainer.parts.rewards)}")
@@ -93,7 +108,7 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> N
 
     before = look(recipe, trainer, held_out, say, "before") if evaluate and held_out is not None else None
     begun = time.perf_counter()
-    with resumable([Path(arguments.output_dir)], is_main=trainer.is_world_process_zero()):
+    with resumable([Path(arguments.output_dir)], stop, is_main=trainer.is_world_process_zero()):
         try:
             trainer.train(resume_from_checkpoint=recipe.resume)
         finally:
@@ -112,14 +127,18 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> N
 
 
 @contextlib.contextmanager
-def resumable(folders: Sequence[Path], *, is_main: bool) -> Iterator[None]:
-    """Training that Ctrl-C ends says how it goes on; `folders` may hold its checkpoints, the first of them first."""
+def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> Iterator[None]:
+    """Training that Ctrl-C or SIGTERM ends says how it goes on; `folders` may hold its checkpoints, oldest first."""
+    write: Callable[[str], object] = sys.stderr.write if is_main else nothing
     try:
-        yield
+        with stop.listening(lambda text: write(f"\n{text}\n")):
+            yield
     except KeyboardInterrupt:
-        if is_main:
-            sys.stderr.write(f"\n{_going_on(folders)}\n")
+        write(f"\n{_going_on(folders)}\n")
         raise
+    if stop.asked:
+        write(f"\n{_going_on(folders)}\n")
+        raise typer.Exit(TERMINATED)
 
 
 def _going_on(folders: Sequence[Path]) -> str:

@@ -102,7 +102,11 @@ def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
 
 def _no_config_error(folder: Path) -> ModelError:
     if (folder / "adapter_config.json").is_file():
-        base = _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        base = str(_read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "")
+        if not base or (_looks_like_a_path(base) and not Path(base).expanduser().is_dir()):
+            gone = f"it belongs to {base}, which is not there" if base else "it does not say to which"
+            fix = f'write where its model is into {folder / "adapter_config.json"}: "base_model_name_or_path": "..."'
+            return ModelError(f"{folder} holds an adapter, not a model; {gone}.", code="M012", fix=fix)
         return ModelError(
             f"{folder} holds an adapter, not a model; it belongs to {base}.",
             code="M012",

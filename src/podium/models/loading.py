@@ -30,6 +30,7 @@ from transformers import (
 from podium.errors import ConfigError, ModelError
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name
+from podium.models.weights import judged
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
 
     Raises:
         ConfigError: an adapter that does not fit.
-        ModelError: quantized weights without an adapter, or nothing to train.
+        ModelError: weights of another configuration, quantized ones without an adapter, or nothing to train.
     """
     _check_adapter(model, settings)
     frozen = settings.peft_config is not None
@@ -261,7 +262,13 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
             raise ConfigError(f"dtype is {dtype!r}; it must be float32, bfloat16, float16 or auto.")
         dtype = getattr(torch, dtype)
     kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
-    return AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype=dtype, **kwargs)
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, info = AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype=dtype, **kwargs)
+    if not hasattr(model.config, "quantization_config"):
+        for found in judged(name, info, model.state_dict()):
+            if found.severity == "error":
+                raise ModelError(f"{found.what}: {found.why}.", code=found.code, fix=found.fix)
+    return model
 
 
 def _as_given(model: PreTrainedModel | PeftModel, settings: LoadSettings) -> PreTrainedModel | PeftModel:

@@ -23,6 +23,7 @@ from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
     PART_TYPES,
     Mistake,
+    beyond_limits,
     check_key,
     check_type,
     config_keys,
@@ -32,6 +33,7 @@ from podium.recipe.schema import (
     of_flag,
     unknown_key,
 )
+from podium.redaction import HIDDEN
 from podium.rewards.resolve import callable_name, distinct_names
 
 _DATA_KEYS = (
@@ -140,6 +142,15 @@ class _Reading:
             if key not in key_types():
                 self.say_of(unknown_key(key, code="C009" if key in self.overrides else "C001"), key)
                 continue
+            if HIDDEN in str(value):
+                fix = f"write it again, or take `{key}` out"
+                self.say(
+                    f"`{key}` holds {HIDDEN}: what was there was secret when this was written",
+                    key,
+                    code="C003",
+                    fix=fix,
+                )
+                continue
             if value is None and type(None) not in _options(key):
                 continue  # `key:` with nothing behind it: as if it were not there
             checked, mistake = check_key(key, value)
@@ -193,6 +204,7 @@ class _Reading:
                 self.say_of(unknown_key(key, types), *place, key)
                 continue
             passed[key], mistake = check_type(key, value, types[key])
+            mistake = mistake or beyond_limits(key, passed[key])
             if mistake is not None:
                 self.say_of(mistake, *place, key)
         return passed

@@ -20,7 +20,7 @@ from peft import LoraConfig
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from trl.scripts.grpo import GRPOScriptArguments
 
-from podium.config import CHOICES, RANGES, GRPOConfig
+from podium.config import CHOICES, GONE, RANGES, SENSIBLE, GRPOConfig, out_of_range
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
 from podium.errors import as_line, did_you_mean
@@ -56,6 +56,7 @@ OWN_KEYS: Mapping[str, Any] = {
 
 WIDER: Mapping[str, Any] = {
     "max_steps": int | None,
+    "fsdp": bool | str | None,
     "scale_rewards": str | bool,
     "on_reward_error": float | str | None,
     "resume_from_checkpoint": str | bool | None,
@@ -68,23 +69,11 @@ WIDER: Mapping[str, Any] = {
 }
 """Keys whose annotation says less than what is accepted."""
 
-GONE: Mapping[str, str] = {
-    "evaluation_strategy": "write `eval_strategy`",
-    "lr_scheduler": "write `lr_scheduler_type`",
-    "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
-    "overwrite_output_dir": "leave it out",
-    "logging_dir": "leave it out",
-    "activation_offloading": "leave it out: GRPO of TRL has no such setting either, and a pack bounds the activations "
-    "already; make it smaller with `tokens_per_pack`, or set `gradient_checkpointing: true`",
-    "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
-}
-"""Keys of older transformers and TRL, and likely slips, with what to do."""
-
 _ADAPTER_WORDS = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "modules": "target_modules"}
 """What people call the arguments of `LoraConfig`."""
 
-_SENSIBLE: Mapping[str, Any] = {"held_out": 0.2}
-"""Values to type for keys that have no default."""
+_SENSIBLE: Mapping[str, Any] = {**SENSIBLE, "held_out": 0.2}
+"""Values to type for keys that have no default, or one that says nothing."""
 
 PART_TYPES: Mapping[str, Any] = {
     "path": str,
@@ -108,6 +97,9 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "eval_samples": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
     "eval_temperature": (1e-6, 100.0, "0.001 draws the likeliest completion"),
     "eval_rows": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
+    **{key: (1, float("inf"), "it is the rank of an adapter's matrices") for key in ("r", "lora_r")},
+    "lora_alpha": (1e-9, float("inf"), "it scales the adapter, and 0 takes it away"),
+    "lora_dropout": (0.0, 1.0, "it is a probability"),
     "held_out": (0.001, 0.999, "it is the share of the prompts that are not trained on"),
 }
 
@@ -148,7 +140,7 @@ def config_keys() -> frozenset[str]:
 
 def unknown_key(key: str, known: Mapping[str, Any] | None = None, *, code: str = "C001") -> Mistake:
     """What to say about a key that is none; `known` are the keys of the mapping it is in (default: a recipe's)."""
-    fix = GONE.get(key) if known is None else None
+    fix = GONE.get(key)
     known = key_types() if known is None else known
     meant = _ADAPTER_WORDS.get(key)
     fix = fix or did_you_mean(key.replace("-", "_"), known)
@@ -176,7 +168,7 @@ def _defaults() -> Mapping[str, Any]:
 def check_key(key: str, value: Any) -> tuple[Any, Mistake | None]:
     """The value of a top-level key in its own type, or what is wrong with it."""
     checked, mistake = check_type(key, value, key_types()[key])
-    return checked, mistake or _wrong_choice(key, checked) or _out_of_range(key, checked)
+    return checked, mistake or _wrong_choice(key, checked) or beyond_limits(key, checked)
 
 
 def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, Mistake | None]:
@@ -259,15 +251,13 @@ def _choices_of(key: str) -> tuple[str, ...]:
     return ()
 
 
-def _out_of_range(key: str, value: Any) -> Mistake | None:
-    if key not in _LIMITS or not isinstance(value, (int, float)):
+def beyond_limits(key: str, value: Any) -> Mistake | None:
+    """What is wrong with a number that is out of its range."""
+    wrong = out_of_range(key, value, _LIMITS)
+    if not wrong:
         return None
-    low, high, why = _LIMITS[key]
-    if low <= value <= high:
-        return None
-    bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
     code = "C011" if key.startswith("num_generations") else "C016"
-    return Mistake(what=f"`{key}` must be {bounds}, got {value:g}: {why}", code=code, fix=default_line(key))
+    return Mistake(what=f"`{key}` {wrong}", code=code, fix=default_line(key))
 
 
 # ---- annotations in words ----

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_SECRET = re.compile(r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}")
-_SECRET_NAME = re.compile(r"(_token|_key|password|secret)$", re.IGNORECASE)
+from podium.redaction import hide, is_secret
 
 
 def flat(values: Any, prefix: str = "") -> Iterator[list[str]]:
@@ -21,8 +19,7 @@ def flat(values: Any, prefix: str = "") -> Iterator[list[str]]:
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{name}.")
         else:
-            hidden = _SECRET_NAME.search(str(name)) and value not in (None, "")
-            yield [f"{prefix}{name}", "(not shown)" if hidden else without_secrets(_text(value))]
+            yield [f"{prefix}{name}", "(not shown)" if is_secret(str(name), value) else without_secrets(_text(value))]
 
 
 def _text(value: Any) -> str:
@@ -34,7 +31,7 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("token hf_abcdefghijklmnopqrstuvwx in a path")
     'token (not shown) in a path'
     """
-    return _SECRET.sub("(not shown)", text)
+    return hide(text, "(not shown)")
 
 
 def finding(row: Mapping[str, Any]) -> dict[str, Any]:

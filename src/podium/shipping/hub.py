@@ -19,9 +19,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.environment import without_secrets
 from podium.errors import ConfigError, HubError, hub_errors
 from podium.models.finding import ADAPTER, ModelSource, run_of
+from podium.redaction import without_secrets
 from podium.shipping.card import CARD, card
 from podium.shipping.export import OF_THIS_MACHINE, describe
 from podium.shipping.opening import RECORD

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.environment import without_secrets
 from podium.models.builtin import PREFIX, builtin_model
 from podium.models.finding import portable_name
+from podium.redaction import without_secrets
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

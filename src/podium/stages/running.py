@@ -7,6 +7,7 @@ A border is a whole checkpoint in the stage's folder, and a line in `stages.json
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -25,12 +26,13 @@ from transformers.trainer_utils import set_seed
 from podium import checkpoint
 from podium.assembly import load_settings
 from podium.config import GRPOConfig
-from podium.environment import without_secrets
 from podium.errors import CheckpointError, ConfigError
 from podium.models import loading
+from podium.occupied import occupying
 from podium.recipe import Recipe
 from podium.recipe.stages import Stage, reference_start, schedule_steps
 from podium.recording import RunFolder, set_aside
+from podium.redaction import without_secrets
 from podium.run import CONFIG, STAGES
 from podium.stages.carry import Border, StageTrainer, follow_on
 from podium.stages.keeper import GateKeeper, was_met
@@ -98,9 +100,13 @@ class StagedRun:
             CheckpointError: nothing to resume from.
             PodiumError: what a stage's trainer raises.
         """
+        with occupying(self.folder) if self.is_main else contextlib.nullcontext():
+            return self._train(asked=resume_from_checkpoint)
+
+    def _train(self, *, asked: str | bool | None) -> Any:
         for stage in self.stages:
             refuse_sharded(stage)
-        inside = self._find_place(asked=resume_from_checkpoint)
+        inside = self._find_place(asked=asked)
         if self.ended:  # what may have been loaded to look at is where the run began
             self.policy = None
             gc.collect()

@@ -1,0 +1,134 @@
+"""Whether a model's files hold the weights that its config.json describes: names and shapes, as transformers matches
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from podium.records import Finding
+
+MAX_HEADER = 100_000_000
+"""Bytes; the same limit as in safetensors."""
+
+INDEX = "model.safetensors.index.json"
+
+
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor by its name, from the headers of the safetensors files that transformers would load."""
+    index, single = folder / INDEX, folder / "model.safetensors"
+    if single.is_file():
+        files = [single]
+    elif index.is_file():
+        files = [folder / name for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())]
+    else:
+        files = list(folder.glob("*.safetensors"))
+    return dict(entry for file in sorted(files) for entry in _header(file))
+
+
+def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length)) if length < MAX_HEADER else {}
+    yield from ((name, tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+
+
+def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
+    """Differences between files with tensors of these shapes and the model that a configuration describes.
+
+    transformers itself matches the names, tied and renamed ones included, on a model without storage. Where it cannot
+    (code of the model's own, quantized weights), nothing is said.
+    """
+    if not shapes or hasattr(config, "quantization_config"):
+        return
+    try:
+        kind = AutoModelForCausalLM._model_mapping[type(config)]
+        empty = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+        with _without_report():
+            _, info = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=empty,
+                device_map="meta",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError):
+        return
+    yield from judged(name, info, shapes)
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """Without the table that transformers prints of what does not match."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def judged(name: str, info: Mapping[str, Any], known: Collection[str] = ()) -> Iterator[Finding]:
+    """What the loader reports as missing, left over or of another shape, as findings.
+
+    Args:
+        name: the model's.
+        info: `output_loading_info` of `from_pretrained`.
+        known: names of tensors in the files or the model, by which layers are told from parts for other purposes.
+    """
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    patterns = {_numberless(key) for key in known if key not in info["unexpected_keys"]}
+    layers = [key for key in unexpected if _numberless(key) in patterns]
+    wrong = [
+        f"`{key}` is {_times(stored)} in the files and {_times(described)} by config.json"
+        for key, stored, described in sorted(info["mismatched_keys"])[:1]
+    ]
+    if len(info["mismatched_keys"]) > 1:
+        wrong[0] += f" (and {len(info['mismatched_keys']) - 1} others)"
+    if missing:
+        wrong.append(f"config.json describes {_some(missing)} not in the files: random numbers would take their place")
+    if layers:
+        wrong.append(f"the files hold {_some(layers)} not described by config.json: they would be left out")
+    if wrong:
+        yield Finding(
+            code="M022",
+            severity="error",
+            what=f"{name}: {'; '.join(wrong)}",
+            why="the weights belong to another configuration",
+            fix="copy config.json and the weights from one place again",
+        )
+    elif unexpected:
+        yield Finding(
+            code="M022",
+            severity="note",
+            what=f"{name}: the files hold {_some(unexpected)} not part of the language model, and left out",
+            why="files may hold more than one model, such as an encoder of images",
+        )
+
+
+def _numberless(key: str) -> str:
+    """A name without the number of its layer.
+
+    >>> _numberless("model.layers.31.mlp.up_proj.weight")
+    'model.layers.#.mlp.up_proj.weight'
+    """
+    return re.sub(r"(?<=\.)\d+(?=\.)", "#", key)
+
+
+def _some(keys: list[str]) -> str:
+    return f"{len(keys)} tensors (`{keys[0]}`, ...) that are" if len(keys) > 1 else f"a tensor (`{keys[0]}`) that is"
+
+
+def _times(shape: Collection[int]) -> str:
+    return " x ".join(f"{n:,}" for n in shape)
