@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -15,13 +14,10 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 from podium.checks.public import MODELS, public_config
 from podium.errors import ModelError, PodiumError
 from podium.models.builtin import resolve_model
-from podium.models.check import check_model_name
+from podium.models.check import check_model_name, tensor_shapes
 from podium.models.loading import LoadSettings, load_tokenizer
 
 logger = logging.getLogger(__name__)
-
-MAX_HEADER = 100_000_000
-"""Bytes; the same limit as in safetensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +80,7 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
         config=config,
         generation_config=_generation_config(source, revision),
         folder=folder if folder.is_dir() else None,
-        tensors=dict(_headers(folder)) if folder.is_dir() else {},
+        tensors=tensor_shapes(folder),
     )
 
 
@@ -112,12 +108,3 @@ def _generation_config(source: str, revision: str | None) -> GenerationConfig | 
         return GenerationConfig.from_pretrained(source, revision=revision)
     except (OSError, ValueError):  # many models have none
         return None
-
-
-def _headers(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor; the files were found whole before."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length)) if length < MAX_HEADER else {}
-        yield from ((name, tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__")

@@ -12,6 +12,7 @@ from transformers import TrainerState
 from podium.checks.setup import Setup, findings_of
 from podium.data.row import check_row
 from podium.errors import PodiumError, RewardError
+from podium.models.classifier import check_reward_models
 from podium.records import Completion, Finding, Group, Prompt
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import GOLD, Reward, check_rewards
@@ -47,6 +48,16 @@ def needs(setup: Setup) -> Iterator[Finding]:
                 why=rest.partition("\n")[0],
                 fix=error.fix,
             )
+
+
+def models(setup: Setup) -> Iterator[Finding]:
+    """Reward models that are not there, have no score, or cannot read the prompts."""
+    prompts = [] if setup.train is None else [row["prompt"] for row in setup.train.examples if "prompt" in row]
+    for reward in setup.rewards:
+        try:
+            check_reward_models([reward], prompts, setup.args and setup.args.max_completion_length)
+        except PodiumError as error:
+            yield from findings_of(error)
 
 
 def trials(setup: Setup) -> Iterator[Finding]:

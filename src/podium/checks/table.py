@@ -150,6 +150,13 @@ RULES: tuple[Rule, ...] = (
     Rule(data.sampled, {"D032": NOTE}),
     Rule(rewards.needs, {"W002": ERROR, "W015": ERROR}),
     Rule(
+        rewards.models,
+        {
+            code: ERROR
+            for code in ("C030", "D015", "M001", "M002", "M003", "M004", "M008", "M011", "M013", "M016", "M017")
+        },
+    ),
+    Rule(
         rewards.trials,
         {
             "W003": ERROR,
