@@ -35,9 +35,9 @@ from podium.forward import Path, TokenLogps, choose_path, token_logps
 from podium.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.machine import fit_threads
 from podium.models import loading
-from podium.models.classifier import check_reward_models
 from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
+from podium.models.classifier import check_reward_models
 from podium.packing import Pack
 from podium.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
 from podium.processes import as_main, divides_weights, prepare_to_load, whole_at_load

@@ -171,7 +171,7 @@ def test_a_reward_model_that_cannot_score_is_refused_alike_by_check_and_train(ki
 def test_a_random_head_is_refused_by_what_was_loaded(tmp_path, now):
     tiny_model("llama").save_pretrained(tmp_path / "policy")
     tiny_tokenizer().save_pretrained(tmp_path / "policy")
-    with pytest.raises(ModelError, match="have no `score.weight`, which would be random") as error:
+    with pytest.raises(ModelError, match=r"have no `score\.weight`, which would be random") as error:
         RewardModel(str(tmp_path / "policy")).load()
     now(str(error.value))
 

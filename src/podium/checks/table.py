@@ -151,10 +151,7 @@ RULES: tuple[Rule, ...] = (
     Rule(rewards.needs, {"W002": ERROR, "W015": ERROR}),
     Rule(
         rewards.models,
-        {
-            code: ERROR
-            for code in ("C030", "D015", "M001", "M002", "M003", "M004", "M008", "M011", "M013", "M016", "M017")
-        },
+        dict.fromkeys(("C030", "D015", "M001", "M002", "M003", "M004", "M008", "M011", "M013", "M016", "M017"), ERROR),
     ),
     Rule(
         rewards.trials,

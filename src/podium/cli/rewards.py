@@ -59,7 +59,9 @@ def try_out(
     data: Annotated[
         str, typer.Option("--data", help="A file, folder, hub id or builtin:task. Of a recipe: its own.")
     ] = "",
-    answer_column: Annotated[str, typer.Option(help="The column with the right answer; found by name.")] = "",
+    answer_column: Annotated[
+        str, typer.Option(help="The column with the right answer, or a template of several.")
+    ] = "",
     rows: Annotated[int, typer.Option("--rows", min=2, max=64, help="Rows to test with.")] = 8,
     args: Annotated[
         list[str] | None, typer.Option("--args", help="A setting of the reward, key=value; repeatable.")
@@ -205,13 +207,17 @@ def _print(reports: Sequence[Report], total: Sequence[Any]) -> None:
 def _summary(report: Report) -> str:
     place = f" ({report.where})" if report.where else ""
     about = (
-        f"about the right answer, from the column `{report.column}`"
+        f"about the right answer, from {_source(report.column or '')}"
         if report.kind == "correctness"
         else "of style alone"
     )
     form = f"; answers in the form: {report.form}" if report.form else ""
     speed = f"{1000 * report.seconds_per_completion:.2g} ms a completion"
     return f"{report.name}{place}: {about}{form}; {len(report.rows)} rows, {speed}"
+
+
+def _source(answer: str) -> str:
+    return f"the columns as in `{answer}`" if "{" in answer else f"the column `{answer}`"
 
 
 def table(reports: Sequence[Report]) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
 
-from podium.errors import ModelError, as_line
+from podium.errors import ModelError
 from podium.models.check import check_model_name, tensor_shapes
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import Reward
