@@ -69,6 +69,36 @@ def tagged(text: str, tag: str) -> str | None:
     return None if start < 0 else text[start + len(tag) + 2 : end].strip()
 
 
+_OPENING = re.compile(r"((?:[ \t]*>)*)([ \t]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*)")
+_PYTHON = re.compile(r"\{?\.?py(?:thon)?[\d.]*\b", re.I)
+
+
+def fenced(text: str) -> str | None:
+    """The program in the last fenced block that says it is Python, or else in the last that names no language.
+
+    Fences as in Markdown: of backticks or tildes, indented or quoted; one that is never closed reaches to the end.
+
+    >>> fenced("```text\\n3\\n```\\nso:\\n~~~python\\nx = 3\\n~~~\\n```\\n3\\n```")
+    'x = 3\\n'
+    """
+    blocks: dict[bool, str] = {}
+    lines = iter(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))
+    for line in lines:
+        if not (opening := _OPENING.fullmatch(line)):
+            continue
+        quotes, before, fence, language = opening.groups()
+        closing = re.compile(rf"[ \t]{{0,{len(before) + 3}}}{fence[0]}{{{len(fence)},}}[ \t]*")
+        program = []
+        for inner in lines:
+            inner = re.sub(r"^[ \t]*> ?", "", inner) if quotes else inner
+            if closing.fullmatch(inner):
+                break
+            program.append(re.sub(rf"^[ \t]{{0,{len(before)}}}", "", inner) + "\n")
+        if not language.strip() or _PYTHON.match(language):
+            blocks[bool(language.strip())] = "".join(program)
+    return blocks.get(True, blocks.get(False))
+
+
 def boxed(text: str) -> str | None:
     r"""What the last `\boxed{...}` holds; None where there is none, or where it is never closed.
 

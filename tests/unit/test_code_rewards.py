@@ -8,6 +8,7 @@ import time
 import pytest
 
 from podium.errors import ConfigError, RewardError
+from podium.extract import fenced
 from podium.rewards import CodeStages, CodeTests, library_reward
 from podium.rewards import code as code_module
 from podium.rewards.code import read_tests
@@ -185,7 +186,7 @@ def test_chat_and_plain_completions_and_json_text_score_alike():
         ("fence", "```\nprint(1)\n```", 1.0),
         ("fence", "```py\nprint(2)\n```\nno:\n```PYTHON\nprint(1)\n```", 1.0),  # the last block counts
         ("fence", "print(1)", 0.0),
-        ("fence", "```python\nprint(1)", 0.0),
+        ("fence", "```python\nprint(1)", 1.0),  # cut off, or the last fence forgotten
         ("answer", "<answer>\nprint(1)\n</answer>", 1.0),
         ("raw", "print(1)", 1.0),
         ("raw", "  ", 0.0),
@@ -308,3 +309,53 @@ def test_sixty_four_completions_are_scored_in_parallel():
 def test_limits_are_frozen():
     with pytest.raises(AttributeError):
         Limits().cpu_seconds = 9
+
+
+SQUARE = "def square(x):\n    return x * x\n"
+QUOTED = "".join(f"> {line}\n" for line in f"```python\n{SQUARE}```".splitlines())
+FENCED = {
+    "a text block before it": f"Example:\n```text\n3\n```\nCode:\n```python\n{SQUARE}```\n",
+    "a bash block before it": f"```bash\npip install x\n```\n```python\n{SQUARE}```\n",
+    "CRLF": f"```python\n{SQUARE}```\n".replace("\n", "\r\n"),
+    "python3.11": f"```python3.11\n{SQUARE}```",
+    "py3": f"```py3\n{SQUARE}```",
+    "a title": f'```python title="a.py"\n{SQUARE}```',
+    "braces": f"```{{python}}\n{SQUARE}```",
+    "braces with a dot": f"```{{.python .numberLines}}\n{SQUARE}```",
+    "tildes": f"~~~python\n{SQUARE}~~~",
+    "four backticks": f"````python\n{SQUARE}````",
+    "never closed": f"```python\n{SQUARE}",
+    "quoted": QUOTED,
+    "a fence in a docstring": '```python\ndef square(x):\n    """\n    ```\n    square(3)\n    ```\n    """\n    return x * x\n```',
+    "in a list": "1. Code:\n\n   ```python\n   def square(x):\n       return x * x\n   ```\n2. Done.",
+    "behind a bullet": "- ```python\n  def square(x):\n      return x * x\n  ```",
+    "a plain block of output behind it": f"```python\n{SQUARE}```\nOutput:\n```\n9\n```",
+    "a console block behind it": f"```python\n{SQUARE}```\n```console\n$ python a.py\n9\n```",
+    "upper case": f"```Python\n{SQUARE}```",
+    "no language": f"```\n{SQUARE}```",
+    "tabs": f"\t```python\n\tdef square(x):\n\t\treturn x * x\n\t```",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.defect("B4", name)) for name in FENCED])
+def test_a_right_program_counts_in_every_kind_of_fence(name, now):
+    tests = [{"call": "square", "args": [3], "expected": 9}]
+    assert CodeTests(sandbox="none")(completions=[FENCED[name]], tests=[tests]) == [1.0]
+    now("1.0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["```pycon\n>>> 1\n```", "```text\nx = 1\n```", "`x = 1`", "```x = 1```", "~~~json\n{}\n~~~", "no code"],
+)
+def test_what_is_no_program_is_none(text):
+    assert fenced(text) is None
+
+
+@pytest.mark.defect("N", "hostile fences are read in linear time")
+def test_hostile_fences_take_no_time(now):
+    started = time.perf_counter()
+    for text in ("```\n" * 20_000, "`" * 100_000, " " * 100_000 + "x", "> " * 50_000, "```python\n" * 20_000, "~" * 99_999):
+        fenced(text)
+    assert time.perf_counter() - started < 5
+    now("all six within seconds")

@@ -17,20 +17,18 @@ What is expected stays outside the sandbox. None, not 0, where a row has no test
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from podium.errors import ConfigError, RewardError
-from podium.extract import tagged
+from podium.extract import fenced, tagged
 from podium.machine import cores
 from podium.rewards.sandbox import BackendName, Limits, Result, check_settings, choose, passed, run_program
 from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)^[ \t]*```", re.S | re.M | re.I)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ class _Judged:
 class CodeTests:
     """The share of the row's `tests` that the completion's program passes, each run in a sandbox.
 
-    Settings: where the code is (`extract`: the last fenced block, the last `<answer>`, or the `raw` text), whether all
+    Settings: where the code is (`extract`: the last fenced block of Python, the last `<answer>`, or the `raw` text), whether all
     tests must pass (`all_or_nothing`), the processor seconds of a test (`timeout`), its address space
     (`memory_megabytes`), programs at once (`workers`, by default two per core), and the `sandbox`: auto, bubblewrap,
     landlock, or none. Raises `RewardError` where no sandbox works, when it is made.
@@ -152,7 +150,7 @@ class CodeStages(CodeTests):
 
 
 _EXTRACT: Mapping[str, Callable[[str], str | None]] = {
-    "fence": lambda text: found[-1] if (found := _FENCE.findall(text)) else None,
+    "fence": fenced,
     "answer": lambda text: tagged(text, "answer"),
     "raw": lambda text: text,
 }
