@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,23 +78,38 @@ def try_out(
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
     from podium.cli.structured import print_json
-    from podium.cli.terminal import prepare_output
+    from podium.cli.terminal import show_notes
     from podium.rewards.tester import Settings
 
-    prepare_output()
+    show_notes()
     settings = Settings(
         answer_column=answer_column or None, num_rows=rows, limit_seconds=limit, forms=tuple(form or ())
     )
-    if target.endswith((".yaml", ".yml")) or _is_shipped(target):
-        reports, total = _test_recipe(target, data, settings)
-    else:
-        reports, total = _test_one(target, data, _settings_of(args or []), settings)
+    with _sparing_torch():
+        if target.endswith((".yaml", ".yml")) or _is_shipped(target):
+            reports, total = _test_recipe(target, data, settings)
+        else:
+            reports, total = _test_one(target, data, _settings_of(args or []), settings)
     if as_json:
         print_json(_as_json(reports, total))
     else:
         _print(reports, total)
     if any(finding.severity == "error" for finding in (*total, *(f for report in reports for f in report.findings))):
         raise typer.Exit(FAILED)
+
+
+@contextlib.contextmanager
+def _sparing_torch() -> Iterator[None]:
+    """Rows without progress bars, and without torch, which `datasets` imports to read a file and nothing here needs."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    before = datasets.config.TORCH_AVAILABLE
+    datasets.config.TORCH_AVAILABLE = before and "torch" in sys.modules
+    try:
+        yield
+    finally:
+        datasets.config.TORCH_AVAILABLE = before
 
 
 # --- what is tested --------------------------------------------------------------------------------------------------
