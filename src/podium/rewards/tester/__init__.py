@@ -16,7 +16,7 @@ from typing import Any
 
 from podium.errors import ConfigError, PodiumError, RewardError, did_you_mean
 from podium.records import Finding
-from podium.rewards.resolve import as_list, check_rewards, resolve_rewards, resolve_weights
+from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewards, resolve_weights
 from podium.rewards.tester.asking import Asker, LocalAsker
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
@@ -26,7 +26,7 @@ from podium.rewards.tester.report import Line, Report, report_of
 from podium.rewards.tester.rules import judge
 from podium.rewards.tester.weighted import judge_sum
 
-__all__ = ["Line", "Report", "Settings", "Source", "audit", "examine", "examine_source", "judge_sum"]
+__all__ = ["Line", "Report", "Settings", "Source", "audit", "examine", "examine_source", "judge_sum", "quick_test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,12 @@ def examine(reward: Any, dataset: Any, *, weight: float = 1.0, settings: Setting
     except ConfigError as error:
         return _refused(str(reward), Finding(code="W001", severity="error", what=error.what, fix=error.fix))
     return _examine(LocalAsker(resolved, settings.limit_seconds), _rows(dataset), weight, settings)
+
+
+def quick_test(reward: Reward, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """What a test by a few rows finds in some seconds, the worst first; nothing where rows are too few."""
+    settings = Settings(num_rows=len(rows), limit_seconds=5.0, budget_seconds=3.0)
+    return list(_examine(LocalAsker(reward, settings.limit_seconds), rows, 1.0, settings).findings) if rows else []
 
 
 def examine_source(name: str, source: Source, dataset: Any, *, weight: float = 1.0, settings: Settings) -> Report:
