@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from podium import preflight
 from podium.advantages import AdvantageSettings, combine
 from podium.completions import CompletionsLog
 from podium.config import GRPOConfig
-from podium.data.check import check_dataset, set_for_streams
+from podium.data.check import check_dataset, is_read_once, set_for_streams
 from podium.data.prompts import PromptBuilder
 from podium.devices import free_bytes, kind_of
 from podium.engines.base import OwnWeights, RolloutEngine
@@ -37,6 +38,7 @@ from podium.machine import fit_threads
 from podium.models import loading
 from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
+from podium.models.classifier import check_reward_models
 from podium.packing import Pack
 from podium.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
 from podium.processes import as_main, divides_weights, prepare_to_load, whole_at_load
@@ -147,14 +149,7 @@ def assemble(
     wrong = preflight.refusals(args, adapter=adapter, evaluation=eval_dataset is not None)
     for error in (*wrong, *preflight.missing_packages(args)):
         raise error
-    rewards = resolve_rewards(
-        reward_funcs,
-        reward_tokenizers,
-        args.model_init_kwargs,
-        trust_remote_code=args.trust_remote_code,
-        chat_template_kwargs=args.chat_template_kwargs,
-        device=args.device,
-    )
+    rewards = reward_records(reward_funcs, reward_tokenizers, args)
     advantage = advantage_settings(args, len(rewards))
     _say_idle_workers(args, rewards)
     adaptive = AdaptiveWeights.of([reward.name for reward in rewards], advantage.weights_K, args.adaptive_rewards)
@@ -165,6 +160,8 @@ def assemble(
     builder = prompt_builder(args, tokenizer, config, room=None if served is None else served.longest)
     train_dataset, eval_dataset = _checked_data(args, train_dataset, eval_dataset, builder, rewards, plan)
     set_for_streams(args, train_dataset, eval_dataset)
+    examples = [] if is_read_once(train_dataset) else [row["prompt"] for row in islice(train_dataset, 4)]
+    check_reward_models(rewards, examples, args.max_completion_length)
     order = PromptOrder(
         train_dataset,
         plan,
@@ -226,6 +223,20 @@ def assemble(
 
 
 # ---- before weights ----
+
+
+def reward_records(reward_funcs: Any, tokenizers: Any, args: GRPOConfig | None) -> tuple[Reward, ...]:
+    """`reward_funcs` resolved; reward models on the CPU where there are no settings."""
+    if args is None:
+        return resolve_rewards(reward_funcs, tokenizers, device="cpu")
+    return resolve_rewards(
+        reward_funcs,
+        tokenizers,
+        args.model_init_kwargs,
+        trust_remote_code=args.trust_remote_code,
+        chat_template_kwargs=args.chat_template_kwargs,
+        device=args.device,
+    )
 
 
 def _refuse(not_supported: Mapping[str, Any]) -> None:

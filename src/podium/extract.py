@@ -69,6 +69,36 @@ def tagged(text: str, tag: str) -> str | None:
     return None if start < 0 else text[start + len(tag) + 2 : end].strip()
 
 
+_OPENING = re.compile(r"((?:[ \t]*>)*)([ \t]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*)")
+_PYTHON = re.compile(r"\{?\.?py(?:thon)?[\d.]*\b", re.I)
+
+
+def fenced(text: str) -> str | None:
+    """The program in the last fenced block that says it is Python, or else in the last that names no language.
+
+    Fences as in Markdown: of backticks or tildes, indented or quoted; one that is never closed reaches to the end.
+
+    >>> fenced("```text\\n3\\n```\\nso:\\n~~~python\\nx = 3\\n~~~\\n```\\n3\\n```")
+    'x = 3\\n'
+    """
+    blocks: dict[bool, str] = {}
+    lines = iter(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))
+    for line in lines:
+        if not (opening := _OPENING.fullmatch(line)):
+            continue
+        quotes, before, fence, language = opening.groups()
+        closing = re.compile(rf"[ \t]{{0,{len(before) + 3}}}{fence[0]}{{{len(fence)},}}[ \t]*")
+        program = []
+        for inner in lines:
+            inner = re.sub(r"^[ \t]*> ?", "", inner) if quotes else inner
+            if closing.fullmatch(inner):
+                break
+            program.append(re.sub(rf"^[ \t]{{0,{len(before)}}}", "", inner) + "\n")
+        if not language.strip() or _PYTHON.match(language):
+            blocks[bool(language.strip())] = "".join(program)
+    return blocks.get(True, blocks.get(False))
+
+
 def boxed(text: str) -> str | None:
     r"""What the last `\boxed{...}` holds; None where there is none, or where it is never closed.
 
@@ -99,15 +129,34 @@ def after_hashes(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number as it is written, commas between digits aside; the minus sign may be a typographic one.
+    """The last number in plain digits: without commas, spaces and underscores between thousands.
 
-    A point that ends a sentence is no part of it.
+    Minus signs and digits may be typographic ones, the sign may stand before a currency, and a power of ten may be
+    written out. A point that ends a sentence is no part of it.
 
     >>> last_number("5-3 is 2, not -1,000.5e1"), last_number("1,2,3."), last_number("none")
     ('-1000.5e1', '3', None)
     """
-    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
+    for pattern, plain in _REWRITTEN:
+        text = pattern.sub(plain, text)
+    found = _NUMBER.findall(text.translate(_FULL_WIDTH))
     return found[-1].replace(",", "") if found else None
+
+
+_FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)} | {0xFF0B: "+", 0xFF0E: ".", 0xFF0C: ","}
+_THIN = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
+_REWRITTEN: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
+    (re.compile(pattern), plain)
+    for pattern, plain in (
+        ("[\N{MINUS SIGN}\N{EN DASH}\N{FULLWIDTH HYPHEN-MINUS}]", "-"),
+        (r"(?<![0-9])-\s?[$€£¥]\s?(?=[0-9.])", "-"),
+        (r"\A\s*-\s+(?=[0-9.]+\s*\Z)", "-"),
+        (rf"(?<=[0-9])[{_THIN}_](?=[0-9]{{3}}(?![0-9]))", ""),
+        (r"\A\s*[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?\s*\Z", lambda found: found[0].replace(" ", "")),
+        (r"(?<=[0-9])\s?(?:[x\u00d7*]|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?\{?([-+]?[0-9]+)\}?", r"e\1"),
+    )
+)
+"""What is made plain before a number is looked for."""
 
 
 def json_field(text: str, field: str) -> str | None:

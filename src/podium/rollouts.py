@@ -36,9 +36,10 @@ from podium.health import Health
 from podium.metrics import MetricsBuffer, Mode, RolloutTable, rollout_metrics, rollout_table, unstack
 from podium.packing import nothing, pack
 from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
-from podium.rewards.score import score
+from podium.rewards.score import repeat_findings, score
 from podium.rounds import Round, RoundKey, shares
 from podium.settings import call_settings, sampling_settings
+from podium.untouched import same_random_numbers
 
 EVALUATION = -1
 """Round number of evaluations: always the same random numbers, so that before and after are drawn alike."""
@@ -65,6 +66,7 @@ class Rollouts:
         self.measured = measured
         self.health = health
         self._flight: Flight | None = None
+        self._asked_again = False
         self.scored: list[ScoredGroup] = []
         """Of the latest round, as scored: what the proof on the first batch compares with what is trained on."""
 
@@ -85,6 +87,8 @@ class Rollouts:
             sampled = self._sampling(key)()
         places, scored = sampled.places, sampled.scored
         self.scored = list(scored)
+        if key == RoundKey(epoch=0, number=0) and self.trainer.state.global_step == 0:
+            self._score_again(sampled)
         self._log("train", sampled.metrics, sampled.seconds)
         if self.args.dynamic_sampling:
             self.measured.add("train", {"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
@@ -100,6 +104,19 @@ class Rollouts:
         if self.args.log_completions:
             self.parts.completions.add(scored, own)
         return Round(key=key, shares=shares(groups, places, kept, counted_PG, self.parts.plan))
+
+    def _score_again(self, sampled: Sampled) -> None:
+        """The first round of a run a second time by functions that are fast: do they say the same?"""
+        seconds = dict(sampled.seconds)
+        fast = [reward for reward in self.parts.rewards if seconds.get(f"reward/{reward.name}_seconds", 9.0) < 1.0]
+        if self._asked_again or not self.args.should_log:
+            return
+        self._asked_again = True
+        with same_random_numbers():
+            for finding in repeat_findings(
+                sampled.scored, fast, trainer_state=self.trainer.state, settings=call_settings(self.args)
+            ):
+                self.health.say(dataclasses.replace(finding, step=1))
 
     # ---- a round ahead ----
 

@@ -149,3 +149,19 @@ def test_every_code_of_the_tester_has_its_page() -> None:
     said = {code for file in folder.glob("*.py") for code in re.findall(r'"(W\d{3})"', file.read_text())}
     assert said <= set(codes())
     assert all("## What to do" in page(code) for code in said)
+
+
+@pytest.mark.defect("H7", "rewards test of a plain function imports no torch and no transformers")
+def test_a_plain_function_is_tested_without_torch(tmp_path, now):
+    (tmp_path / "r.py").write_text(
+        "def right(completions, answer):\n    return [float(a in c) for a, c in zip(answer, completions)]\n"
+    )
+    rows = [{"prompt": f"{n} + 1 = ", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    program = (
+        "import sys\nsys.argv = ['podium', 'rewards', 'test', 'r.py:right', '--data', 't.jsonl']\nfrom podium.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\nprint('heavy:', sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("heavy: []\n"), done.stdout + done.stderr
+    now("neither is imported")

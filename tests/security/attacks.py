@@ -114,6 +114,22 @@ SECRETS = {
         folder = '/proc/%d/fd/' % os.getppid()
         return any(os.readlink(folder + name) for name in os.listdir(folder))""",
 }
+OTHERS = {
+    "the target of a link": "return bool(os.readlink(world['link']))",
+    "the target of a link of the system": """
+        return any(os.readlink(path) for path in ('/lib64', '/lib', '/bin/sh') if os.path.islink(path))""",
+    "a lock that others would wait for": """
+        import fcntl
+        with open(os.__file__) as file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True""",
+    "the priority of the parent": "return os.getpriority(os.PRIO_PROCESS, os.getppid()) is not None",
+    "the session of the parent": "return os.getsid(os.getppid()) is not None",
+    "the group of the parent": "return os.getpgid(os.getppid()) is not None",
+    "the processors of the parent": "return bool(os.sched_getaffinity(os.getppid()))",
+    "fifty thousand timers": """
+        made = ctypes.c_void_p()
+        return sum(libc.timer_create(1, None, ctypes.byref(made)) == 0 for _ in range(50_000)) > 1000""",
+}
 NETWORK = {
     "TCP": "return socket.create_connection(('127.0.0.1', world['port']), 1) is not None",
     "UDP": """
@@ -311,6 +327,7 @@ ATTACKS: dict[str, str] = {
     for kind, group in (
         ("files", FILES),
         ("secrets", SECRETS),
+        ("others", OTHERS),
         ("network", NETWORK),
         ("processes", PROCESSES),
         ("resources", RESOURCES),

@@ -60,6 +60,8 @@ class World:
         self.victim = folder / "victim"
         self.secret.write_text(SECRET)
         self.victim.write_text("whole")
+        self.link = folder / "link"
+        self.link.symlink_to(self.secret)
         self.inheritable = os.open(self.secret, os.O_RDONLY)
         os.set_inheritable(self.inheritable, True)
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -81,6 +83,7 @@ class World:
             "secret_name": SECRET_NAME,
             "secret_file": str(self.secret),
             "victim_file": str(self.victim),
+            "link": str(self.link),
             "home": os.path.expanduser("~"),
             "port": self.listener.getsockname()[1],
             "unix_socket": str(self.folder / "stream"),

@@ -41,7 +41,9 @@ def after(*rounds: list[float], settings: AdaptiveSettings = NOW, state: Adaptiv
         ([0.5, 1.0], 0.5, 1.0),  # half of the maximum is not over it
         ([0.51, 1.0], 1.0, 0.9),
         ([math.nan, math.nan, 0, 0, 0, 2], 0.25, 1.1),  # no opinion counts neither way
-        ([0, 0, 0, 0], 1.0, 0.9),  # where nothing is above 0, what costs nothing is a success
+        pytest.param([0, 0, 0, 0], 0.0, 1.1, marks=pytest.mark.defect("F2", "a reward that was never earned")),
+        ([0, 0, 0, 0, -1], 0.8, 1.0),  # a penalty: what costs nothing is a success
+        ([0, 0, 0, 0, 0, -1], 5 / 6, 0.9),
         ([-1, -1, -1, 0], 0.25, 1.1),
     ],
 )
@@ -49,6 +51,25 @@ def test_one_round(rewards: list[float], rate: float, factor: float) -> None:
     state = after(rewards)
     assert state.rate == pytest.approx(rate)
     assert state.factor == pytest.approx(factor)
+
+
+@pytest.mark.defect("F2", "rewards below 0 everywhere")
+def test_rewards_below_0_everywhere_move_nothing(now: Callable[[str], None]) -> None:
+    state = after([-3, -1, -2], [-5, -4], settings=NOW)
+    assert state.factor == 1.0
+    assert math.isnan(state.rate)
+    known = AdaptiveSettings(window=1, threshold=-1.5)
+    assert after([-3, -1, -1, -1], settings=known).rate == 0.75
+    now("the weight stays; `threshold` says what a success is")
+
+
+@pytest.mark.defect("N", "never earned for 20 rounds, then earned: the weight rises to its bound and comes down")
+def test_never_earned_then_earned(now: Callable[[str], None]) -> None:
+    state = after(*[[0, 0, 0, 0]] * 20)
+    assert state.factor == 4.0
+    state = after(*[[1, 1, 1, 1]] * 14, state=state)
+    assert state.factor < 1.0
+    now("4.0, then under 1")
 
 
 def test_a_round_without_an_opinion_changes_nothing() -> None:

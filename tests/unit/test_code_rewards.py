@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import pickle
 import time
 
 import pytest
 
 from podium.errors import ConfigError, RewardError
+from podium.extract import fenced
 from podium.rewards import CodeStages, CodeTests, library_reward
 from podium.rewards import code as code_module
+from podium.rewards import sandbox as sandbox_module
 from podium.rewards.code import read_tests
 from podium.rewards.resolve import resolve_rewards
-from podium.rewards.sandbox import FAULT, Limits, Result, SandboxFault, cure, passed, probe, run_program
+from podium.rewards.sandbox import FAULT, Limits, Result, SandboxFault, cure, inside, passed, probe, run_program
 
 BACKENDS = ["bubblewrap", "landlock", "none"]
 
@@ -185,7 +189,7 @@ def test_chat_and_plain_completions_and_json_text_score_alike():
         ("fence", "```\nprint(1)\n```", 1.0),
         ("fence", "```py\nprint(2)\n```\nno:\n```PYTHON\nprint(1)\n```", 1.0),  # the last block counts
         ("fence", "print(1)", 0.0),
-        ("fence", "```python\nprint(1)", 0.0),
+        ("fence", "```python\nprint(1)", 1.0),  # cut off, or the last fence forgotten
         ("answer", "<answer>\nprint(1)\n</answer>", 1.0),
         ("raw", "print(1)", 1.0),
         ("raw", "  ", 0.0),
@@ -308,3 +312,157 @@ def test_sixty_four_completions_are_scored_in_parallel():
 def test_limits_are_frozen():
     with pytest.raises(AttributeError):
         Limits().cpu_seconds = 9
+
+
+SQUARE = "def square(x):\n    return x * x\n"
+QUOTED = "".join(f"> {line}\n" for line in f"```python\n{SQUARE}```".splitlines())
+FENCED = {
+    "a text block before it": f"Example:\n```text\n3\n```\nCode:\n```python\n{SQUARE}```\n",
+    "a bash block before it": f"```bash\npip install x\n```\n```python\n{SQUARE}```\n",
+    "CRLF": f"```python\n{SQUARE}```\n".replace("\n", "\r\n"),
+    "python3.11": f"```python3.11\n{SQUARE}```",
+    "py3": f"```py3\n{SQUARE}```",
+    "a title": f'```python title="a.py"\n{SQUARE}```',
+    "braces": f"```{{python}}\n{SQUARE}```",
+    "braces with a dot": f"```{{.python .numberLines}}\n{SQUARE}```",
+    "tildes": f"~~~python\n{SQUARE}~~~",
+    "four backticks": f"````python\n{SQUARE}````",
+    "never closed": f"```python\n{SQUARE}",
+    "quoted": QUOTED,
+    "a fence in a docstring": '```python\ndef square(x):\n    """\n    ```\n    square(3)\n    ```\n    """\n    return x * x\n```',
+    "in a list": "1. Code:\n\n   ```python\n   def square(x):\n       return x * x\n   ```\n2. Done.",
+    "behind a bullet": "- ```python\n  def square(x):\n      return x * x\n  ```",
+    "a plain block of output behind it": f"```python\n{SQUARE}```\nOutput:\n```\n9\n```",
+    "a console block behind it": f"```python\n{SQUARE}```\n```console\n$ python a.py\n9\n```",
+    "upper case": f"```Python\n{SQUARE}```",
+    "no language": f"```\n{SQUARE}```",
+    "tabs": "\t```python\n\tdef square(x):\n\t\treturn x * x\n\t```",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.defect("B4", name)) for name in FENCED])
+def test_a_right_program_counts_in_every_kind_of_fence(name, now):
+    tests = [{"call": "square", "args": [3], "expected": 9}]
+    assert CodeTests(sandbox="none")(completions=[FENCED[name]], tests=[tests]) == [1.0]
+    now("1.0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["```pycon\n>>> 1\n```", "```text\nx = 1\n```", "`x = 1`", "```x = 1```", "~~~json\n{}\n~~~", "no code"],
+)
+def test_what_is_no_program_is_none(text):
+    assert fenced(text) is None
+
+
+@pytest.mark.defect("N", "hostile fences are read in linear time")
+def test_hostile_fences_take_no_time(now):
+    started = time.perf_counter()
+    for text in (
+        "```\n" * 20_000,
+        "`" * 100_000,
+        " " * 100_000 + "x",
+        "> " * 50_000,
+        "```python\n" * 20_000,
+        "~" * 99_999,
+    ):
+        fenced(text)
+    assert time.perf_counter() - started < 5
+    now("all six within seconds")
+
+
+RIGHT = "def f(): return 7"
+HOG = """
+import threading, time
+threading.stack_size(32768)
+def f():
+    for _ in range(700):
+        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+    time.sleep(20)
+"""
+THREADED = """
+from concurrent.futures import ThreadPoolExecutor
+def f():
+    with ThreadPoolExecutor(4) as pool:
+        return sum(pool.map(int, "1111111"))
+"""
+SEVEN = [{"call": "f", "args": [], "expected": 7}]
+
+
+@pytest.mark.defect("B5", "two programs of 700 threads among fourteen, under Landlock")
+def test_a_program_full_of_threads_takes_no_verdict_from_others(now):
+    if complaint := probe("landlock"):
+        pytest.skip(f"landlock does not work here: {complaint}")
+    programs = [HOG, THREADED, *[RIGHT] * 5, HOG, THREADED, *[RIGHT] * 5]
+    reward = CodeTests(extract="raw", sandbox="landlock", workers=14)
+    scores = reward(completions=programs, tests=[SEVEN] * len(programs))
+    assert scores == [float(program is not HOG) for program in programs]
+    now(str(scores))
+
+
+@pytest.mark.defect("B5", "one number of threads for all, as for a user that is not root: run again alone")
+def test_a_program_that_found_no_room_is_run_again_alone(monkeypatch, caplog, now):
+    at_once, most, asked = [], [], []
+
+    class Crowded:
+        @classmethod
+        @contextlib.contextmanager
+        def start(cls, backend, limits):
+            at_once.append(1)
+            try:
+                yield cls()
+            finally:
+                at_once.pop()
+
+        def run(self, source, tests):
+            asked.append(source)
+            most.append(len(at_once))
+            time.sleep(0.05)
+            if len(at_once) > 1 and source == "fork":
+                raise SandboxFault("BlockingIOError: Resource temporarily unavailable")
+            if len(at_once) > 1 and source == "thread":
+                return [Result(outcome="error", error="RuntimeError: can't start new thread")]
+            return [Result(outcome="ok", value="7")]
+
+    monkeypatch.setattr(sandbox_module, "Sandbox", Crowded)
+    programs = ["fork", "thread", *["other"] * 6]
+    reward = CodeTests(extract="raw", sandbox="none", workers=8)
+    assert reward(completions=programs, tests=[SEVEN] * 8) == [1.0] * 8
+    assert max(most) > 2
+    now("the fork and the thread are tried again alone; nobody's verdict is lost")
+
+
+def test_a_lane_that_ends_without_a_word_is_a_fault():
+    read, write = os.pipe()
+    os.close(write)
+    assert inside.receive(read) is None
+
+
+@pytest.mark.defect("B6", "sleeping programs: a budget for the call")
+def test_a_call_has_a_budget(now):
+    sleeper = "import time\ndef f(): time.sleep(60)"
+    reward = CodeTests(extract="raw", sandbox="none", workers=2, call_seconds=2.0)
+    started = time.monotonic()
+    scores = reward(completions=[sleeper] * 12 + [RIGHT], tests=[SEVEN] * 13)
+    assert time.monotonic() - started < 15
+    assert scores[:2] == [0.0, 0.0]
+    assert scores[-1] is None, "no time was left: no opinion, never 0"
+    now(f"{scores} after {time.monotonic() - started:.0f} s")
+
+
+@pytest.mark.defect("N", "call_seconds: 0")
+def test_a_budget_of_nothing_is_refused(now):
+    with pytest.raises(ConfigError, match="call_seconds is 0; it must be above 0") as error:
+        CodeTests(sandbox="none", call_seconds=0)
+    now(str(error.value))
+
+
+@pytest.mark.defect("B11", "expected 1e-10 took 0.0")
+@pytest.mark.parametrize(
+    ("value", "expected", "is_same"),
+    [(0.0, 1e-10, False), (1e-10, 1e-10, True), (1e-17, 0.0, True), (0.1 + 0.2, 0.3, True), (1e-10, 2e-10, False)],
+)
+def test_small_numbers_are_compared(value, expected, is_same, now):
+    result = Result(outcome="ok", value=json.dumps(value))
+    assert passed({"call": "f", "expected": expected}, result) is is_same
+    now(f"{value} for {expected}: {is_same}")

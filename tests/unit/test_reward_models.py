@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from transformers import GPT2ForSequenceClassification, LlamaForSequenceClassification
 
+from podium import GRPOConfig, GRPOTrainer, check
 from podium.errors import ConfigError, ModelError, RewardError
+from podium.models.classifier import check_reward_models
 from podium.records import Completion, Group, Prompt
-from podium.rewards import RewardModel, load_reward_models, resolve_rewards, score
+from podium.rewards import RewardModel, library_reward, load_reward_models, resolve_rewards, score
 from podium.testing import tiny_model, tiny_tokenizer
 
 TEXTS = ["short", "a rather longer completion", "x"]
@@ -105,3 +109,88 @@ def test_a_classifier_that_answers_nan_stops_the_run(classifier):
         classifier.score.weight.fill_(float("nan"))
     with pytest.raises(RewardError, match="`LlamaForSequenceClassification` returned NaN as value 0"):
         score(groups("a"), resolve_rewards(classifier, tiny_tokenizer()))
+
+
+CHAT = [{"prompt": [{"role": "user", "content": f"{n} + 1"}], "answer": str(n + 1)} for n in range(8)]
+PLAIN = [{"prompt": f"{n} + 1 = ", "answer": str(n + 1)} for n in range(8)]
+
+
+def _unfit(kind, folder, classifier):
+    """A reward model's folder that cannot serve, and the rows that it cannot serve for."""
+    config, tokenizer = classifier.config, tiny_tokenizer()
+    if kind == "causal":
+        tiny_model("llama").save_pretrained(folder)
+    elif kind == "two labels":
+        config.num_labels = 2
+        LlamaForSequenceClassification(config).save_pretrained(folder)
+    elif kind == "few positions":
+        config = tiny_model("gpt2").config
+        config.num_labels, config.n_positions = 1, 24
+        GPT2ForSequenceClassification(config).save_pretrained(folder)
+    elif kind != "missing":
+        classifier.save_pretrained(folder)
+    if kind == "no template":
+        tokenizer.chat_template = None
+    if kind not in ("missing", "no tokenizer"):
+        tokenizer.save_pretrained(folder)
+    return str(folder), CHAT if kind == "no template" else PLAIN
+
+
+UNFIT = {
+    "causal": ("M013", r"`judge` is not a reward model: its weights \(LlamaForCausalLM\) have no `score.weight`"),
+    "two labels": ("M013", "`judge` is not a reward model: it has 2 labels"),
+    "no template": ("M004", "the prompts are conversations, and the tokenizer of reward model `judge` has no template"),
+    "few positions": ("D015", "reward model `judge` reads 24 tokens, and a prompt with its completion has 264"),
+    "missing": ("M001", "reward model: There is no folder"),
+    "no tokenizer": ("M003", "no tokenizer files"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.defect("F5" if kind == "causal" else "F6", kind)) for kind in UNFIT],
+)
+def test_a_reward_model_that_cannot_score_is_refused_alike_by_check_and_train(kind, classifier, tmp_path, now):
+    code, message = UNFIT[kind]
+    folder, rows = _unfit(kind, tmp_path / "judge", classifier)
+    settings = {"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 256, "report_to": []}
+    args = GRPOConfig(str(tmp_path / "run"), **settings)
+    found = [
+        f for f in check(tiny_model("llama"), folder, args, rows, processing_class=tiny_tokenizer()) if f.code == code
+    ]
+    assert [f.severity for f in found] == ["error"]
+    assert re.search(message, found[0].what)
+    with pytest.raises(ModelError, match=message) as error:
+        GRPOTrainer(tiny_model("llama"), folder, args, rows, processing_class=tiny_tokenizer())
+    assert error.value.what == found[0].what
+    assert found[0].fix
+    now(str(error.value))
+
+
+@pytest.mark.defect("F5", "from the hub, where headers cannot be read before")
+def test_a_random_head_is_refused_by_what_was_loaded(tmp_path, now):
+    tiny_model("llama").save_pretrained(tmp_path / "policy")
+    tiny_tokenizer().save_pretrained(tmp_path / "policy")
+    with pytest.raises(ModelError, match=r"have no `score\.weight`, which would be random") as error:
+        RewardModel(str(tmp_path / "policy")).load()
+    now(str(error.value))
+
+
+@pytest.mark.defect("N", "a completion that is longer than the reward model's positions")
+def test_a_text_beyond_the_positions_is_one_message(now):
+    config = tiny_model("gpt2").config
+    config.num_labels, config.n_positions = 1, 24
+    model = RewardModel(GPT2ForSequenceClassification(config), tiny_tokenizer())
+    with pytest.raises(ModelError, match="reads 24 tokens") as error:
+        score(groups("x" * 30), resolve_rewards([model]))
+    now(str(error.value))
+
+
+@pytest.mark.defect("N", "a reward model inside a combination is checked too")
+def test_parts_of_combinations_are_checked(tmp_path, now):
+    tiny_model("llama").save_pretrained(tmp_path / "policy")
+    tiny_tokenizer().save_pretrained(tmp_path / "policy")
+    combined = library_reward("clipped", reward=RewardModel(str(tmp_path / "policy")), low=-1, high=1)
+    with pytest.raises(ModelError, match="not a reward model") as error:
+        check_reward_models(resolve_rewards([combined]))
+    now(str(error.value))

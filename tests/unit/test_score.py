@@ -538,7 +538,7 @@ def test_rows_nobody_scored_are_mentioned_once(caplog):
     with caplog.at_level(logging.WARNING):
         run(silent, mute)
         run(silent, mute)
-    assert caplog.text.count("All reward functions returned None for 1 of 4 completions") == 1
+    assert caplog.text.count("This is so for 1 of 4 completions") == 1
     assert "row 11, completion 1 of 2: 'ccc'" in caplog.text
     assert "'answer': 'x'" in caplog.text
 

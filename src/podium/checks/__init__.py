@@ -72,6 +72,7 @@ def check(
                 processing_class,
                 quantization_config,
                 peft_config,
+                reward_processing_classes,
             )
         )
 

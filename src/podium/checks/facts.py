@@ -81,7 +81,7 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
         config=config,
         generation_config=_generation_config(source, revision),
         folder=folder if folder.is_dir() else None,
-        tensors=stored_shapes(folder) if folder.is_dir() else {},
+        tensors=stored_shapes(folder),
     )
 
 

@@ -11,15 +11,23 @@ from transformers import TrainerState
 
 from podium.checks.setup import Setup, findings_of
 from podium.data.row import check_row
-from podium.errors import PodiumError, RewardError
+from podium.errors import PodiumError, RewardError, as_line
+from podium.evaluation.measured import accuracy_name
+from podium.models.classifier import check_reward_models
 from podium.records import Completion, Finding, Group, Prompt
+from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import GOLD, Reward, check_rewards
 from podium.rewards.score import score
+from podium.rewards.tester import quick_test
 from podium.settings import advantage_settings
+from podium.workers.functions import unwrapped
 
 SLOW_SECONDS = 0.05
 """Per completion."""
+
+TESTED_SECONDS = 0.005
+"""Per completion; the tester asks for hundreds of them."""
 
 
 def needs(setup: Setup) -> Iterator[Finding]:
@@ -49,19 +57,77 @@ def needs(setup: Setup) -> Iterator[Finding]:
             )
 
 
+def models(setup: Setup) -> Iterator[Finding]:
+    """Reward models that are not there, have no score, or cannot read the prompts."""
+    prompts = [] if setup.train is None else [row["prompt"] for row in setup.train.examples if "prompt" in row]
+    for reward in setup.rewards:
+        try:
+            check_reward_models([reward], prompts, setup.args and setup.args.max_completion_length)
+        except PodiumError as error:
+            yield from findings_of(error)
+
+
 def trials(setup: Setup) -> Iterator[Finding]:
     """Every reward on a few rows, with the gold answer and with nothing as the completion."""
     groups = _groups(setup)
     for reward in setup.rewards if groups else ():
         if isinstance(reward.function, RewardModel) or any(finding.code == "W002" for finding in needs(setup)):
             continue
-        started = time.perf_counter()
         try:
-            score(groups, [reward], trainer_state=TrainerState())
+            seconds = _seconds(groups, reward)
+            if seconds > SLOW_SECONDS:  # the first call imports what it needs
+                seconds = _seconds(groups, reward)
         except PodiumError as error:
             yield from findings_of(error)
         else:
-            yield from _slow(setup, reward, (time.perf_counter() - started) / (2 * len(groups)))
+            yield from _slow(setup, reward, seconds)
+            yield from _tested(setup, reward, seconds)
+
+
+def _seconds(groups: Sequence[Group], reward: Reward) -> float:
+    """A completion, in one call."""
+    started = time.perf_counter()
+    score(groups, [reward], trainer_state=TrainerState())
+    return (time.perf_counter() - started) / (2 * len(groups))
+
+
+def _is_own(reward: Reward) -> bool:
+    """Whether the user wrote it."""
+    function = unwrapped(reward.function)
+    return isinstance(function, FileReward) or not str(getattr(function, "__module__", "")).startswith("podium.")
+
+
+def accuracy(setup: Setup) -> Iterator[Finding]:
+    """Which reward says right or wrong, where only names tell."""
+    if not setup.given or "accuracy" in setup.given or not any(map(_is_own, setup.rewards)):
+        return
+    names = [reward.name for reward in setup.rewards]
+    name = accuracy_name(names)
+    if name is None:
+        what = f"none of {', '.join(f'`{each}`' for each in names)} counts as accuracy: no name says right or wrong"
+    elif _is_own(setup.rewards[names.index(name)]):
+        what = f"`{name}` counts as accuracy, because of its name"
+    else:
+        return
+    why = "held-out accuracy, pass rates and verdicts are of that reward; where there is none, of the weighted sum"
+    yield Finding(code="W123", severity="note", what=what, why=why, fix=as_line("accuracy", name or names[0]))
+
+
+def _tested(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
+    """The worst that the reward tester says of a function of the user's, by a few rows."""
+    if setup.train is None or not _is_own(reward):
+        return
+    more = f"podium rewards test {setup.name if setup.given else 'FILE:FUNCTION --data FILE'}"
+    if reward.is_async or seconds > TESTED_SECONDS:
+        what = f"{reward} was not tested on right and wrong answers here: {seconds:.2g} s a completion"
+        yield Finding(code="W122", severity="note", what=what, fix=more)
+        return
+    rows = [row for row in setup.train.examples if check_row(row, 0) is None]
+    found = [finding for finding in quick_test(reward, rows) if finding.severity != "note"]
+    if found:
+        worst = found[0]
+        others = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+        yield replace(worst, severity="warning", what=f"{worst.what}{others}", fix=f"{worst.fix}; next: {more}")
 
 
 def _slow(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from podium.assembly import load_settings, prompt_builder
+from podium.assembly import load_settings, prompt_builder, reward_records
 from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.checks.public import DATASETS, unasked_dataset
 from podium.checks.rows import RowSurvey, Source, dataset_source, look_at
@@ -31,7 +31,7 @@ from podium.recipe.document import Document, Problem
 from podium.recipe.reading import survey as survey_recipe
 from podium.recipe.stages import Stage, Surveyed, is_staged, survey_stages
 from podium.records import Finding
-from podium.rewards.resolve import Reward, resolve_rewards
+from podium.rewards.resolve import Reward
 
 T = TypeVar("T")
 
@@ -231,6 +231,7 @@ def from_arguments(
     processing_class: Any = None,
     quantization_config: Any = None,
     peft_config: Any = None,
+    reward_processing_classes: Any = None,
 ) -> Setup:
     """All that the arguments of `GRPOTrainer` make known."""
     gathering = _Gathering()
@@ -249,6 +250,7 @@ def from_arguments(
         lora=None if peft_config is None else peft_config.to_dict(),
         quantization=None if quantization_config is None else quantization_config.to_dict(),
         reward_funcs=reward_funcs,
+        reward_tokenizers=reward_processing_classes,
         sources=lambda: _given_sources(train_dataset, eval_dataset),
     )
 
@@ -274,6 +276,7 @@ def _setup(
     lora: Mapping[str, Any] | None,
     quantization: Mapping[str, Any] | None,
     reward_funcs: Any,
+    reward_tokenizers: Any = None,
     sources: Callable[[], tuple[Source | None, Source | None]],
 ) -> Setup:
     settings = load_settings(args if args is not None else GRPOConfig(), None, None)
@@ -287,7 +290,7 @@ def _setup(
     if args is not None and found is not None and facts is not None and facts.config is not None:
         config = facts.config
         builder = gathering.attempt(lambda: prompt_builder(args, found, config), name)
-    rewards = gathering.attempt(lambda: resolve_rewards(reward_funcs, device="cpu")) if reward_funcs else ()
+    rewards = gathering.attempt(lambda: reward_records(reward_funcs, reward_tokenizers, args)) if reward_funcs else ()
     train_source, eval_source = sources()
     evaluation = _look(eval_source, builder, None, gathering)
     train = _look(train_source, builder, evaluation, gathering)

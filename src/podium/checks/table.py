@@ -19,6 +19,10 @@ NOTE: Severity = "note"
 ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "note": 2}
 
 
+TESTED = ("W002", "W008", "W009", "W011", "W016", "W017", "W018", *(f"W{number}" for number in range(101, 123)))
+"""What the reward tester may say of a function."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One function and what it may find; the severity is the worst that it gives."""
@@ -158,6 +162,10 @@ RULES: tuple[Rule, ...] = (
     Rule(data.sampled, {"D032": NOTE}),
     Rule(rewards.needs, {"W002": ERROR, "W015": ERROR}),
     Rule(
+        rewards.models,
+        dict.fromkeys(("C030", "D015", "M001", "M002", "M003", "M004", "M008", "M011", "M013", "M016", "M017"), ERROR),
+    ),
+    Rule(
         rewards.trials,
         {
             "W003": ERROR,
@@ -165,12 +173,13 @@ RULES: tuple[Rule, ...] = (
             "W005": ERROR,
             "W006": ERROR,
             "W007": ERROR,
-            "W009": WARNING,
             "W010": ERROR,
             "W012": ERROR,
             "W014": ERROR,
+            **dict.fromkeys(TESTED, WARNING),
         },
     ),
+    Rule(rewards.accuracy, {"W123": NOTE}),
 )
 
 NOT_HERE = frozenset({"C032", "D050", "M023"})

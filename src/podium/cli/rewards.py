@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +60,9 @@ def try_out(
     data: Annotated[
         str, typer.Option("--data", help="A file, folder, hub id or builtin:task. Of a recipe: its own.")
     ] = "",
-    answer_column: Annotated[str, typer.Option(help="The column with the right answer; found by name.")] = "",
+    answer_column: Annotated[
+        str, typer.Option(help="The column with the right answer, or a template of several.")
+    ] = "",
     rows: Annotated[int, typer.Option("--rows", min=2, max=64, help="Rows to test with.")] = 8,
     args: Annotated[
         list[str] | None, typer.Option("--args", help="A setting of the reward, key=value; repeatable.")
@@ -75,23 +78,38 @@ def try_out(
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
     from podium.cli.structured import print_json
-    from podium.cli.terminal import prepare_output
+    from podium.cli.terminal import show_notes
     from podium.rewards.tester import Settings
 
-    prepare_output()
+    show_notes()
     settings = Settings(
         answer_column=answer_column or None, num_rows=rows, limit_seconds=limit, forms=tuple(form or ())
     )
-    if target.endswith((".yaml", ".yml")) or _is_shipped(target):
-        reports, total = _test_recipe(target, data, settings)
-    else:
-        reports, total = _test_one(target, data, _settings_of(args or []), settings)
+    with _sparing_torch():
+        if target.endswith((".yaml", ".yml")) or _is_shipped(target):
+            reports, total = _test_recipe(target, data, settings)
+        else:
+            reports, total = _test_one(target, data, _settings_of(args or []), settings)
     if as_json:
         print_json(_as_json(reports, total))
     else:
         _print(reports, total)
     if any(finding.severity == "error" for finding in (*total, *(f for report in reports for f in report.findings))):
         raise typer.Exit(FAILED)
+
+
+@contextlib.contextmanager
+def _sparing_torch() -> Iterator[None]:
+    """Rows without progress bars, and without torch, which `datasets` imports to read a file and nothing here needs."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    before = datasets.config.TORCH_AVAILABLE
+    datasets.config.TORCH_AVAILABLE = before and "torch" in sys.modules
+    try:
+        yield
+    finally:
+        datasets.config.TORCH_AVAILABLE = before
 
 
 # --- what is tested --------------------------------------------------------------------------------------------------
@@ -205,13 +223,17 @@ def _print(reports: Sequence[Report], total: Sequence[Any]) -> None:
 def _summary(report: Report) -> str:
     place = f" ({report.where})" if report.where else ""
     about = (
-        f"about the right answer, from the column `{report.column}`"
+        f"about the right answer, from {_source(report.column or '')}"
         if report.kind == "correctness"
         else "of style alone"
     )
     form = f"; answers in the form: {report.form}" if report.form else ""
     speed = f"{1000 * report.seconds_per_completion:.2g} ms a completion"
     return f"{report.name}{place}: {about}{form}; {len(report.rows)} rows, {speed}"
+
+
+def _source(answer: str) -> str:
+    return f"the columns as in `{answer}`" if "{" in answer else f"the column `{answer}`"
 
 
 def table(reports: Sequence[Report]) -> Table:

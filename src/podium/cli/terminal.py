@@ -77,6 +77,11 @@ def prepare_output() -> None:
 
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
+    show_notes()
+
+
+def show_notes() -> None:
+    """Show Podium's own notes, without what `prepare_output` has to import."""
     logger = logging.getLogger("podium")
     if not any(isinstance(handler, _Notes) for handler in logger.handlers):
         logger.addHandler(_Notes())

@@ -24,10 +24,17 @@ _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """How the class names of models that write text end, in a config's `architectures`."""
 
 
-def check_model_name(name: str, *, needs_tokenizer: bool = True, trust_remote_code: bool = False) -> None:
+MAX_HEADER = 100_000_000
+"""Bytes; the same limit as in safetensors."""
+
+
+def check_model_name(
+    name: str, *, needs_tokenizer: bool = True, trust_remote_code: bool = False, generates: bool = True
+) -> None:
     """Refuse a name that cannot become a language model to train; load nothing but small JSON files.
 
-    Folders are read; a hub id only has its `config.json` looked at (from the hub's cache when offline).
+    Folders are read; a hub id only has its `config.json` looked at (from the hub's cache when offline). A model that
+    need not write text (not `generates`) may be of any kind.
 
     Raises:
         ModelError: with what is wrong and what to type.
@@ -46,7 +53,7 @@ def check_model_name(name: str, *, needs_tokenizer: bool = True, trust_remote_co
         raise ModelError(f"There is no folder {name}.{_listed(path, near)}", code="M001", fix=fix)
     else:
         config = _hub_config(name, path)
-    _check_architecture(name, config, trust_remote_code=trust_remote_code)
+    _check_architecture(name, config, trust_remote_code=trust_remote_code, generates=generates)
 
 
 def _looks_like_a_path(name: str) -> bool:
@@ -193,7 +200,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 # ---- what kind of model ----
 
 
-def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_code: bool) -> None:
+def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_code: bool, generates: bool) -> None:
     architectures = config.get("architectures") or []
     if "auto_map" in config and not trust_remote_code and not _known_to_transformers(config):
         code = sorted(set(map(str, config["auto_map"].values())))
@@ -202,7 +209,7 @@ def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_co
             code="M011",
             fix="Read that code; if you trust it, set `trust_remote_code: true`.",
         )
-    if architectures and not any(str(a).endswith(_GENERATORS) for a in architectures):
+    if generates and architectures and not any(str(a).endswith(_GENERATORS) for a in architectures):
         raise ModelError(
             f"{name} is a {', '.join(architectures)}, which does not generate text; a causal language model is needed "
             "(its `architectures` end with ForCausalLM).",

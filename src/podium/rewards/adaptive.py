@@ -43,7 +43,7 @@ class AdaptiveSettings:
     threshold: float | None = None
     """A completion succeeds above it; None: half of `maximum`."""
     maximum: float | None = None
-    """The best reward there is; None: the largest that was seen."""
+    """The best reward there is; None: the largest that was seen. Of a penalty, 0."""
     window: int = 5
     """Rounds that the success rate looks back."""
 
@@ -92,6 +92,8 @@ class AdaptiveState:
     """What the weight that was given is multiplied by."""
     maximum: float = -math.inf
     """The largest reward seen."""
+    minimum: float = math.inf
+    """The smallest."""
     rates: tuple[float, ...] = ()
     """Success rates of the last rounds, the latest last."""
 
@@ -108,13 +110,20 @@ def adapted(state: AdaptiveState, settings: AdaptiveSettings, rewards_R: np.ndar
     1.1
     >>> adapted(AdaptiveState(), AdaptiveSettings(), np.array([1.0, 1.0, np.nan])).factor
     0.9
+    >>> adapted(AdaptiveState(), AdaptiveSettings(), np.array([0.0, 0.0])).factor  # never earned
+    1.1
     """
     known = rewards_R[~np.isnan(rewards_R)]
     if known.size == 0:
         return state
-    maximum = max(state.maximum, float(known.max()))
-    rate = float((known > _threshold(settings, maximum)).mean())
-    state = AdaptiveState(factor=state.factor, maximum=maximum, rates=(*state.rates, rate)[-settings.window :])
+    state = dataclasses.replace(
+        state, maximum=max(state.maximum, float(known.max())), minimum=min(state.minimum, float(known.min()))
+    )
+    threshold = _threshold(settings, state)
+    if threshold is None:
+        return state
+    rate = float((known > threshold).mean())
+    state = dataclasses.replace(state, rates=(*state.rates, rate)[-settings.window :])
     factor = state.factor
     if state.rate < settings.low:
         factor = min(factor * settings.raise_by, settings.most)
@@ -123,12 +132,19 @@ def adapted(state: AdaptiveState, settings: AdaptiveSettings, rewards_R: np.ndar
     return dataclasses.replace(state, factor=factor)
 
 
-def _threshold(settings: AdaptiveSettings, seen: float) -> float:
-    """Half of the maximum; where no reward is above 0 (penalties), that is 0, and what costs nothing is a success."""
+def _threshold(settings: AdaptiveSettings, state: AdaptiveState) -> float | None:
+    """Half of the maximum; of penalties 0, and what costs nothing is a success.
+
+    None where success cannot be told: all rewards were below 0, and nobody said what the best one is.
+    """
     if settings.threshold is not None:
         return settings.threshold
-    maximum = seen if settings.maximum is None else settings.maximum
-    return maximum / 2 if maximum > 0 else math.nextafter(0.0, -1.0)
+    maximum = state.maximum if settings.maximum is None else settings.maximum
+    if maximum > 0:
+        return maximum / 2
+    if maximum < 0:
+        return None
+    return math.nextafter(0.0, -1.0) if state.minimum < 0 or settings.maximum is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +203,7 @@ class AdaptiveWeights:
             self.names_K[k]: {
                 "factor": state.factor,
                 "maximum": state.maximum if math.isfinite(state.maximum) else None,
+                "minimum": state.minimum if math.isfinite(state.minimum) else None,
                 "rates": list(state.rates),
             }
             for k, state in self.states.items()
@@ -198,6 +215,7 @@ class AdaptiveWeights:
             k: AdaptiveState(
                 factor=saved[name]["factor"],
                 maximum=-math.inf if saved[name]["maximum"] is None else saved[name]["maximum"],
+                minimum=math.inf if saved[name].get("minimum") is None else saved[name]["minimum"],
                 rates=tuple(saved[name]["rates"]),
             )
             for k, name in enumerate(self.names_K)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from podium.errors import ConfigError
@@ -45,31 +46,34 @@ def numeric_match(
     completions: Sequence[Any],
     answer: Sequence[Any],
     *,
-    tolerance: float = 1e-6,
+    tolerance: float | None = None,
     extract: Extract = ("tag:answer", "text"),
 ) -> list[float | None]:
     """1 where the number in the completion is the number in the `answer` column.
 
     Read is the last number of the final answer: by default of what the last `<answer>` tags hold, or of the whole text
     where there are no tags. Of a text in the `answer` column it is also the last number, so that GSM8K's solutions can
-    stay as they are. Commas between digits are ignored. The difference may be `tolerance` times the larger of 1 and the
-    answer. Fractions are read as two numbers (`math_match` knows them). None where the column has no number.
+    stay as they are. Commas between digits are ignored, and 7% is 7 and 0.07. Whole numbers must be equal; others may
+    differ by a millionth. A `tolerance` is for both, and is multiplied by the larger of 1 and the answer. Fractions are read as two numbers (`math_match` knows them). None where the column has no number.
 
-    >>> numeric_match(["It is 1,000.0", "<answer>41</answer> of 42"], answer=["1000", 42])
-    [1.0, 0.0]
+    >>> numeric_match(["It is 1,000.0", "<answer>41</answer> of 42", "12345678"], answer=["1000", 42, "12345679"])
+    [1.0, 0.0, 0.0]
     >>> numeric_match(["about 3.1"], answer=["3.14159"], tolerance=0.02)
     [1.0]
     >>> numeric_match(["5 + 2\\n#### 7", "5 + 2 = 7"], answer=["7", "7"], extract="####")
     [1.0, 0.0]
     """
-    if not tolerance >= 0:
+    if tolerance is not None and not tolerance >= 0:
         raise ConfigError(f"`tolerance` must be 0 or more; it is {tolerance}.")
 
     def close(given: str, gold: Any) -> bool | None:
-        expected, number = _number(str(gold)), _number(given)
+        expected, number = last_number(str(gold)), last_number(given)
         if expected is None:
             return None
-        return number is not None and abs(number - expected) <= tolerance * max(1.0, abs(expected))
+        if number is None:
+            return False
+        percent = re.search(r"[0-9.]\s*\\?%\W*\Z", given) is not None and "%" not in str(gold)
+        return _close(number, expected, tolerance) or (percent and _close(number, expected, tolerance, shift=-2))
 
     return _each(completions, answer, extractor(extract), close)
 
@@ -108,7 +112,7 @@ def multiple_choice(
     answer: Sequence[Any],
     choices: Sequence[Any] | None = None,
     *,
-    extract: Extract = ("tag:answer", "boxed", r"regex:(?i)\banswer(?: is|:)\s*([^\n]*)", "text"),
+    extract: Extract = ("tag:answer", "boxed", r"regex:(?i)\b(?:answer|choice|option)(?: is|:)\s*([^\n]*)", "text"),
 ) -> list[float | None]:
     r"""1 where the completion names the right choice, and only that one: `B`, `(B)`, `B.`, `B) Paris`, or its text.
 
@@ -171,6 +175,25 @@ def _same_in_any_case(given: str, gold: Any) -> bool:
     return given.casefold() == str(gold).strip().casefold()
 
 
+def _close(number: str, expected: str, tolerance: float | None, *, shift: int = 0) -> bool:
+    """Whether a number times ten to `shift` is the expected one; without a tolerance whole numbers must be equal."""
+    given, right = _decimal(number).scaleb(shift), _decimal(expected)
+    if given == right:
+        return True
+    if tolerance is None and right == right.to_integral_value():
+        return False
+    error = abs(float(given) - float(right))
+    return error <= (1e-6 if tolerance is None else tolerance) * max(1.0, abs(float(right)))
+
+
+def _decimal(number: str) -> Decimal:
+    """Exactly what is written; NaN for an exponent that is beyond all use."""
+    try:
+        return Decimal(number)
+    except ArithmeticError:
+        return Decimal("nan")
+
+
 def _number(text: str) -> float | None:
     """
     >>> _number("5-3 is 2, not -1,000.5e1"), _number("none")
@@ -184,7 +207,11 @@ def _number(text: str) -> float | None:
 
 _MARKED = re.compile(r"[\s*_$(\[]*([A-Za-z]|[0-9]{1,2})(?:[\s*_$)\].:]*$|[*_]*[)\].:]+[*_]*\s(.*))", re.DOTALL)
 """A label alone, or one with a mark behind it and then anything."""
-_OTHER_LABEL = re.compile(r"(?<![A-Za-z0-9])[(\[]?([A-Z])[)\].:](?!\w)")
+_OTHER_LABEL = re.compile(
+    r"(?<![A-Za-z0-9])[(\[]?([A-Z])[)\].:](?!\w)|(?<![A-Za-z0-9])([a-z])[)\]](?!\w)|\b(?:or|and)\s+\W{0,3}([A-HJ-Z])\b(?!')"
+)
+_DENIED = re.compile(r"\W*(?:is|are)?\s*(?:not|wrong|incorrect|false)\b", re.I)
+_WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textrm)\{([^{}]*)\}")
 
 
 def _labelled(options: Any) -> dict[str, str]:
@@ -211,16 +238,17 @@ def _label_of_gold(gold: Any, options: Mapping[str, str]) -> str | None:
 
 
 def _label_of_text(given: str, options: Mapping[str, str]) -> str | None:
+    given = _WRAPPED.sub(r"\1", given).strip("$ ")
     by_text = _by_text(given, options)
     match = _MARKED.match(given)
     if by_text is not None or match is None:
         return by_text
-    named = match[1].upper()
-    others = {label for label in _OTHER_LABEL.findall(match[2] or "") if label != named and label in options}
-    return named if named in options and not others else None
+    named, rest = match[1].upper(), match[2] or ""
+    others = {"".join(found).upper() for found in _OTHER_LABEL.findall(rest)} & options.keys() - {named}
+    return named if named in options and not others and not _DENIED.match(rest) else None
 
 
 def _by_text(given: str, options: Mapping[str, str]) -> str | None:
-    plain = given.strip().rstrip(".").casefold()
+    plain = given.strip(" \t\n*_").rstrip(".").strip("*_").casefold()
     labels = [label for label, text in options.items() if plain and text.strip().rstrip(".").casefold() == plain]
     return labels[0] if len(labels) == 1 else None

@@ -17,20 +17,19 @@ What is expected stays outside the sandbox. None, not 0, where a row has no test
 from __future__ import annotations
 
 import json
-import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from podium.errors import ConfigError, RewardError
-from podium.extract import tagged
+from podium.extract import fenced, tagged
 from podium.machine import cores
 from podium.rewards.sandbox import BackendName, Limits, Result, check_settings, choose, passed, run_program
 from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)^[ \t]*```", re.S | re.M | re.I)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +45,10 @@ class _Judged:
         return sum(map(passed, self.tests, self.results)) / len(self.tests)
 
     @property
-    def faulty(self) -> bool:
-        return any(result.outcome == "fault" for result in self.results)
+    def is_open(self) -> bool:
+        """Whether nothing can be said: the sandbox failed, or time was up before the program had used its own."""
+        outcomes = {result.outcome for result in self.results}
+        return "fault" in outcomes or ("not_run" in outcomes and "timeout" not in outcomes)
 
     def reached(self, *stages: str) -> bool:
         return any(result.stage in stages for result in self.results)
@@ -57,10 +58,11 @@ class _Judged:
 class CodeTests:
     """The share of the row's `tests` that the completion's program passes, each run in a sandbox.
 
-    Settings: where the code is (`extract`: the last fenced block, the last `<answer>`, or the `raw` text), whether all
-    tests must pass (`all_or_nothing`), the processor seconds of a test (`timeout`), its address space
+    Settings: where the code is (`extract`: the last fenced block of Python, the last `<answer>`, or the `raw` text),
+    whether all tests must pass (`all_or_nothing`), the processor seconds of a test (`timeout`), its address space
     (`memory_megabytes`), programs at once (`workers`, by default two per core), and the `sandbox`: auto, bubblewrap,
-    landlock, or none. Raises `RewardError` where no sandbox works, when it is made.
+    landlock, or none. A call ends after about `call_seconds`: programs that no time is left for get None. Raises
+    `RewardError` where no sandbox works, when it is made.
 
     >>> reward = CodeTests(extract="raw", sandbox="none")
     >>> tests = [{"call": "double", "args": [2], "expected": 4}, {"call": "double", "args": [3], "expected": 6}]
@@ -76,6 +78,7 @@ class CodeTests:
     memory_megabytes: int = 512
     workers: int | None = None
     sandbox: str = "auto"
+    call_seconds: float = 45.0
     _backend: BackendName = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,21 +93,25 @@ class CodeTests:
     ) -> list[float | None]:
         texts = [text_of(completion) for completion in completions]
         parsed = [read_tests(each, index) for index, each in enumerate(tests)]
+        end = time.monotonic() + self.call_seconds
         with ThreadPoolExecutor(max_workers=self.workers or 2 * cores()) as pool:
-            judged = list(pool.map(self._judge, texts, parsed))
+            judged = list(pool.map(self._judge, texts, parsed, [end] * len(texts)))
         if log_extra is not None:
             log_extra("code", [_summary(each) for each in judged])
         return [None if own is None else self._score(each) for each, own in zip(judged, parsed, strict=True)]
 
-    def _judge(self, text: str, tests: Sequence[Mapping[str, Any]] | None) -> _Judged | None:
+    def _judge(self, text: str, tests: Sequence[Mapping[str, Any]] | None, end: float) -> _Judged | None:
         """None where there is no code, or nothing to test it with."""
         source = _EXTRACT[self.extract](text)
         if tests is None or source is None or not source.strip():
             return None
+        left = end - time.monotonic()
+        if left <= 0:
+            return _Judged(tests=tests, results=[Result(outcome="not_run")] * len(tests))
         limits = Limits(
             cpu_seconds=self.timeout,
             wall_seconds=3.0 * self.timeout,
-            total_seconds=10.0 * self.timeout,
+            total_seconds=min(10.0 * self.timeout, max(left, 3.0 * self.timeout)),
             memory_megabytes=self.memory_megabytes,
         )
         return _Judged(tests=tests, results=run_program(source, tests, backend=self._backend, limits=limits))
@@ -112,7 +119,7 @@ class CodeTests:
     def _score(self, judged: _Judged | None) -> float | None:
         if judged is None:
             return 0.0
-        if judged.faulty:
+        if judged.is_open:
             return None
         return float(judged.share == 1) if self.all_or_nothing else judged.share
 
@@ -152,7 +159,7 @@ class CodeStages(CodeTests):
 
 
 _EXTRACT: Mapping[str, Callable[[str], str | None]] = {
-    "fence": lambda text: found[-1] if (found := _FENCE.findall(text)) else None,
+    "fence": fenced,
     "answer": lambda text: tagged(text, "answer"),
     "raw": lambda text: text,
 }

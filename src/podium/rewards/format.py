@@ -8,11 +8,11 @@ from typing import Any
 
 from podium.errors import ConfigError
 from podium.extract import compiled_pattern
-from podium.rewards.text import text_of
+from podium.rewards.text import text_of, visible
 
 _ONLY_ANSWER = re.compile(r"<answer>\s*[^<\s][^<]*</answer>")
 _TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
-_THINK_FIRST = re.compile(r"<think>(?:(?!<think>).)*?</think>(?!.*</?think>)\s*\S.*", re.DOTALL)
+_THINK_FIRST = re.compile(r"<think>(?:(?!</?think>).)*</think>(?!.*</?think>)\s*\S.*", re.DOTALL)
 
 
 def answer_format(completions: Sequence[Any]) -> list[float]:
@@ -23,7 +23,7 @@ def answer_format(completions: Sequence[Any]) -> list[float]:
     >>> answer_format(["<answer>7</answer>", "It is <answer>7</answer>", "<answer>7", "7"])
     [1.0, 0.5, 0.25, 0.0]
     """
-    return [_answer_format(text_of(each).strip()) for each in completions]
+    return [_answer_format(visible(text_of(each)).strip()) for each in completions]
 
 
 def _answer_format(text: str) -> float:
@@ -43,7 +43,7 @@ def xml_format(completions: Sequence[Any], *, sections: Sequence[str] = ("reason
     # Inside a section no tag of the list may open or close, so each appears once.
     inside = rf"(?:(?!</?(?:{'|'.join(tags)})>).)*"
     whole = re.compile(r"\s*".join(rf"<{tag}>(?!\s*</{tag}>){inside}</{tag}>" for tag in tags), re.DOTALL)
-    return [float(bool(whole.fullmatch(text_of(each).strip()))) for each in completions]
+    return [float(bool(whole.fullmatch(visible(text_of(each)).strip()))) for each in completions]
 
 
 def xml_format_partial(
@@ -92,7 +92,7 @@ def think_format(completions: Sequence[Any]) -> list[float]:
     >>> think_format(["<think>3+4</think> 7", "<think>3+4</think>", "7"])
     [1.0, 0.0, 0.0]
     """
-    return [float(bool(_THINK_FIRST.fullmatch(text_of(each).strip()))) for each in completions]
+    return [float(bool(_THINK_FIRST.fullmatch(visible(text_of(each)).strip()))) for each in completions]
 
 
 def regex_format(completions: Sequence[Any], *, pattern: str) -> list[float]:

@@ -14,6 +14,7 @@ import atexit
 import functools
 import importlib.util
 import json
+import logging
 import math
 import os
 import threading
@@ -40,6 +41,17 @@ from podium.rewards.sandbox import (
 from podium.rewards.text import text_of
 
 Extract = Literal["answer", "raw"]
+logger = logging.getLogger(__name__)
+
+GENEROUS: Mapping[str, str] = {
+    "arc_agi": "every board, 0.05",
+    "rearc": "every board, 0.05",
+    "coin_flip": "answers that begin as the right one does, as `0` does",
+    "game_of_life_halting": "every text that is not empty, where the right answer is True",
+    "knights_knaves": "answers that name everybody and are right about some",
+}
+"""Tasks whose scorers pay for texts without the right answer."""
+
 _SCORER = Path(__file__).with_name("gym_inside.py")
 
 
@@ -50,8 +62,8 @@ class ReasoningGym:
     Read are the `metadata` column (JSON text or a mapping) and the `answer` column, as `gym_rows` makes them. The
     answer of a completion is inside its last `<answer>` tags (`extract: answer`), or the `raw` text. An answer that
     takes longer than `timeout` processor seconds, or breaks the scorer, gets 0. None where a row has no metadata or
-    those of another dataset, and where the sandbox itself fails. Raises `ConfigError` without reasoning-gym or for a
-    dataset it lacks, `RewardError` where no sandbox works.
+    those of another dataset, where the sandbox itself fails, and where `call_seconds` are over. Raises `ConfigError`
+    without reasoning-gym or for a dataset it lacks, `RewardError` where no sandbox works.
     """
 
     __name__: ClassVar[str] = "reasoning_gym"  # in metrics and messages
@@ -62,11 +74,14 @@ class ReasoningGym:
     memory_megabytes: int = 2048
     workers: int | None = None
     sandbox: str = "auto"
+    call_seconds: float = 45.0
     _backend: BackendName = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_settings(self, get_args(Extract))
         check_task(self.dataset)
+        if self.dataset in GENEROUS:
+            logger.warning("reasoning-gym's scorer of `%s` gives credit to %s.", self.dataset, GENEROUS[self.dataset])
         object.__setattr__(self, "_backend", choose(self.sandbox))
 
     def __call__(
@@ -112,7 +127,7 @@ class ReasoningGym:
 
 def _score(result: Result) -> float | None:
     """Between 0 and 1; a scorer that was broken by the answer gives 0, a broken sandbox None."""
-    if result.outcome == "fault":
+    if result.outcome in ("fault", "not_run"):
         return None
     try:
         score = float(result.value or "0")
@@ -157,7 +172,7 @@ _pool: dict[tuple[Any, ...], list[_Worker]] = {}
 
 def _workers(reward: ReasoningGym, count: int, process_id: int) -> list[_Worker]:
     """The workers of these settings, `count` of them; a forked process has its own."""
-    key = (reward.dataset, reward._backend, reward.timeout, reward.memory_megabytes, process_id)
+    key = (reward.dataset, reward._backend, reward.timeout, reward.memory_megabytes, reward.call_seconds, process_id)
     workers = _pool.setdefault(key, [])
     while len(workers) < count:
         workers.append(_Worker(start=functools.partial(_start, reward)))
@@ -168,7 +183,7 @@ def _start(reward: ReasoningGym) -> Sandbox:
     limits = Limits(
         cpu_seconds=reward.timeout,
         wall_seconds=3.0 * reward.timeout,
-        total_seconds=3600.0,
+        total_seconds=reward.call_seconds,
         memory_megabytes=reward.memory_megabytes,
         go_on=True,
     )

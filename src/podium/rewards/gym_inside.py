@@ -34,15 +34,35 @@ def make_scorer(dataset: str) -> Callable[[Any, Any], float]:
     module: Any = sys.modules[scorer.__self__.__class__.__module__]  # type: ignore[attr-defined]
     parse_expr = sympy.parse_expr
 
+    trusted: set[str] = set()
+    """Texts of the row itself."""
+
     def parse_formula(text: str, *args: Any, **kwargs: Any) -> Any:
-        return parse_expr(checked_formula(text), *args, **kwargs)
+        return parse_expr(text if text in trusted else checked_formula(text), *args, **kwargs)
 
     sympy.parse_expr = parse_formula
     if getattr(module, "parse_expr", None) is parse_expr:
         module.parse_expr = parse_formula
     if dataset in LITERALS:
         module.eval = ast.literal_eval
-    return scorer
+
+    def score(answer: Any, entry: dict[str, Any]) -> float:
+        if re.fullmatch(r"[\s(+-]*(?:nan|inf|infinity)[\w\s*+)-]*", str(answer), re.IGNORECASE):
+            return 0.0
+        if dataset in TUPLES:  # JSON made lists of what these compare with tuples
+            entry = {**entry, "metadata": _tuples(entry["metadata"])}
+        trusted.clear()
+        trusted.add(str(entry["answer"]))
+        trusted.update(value for value in entry["metadata"].values() if isinstance(value, str))
+        return scorer(answer, entry)
+
+    return score
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(each) for key, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 _PLOTS = (
@@ -59,6 +79,9 @@ def _leave_out_plots() -> None:
         module.__getattr__ = lambda attribute: object  # type: ignore[method-assign]
         sys.modules[name] = module
 
+
+TUPLES = ("arc_agi", "rearc")
+"""Scorers that compare an answer with tuples."""
 
 LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
 """Scorers that evaluate an answer for a list in it."""

@@ -82,6 +82,10 @@ def _share_right(given: Any, gold: Mapping[str, Any] | None) -> float | None:
 def _equal(given: Any, gold: Any) -> bool:
     if isinstance(given, str) and isinstance(gold, str):
         return given.strip() == gold.strip()
+    if isinstance(given, Mapping) and isinstance(gold, Mapping):
+        return given.keys() == gold.keys() and all(_equal(given[name], gold[name]) for name in gold)
+    if isinstance(given, (list, tuple)) and isinstance(gold, (list, tuple)):
+        return len(given) == len(gold) and all(map(_equal, given, gold))
     return isinstance(given, bool) == isinstance(gold, bool) and bool(given == gold)
 
 

@@ -53,6 +53,9 @@ LARGEST_CACHE = 100_000
 """Verdicts that are remembered."""
 
 
+_SCORES = re.compile(r"""["']score["']\s*:\s*["']?(-?[0-9.]+)""")
+
+
 class Judge:
     """What a chat model behind an OpenAI-compatible address says of a completion: 0 to 1, None where it says nothing.
 
@@ -127,7 +130,9 @@ class Judge:
         return found
 
     def score_of(self, reply: str) -> float | None:
-        """The score in a reply, from 0 to 1; None where there is none, or none between `low` and `high`."""
+        """The score in a reply, from 0 to 1; None where there is none, none between `low` and `high`, or several."""
+        if len(set(_SCORES.findall(reply))) > 1:  # one of them may be a quotation of the completion
+            return None
         try:
             value = float(self.take(reply) or "")
         except ValueError:

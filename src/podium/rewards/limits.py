@@ -45,7 +45,13 @@ TICK_SECONDS = 0.05
 STDERR = 2
 
 OURS = frozenset(
-    [serve.__file__, *(str(Path(__file__).with_name(f"{x}.py")) for x in ("limits", "background", "combine", "score"))]
+    [
+        serve.__file__,
+        *(
+            str(Path(__file__).with_name(f"{x}.py"))
+            for x in ("limits", "background", "combine", "score", "surroundings")
+        ),
+    ]
 )
 """Files whose frames do not belong in a user's traceback."""
 

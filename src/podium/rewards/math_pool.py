@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -47,6 +48,8 @@ class Formula:
     """The right answer."""
     text: str
     r"""Where the answer stands, as LaTeX between dollars or in `\boxed{}`."""
+    repairs: bool = False
+    r"""Whether `\frac12` and `\sqrt2` are read as LaTeX reads them; TRL's rewards do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +113,7 @@ class _Worker:
     def give(self, task: int, formula: Formula, timeout_seconds: float) -> None:
         self.task, self.gold, self.ready = task, None, False
         self.deadline = time.monotonic() + timeout_seconds
-        message = {"gold": formula.gold, "text": formula.text, "timeout_seconds": timeout_seconds}
+        message = {**dataclasses.asdict(formula), "timeout_seconds": timeout_seconds}
         self.stdin.write(json.dumps(message).encode() + b"\n")
         self.stdin.flush()
 

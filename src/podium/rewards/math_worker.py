@@ -37,15 +37,15 @@ def main() -> None:
         gold = _gold(task["gold"])
         _say(replies, {"gold": _shown(gold)})
         if gold:
-            _say(replies, _compared(gold, task["text"]))
+            _say(replies, _compared(gold, task["text"], repairs=task["repairs"]))
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _compared(gold: list[Any], text: str) -> dict[str, Any]:
+def _compared(gold: list[Any], text: str, *, repairs: bool) -> dict[str, Any]:
     from math_verify import verify
 
     try:
-        answer = _answer(text)
+        answer = _answer(text, repairs=repairs)
         correct = bool(verify(gold, answer, timeout_seconds=None))
     except (Exception, MemoryError, RecursionError):  # noqa: BLE001  # it raises whatever sympy raises
         return {"correct": False, "answer": ""}
@@ -68,13 +68,15 @@ def _gold(text: str) -> list[Any]:
         return []
 
 
-def _answer(text: str) -> list[Any]:
+def _answer(text: str, *, repairs: bool = False) -> list[Any]:
     r"""The formulas of a completion: LaTeX between dollars, or in `\boxed{}`, which is tried first."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
     latex = LatexExtractionConfig(
-        normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
+        normalization_config=NormalizationConfig(units=True, malformed_operators=repairs),
+        boxed_match_priority=0,
+        try_extract_without_anchor=False,
     )
     return parse(text, extraction_config=[latex], extraction_mode="first_match", parsing_timeout=None)
 

@@ -6,6 +6,7 @@ chews on for more than five seconds is wrong. Each takes plain and chat completi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,9 +27,9 @@ def math_match(
 ) -> list[float | None]:
     r"""1 where the final answer is the same formula as the `answer` column, by math-verify.
 
-    `extract` says where the final answer stands (`podium.extract`); a completion without one gets 0, and so
-    does one that takes longer than `timeout_seconds`. Of the column counts what is in `\boxed{}` or follows `####`,
-    else all of it. None where it holds nothing that can be read.
+    `extract` says where the final answer stands (`podium.extract`). 0 for a completion without one, for one that takes
+    longer than `timeout_seconds`, has another unit, or is a chain of different numbers. Of the column counts what is in
+    `\boxed{}` or follows `####`, else all of it. None where it holds nothing that can be read.
 
     >>> math_match([r"\boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}", "1/2"], answer=[r"\frac{1}{2}"] * 4)
     [1.0, 1.0, 0.0, 0.0]
@@ -36,17 +37,38 @@ def math_match(
     [1.0]
     """
     take = extractor(extract)
-    texts = [_as_boxed(take(text_of(each))) for each in completions]
     golds = [None if each is None else _as_boxed(_gold_of(str(each))) for each in answer]
-    return _scores(texts, golds, timeout_seconds, log_extra, shown=answer)
+    texts = [_as_boxed(take(text_of(each))) for each in completions]
+    texts = [
+        None if text and gold and _cannot_be(text, gold) else text for text, gold in zip(texts, golds, strict=True)
+    ]
+    return _scores(texts, golds, timeout_seconds, log_extra, shown=answer, repairs=True)
 
 
 _gold_of = extractor(["boxed", "####", "text"])
 
 
 def _as_boxed(formula: str | None) -> str | None:
-    """In the form that math-verify looks for first, with or without dollars around it."""
-    return rf"\boxed{{{formula.strip('$ ')}}}" if formula and formula.strip("$ ") else None
+    """In the form that math-verify looks for first, with or without dollars around it, numbers in plain digits."""
+    plain = _SPACED.sub("", (formula or "").strip("$ "))
+    plain = _SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", plain)
+    return rf"\boxed{{{plain}}}" if plain else None
+
+
+_SPACED = re.compile(r"(?<=\d)\\[,!;: ](?=\d{3}(?!\d))")
+_SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)")
+_UNITS = (
+    "nm|mm|cm|dm|m|km|ms|s|min|h|mg|g|kg|t|ml|l|N|kN|J|kJ|W|kW|MW|V|mV|kV|A|mA|K|Hz|kHz|MHz|GHz|Pa|kPa|MPa|in|ft|yd|mi"
+)
+_UNIT = re.compile(rf"\d[\s~\\,]*(?:\\(?:text|mathrm|textrm)\{{\s*)?({_UNITS})(?:\s*\}})?((?:\^\{{?\d\}}?)?)\}}$")
+
+
+def _cannot_be(text: str, gold: str) -> bool:
+    """What math-verify passes: another unit, and a chain of different numbers of which the last is right."""
+    units = [found[1] + found[2].strip("^{}") for each in (text, gold) if (found := _UNIT.search(each))]
+    chain = re.sub(r"^\\boxed\{|\}$", "", text).split("=")
+    numbers = {float(part) for part in chain if re.fullmatch(r"\s*[-+]?\d+(?:\.\d+)?\s*", part)}
+    return len(set(units)) > 1 or len(numbers) > 1
 
 
 def accuracy_reward(
@@ -93,10 +115,14 @@ def _scores(
     log_extra: LogExtra | None,
     shown: Sequence[Any],
     without: str = "[no answer]",
+    *,
+    repairs: bool = False,
 ) -> list[float | None]:
     """0 where there is no text (`without` says so in the table), None where there is no gold that can be read."""
     pairs = list(zip(texts, golds, strict=True))
-    formulas = [Formula(gold=gold, text=text) for text, gold in pairs if text is not None and gold is not None]
+    formulas = [
+        Formula(gold=gold, text=text, repairs=repairs) for text, gold in pairs if text is not None and gold is not None
+    ]
     verdicts = iter(compare(formulas, timeout_seconds=timeout_seconds))
     found = [
         (None, "[unparseable]", "[skipped]") if gold is None

@@ -5,10 +5,11 @@ Knows tokenizers and one forward pass; torch and transformers are imported when 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from podium.errors import ConfigError, ModelError
+from podium.errors import ConfigError, ModelError, as_line
 
 
 class RewardModel:
@@ -53,10 +54,7 @@ class RewardModel:
             return self
         if isinstance(self.model, str):
             self.model = self._load_model(self.model)
-        if self.tokenizer is None:
-            self.tokenizer = self._load_tokenizer()
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self._prepare_tokenizer()
         # The classifier reads the last token that is not padding, so both must mean the same id.
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
         if self.device is not None and not hasattr(self.model, "hf_device_map"):
@@ -80,6 +78,7 @@ class RewardModel:
                 padding_side="right",
                 add_special_tokens=False,
             ).to(next(self.model.parameters()).device)
+            self._check_positions(inputs["input_ids"].shape[1], 0)
             with torch.inference_mode():
                 scores += self.model(**inputs).logits[:, 0].float().tolist()
         return scores
@@ -97,26 +96,70 @@ class RewardModel:
         from transformers import AutoModelForSequenceClassification
 
         try:
-            return AutoModelForSequenceClassification.from_pretrained(name, num_labels=1, **self.model_init_kwargs)
-        except (OSError, ValueError) as error:
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                name, num_labels=1, output_loading_info=True, **self.model_init_kwargs
+            )
+        except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(
                 f"reward model `{name}` could not be loaded: {error}\n"
                 "A reward given as a string is the name or folder of a sequence classifier; a reward from the library "
                 f"is a function: `from podium.rewards import {self.__name__}`, if there is one of that name."
             ) from error
+        if info["missing_keys"]:
+            raise self.no_score(f"its weights have no `{sorted(info['missing_keys'])[0]}`, which would be random")
+        return model
 
-    def _load_tokenizer(self) -> Any:
-        from transformers import AutoTokenizer, PreTrainedModel
+    def no_score(self, why: str) -> ModelError:
+        """The error of a model that is no sequence classifier with one label."""
+        fix = "the name or folder of a sequence classifier with one label (`...ForSequenceClassification`)"
+        return ModelError(f"`{self.__name__}` is not a reward model: {why}.", code="M013", fix=fix)
 
-        name = getattr(self.model.config, "_name_or_path", "")
-        if not isinstance(self.model, PreTrainedModel) or not name:
-            raise ConfigError(
-                f"the reward model `{self.__name__}` has no name to load its tokenizer from; "
-                "pass the tokenizer in `reward_processing_classes`."
-            )
-        settings = {
-            key: self.model_init_kwargs[key]
-            for key in ("revision", "trust_remote_code")
-            if key in self.model_init_kwargs
-        }
-        return AutoTokenizer.from_pretrained(name, **settings)
+    def check_prompts(self, prompts: Sequence[Any], max_completion_length: int) -> None:
+        """Raises `ModelError` for prompts that the tokenizer cannot write, or that leave completions no positions."""
+        self._prepare_tokenizer()
+        if not self.tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
+            what = f"the prompts are conversations, and the tokenizer of reward model `{self.__name__}` has no template"
+            fix = "take a reward model with a chat template, or write the prompts as plain text"
+            raise ModelError(what, code="M004", fix=fix)
+        lengths = [len(self.tokenizer(self._text(prompt, prompt[:0]))["input_ids"]) for prompt in prompts]
+        self._check_positions(max(lengths, default=0), max_completion_length)
+
+    def _check_positions(self, prompt_length: int, completion_length: int) -> None:
+        config = self._config if isinstance(self.model, str) else self.model.config
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if positions is not None and prompt_length + completion_length > positions:
+            what = f"reward model `{self.__name__}` reads {positions:,} tokens, and a prompt with its completion has "
+            what += f"{prompt_length + completion_length:,}"
+            room = positions - prompt_length
+            fix = "take a reward model with more positions, or shorter prompts"
+            fix = as_line("max_completion_length", room) if completion_length and room > 0 else fix
+            raise ModelError(what, code="D015", fix=fix)
+
+    @functools.cached_property
+    def _config(self) -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.model, **self._source_settings())
+
+    def _source_settings(self) -> dict[str, Any]:
+        return {key: self.model_init_kwargs[key] for key in _SOURCE if key in self.model_init_kwargs}
+
+    def _prepare_tokenizer(self) -> None:
+        """The tokenizer that was given, or the model's own, with a padding token."""
+        if self.tokenizer is None:
+            from transformers import AutoTokenizer, PreTrainedModel
+
+            model = self.model
+            name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
+            if not (isinstance(model, (str, PreTrainedModel)) and name):
+                raise ConfigError(
+                    f"the reward model `{self.__name__}` has no name to load its tokenizer from; "
+                    "pass the tokenizer in `reward_processing_classes`."
+                )
+            self.tokenizer = AutoTokenizer.from_pretrained(name, **self._source_settings())
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+
+
+_SOURCE = ("revision", "trust_remote_code")
+"""Settings of the model's name that its tokenizer and its configuration are read with."""

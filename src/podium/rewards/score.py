@@ -25,10 +25,11 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.errors import RewardError
-from podium.records import Group, ScoredGroup
+from podium.records import Finding, Group, ScoredGroup
 from podium.rewards.background import AsyncCall, Timed, call_together
 from podium.rewards.from_file import SERVICES, FileReward, replay
 from podium.rewards.limits import OURS, limited
+from podium.rewards.model import RewardModel
 from podium.rewards.resolve import (
     GIVEN,
     Reward,
@@ -38,6 +39,8 @@ from podium.rewards.resolve import (
     resolve_weights,
 )
 from podium.rewards.results import Batch, Column, column_of
+from podium.rewards.surroundings import kept
+from podium.workers.functions import unwrapped
 from podium.workers.replies import Outcome, Raised, user_traceback
 from podium.workers.serve import checked_extra
 
@@ -183,6 +186,37 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
+def repeat_findings(
+    scored: Sequence[ScoredGroup],
+    rewards: Sequence[Reward],
+    *,
+    trainer_state: Any = None,
+    settings: CallSettings = CallSettings(),
+) -> Iterator[Finding]:
+    """W111 for each function that scores the same completions otherwise a second time.
+
+    Not asked are reward models, `async` functions, and those that say `is_random = True`.
+    """
+    for reward in rewards:
+        function = unwrapped(reward.function)
+        if isinstance(function, RewardModel) or reward.is_async or getattr(function, "is_random", False):
+            continue
+        again = score([each.group for each in scored], [reward], trainer_state=trainer_state, settings=settings)
+        first_R = np.concatenate([each.rewards_GK[:, each.names_K.index(reward.name)] for each in scored])
+        second_R = np.concatenate([each.rewards_GK[:, 0] for each in again])
+        [other] = np.nonzero(~np.isclose(first_R, second_R, rtol=1e-4, atol=1e-6, equal_nan=True))
+        if other.size:
+            values = f"{first_R[other[0]]:.3g}, then {second_R[other[0]]:.3g}".replace("nan", "None")
+            yield Finding(
+                code="W111",
+                severity="warning",
+                what=f"{reward} gave the same completion {values} ({other.size} of {first_R.size} completions differ)",
+                why="chance, or what earlier calls left behind, is part of the score and noise in every advantage",
+                fix="take the chance out, or seed it with the text itself; `is_random = True` on the function where it "
+                "is meant",
+            )
+
+
 # --- calling ---------------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +248,8 @@ def _timed(calls: Sequence[_Call], num_completions: int, settings: CallSettings)
 def _ask(call: _Call, num_completions: int, settings: CallSettings) -> Outcome:
     function = call.reward.function
     if not isinstance(function, FileReward):
-        return limited(function, call.arguments, settings.limit, str(call.reward))
+        with kept(str(call.reward)):
+            return limited(function, call.arguments, settings.limit, str(call.reward))
     services = {name: call.arguments[name] for name in SERVICES if name in call.arguments}
     found = function.ask(
         {name: value for name, value in call.arguments.items() if name not in services},
@@ -293,16 +328,18 @@ def _warn_where_all_none(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch
     if unscored.size == 0 or names_K in _warned:
         return
     _warned.add(names_K)
-    columns = {key: values[unscored[0]] for key, values in batch.columns.items()}
+    first = int(unscored[0])
+    row = {key: values[first] for key, values in batch.columns.items()}
     logger.warning(
-        "All reward functions returned None for %d of %d completions, which are not trained on. The first is %s\n"
-        "  functions: %s; columns of that row: %s\n"
-        "Please ensure that at least one reward function returns a valid reward. (Said once.)",
+        "All reward functions returned None for the following kwargs:\n%s\n"
+        "Please ensure that at least one reward function returns a valid reward.\n"
+        "  This is so for %d of %d completions, which are not trained on; the first is %s. The functions are %s. "
+        "(Said once.)",
+        {**row, "prompt": batch.prompts[first], "completion": batch.completions[first]},
         unscored.size,
         len(batch),
-        batch.place(int(unscored[0])),
+        batch.place(first),
         ", ".join(names_K),
-        columns,
     )
 
 

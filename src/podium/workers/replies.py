@@ -13,8 +13,10 @@ import inspect
 import math
 import numbers
 import traceback
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
@@ -89,7 +91,7 @@ def returned(answer: Any) -> Returned:
     'float 0.5'
     """
     shape = getattr(answer, "shape", None)
-    if isinstance(answer, (list, tuple)):
+    if isinstance(answer, (list, tuple, array)):
         values = list(answer)
     elif hasattr(answer, "tolist") and shape is not None and len(shape) == 1:  # numpy, torch, pandas
         values = list(answer.tolist())
@@ -103,10 +105,12 @@ def _plain(value: Any) -> Value:
         return None
     if getattr(value, "shape", None) == () and hasattr(value, "tolist"):  # a numpy or torch scalar
         value = value.tolist()
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, (numbers.Real, Decimal)):
         return Odd(type(value).__name__, shown(value))
     try:
         return float(value)
+    except ValueError:  # a signalling NaN of Decimal
+        return math.nan
     except OverflowError:  # an int beyond 1e308
         return math.inf if value > 0 else -math.inf  # type: ignore[operator]
 

@@ -10,8 +10,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from podium.errors import ConfigError
@@ -30,19 +34,57 @@ def run_program(
 ) -> list[Result]:
     """One result per test, from a sandbox of their own. After two failures of the sandbox itself, `FAULT` for each.
 
-    `tests` may have what is expected in them; it is taken out before they go in.
+    Landlock has no count of threads for each sandbox: where there were too many, a program is run again alone. `tests`
+    may have what is expected in them; it is taken out before they go in.
 
     >>> run_program("print(input()[::-1])", [{"stdin": "abc", "stdout": "cba"}], backend="none")[0].stdout
     'cba\\n'
     """
     inputs = [{key: test[key] for key in _TO_THE_PROGRAM if key in test} for test in tests]
-    for _ in range(2):
+    results = [FAULT] * len(tests)
+    for alone in (False, True):
         try:
-            with Sandbox.start(backend, limits) as sandbox:
-                return sandbox.run(source, inputs)
+            with _company(os.getpid()).entered(alone=alone), Sandbox.start(backend, limits) as sandbox:
+                results = sandbox.run(source, inputs)
         except SandboxFault as fault:
             logger.warning("The %s sandbox failed: %s", backend, fault)
-    return [FAULT] * len(tests)
+        if not any(_is_crowded(result) for result in results):
+            break
+    return results
+
+
+def _is_crowded(result: Result) -> bool:
+    """Whether other programs may have taken what this one needed."""
+    return result.outcome == "fault" or (result.error or "").startswith("RuntimeError: can't start new thread")
+
+
+class _Company:
+    """Programs that run at the same time, and now and then one that runs alone."""
+
+    def __init__(self) -> None:
+        self._changed, self._running, self._is_alone = threading.Condition(), 0, False
+
+    @contextlib.contextmanager
+    def entered(self, *, alone: bool) -> Iterator[None]:
+        """Waits until there is room: for one that runs `alone`, until no other runs."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_alone)
+            if alone:
+                self._is_alone = True
+                self._changed.wait_for(lambda: not self._running)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._is_alone = self._is_alone and not alone
+                self._changed.notify_all()
+
+
+@functools.cache
+def _company(process_id: int) -> _Company:
+    return _Company()
 
 
 def check_settings(reward: Any, ways: Iterable[str]) -> None:
@@ -53,6 +95,8 @@ def check_settings(reward: Any, ways: Iterable[str]) -> None:
     """
     if reward.extract not in ways:
         raise ConfigError(f"extract is {reward.extract!r}; it must be one of {', '.join(ways)}.")
+    if not reward.call_seconds > 0:
+        raise ConfigError(f"call_seconds is {reward.call_seconds!r}; it must be above 0.")
     for name in ("timeout", "memory_megabytes", "workers"):
         value = getattr(reward, name)
         if value is not None and (type(value) is not int or value < 1):

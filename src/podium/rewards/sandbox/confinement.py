@@ -10,6 +10,7 @@ Each has the same limits, the same filter for programs, an empty environment and
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import platform
 import shutil
@@ -26,6 +27,8 @@ from podium.rewards.sandbox import seccomp
 BackendName = Literal["bubblewrap", "landlock", "none"]
 
 NOBODY = 65534
+_numbers = itertools.cycle(range(60_001, 61_001))
+"""Of users that there are not: one for each sandbox that root starts, so that each has threads of its own to count."""
 MEGABYTE = 1 << 20
 _DEVICES = (("/dev/null", True), ("/dev/zero", False), ("/dev/urandom", False), ("/dev/random", False))
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
@@ -101,7 +104,7 @@ def launch(backend: BackendName, limits: Limits, extras: Extras = NO_EXTRAS) -> 
         devices = [device for device in _DEVICES if Path(device[0]).exists()]
         setup["landlock"] = [*((path, False) for path in paths), *devices]
         setup["filter"] = seccomp.program(harness=True)
-        setup["uid"] = NOBODY if os.geteuid() == 0 and _nobody_may_read(paths) else None
+        setup["uid"] = next(_numbers) if os.geteuid() == 0 and _nobody_may_read(paths) else None
     filter_bytes = b""
     if backend == "bubblewrap":
         command = (*_as_nobody(paths), *_bubblewrap(paths), "--", *command)
@@ -117,6 +120,7 @@ def rlimits(limits: Limits, *, own_namespace: bool) -> dict[str, int]:
         "RLIMIT_NOFILE": 64,
         "RLIMIT_NPROC": 64 if own_namespace and _counts_per_namespace() else own_tasks() + 512,
         "RLIMIT_CORE": 0,
+        "RLIMIT_SIGPENDING": 128,  # timers count as well
     }
 
 

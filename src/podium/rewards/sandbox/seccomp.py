@@ -22,12 +22,12 @@ OWN_PID = 0x7FFFFFF1
 _PLAIN = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
 open 2 -, openat 257 56, close 3 57, close_range 436 436, lseek 8 62, stat 4 -, fstat 5 80,
-lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48, faccessat2 439 439, readlink 89 -,
-readlinkat 267 78, getdents 78 -, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, dup 32 23,
+lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48, faccessat2 439 439, getdents 78 -,
+getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, dup 32 23,
 dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72,
 epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22,
 eventfd 284 -, eventfd2 290 19, sendfile 40 71, copy_file_range 326 285, fsync 74 82, fdatasync 75 83,
-ftruncate 77 46, flock 73 32, umask 95 166, fadvise64 221 223, statfs 137 43, fstatfs 138 44, mkdir 83 -,
+ftruncate 77 46, umask 95 166, fadvise64 221 223, statfs 137 43, fstatfs 138 44, mkdir 83 -,
 mkdirat 258 34, unlink 87 -, unlinkat 263 35, rmdir 84 -, rename 82 -, renameat 264 38, renameat2 316 276,
 mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, madvise 28 233, brk 12 214, msync 26 227,
 mincore 27 232, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127 136,
@@ -37,10 +37,10 @@ gettimeofday 96 169, time 201 -, times 100 153, getrusage 98 165, timer_create 2
 timer_gettime 224 108, timer_delete 226 111, timer_getoverrun 225 109, timerfd_create 283 85,
 timerfd_settime 286 86, timerfd_gettime 287 87, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174,
 geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158,
-getpgrp 111 -, getpgid 121 155, getsid 124 156, uname 63 160, sysinfo 99 179, getcpu 309 168, getrlimit 97 163,
-getrandom 318 278, sched_yield 24 124, sched_getaffinity 204 123, sched_getparam 143 121,
+getpgrp 111 -, uname 63 160, sysinfo 99 179, getcpu 309 168, getrlimit 97 163,
+getrandom 318 278, sched_yield 24 124, sched_getparam 143 121,
 sched_getscheduler 145 120, sched_get_priority_max 146 125, sched_get_priority_min 147 126,
-getpriority 140 141, futex 202 98, set_robust_list 273 99, set_tid_address 218 96,
+futex 202 98, set_robust_list 273 99, set_tid_address 218 96,
 rseq 334 293, membarrier 324 283, arch_prctl 158 -, restart_syscall 219 128, exit 60 93, exit_group 231 94,
 wait4 61 260, waitid 247 95, recvfrom 45 207, shutdown 48 210
 """
@@ -49,7 +49,8 @@ wait4 61 260, waitid 247 95, recvfrom 45 207, shutdown 48 210
 _CHECKED = """
 sendto 44 206, clone 56 220, clone3 435 435, vfork 58 -, fork 57 -, execve 59 221, execveat 322 281,
 kill 62 129, tgkill 234 131, prctl 157 167, prlimit64 302 261, ioctl 16 29, fcntl 72 25, socketpair 53 199,
-capset 126 91, setrlimit 160 164
+capset 126 91, setrlimit 160 164, readlink 89 -, readlinkat 267 78, flock 73 32,
+sched_getaffinity 204 123, getpriority 140 141, getsid 124 156, getpgid 121 155
 """
 """Allowed for some arguments, or for the harness alone."""
 
@@ -197,12 +198,17 @@ _PROGRAM: Mapping[str, Check] = {
     "prctl": _one_of(0, _PR_NAMES),
     "prlimit64": _one_of(0, [0]),
     "setrlimit": _ANY,
+    **dict.fromkeys(("sched_getaffinity", "getsid", "getpgid"), _one_of(0, [0])),  # its own alone
+    "getpriority": _one_of(1, [0]),
 }
 _HARNESS: Mapping[str, Check] = {
     **_BOTH,
     "clone": _without(0, _CLONE_NAMESPACES),
     **dict.fromkeys(
-        ("fork", "vfork", "execve", "kill", "tgkill", "prctl", "prlimit64", "setrlimit", "capset"),
+        (
+            *("fork", "vfork", "execve", "kill", "tgkill", "prctl", "prlimit64", "setrlimit", "capset", "readlink"),
+            *("readlinkat", "flock", "sched_getaffinity", "getpriority", "getsid", "getpgid"),
+        ),
         _ANY,
     ),
 }

@@ -52,6 +52,8 @@ def same(value: Any, expected: Any, depth: int = 0) -> bool:
     """
     >>> same([1, 2], [1, 2]), same([1], [1, 2]), same(1.0, 1), same(0.1 + 0.2, 0.3), same([1, 2], (1, 2))
     (True, False, False, True, True)
+    >>> same(0.1 + 0.2 - 0.3, 0.0), same(0.0, 1e-10)
+    (True, False)
     """
     if depth > DEPTH:
         return False
@@ -64,7 +66,8 @@ def same(value: Any, expected: Any, depth: int = 0) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return len(value) == len(expected) and all(map(same, value, expected, [depth + 1] * len(value)))
     if isinstance(value, float):
-        return math.isclose(value, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE) and math.isfinite(value)
+        absolute = 1e-12 if expected else TOLERANCE
+        return math.isclose(value, expected, rel_tol=TOLERANCE, abs_tol=absolute) and math.isfinite(value)
     return bool(value == expected)
 
 

@@ -9,24 +9,24 @@ order, `rules` judges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from podium.errors import ConfigError, PodiumError, RewardError
+from podium.errors import ConfigError, PodiumError, RewardError, did_you_mean
 from podium.records import Finding
-from podium.rewards.resolve import as_list, check_rewards, resolve_rewards, resolve_weights
+from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewards, resolve_weights
 from podium.rewards.tester.asking import Asker, LocalAsker
-from podium.rewards.tester.cases import find_answer_column, forms_for, make_cases
+from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
-from podium.rewards.tester.gather import gather
+from podium.rewards.tester.gather import gather, scores_in_a_form
 from podium.rewards.tester.process import RemoteAsker, Source
 from podium.rewards.tester.report import Line, Report, report_of
 from podium.rewards.tester.rules import judge
 from podium.rewards.tester.weighted import judge_sum
 
-__all__ = ["Line", "Report", "Settings", "Source", "audit", "examine", "examine_source", "judge_sum"]
+__all__ = ["Line", "Report", "Settings", "Source", "audit", "examine", "examine_source", "judge_sum", "quick_test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Settings:
     """How to test."""
 
     answer_column: str | None = None
-    """The column with the right answer; None: found by name."""
+    """The column with the right answer, or a template of several, `{city}, {country}`; None: found by name."""
     num_rows: int = 8
     limit_seconds: float = 10.0
     """Of a call; the first may take 30 s."""
@@ -85,6 +85,12 @@ def examine(reward: Any, dataset: Any, *, weight: float = 1.0, settings: Setting
     return _examine(LocalAsker(resolved, settings.limit_seconds), _rows(dataset), weight, settings)
 
 
+def quick_test(reward: Reward, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """What a test by a few rows finds in some seconds, the worst first; nothing where rows are too few."""
+    settings = Settings(num_rows=len(rows), limit_seconds=5.0, budget_seconds=3.0)
+    return list(_examine(LocalAsker(reward, settings.limit_seconds), rows, 1.0, settings).findings) if rows else []
+
+
 def examine_source(name: str, source: Source, dataset: Any, *, weight: float = 1.0, settings: Settings) -> Report:
     """As `examine`, in a process that loads the function and can be killed."""
     try:
@@ -109,24 +115,37 @@ def _rows(dataset: Any) -> Any:
 
 def _examine(asker: Asker, dataset: Any, weight: float, settings: Settings) -> Report:
     try:
-        columns = _columns(dataset)
-        column = settings.answer_column or find_answer_column(asker.described.wants, columns)
-        if column is not None and column not in columns:
-            raise ConfigError(f"the dataset has no column `{column}`, but {', '.join(columns)}")
+        columns, described = _columns(dataset), asker.described
+        asked = asked_columns(described, columns)
+        given = settings.answer_column
+        candidates = (given,) if given else answer_candidates(asked, _first(dataset)) or (None,)
+        for name in columns_of(given):
+            if name not in columns:
+                what = f"the dataset has no column `{name}`, but {', '.join(columns)}"
+                raise ConfigError(what, fix=did_you_mean(name, columns) or "--answer-column COLUMN")
         missing = _missing_columns(asker, columns)
         if missing is not None:
-            return _refused(asker.described.name, missing)
-        cases = make_cases(dataset, column, settings.num_rows)
-        forms = forms_for([asker.described.code_text, *(case.prompt_text for case in cases)], settings.forms)
-        evidence = gather(asker, cases, column=column, forms=forms, budget_seconds=settings.budget_seconds)
+            return _refused(described.name, missing)
+        tries = {column: make_cases(dataset, column, settings.num_rows) for column in candidates}
+        texts = [described.code_text, *(case.prompt_text for case in next(iter(tries.values())))]
+        forms = forms_for(texts, settings.forms)
+        several = tries if len(tries) > 1 else {}
+        scoring = (each for each, rows in several.items() if scores_in_a_form(asker, rows, each, forms))
+        column = next(scoring, next(iter(tries)))
+        evidence = gather(
+            asker, tries[column], column=column, forms=forms, asked=asked, budget_seconds=settings.budget_seconds
+        )
     finally:
         asker.close()
     return report_of(evidence, [*_weight_findings(evidence, weight), *judge(evidence)])
 
 
 def _columns(dataset: Any) -> list[str]:
-    names = getattr(dataset, "column_names", None)
-    return list(names) if names else list(next(iter(dataset), {}))
+    return list(getattr(dataset, "column_names", None) or _first(dataset))
+
+
+def _first(dataset: Any) -> Mapping[str, Any]:
+    return next(iter(dataset), {})
 
 
 def _missing_columns(asker: Asker, columns: Iterable[str]) -> Finding | None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from podium.errors import PodiumError, RewardError
 from podium.records import Group
+from podium.rewards.model import RewardModel
 from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.score import CallSettings, score
 
@@ -70,6 +71,11 @@ class Described:
     is_async: bool
     code_text: str
     """The function's source, for the tags it names; empty where Python does not have it."""
+    is_model: bool = False
+    """A reward model: its scores are a matter of degree, and its texts have a greatest length."""
+
+    def __str__(self) -> str:
+        return f"reward function `{self.name}`" + (f" ({self.where})" if self.where else "")
 
 
 class Asker(Protocol):
@@ -103,6 +109,7 @@ def describe(reward: Reward) -> Described:
         needs=reward.needs,
         is_async=reward.is_async,
         code_text=f"{code_text}\n{settings}",
+        is_model=isinstance(function, RewardModel),
     )
 
 
@@ -117,6 +124,8 @@ def _inner(function: Any) -> Any:
 
 def call(reward: Reward, request: Request, limit_seconds: float) -> Answer:
     """One call in this thread, ended by the boundary at its limit; whatever goes wrong becomes a `Problem`."""
+    if not request.groups:
+        return Answer(values=())
     _seed(request.seed)
     changed: list[str] = []
     if request.check_inputs and not reward.is_async:

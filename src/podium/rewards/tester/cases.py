@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from podium.data.templates import parse
 from podium.errors import DataError
 from podium.records import Message
+from podium.rewards.tester.asking import Described
 
 GOLD_COLUMNS = (
     "answer",
@@ -142,8 +144,10 @@ def _template_form(template: str) -> Form:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def make_cases(dataset: Iterable[Mapping[str, Any]], column: str | None, num_rows: int) -> tuple[Case, ...]:
+def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_rows: int) -> tuple[Case, ...]:
     """`num_rows` rows with answers as different as can be had among the first thousand.
+
+    `answer` is a column, or a template such as `{city}, {country}`.
 
     Raises:
         DataError: no rows, or rows without a prompt.
@@ -157,7 +161,8 @@ def make_cases(dataset: Iterable[Mapping[str, Any]], column: str | None, num_row
             code="D001",
             fix='Rename the column that has the question, or test a recipe that names it, as in prompt: "{my_column}".',
         )
-    chosen = _most_different([(index, row, gold_of(row.get(column or ""))) for index, row in rows], num_rows)
+    read = parse(answer) if answer and "{" in answer else lambda row: row.get(answer or "")
+    chosen = _most_different([(index, row, gold_of(read(row))) for index, row in rows], num_rows)
     golds = [gold for _, _, gold in chosen if gold is not None]
     return tuple(
         Case(
@@ -199,20 +204,43 @@ def _wrong_for(gold: str, place: int, golds: Sequence[str]) -> str:
     return "something else" if value is None else f"{value + 1:g}"
 
 
-def find_answer_column(wanted: Iterable[str] | None, columns: Sequence[str]) -> str | None:
-    """The column with the right answer: one the function asks for, else one whose name says so; None: no such column.
+def asked_columns(described: Described, columns: Iterable[str]) -> tuple[str, ...]:
+    """Columns of the data that the signature names; with `**kwargs` also those that the code looks up, `x["name"]`."""
+    named = {*(described.needs if described.wants is None else described.wants)}
+    if described.wants is None:
+        named |= set(re.findall(r"""(?:\[|\.get\()["'](\w+)["']""", described.code_text))
+    return tuple(c for c in columns if c in named and c not in ("prompt", "completion", "completion_ids"))
 
-    >>> find_answer_column(["completions", "capital"], ["prompt", "capital", "answer"])
-    'capital'
-    >>> find_answer_column(None, ["prompt", "solution", "level"])
-    'solution'
+
+def columns_of(answer: str | None) -> tuple[str, ...]:
+    """The columns of an answer that is a column, or a template of several.
+
+    >>> columns_of("answer"), columns_of("{city}, {country}"), columns_of(None)
+    (('answer',), ('city', 'country'), ())
     """
-    data = [column for column in columns if column not in ("prompt", "completion", "completion_ids")]
-    asked = [column for column in data if wanted is not None and column in set(wanted)]
-    by_name = [column for column in GOLD_COLUMNS if column in asked] or [c for c in GOLD_COLUMNS if c in data]
-    if by_name and (by_name[0] in asked or len(asked) != 1):
-        return by_name[0]
-    return asked[0] if len(asked) == 1 else None
+    return parse(answer).columns if answer and "{" in answer else (answer,) if answer else ()
+
+
+def answer_candidates(asked: Sequence[str], row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where answers may stand, the likeliest first: a column, or a template of several; none: no such column.
+
+    Of what the function asks for, the column whose name says so; of several others each, and all together. Where it
+    asks for nothing, the column whose name says so.
+
+    >>> answer_candidates(["capital"], {"prompt": "", "capital": "", "answer": ""})
+    ('capital',)
+    >>> answer_candidates([], {"prompt": "", "solution": "", "level": ""})
+    ('solution',)
+    >>> answer_candidates(["a", "b"], {"a": "x", "b": 1})
+    ('a', 'b', '{{"a": "{a}", "b": {b}}}', '{a}, {b}', '{a} {b}')
+    """
+    by_name = [column for column in GOLD_COLUMNS if column in asked] or list(asked[:1] if len(asked) == 1 else ())
+    usual = [column for column in GOLD_COLUMNS if column in row][:1]
+    if by_name or not asked:
+        return tuple(by_name[:1] or usual)
+    fields = (f'"{name}": "{{{name}}}"' if isinstance(row[name], str) else f'"{name}": {{{name}}}' for name in asked)
+    joined = [separator.join(f"{{{name}}}" for name in asked) for separator in (", ", " ")]
+    return (*usual, *asked, f"{{{{{', '.join(fields)}}}}}", *joined)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

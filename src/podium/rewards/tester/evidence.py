@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podium.rewards.tester.asking import Described, Problem
-from podium.rewards.tester.cases import Case, Form
+from podium.rewards.tester.cases import Case, Form, columns_of
 
 Scores = Mapping[str, tuple[float, ...]]
 """By name of a probe or form: one value a row, NaN where there is none."""
@@ -80,7 +80,10 @@ class Evidence:
     described: Described
     cases: tuple[Case, ...]
     column: str | None
+    """Where right answers are from: a column, or a template of several."""
     forms: tuple[Form, ...]
+    asked: tuple[str, ...] = ()
+    """Columns of the data that the function reads, as far as its code says."""
     gold: Scores = field(default_factory=dict)
     wrong: Scores = field(default_factory=dict)
     form: Form | None = None
@@ -97,8 +100,20 @@ class Evidence:
 
     @property
     def names_answer(self) -> bool:
-        """Whether the signature asks for the answer column."""
-        return self.column is not None and self.described.wants is not None and self.column in self.described.wants
+        """Whether the function reads the columns of the answer, as far as its code says."""
+        return bool(self.columns) and set(self.columns) <= set(self.asked)
+
+    @property
+    def named(self) -> str:
+        """The columns of the answer, or else all that the function reads, for messages."""
+        return " and ".join(f"`{column}`" for column in self.columns if not self.asked or column in self.asked) or (
+            " and ".join(f"`{column}`" for column in self.asked)
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that right answers are made of."""
+        return columns_of(self.column)
 
     @property
     def is_correctness(self) -> bool:

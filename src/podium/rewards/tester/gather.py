@@ -38,11 +38,17 @@ def _float_or_same(value: Any) -> Any:
 
 
 def gather(
-    asker: Asker, cases: Sequence[Case], *, column: str | None, forms: tuple[Form, ...], budget_seconds: float = 60.0
+    asker: Asker,
+    cases: Sequence[Case],
+    *,
+    column: str | None,
+    forms: tuple[Form, ...],
+    asked: tuple[str, ...] = (),
+    budget_seconds: float = 60.0,
 ) -> Evidence:
     """Asks, in order: one answer a row; every form; what is needed to say why; repetitions; the probes."""
     session = Session(asker=asker, cases=tuple(cases), budget_seconds=budget_seconds)
-    evidence = Evidence(described=asker.described, cases=tuple(cases), column=column, forms=forms)
+    evidence = Evidence(described=asker.described, cases=tuple(cases), column=column, forms=forms, asked=asked)
     session.warm_up()
     if session.failures and session.failures[0].problem.code in ENDLESS:
         return session.finish(evidence)
@@ -53,6 +59,14 @@ def gather(
         evidence = _diagnose(session, evidence)
     evidence = replace(evidence, repeats=_repeat(session, evidence))
     return session.finish(_ask_probes(session, evidence))
+
+
+def scores_in_a_form(asker: Asker, cases: Sequence[Case], column: str | None, forms: tuple[Form, ...]) -> bool:
+    """Whether right answers from this column, or this template, score above wrong ones in any form."""
+    session = Session(asker=asker, cases=tuple(cases), budget_seconds=10.0)
+    evidence = Evidence(described=asker.described, cases=tuple(cases), column=column, forms=forms)
+    session.warm_up()
+    return not session.failures and _ask_forms(session, evidence).form is not None
 
 
 def _ask_forms(session: Session, evidence: Evidence) -> Evidence:
@@ -74,7 +88,7 @@ def _raw(case: Case, column: str | None) -> str | None:
 
 def best_form(evidence: Evidence) -> Form | None:
     """The form in which right answers score most, of those in which they beat wrong ones in half the rows or more."""
-    if not any(case.has_gold for case in evidence.cases):
+    if evidence.described.is_model or not any(case.has_gold for case in evidence.cases):
         return None
     ranked = []
     for place, form in enumerate(evidence.forms):
@@ -98,18 +112,18 @@ def _beats(gold: Scores, wrong: Scores, name: str) -> list[bool]:
 def _diagnose(session: Session, evidence: Evidence) -> Evidence:
     """Nothing for a reward that can know neither the answer nor the question."""
     wants = evidence.described.wants
-    blind = wants is not None and not {"prompts", evidence.column} & wants
+    blind = evidence.described.is_model or (wants is not None and not {"prompts", *evidence.columns} & wants)
     silent = all(math.isnan(value) for values in evidence.gold.values() for value in values)
     if not silent and (blind or not any(case.has_gold for case in evidence.cases)):
         return evidence
     texts = {form.name: [form.write(case.gold) for case in session.cases] for form in evidence.forms}
     asked = session.scores(texts, quietly=True)
     shifts = (1, -1, max(2, len(session.cases) // 2))
-    rotated = [_rotated(session.cases, evidence.column, shift) for shift in shifts]
+    rotated = [_rotated(session.cases, evidence.columns, shift) for shift in shifts]
     swapped = [session.scores(texts, columns=columns, quietly=True) for columns in rotated]
     takes_all = wants is None and evidence.column is not None
     missed = (
-        session.scores(texts, columns=_without(session.cases, evidence.column), quietly=True) if takes_all else asked
+        session.scores(texts, columns=_without(session.cases, evidence.columns), quietly=True) if takes_all else asked
     )
     return replace(
         evidence,
@@ -124,16 +138,17 @@ def _diagnose(session: Session, evidence: Evidence) -> Evidence:
     )
 
 
-def _rotated(cases: Sequence[Case], column: str | None, shift: int) -> list[Mapping[str, Any]]:
+def _rotated(cases: Sequence[Case], columns: Sequence[str], shift: int) -> list[Mapping[str, Any]]:
     """Each row with the answer of the row `shift` places on."""
-    given = [cases[(place + shift) % len(cases)].columns.get(column or "") for place in range(len(cases))]
+    others = [cases[(place + shift) % len(cases)].columns for place in range(len(cases))]
     return [
-        {**case.columns, column: value} if column else case.columns for case, value in zip(cases, given, strict=True)
+        {**case.columns, **{column: other.get(column) for column in columns}}
+        for case, other in zip(cases, others, strict=True)
     ]
 
 
-def _without(cases: Sequence[Case], column: str | None) -> list[Mapping[str, Any]]:
-    return [{key: value for key, value in case.columns.items() if key != column} for case in cases]
+def _without(cases: Sequence[Case], columns: Sequence[str]) -> list[Mapping[str, Any]]:
+    return [{key: value for key, value in case.columns.items() if key not in columns} for case in cases]
 
 
 def _ask_matrix(session: Session, evidence: Evidence) -> dict[str, tuple[tuple[float, ...], ...]]:
@@ -156,15 +171,16 @@ def _ask_prompt_numbers(session: Session, evidence: Evidence) -> dict[str, Score
 
 
 def _ask_variants(session: Session, evidence: Evidence, texts: Texts) -> dict[str, Scores]:
-    column = evidence.column
-    if column is None:
+    if not evidence.columns:
         return {}
-    changed = {name: [_changed(case, column, change) for case in session.cases] for name, change in VARIANTS.items()}
+    changed = {
+        name: [_changed(case, evidence.columns, change) for case in session.cases] for name, change in VARIANTS.items()
+    }
     return {name: session.scores(texts, columns=columns, quietly=True) for name, columns in changed.items()}
 
 
-def _changed(case: Case, column: str, change: Callable[[Any], Any]) -> Mapping[str, Any]:
-    return {**case.columns, column: change(case.columns.get(column))}
+def _changed(case: Case, columns: Sequence[str], change: Callable[[Any], Any]) -> Mapping[str, Any]:
+    return {**case.columns, **{column: change(case.columns.get(column)) for column in columns}}
 
 
 def _ask_other_kind(session: Session, evidence: Evidence, texts: Texts) -> tuple[Scores, Scores]:

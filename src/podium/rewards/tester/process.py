@@ -135,9 +135,7 @@ class RemoteAsker:
         status = self._process.poll()
         self.close()
         self._restarts += 1
-        who = f"reward function `{self.described.name}`" + (
-            f" ({self.described.where})" if self.described.where else ""
-        )
+        who = str(self.described)
         if limit is not None:
             problem = Problem(code="W016", message=f"{who} did not return within {limit:g} s\n{said}")
             return Answer(values=None, problem=problem, seconds=seconds)

@@ -20,6 +20,9 @@ from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, Scores, T
 MOST_LETTERS = 100_000
 """Of one call."""
 
+MODEL_LETTERS = 300
+"""Of a text for a reward model: longer ones it may have no positions for."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Session:
@@ -115,7 +118,13 @@ class Session:
         return list(calls)
 
     def _singles(self, texts: Texts, columns: Any, *, other_kind: bool) -> tuple[Any, Any]:
-        keys = [(name, row) for name, made in texts.items() for row, text in enumerate(made) if text is not None]
+        most = MODEL_LETTERS if self.asker.described.is_model else math.inf
+        keys = [
+            (name, row)
+            for name, made in texts.items()
+            for row, text in enumerate(made)
+            if text is not None and len(text) <= most
+        ]
         groups = tuple(
             self.group(
                 self.cases[row],

@@ -42,6 +42,7 @@ RULES = (
     Rule(look=calls.order, unless=("W103", *_UNSTABLE)),
     Rule(look=calls.company, unless=("W103", "W109", *_UNSTABLE)),
     Rule(look=calls.answer_in_prompt),
+    Rule(look=misses.untested, unless=(*_ELSEWHERE, "W008", "W101", "W120")),
     # what scores like the right answer
     Rule(look=likes.no_answer, unless=_UNSTABLE),
     Rule(look=likes.prompt_copied, unless=(*_UNSTABLE, "W105", "W116")),

@@ -10,7 +10,7 @@ from podium.records import Finding
 from podium.rewards.results import excerpt
 from podium.rewards.tester.cases import Case
 from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, alike, close
-from podium.rewards.tester.rules.words import SHOW_FORM, Severity, few, finding, shown
+from podium.rewards.tester.rules.words import Severity, few, finding, show_form, shown
 
 SLOW_SECONDS = 0.25
 """A completion; with 64 completions a round the reward takes 16 s of each."""
@@ -69,7 +69,9 @@ def constant(evidence: Evidence) -> Iterator[Finding]:
         severity: Severity = "error" if evidence.is_correctness else "warning"
         what = f"returned {text} ({count} completions of {len(rows)} rows)"
         why = "in a group where all score alike nothing is learnt"
-        yield finding(evidence, "W008", severity, what, why, f"return more for better completions; {SHOW_FORM}")
+        yield finding(
+            evidence, "W008", severity, what, why, f"return more for better completions; {show_form(evidence)}"
+        )
 
 
 def failures(evidence: Evidence) -> Iterator[Finding]:

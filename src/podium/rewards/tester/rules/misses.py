@@ -10,7 +10,7 @@ from podium.records import Finding
 from podium.rewards.results import excerpt
 from podium.rewards.tester.cases import Case
 from podium.rewards.tester.evidence import Evidence, Scores, gains_of, mean
-from podium.rewards.tester.rules.words import MOST, SHOW_FORM, finding, shown
+from podium.rewards.tester.rules.words import MOST, finding, show_form, shown
 
 
 def _rows_beaten(evidence: Evidence, scores: Scores, wrong: Scores | None = None) -> int:
@@ -58,7 +58,7 @@ def prompt_number(evidence: Evidence) -> Iterator[Finding]:
             gains = gains_of(scores, evidence.gold, form.name)
             if len(gains) >= 2 and sum(gain > 0 for gain in gains) >= 0.75 * len(gains):
                 what = f"the {which} number of the question scores more than the right answer (form: {form.name})"
-                fix = f"compare with the column `{evidence.column}`, not with what stands in the prompt"
+                fix = f"compare with the column {evidence.named}, not with what stands in the prompt"
                 yield finding(evidence, "W104", "error", what, "the reward reads its answer from the prompt", fix)
                 return
 
@@ -92,8 +92,8 @@ def column_unfit(evidence: Evidence) -> Iterator[Finding]:
         return
     name, now, then = best
     row = next((case for case in evidence.cases if case.has_gold), evidence.cases[0])
-    value = row.columns.get(evidence.column or "")
-    what = f"right answers score in {now} of {len(evidence.cases)} rows, with `{evidence.column}` {name} in {then}"
+    value = row.columns.get(evidence.columns[0])
+    what = f"right answers score in {now} of {len(evidence.cases)} rows, with {evidence.named} {name} in {then}"
     why = f"row {row.row} has {type(value).__name__} {excerpt(value, 40) if isinstance(value, str) else repr(value)}"
     fix = "clean both sides before comparing: `str(gold).strip() == text.strip()`; or clean the column once"
     yield finding(evidence, "W113", "error" if now < MOST * len(evidence.cases) else "warning", what, why, fix)
@@ -129,7 +129,7 @@ def right_scores_nothing(evidence: Evidence) -> Iterator[Finding]:
     if evidence.form is None:
         if evidence.diagnosis is not None and evidence.diagnosis.depends:
             what = f"the right answer scores no more than a wrong one in any of {len(evidence.forms)} forms"
-            yield finding(evidence, "W101", "error", what, _tried(evidence), SHOW_FORM)
+            yield finding(evidence, "W101", "error", what, _tried(evidence), show_form(evidence))
         return
     gold, wrong = evidence.gold[evidence.form.name], evidence.wrong[evidence.form.name]
     rows = zip(evidence.cases, gold, wrong, strict=True)
@@ -163,10 +163,12 @@ def never_compared(evidence: Evidence) -> Iterator[Finding]:
         return
     if evidence.diagnosis.depends or not any(case.has_gold for case in evidence.cases):
         return
-    what = f"takes `{evidence.column}`, but no score changed when rows were given each other's answers"
+    what = f"takes {evidence.named}, but no score changed when rows were given each other's answers"
     why = "right and wrong answers score alike, so the model is not taught to be right"
     lengths = _length_rule(evidence)
-    yield finding(evidence, "W120", "error", f"{what}{lengths}", why, f"compare with `{evidence.column}`; {SHOW_FORM}")
+    yield finding(
+        evidence, "W120", "error", f"{what}{lengths}", why, f"compare with {evidence.named}; {show_form(evidence)}"
+    )
 
 
 def _length_rule(evidence: Evidence) -> str:
@@ -182,3 +184,24 @@ def _length_rule(evidence: Evidence) -> str:
     if len(steps) >= 5 and (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
         return "; it follows the length of the text alone"
     return ""
+
+
+def untested(evidence: Evidence) -> Iterator[Finding]:
+    """W122: nothing is known about right and wrong answers, so that no test of them was made."""
+    if evidence.form is not None or evidence.repeats.is_relative or evidence.failures or evidence.is_cut:
+        return
+    if evidence.described.is_model:
+        what = "not tested on right and wrong answers: a reward model's scores are a matter of degree"
+        fix = "look in the table at what right and wrong answers score"
+        yield finding(evidence, "W122", "note", what, _NOTHING_KNOWN, fix)
+    elif evidence.asked:
+        what = f"not tested on right and wrong answers: with {evidence.named} no text that was tried scores as right"
+        yield finding(evidence, "W122", "warning", what, _NOTHING_KNOWN, show_form(evidence))
+    else:
+        what = "not tested on right and wrong answers: it reads no column of the data"
+        what = what if evidence.described.wants is not None else f"{what} that could be found in its code"
+        fix = "if it is about the right answer, name the column with --answer-column"
+        yield finding(evidence, "W122", "note", what, _NOTHING_KNOWN, fix)
+
+
+_NOTHING_KNOWN = "tested were its calls, their repetition and order; texts that should not score could not be told"

@@ -17,6 +17,14 @@ MOST = 0.5
 SHOW_FORM = "if answers are written in a form of your own, show it: --form 'Result => {}'"
 
 
+def show_form(evidence: Evidence) -> str:
+    """How to tell what a right answer looks like."""
+    if len(evidence.asked) < 2:
+        return SHOW_FORM
+    example = ", ".join(f"{{{column}}}" for column in evidence.asked)
+    return f"show how a right answer is written, and in which form: --answer-column '{example}' --form 'Result => {{}}'"
+
+
 def finding(evidence: Evidence, code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
     """A finding that begins with the function and where it is."""
     where = f" ({evidence.described.where})" if evidence.described.where else ""

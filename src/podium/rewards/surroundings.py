@@ -1,0 +1,83 @@
+"""State of this process that a reward function may change and that the run needs: put back after the call, and named.
+
+    with kept(str(reward)):
+        function(**arguments)
+
+Functions in files change their own process alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_said: set[tuple[str, str]] = set()
+
+
+@contextlib.contextmanager
+def kept(label: str) -> Iterator[None]:
+    """Puts back what the block changes; a warning names `label` and what it was, once for each."""
+    before = {what: read() for what, (read, _) in _STATE.items()}
+    try:
+        yield
+    finally:
+        for what, (read, restore) in _STATE.items():
+            if before[what] is not None and read() != before[what]:
+                restore(before[what])
+                if (label, what) not in _said:
+                    _said.add((label, what))
+                    logger.warning("%s changed %s, which is put back after every call. (Said once.)", label, what)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _umask() -> int | None:
+    """Without setting it, which other threads would see."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return None
+
+
+def _of_torch(read: str, *, default: Any = None) -> Callable[[], Any]:
+    """What torch says, where it is loaded."""
+    return lambda: getattr(sys.modules["torch"], read)() if "torch" in sys.modules else default
+
+
+def _to_torch(write: str) -> Callable[[Any], None]:
+    return lambda value: getattr(sys.modules["torch"], write)(value)
+
+
+def _builtins() -> dict[str, Any]:
+    return {name: value for name, value in vars(builtins).items() if not name.startswith("_")}
+
+
+def _restore_builtins(before: Mapping[str, Any]) -> None:
+    for name in _builtins().keys() - before.keys():
+        delattr(builtins, name)
+    vars(builtins).update(before)
+
+
+_STATE: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "the working directory": (_folder, os.chdir),
+    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "the umask": (_umask, os.umask),
+    "Python's builtins": (_builtins, _restore_builtins),
+    "whether torch computes gradients": (_of_torch("is_grad_enabled"), _to_torch("set_grad_enabled")),
+    "torch's default dtype": (_of_torch("get_default_dtype"), _to_torch("set_default_dtype")),
+}
+"""By what it is: how it is read (None: not known) and put back."""
