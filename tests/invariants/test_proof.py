@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,13 @@ def test_nothing_is_said_of_healthy_models(make: Callable, kind: str, adapter: b
     assert proof["passed"]
     assert len(proof["checks"]) == NUM_CHECKS
     results = {check["name"]: check["result"] for check in proof["checks"]}
-    assert results.pop("completions end with the turn") == "not checked", "plain prompts have no turns"
+    for name in (
+        "completions end with the turn",  # plain prompts have no turns
+        "text is the model's own",  # a random model knows no text
+        "training starts at its reference",
+        "the reference stays where it is",
+    ):
+        assert results.pop(name) == "not checked", name
     assert set(results.values()) == {"ok"}, results
 
 
@@ -210,7 +217,7 @@ def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.Mo
 
     trainer = make()
     monkeypatch.setitem(podium.forward.FORWARDS, "shared", shifted)
-    assert "token 4 of completion 0 stands at position 5" in failed(trainer, "P005", "P004")
+    assert re.search(r"token (\d+) of completion 0 stands at position (?!\1 )", failed(trainer, "P005", "P004"))
 
 
 def test_one_end_id_missing(make: Callable) -> None:

@@ -113,6 +113,12 @@ class After:
     groups: tuple[TrainingGroup, ...]
     logps_before: tuple[np.ndarray, ...]
     """Of `groups`, as the run trains on them."""
+    reference_before: tuple[np.ndarray, ...]
+    """Of `groups`, under the reference; empty without one."""
+    trained: tuple[TrainingGroup, ...]
+    """What the step is trained on, or enough of it to tell where it goes."""
+    trained_before: tuple[np.ndarray, ...]
+    """Their log-probabilities, in the weights' own precision."""
 
 
 # ---- in words ----
