@@ -33,11 +33,10 @@ Row = dict[str, Any]
 # ---- tasks ----
 
 
-def sums() -> list[Row]:
-    """The quickstart's."""
-    from podium.data.tasks import additions
-
-    return additions()[0]
+def next_numbers() -> list[Row]:
+    """A number in, the next one out: what the model can do about half of the time, and soon nearly always."""
+    system = "Say which number comes next. Answer with the number alone."
+    return [{"prompt": asked(system, ("17", "18"), ("41", "42"), str(n)), "answer": str(n + 1)} for n in range(10, 130)]
 
 
 def chain_sums() -> list[Row]:
@@ -45,52 +44,49 @@ def chain_sums() -> list[Row]:
     from podium.data.gym import gym_rows
 
     rows = gym_rows("chain_sum", size=300, seed=1, min_terms=2, max_terms=3, min_digits=1, max_digits=1)
-    example = "State the final answer to the following arithmetic problem: 3 + 4 ="
+    system, task = (
+        "Answer inside tags like this: <answer>7</answer>.",
+        "State the final answer to the following arithmetic problem: ",
+    )
+    example = (f"{task}3 + 4 =", "<answer>7</answer>")
+    return [{"prompt": asked(system, example, row["prompt"]), "answer": row["answer"]} for row in rows]
+
+
+WORDS = """
+    horse dog cat cow pig goat lion tiger bear rabbit duck eagle owl frog shark oak rose tulip fern pine maple orchid
+    hammer saw drill axe shovel rake ruler needle broom table lamp door window car boat train plane road river hill
+    cloud star planet apple banana carrot potato cake song book letter word number school teacher doctor farmer king
+    queen friend game ball shirt hat shoe ring coin bottle cup plate spoon garden flower tree bird bee spider snake
+""".split()
+
+
+def plurals() -> list[Row]:
+    """One word in, one word out."""
+    system = "Give the plural of a word. Answer with one word."
     return [
-        {
-            "prompt": asked(
-                "Answer inside tags like this: <answer>7</answer>.", example, "<answer>7</answer>", row["prompt"]
-            )
-        }
-        | {"answer": row["answer"]}
-        for row in rows
-    ]
-
-
-KINDS: Mapping[str, str] = {
-    "animal": "horse dog cat cow pig goat sheep lion tiger wolf fox bear mouse rabbit duck goose eagle owl frog shark",
-    "plant": "oak rose tulip fern moss wheat rice bamboo cactus ivy daisy maple pine birch lily orchid clover corn",
-    "tool": "hammer saw drill wrench pliers screwdriver chisel axe shovel rake ruler knife scissors needle broom",
-}
-
-
-def classes() -> list[Row]:
-    """One word in, one of three labels out."""
-    system = "Say whether a word is an animal, a plant or a tool. Answer with one word."
-    return [
-        {"prompt": asked(system, "Word: salmon", "animal", f"Word: {word}"), "answer": kind}
-        for kind, words in KINDS.items()
-        for word in words.split()
+        {"prompt": asked(system, ("pencil", "pencils"), ("chair", "chairs"), word), "answer": f"{word}s"}
+        for word in WORDS
     ]
 
 
 def sentences() -> list[Row]:
     """Nothing that is right or wrong: a form is asked for."""
-    topics = [word for words in KINDS.values() for word in words.split()]
-    return [{"prompt": [{"role": "user", "content": f"Describe a {topic} in one short sentence."}]} for topic in topics]
+    return [{"prompt": [{"role": "user", "content": f"Describe a {word} in one short sentence."}]} for word in WORDS]
 
 
-def asked(system: str, example: str, answer: str, question: str) -> list[Row]:
-    """A conversation with one worked example."""
-    roles = ("system", "user", "assistant", "user")
-    return [{"role": r, "content": c} for r, c in zip(roles, (system, example, answer, question), strict=True)]
+def asked(system: str, *turns: tuple[str, str] | str) -> list[Row]:
+    """A conversation of worked examples, and last the question."""
+    said = [("system", system)]
+    for turn in turns:
+        said += [("user", turn)] if isinstance(turn, str) else [("user", turn[0]), ("assistant", turn[1])]
+    return [{"role": role, "content": content} for role, content in said]
 
 
 # ---- rewards ----
 
 
-def label_match(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """The label, and nothing else."""
+def exact(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
+    """The answer, and nothing else."""
     return [float(text(each).strip(" .\n").lower() == gold) for each, gold in zip(completions, answer, strict=True)]
 
 
@@ -100,6 +96,14 @@ def one_sentence(completions: Sequence[Any], **_: Any) -> list[float]:
     return [
         0.5 * (each.endswith(".") and each.count(".") == 1) + 0.5 * (4 <= len(each.split()) <= 14) for each in texts
     ]
+
+
+def close() -> list[Any]:
+    """The form, nearness, and right or wrong: as the recipe `chain-sum` pays."""
+    from podium.rewards import library_reward
+
+    tagged = {"extract": "tag:answer"}
+    return [*usual()[:1], library_reward("numeric_closeness", **tagged), usual()[1]]
 
 
 def by_chance(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -171,8 +175,8 @@ class Planned:
 
     first: tuple[str, ...] = ()
     """Codes one of which has to come first; none: a healthy run."""
-    rows: Callable[[], list[Row]] = sums
-    rewards: Callable[[], list[Any]] = usual
+    rows: Callable[[], list[Row]] = next_numbers
+    rewards: Callable[[], list[Any]] = lambda: [exact]
     spoilt: Callable[[list[Row], int], list[Row]] | None = None
     tokenizer: Callable[[Any, int], Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -185,15 +189,19 @@ PLANTED: Mapping[str, Planned] = {
     "30 % wrong answers": Planned(first=("M156",), spoilt=mislabelled),
     "chance reward": Planned(first=("P010", "W111", "M157"), rewards=lambda: [by_chance], steps=8),
     "copying pays": Planned(
-        first=("M158",), rewards=lambda: [on_topic], settings={"max_completion_length": 24}, steps=8
+        first=("M158",),
+        rows=sentences,
+        rewards=lambda: [on_topic],
+        settings={"max_completion_length": 24},
+        steps=8,
     ),
     "another tokenizer": Planned(first=("P014",), tokenizer=permuted, steps=2),
     "no assistant's turn": Planned(first=("M025",), tokenizer=without_the_turn, steps=2),
 }
 HEALTHY: Mapping[str, Planned] = {
-    "additions": Planned(),
-    "chain sums": Planned(rows=chain_sums),
-    "classification": Planned(rows=classes, rewards=lambda: [label_match], settings={"max_completion_length": 8}),
+    "next numbers": Planned(),
+    "plurals": Planned(rows=plurals),
+    "chain sums": Planned(rows=chain_sums, rewards=close, settings={"max_completion_length": 16}),
     "one sentence": Planned(rows=sentences, rewards=lambda: [one_sentence], settings={"max_completion_length": 32}),
 }
 RUNS: Mapping[str, Planned] = {
@@ -217,10 +225,10 @@ def arguments(planned: Planned, folder: Path, *, proof: bool) -> dict[str, Any]:
     settings = {
         "per_device_train_batch_size": 64,
         "num_generations": 8,
-        "max_completion_length": 16,
-        "temperature": 1.15,
+        "max_completion_length": 8,
+        "temperature": 1.0,
         "loss_type": "dapo",
-        "learning_rate": 3e-5,
+        "learning_rate": 2e-5,
         "lr_scheduler_type": "constant",
         "adam_beta2": 0.99,
         "max_steps": planned.steps or (STEPS if planned.first else HEALTHY_STEPS),
