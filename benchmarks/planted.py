@@ -52,12 +52,12 @@ def chain_sums() -> list[Row]:
     return [{"prompt": asked(system, example, row["prompt"]), "answer": row["answer"]} for row in rows]
 
 
-WORDS = """
-    horse dog cat cow pig goat lion tiger bear rabbit duck eagle owl frog shark oak rose tulip fern pine maple orchid
-    hammer saw drill axe shovel rake ruler needle broom table lamp door window car boat train plane road river hill
-    cloud star planet apple banana carrot potato cake song book letter word number school teacher doctor farmer king
-    queen friend game ball shirt hat shoe ring coin bottle cup plate spoon garden flower tree bird bee spider snake
-""".split()
+WORDS = (
+    "horse dog cat cow pig goat lion tiger bear rabbit duck eagle owl frog shark oak rose tulip fern pine maple orchid "
+    "hammer saw drill axe shovel rake ruler needle broom table lamp door window car boat train plane road river hill "
+    "cloud star planet apple banana carrot potato cake song book letter word number school teacher doctor farmer king "
+    "queen friend game ball shirt hat shoe ring coin bottle cup plate spoon garden flower tree bird bee spider snake"
+)
 
 
 def plurals() -> list[Row]:
@@ -65,13 +65,15 @@ def plurals() -> list[Row]:
     system = "Give the plural of a word. Answer with one word."
     return [
         {"prompt": asked(system, ("pencil", "pencils"), ("chair", "chairs"), word), "answer": f"{word}s"}
-        for word in WORDS
+        for word in WORDS.split()
     ]
 
 
 def sentences() -> list[Row]:
     """Nothing that is right or wrong: a form is asked for."""
-    return [{"prompt": [{"role": "user", "content": f"Describe a {word} in one short sentence."}]} for word in WORDS]
+    return [
+        {"prompt": [{"role": "user", "content": f"Describe a {word} in one short sentence."}]} for word in WORDS.split()
+    ]
 
 
 def asked(system: str, *turns: tuple[str, str] | str) -> list[Row]:
