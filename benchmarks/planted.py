@@ -277,7 +277,7 @@ def seen(folder: Path) -> list[dict[str, Any]]:
 
     said = [(each["severity"], each["code"], each["what"]) for each in json.loads((folder / "check.json").read_text())]
     if (folder / "proof.json").is_file():
-        words = {"FAILED": "error", "note": "warning"}
+        words = {"FAILED": "error", "WARNING": "warning"}
         checks = json.loads((folder / "proof.json").read_text())["checks"]
         said += [(words[c["result"]], c["code"], c["detail"]) for c in checks if c["result"] in words]
     if (folder / "metrics.jsonl").is_file():

@@ -33,7 +33,7 @@ def ends(trainer: GRPOTrainer) -> Check:
         name="end tokens",
         code="P003",
         passed=not missing,
-        warning=unended,
+        note=unended,
         measured=float(len(missing)),
         tolerance=0.0,
         detail=f"{', '.join(shown_token(trainer, i) for i in missing)} does not end a completion, though the model's "
@@ -59,7 +59,7 @@ def rewards(x: Before) -> Check:
         name="rewards",
         code="P010",
         passed=None if not x.scored else not problem,
-        warning=not spread,
+        note=not spread,
         detail=problem or f"{len(names)} functions, {spread} of {len(x.scored)} groups have spread",
         fix="Look at the completions with `podium sample`; a reward is one number or None for each of them.",
     )
@@ -113,7 +113,7 @@ def language(x: Before) -> Check:
         name="text is the model's own",
         code="P014",
         passed=None if not opened and not foreign and (known is None or untrained) else True,
-        warning=foreign or bool(opened),
+        suspect=foreign or bool(opened),
         measured=surprise,
         tolerance=FOREIGN * chance,
         detail=f"the prompts' plain text costs {surprise:.1f} nats a token where the model expects {entropy:.1f}, and "

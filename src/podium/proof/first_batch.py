@@ -157,6 +157,9 @@ class FirstBatch(TrainerCallback):
             proof.write(Path(self.trainer.args.output_dir) / FILE)
             new = dataclasses.replace(proof, checks=proof.checks[-len(table) :]) if table is AFTER_STEP else proof
             logger.info("%s", new.table())
+            for check in proof.checks[-len(table) :]:
+                if check.word == "WARNING":
+                    self.trainer.health.say(check.finding)
         if proof.failures:
             raise failure(proof)
 
