@@ -28,7 +28,7 @@ from podium import checkpoint, resume
 from podium.assembly import Parts, assemble
 from podium.config import GRPOConfig
 from podium.devices import kind_of
-from podium.health import Health
+from podium.health import Health, show_notes
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
@@ -77,6 +77,7 @@ class GRPOTrainer(SavesWhole):
         peft_config: Any = None,
         **not_supported: Any,
     ) -> None:
+        show_notes()
         parts = assemble(
             model,
             reward_funcs,

@@ -62,7 +62,7 @@ def ends(x: Sequence[float] | np.ndarray) -> tuple[float, float, int]:
     """
     known = np.asarray(x, float)
     known = known[np.isfinite(known)]
-    count = max(1, min(max(3, len(known) // 10), len(known) // 2))
+    count = max(1, min(max(3, len(known) // 10), (len(known) + 1) // 2))
     return mean(known[:count]), mean(known[-count:]), count
 
 

@@ -84,6 +84,10 @@ class FirstBatch(TrainerCallback):
         if not self.waiting:
             return
         self.waiting = False
+        if self.trainer.is_world_process_zero():
+            logger.info(
+                "The first batch is sampled; proving sampling and training on it takes about as long as a step."
+            )
         started = time.perf_counter()
         scored = tuple(self.trainer.rollouts.scored)
         with untouched(self.trainer):
