@@ -20,7 +20,7 @@ import psutil
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
-from tqdm import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from podium import checkpoint, environment

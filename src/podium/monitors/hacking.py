@@ -243,15 +243,15 @@ def in_common(rounds: Sequence[Sequence[Sequence[str]]], answers: Sequence[Seque
     texts = [" ".join(text.split()) for texts_G in groups for text in texts_G]
     if len(groups) < FEWEST_PROMPTS:
         return None
-    text, count = Counter(texts).most_common(1)[0]
     labels = {" ".join(x.split()).casefold() for answers_P in answers for x in answers_P if x}
-    if count >= ALIKE_SHARE * len(texts) and text and (not labels or len(labels) > 1):
-        return f"One text for all prompts: {percent(count / len(texts))} of completions are {text[:60]!r}"
     if 2 < len(labels) <= MOST_LABELS:
         words = sum(len(label.split()) for label in labels)
         named = [t for t in texts if len(t.split()) <= 2 * words + 6 and all(_names(t.casefold(), x) for x in labels)]
         if len(named) >= 0.5 * len(texts):
             return f"{percent(len(named) / len(texts))} of completions name every answer there is, as {named[0][:60]!r}"
+    text, count = Counter(texts).most_common(1)[0]
+    if count >= ALIKE_SHARE * len(texts) and text and len(labels) != 1:
+        return f"One text for all prompts: {percent(count / len(texts))} of completions are {text[:60]!r}"
     return None
 
 

@@ -27,6 +27,8 @@ CONSENSUS = 0.6
 LEAST_LEARNT, LEAST_SUSPECTS = 8, 5
 MOST_SUSPECTS = 0.6
 """Share of agreeing groups beyond which the model, not the labels, is the likelier to be wrong."""
+WORDIER = 4
+"""Times the words of an answer, up to which a text is taken for one."""
 SHOWN_TEXT = 40
 
 _marked = extractor(["tag:answer", "boxed", "####"])
@@ -82,7 +84,8 @@ def _said(text: str, gold: str) -> str:
     marked = _marked(text)
     if _number(gold) is not None:
         return _plain(last_number(text if marked is None else marked) or "")
-    return _plain(text if marked is None else marked)
+    plain = _plain(text if marked is None else marked)
+    return plain if len(plain.split()) <= WORDIER * len(gold.split()) else ""
 
 
 def _plain(text: str) -> str:

@@ -107,8 +107,9 @@ def language(x: Before) -> Check:
     """The tokenizer is the model's own, and the prompt opens the assistant's turn."""
     known, opened = _surprise(x), _opened_by_the_model(x)
     surprise, entropy, chance = known or (0.0, 0.0, 1.0)
-    foreign = surprise > FOREIGN * chance and surprise > entropy + FOREIGN_GAP
     untrained = entropy > UNTRAINED * chance
+    strange = surprise > FOREIGN * chance and surprise > entropy + FOREIGN_GAP
+    foreign = strange or (surprise > chance and not untrained)
     return Check(
         name="text is the model's own",
         code="P014",
@@ -116,12 +117,12 @@ def language(x: Before) -> Check:
         suspect=foreign or bool(opened),
         measured=surprise,
         tolerance=FOREIGN * chance,
-        detail=f"the prompts' plain text costs {surprise:.1f} nats a token where the model expects {entropy:.1f}, and "
-        f"{chance:.1f} is guessing: the tokenizer is another model's"
-        if foreign
-        else opened
+        detail=opened
         or (
-            "too little text"
+            f"the prompts' plain text costs {surprise:.1f} nats a token where the model expects {entropy:.1f}, and "
+            f"{chance:.1f} is guessing: the tokenizer is another model's"
+            if foreign
+            else "too little text"
             if known is None
             else "the model has not learnt any language: it is at chance"
             if untrained
