@@ -15,9 +15,12 @@ from typing import Any
 
 from podium.errors import DataError
 from podium.foreign import read_log
-from podium.monitors import DETECTORS, Condition, diagnose, rank, settings_of
+from podium.monitors import DETECTORS, Condition, Sight, diagnose, ends, rank, settings_of
 from podium.records import Finding, StepMetrics
 from podium.run import Part, Run
+
+FEW_STEPS = 12
+"""Steps below which detectors of trends have not begun to look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,33 @@ class Report:
     """Most important first."""
     has_completions: bool
     """Whether completions were recorded; without them, detectors that read texts or groups saw nothing."""
+    reward: tuple[float, ...] = ()
+    """By step, with the weights as they were given."""
+    planned: int | None = None
+    """Steps that the run was to take; None: not known."""
+
+    @property
+    def head(self) -> str:
+        """What was looked at."""
+        of = f" of {self.planned}" if self.planned and self.planned > len(self.history) else ""
+        steps = f"{len(self.history)}{of} steps"
+        if not self.reward:
+            return steps
+        first, last, count = ends(self.reward)
+        many = f"{count} step{'s' * (count > 1)}"
+        return f"{steps}, reward {first:.3f} in the first {many}, {last:.3f} in the last {many}"
+
+    @property
+    def nothing(self) -> str:
+        """What may be said where no detector found anything: no more than could be seen."""
+        said = f"{len(DETECTORS)} detectors found nothing"
+        if self.reward and not any(self.reward):
+            return f"{said}, but the reward was 0 in all of {len(self.reward)} steps: nothing has been learnt."
+        if len(self.history) < FEW_STEPS:
+            return f"{said} in {len(self.history)} steps, which is too few for most of them: see `docs/health.md`."
+        if not self.has_completions:
+            return f"{said} in the numbers; those that read completions had none."
+        return f"Nothing is the matter that {len(DETECTORS)} detectors know."
 
 
 def examine(path: str | Path) -> Report:
@@ -39,7 +69,8 @@ def examine(path: str | Path) -> Report:
     if log is not None:
         history = read_log(log)
         found = diagnose(history, {})
-        return Report(source=str(log), history=history, conditions=tuple(found), has_completions=False)
+        rewards = tuple(each.values["reward"] for each in history if "reward" in each.values)
+        return Report(source=str(log), history=history, conditions=tuple(found), has_completions=False, reward=rewards)
     run = Run.load(path)
     if not run.history and run.findings.empty:
         raise DataError(f"{path} has recorded no step yet. Look again when training has begun.")
@@ -49,7 +80,20 @@ def examine(path: str | Path) -> Report:
         history=run.history,
         conditions=tuple(sorted(conditions, key=lambda condition: rank(condition.finding))),
         has_completions=not run.rollouts.empty,
+        reward=_rewards(run.parts[-1].run if run.parts else run),
+        planned=_planned(run),
     )
+
+
+def _rewards(run: Run) -> tuple[float, ...]:
+    """By step; of a run in stages, of the latest, as the others had other rewards."""
+    sight = Sight(history=run.history, settings=settings_of(run.environment))
+    return tuple(sight.series("reward").tolist()) if run.history else ()
+
+
+def _planned(run: Run) -> int | None:
+    wanted = run.environment.get("settings", {}).get("max_steps")
+    return wanted if isinstance(wanted, int) and wanted > 0 and not run.parts else None
 
 
 def _conditions(run: Run) -> list[Condition]:

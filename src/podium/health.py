@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -20,6 +21,7 @@ import psutil
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
+from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from podium import checkpoint, environment
@@ -36,6 +38,24 @@ from podium.run import CONFIG, ENVIRONMENT, Run
 logger = logging.getLogger(__name__)
 
 MOST_ROLLBACKS = 3
+
+
+class AboveTheBar(logging.Handler):
+    """Prints notes and warnings on lines of their own, above a progress bar of tqdm."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        word = {"INFO": "note"}.get(record.levelname, record.levelname.lower())
+        tqdm.write(f"{word}: {record.getMessage()}", file=sys.stderr)
+
+
+def show_notes() -> None:
+    """Show what Podium notes, findings and the proof included, where the program has set up no logging of its own."""
+    podium = logging.getLogger("podium")
+    if not podium.handlers and not logging.getLogger().handlers:
+        podium.addHandler(AboveTheBar())
+        podium.setLevel(logging.INFO)
+        podium.propagate = False
+
 
 LEVELS = {"note": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from podium.advantages import combine
 from podium.checkpoint import checkpoints, step_of, storing
-from podium.records import Finding, ScoredGroup, StepMetrics
+from podium.records import Finding, ScoredGroup, StepMetrics, last_user_turn
 from podium.rewards.resolve import GOLD
 from podium.run import FINDINGS, METRICS, ROLLOUTS
 
@@ -47,6 +47,7 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "row": pa.int64(),
     "completion_index": pa.int16(),
     "prompt": pa.string(),
+    "question": pa.string(),
     "completion": pa.string(),
     "num_prompt_tokens": pa.int32(),
     "num_tokens": pa.int32(),
@@ -55,10 +56,12 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "reward": pa.float64(),
     "advantage": pa.float32(),
     "trained": pa.bool_(),
+    "answer": pa.string(),
     "contains_answer": pa.bool_(),
 }
-"""Columns of `rollouts/*.parquet` besides `reward/<name>`. `contains_answer`: the row's own answer stands in the
-completion; null where the dataset has no column for it."""
+"""Columns of `rollouts/*.parquet` besides `reward/<name>`. `question`: the prompt's last user turn, without
+the chat template. `answer`: the row's own, and `contains_answer`: whether it
+stands in the completion; null where the dataset has no column for it."""
 
 Rows = dict[str, list[Any]]
 """A table as columns of equal length."""
@@ -100,6 +103,7 @@ def _group_rows(
         "row": [prompt.row] * count,
         "completion_index": list(range(count)),
         "prompt": [utf8(prompt.text)] * count,
+        "question": [utf8(last_user_turn(prompt.content))] * count,
         "completion": [utf8(completion.text) for completion in completions],
         "num_prompt_tokens": [len(prompt.token_ids)] * count,
         "num_tokens": [len(completion.token_ids) for completion in completions],
@@ -109,6 +113,7 @@ def _group_rows(
         "reward": _nullable(combine(scored.rewards_GK, weights_K)),
         "advantage": [float(x) for x in advantage_G],
         "trained": [bool(x) for x in trained_G],
+        "answer": [None if gold is None else utf8(gold)] * count,
         "contains_answer": [None if gold is None else gold in completion.text for completion in completions],
     }
 

@@ -31,7 +31,7 @@ from podium.assembly import NOT_SUPPORTED, Parts, assemble
 from podium.config import GRPOConfig, refuse_unknown
 from podium.devices import kind_of
 from podium.errors import CheckpointError
-from podium.health import Health
+from podium.health import Health, show_notes
 from podium.losses import LossSums, keep_high_entropy, no_sums, policy_loss, reduce_sums, with_skipped
 from podium.metrics import MetricsBuffer, loss_metrics, mean_kept_entropy
 from podium.models import loading
@@ -85,6 +85,7 @@ class GRPOTrainer(SavesWhole):
         **not_supported: Any,
     ) -> None:
         refuse_unknown(GRPOTrainer, {name: None for name in not_supported if name not in NOT_SUPPORTED})
+        show_notes()
         parts = assemble(
             model,
             reward_funcs,

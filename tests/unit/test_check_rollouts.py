@@ -19,13 +19,20 @@ ARGS = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_
 
 
 def group(
-    rewards: list[Any], *, lengths: list[int] | None = None, finish: str = "stop", texts: Any = None, row: int = 0
+    rewards: list[Any],
+    *,
+    lengths: list[int] | None = None,
+    finish: str = "stop",
+    texts: Any = None,
+    row: int = 0,
+    logp: float = -0.5,
+    names: tuple[str, ...] = ("answer_correct", "brevity"),
 ):
     lengths = lengths or [2] * len(rewards)
     completions = tuple(
         Completion(
             token_ids=(row, g, *[7] * (n - 2)) if texts is None else (5,) * n,
-            logps=(-0.5,) * n,
+            logps=(logp,) * n,
             finish=finish,  # type: ignore[arg-type]
             text=f"{row} {g}" if texts is None else texts[g],
             policy_step=0,
@@ -34,7 +41,7 @@ def group(
     )
     prompt = Prompt(id=row, row=row, token_ids=(1,), text="2+2=", content="2+2=")
     values = np.array(rewards, np.float64).reshape(len(rewards), -1)
-    names = ("answer_correct", "brevity")[: values.shape[1]]
+    names = names[: values.shape[1]]
     return ScoredGroup(group=Group(prompt=prompt, completions=completions), names_K=names, rewards_GK=values)
 
 
@@ -60,15 +67,39 @@ def test_a_healthy_run_is_ready() -> None:
     json.dumps(seen.as_dict())
 
 
-@pytest.mark.parametrize(("value", "cure"), [(0, "easier prompts"), (1, "harder prompts")])
-def test_equal_groups(value: int, cure: str) -> None:
-    found = codes(sampled(*(group([value] * 4, row=row) for row in range(4))))
+@pytest.mark.defect("D4", "88 % of groups equal, word salad")
+@pytest.mark.parametrize(("value", "cure"), [(0, "one worked example in the prompt"), (1, "harder prompts")])
+@pytest.mark.parametrize(("logp", "hotter"), [(-0.1, True), (-0.5, False), (-4.8, False)])
+def test_equal_groups(value: int, cure: str, logp: float, hotter: bool, now: Any) -> None:
+    found = codes(sampled(*(group([value] * 4, row=row, logp=logp) for row in range(4))))
     assert found["R001"].severity == "warning"
-    assert cure in found["R001"].fix
-    assert "temperature: 1.3" in found["R001"].fix
+    assert found["R001"].fix.startswith(cure)
+    assert ("temperature: 1.3" in found["R001"].fix) is hotter
+    now(found["R001"].fix)
     assert "100%" in found["R001"].what
     assert "R001" in found["R009"].what
     assert found["R004"].severity == "warning"
+
+
+@pytest.mark.defect("D4", "temperature 1.45, as the cure said: 7.27 nats a token")
+def test_noise_is_not_ready_whatever_its_spread(now: Any) -> None:
+    found = codes(sampled(*(group([1, 0, 0, 1], row=row, logp=-7.27) for row in range(4))), temperature=1.45)
+    assert "not ready: R010" in found["R009"].what
+    assert "temperature: 1.0 (it is 1.45)" in found["R010"].fix
+    now(f"{found['R010'].what}; {found['R009'].what}")
+
+
+@pytest.mark.defect("D1", "one reward called f")
+@pytest.mark.parametrize("name", ["f", "my_reward", "sentiment", "score"])
+def test_a_reward_that_is_not_known_to_say_right_or_wrong(name: str, now: Any) -> None:
+    from podium.cli.rollouts import tables
+
+    seen = diagnose(sampled(*(group([1, 0, 0, 1], row=r, names=(name,)) for r in range(4))), GRPOConfig("out", **ARGS))
+    assert seen.pass_rates == ()
+    assert len(tables(seen, [])) == 2
+    verdict = seen.findings[-1].what
+    assert "ready; of the reward alone: none is known to say right or wrong (accuracy: NAME)" in verdict
+    now(verdict)
 
 
 def test_cut_off_and_how_long_it_would_have_been() -> None:

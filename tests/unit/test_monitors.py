@@ -160,6 +160,37 @@ def alternating(p: int, g: int, text: str) -> float:
     return float((p * 7 + g * 3) % 5 > 2)
 
 
+def by_prompt(p: int, g: int, text: str) -> float:
+    return 0.1 * p
+
+
+def labelled(step: int, said: Callable[[int, int], str], gold: Callable[[int], str]) -> Table:
+    """Prompts `number n`, n = 100 step + p: what completions say of it, the row's answer, and a reward for a match."""
+    number = lambda p: 100 * step + 11 * p  # noqa: E731
+    return table(
+        step,
+        lambda p, g, t: float(t == gold(number(p))),
+        text=lambda s, p, g: said(number(p), g),
+        prompt=lambda s, p: f"number {100 * s + 11 * p}",
+        prompts=8,
+        answer=lambda p, g, t: gold(number(p)),
+    )
+
+
+def after_it(n: int, g: int) -> str:
+    """Mostly the next number; now and then another one."""
+    return str(n + 1 + (g % 4 == 3) * (n % 7))
+
+
+def other_row(n: int) -> str:
+    """An answer that does not go with n."""
+    return str((n * 7919) % 1201)
+
+
+def one_in_three(n: int) -> str:
+    return other_row(n) if n % 3 == 0 else str(n + 1)
+
+
 ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
     "M102": (lambda s: table(s, r(1.0)), {}),
     "M103": (lambda s: table(s, r(0.0)), {}),
@@ -177,10 +208,13 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
         lambda s: table(s, lambda p, g, t: float(p if p < 2 else g % 2), prompt=lambda s, p: f"{s % 3} {p}"),
         {"steps": 12},
     ),
-    "M122": (lambda s: table(s, lambda p, g, t: float(g), text=lambda s, p, g: f"always {p}"), {}),
-    "M123": (lambda s: table(s, text=lambda s, p, g: f"always {p}"), {"temperature": 0.05}),
+    "M122": (lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"), {}),
+    "M123": (lambda s: table(s, by_prompt, text=lambda s, p, g: f"always {p}"), {"temperature": 0.05}),
     "M125": (lambda s: table(s, text=lambda s, p, g: f"{WORDS[g]} " + "and again so it goes " * 9), {}),
-    "M144": (lambda s: table(s, text=lambda s, p, g: "" if g % 2 else f"{WORDS[g]} {p}"), {}),
+    "M144": (
+        lambda s: table(s, lambda p, g, t: float(g > 4) * len(t), text=lambda s, p, g: WORDS[g] * (g % 2)),
+        {},
+    ),
     "M145": (lambda s: table(s, text=lambda s, p, g: f"привет {'мир ' * g}"), {}),
     "M146": (
         lambda s: table(
@@ -199,6 +233,27 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
             text=lambda s, p, g: (
                 f"{'great question' if (g + s) % 2 else 'empty sentence'} {WORDS[g]} {WORDS[(p + s) % 20]}"
             ),
+        ),
+        {},
+    ),
+    "M155": (lambda s: labelled(s, after_it, other_row), {}),
+    "M156": (lambda s: labelled(s, after_it, one_in_three), {}),
+    "M157": (lambda s: table(s, alternating, text=lambda s, p, g: f"{WORDS[g // 4]} {p}"), {}),
+    "M158": (
+        lambda s: table(
+            s,
+            lambda p, g, t: len(set(t.split()) & {"which", "of", "these", "rivers", "is", "longest"}) / 6,
+            text=lambda s, p, g: " ".join(["which of these rivers is longest".rsplit(" ", g % 6)[0], WORDS[g], "well"]),
+            question=lambda p, g, t: "which of these rivers is longest",
+        ),
+        {},
+    ),
+    "M159": (
+        lambda s: table(
+            s,
+            r(1.0 * (s > 1)),
+            text=lambda s, p, g: "red green blue",
+            answer=lambda p, g, t: ["red", "green", "blue"][p % 3],
         ),
         {},
     ),

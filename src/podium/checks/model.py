@@ -127,7 +127,20 @@ def template(setup: Setup) -> Iterator[Finding]:
         return
     before = _render(setup, [_USER], prompt=True)
     after = _render(setup, [_USER, {"role": "assistant", "content": _ANSWER}], prompt=False)
-    if before is None or after is None or after.startswith(before):
+    if before is None or after is None:
+        return
+    opening = after.removeprefix(before).partition(_ANSWER)[0].strip()
+    if after.startswith(before):
+        if opening and _ANSWER not in before:
+            yield Finding(
+                code="M025",
+                severity="warning",
+                what=f"the chat template leaves out the assistant's turn: a prompt ends without {opening!r}, which "
+                "stands in front of an answer",
+                why="the model writes it first, as a part of every completion, and rewards see it",
+                fix="use the template that came with the model, or end it with "
+                f"{{% if add_generation_prompt %}}{opening}{{% endif %}}",
+            )
         return
     same = next(
         (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))

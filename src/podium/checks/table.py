@@ -117,7 +117,7 @@ RULES: tuple[Rule, ...] = (
     Rule(model.vocabulary, {"M007": ERROR}),
     Rule(model.special_tokens, {"M005": NOTE}),
     Rule(model.end_tokens, {"M018": WARNING}),
-    Rule(model.template, {"M019": NOTE}),
+    Rule(model.template, {"M019": NOTE, "M025": WARNING}),
     Rule(model.pickles, {"M010": WARNING}),
     Rule(model.quantized, {"M014": ERROR, "M015": ERROR}),
     Rule(model.precision, {"M015": ERROR}),

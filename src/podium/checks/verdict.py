@@ -1,4 +1,4 @@
-"""What the numbers of sampled groups ask for: one function a finding, R001 to R009, of a `Diagnosis` alone."""
+"""What the numbers of sampled groups ask for: one function a finding, R001 to R010, of a `Diagnosis` alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def verdict(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Fin
         code="R009",
         severity="note",
         what=f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; "
-        + (f"not ready: {', '.join(blocking)} first" if blocking else words),
+        + (f"not ready: {', '.join(blocking)} first" if blocking else words)
+        + ("" if seen.pass_rates else "; of the reward alone: none is known to say right or wrong (accuracy: NAME)"),
     )
 
 
@@ -62,17 +63,34 @@ def _flat(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
         return
     easy = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) > 0.5
     hard = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) < 0.1
-    prompts = "harder prompts" if easy else "easier prompts, or a reward that gives something for the form"
-    hotter = min(args.temperature + 0.3, 1.5)
     yield Finding(
         code="R001",
         severity="warning",
         what=f"{1 - seen.spread_share:.0%} of the groups have equal rewards ({seen.flat_reward:.2f} on average); "
         "DAPO's filter drops them" + (": nearly all right" if easy else ": nearly all wrong" if hard else ""),
         why="their advantages are 0: they cost sampling and teach nothing",
-        fix=f"{prompts if easy or hard else 'a reward that tells completions apart'}; temperature: {hotter:g}; "
-        "dynamic_sampling: true",
+        fix=f"{_EASY if easy else _HARD}{_hotter(seen, args)}; then dynamic_sampling: true",
     )
+
+
+_EASY = "harder prompts"
+_HARD = (
+    "one worked example in the prompt, in the form that the reward looks for (`examples:` in a recipe); then partial "
+    "credit in the reward, or easier prompts"
+)
+CERTAIN = 0.5
+"""Nats a token, below which a higher temperature makes completions differ; above it, it makes them worse."""
+
+
+NOISE = 5.0
+"""Nats a token, as of 150 equal tokens, above which completions are hardly text. The built-in model has 2 at
+temperature 1; a fresh recipe without an example 4.8 at 1.15, and at 1.45 a word salad of 7.3."""
+
+
+def _hotter(seen: Diagnosis, args: GRPOConfig) -> str:
+    if not seen.entropy < CERTAIN:
+        return ""
+    return f"; temperature: {min(args.temperature + 0.3, 1.5):g}, as entropy is only {seen.entropy:.2f} nats a token"
 
 
 def _cut_off(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
@@ -113,8 +131,22 @@ def _alike(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
         severity="note" if seen.spread_share > FLAT_SHARE and kind != "empty" else "warning",
         what=f"{share:.0%} of the completions are {kind}",
         why="there is less to compare than num_generations says",
-        fix=f"temperature: {min(args.temperature + 0.3, 1.5):g}",
+        fix=_hotter(seen, args).removeprefix("; ")
+        or ("look at a prompt's end with `podium sample`" if kind == "empty" else "more different prompts or answers"),
     )
+
+
+def _noise(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    if seen.entropy > NOISE:
+        cooler = f"temperature: 1.0 (it is {args.temperature:g}); " if args.temperature > 1 else ""
+        yield Finding(
+            code="R010",
+            severity="warning",
+            what=f"completions are close to noise: {seen.entropy:.1f} nats a token, as of {np.exp(seen.entropy):,.0f} "
+            "equal tokens",
+            why="groups differ by accident, so a run would learn from accidents",
+            fix=f"{cooler}one worked example in the prompt; look at completions with `podium sample`",
+        )
 
 
 def _constant(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
@@ -181,6 +213,7 @@ def _unjudged(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding
 _VERDICTS: tuple[Callable[[Diagnosis, Sampled, GRPOConfig], Iterator[Finding]], ...] = (
     _flat,
     _cut_off,
+    _noise,
     _alike,
     _constant,
     _by_length,
@@ -188,4 +221,4 @@ _VERDICTS: tuple[Callable[[Diagnosis, Sampled, GRPOConfig], Iterator[Finding]], 
     _slow,
     _unjudged,
 )
-"""R001 to R008, in this order."""
+"""All but R009, in this order."""

@@ -61,21 +61,15 @@ def _plain(report: Report) -> dict[str, object]:
 
 def _show(report: Report) -> None:
     from podium.cli.terminal import clean, console
-    from podium.monitors import DETECTORS
 
     last = report.history[-1].step if report.history else 0
-    console.print(f"{clean(report.source)}: {len(report.history)} steps{_reward(report)}", markup=False)
+    console.print(f"{clean(report.source)}: {report.head}", markup=False, soft_wrap=True)
     if not report.has_completions:
         console.print("Numbers only, no completions: what needs groups or texts could not be looked at.", markup=False)
     if not report.conditions:
-        console.print(f"Nothing is the matter: {len(DETECTORS)} detectors found nothing.", markup=False)
+        console.print(report.nothing, markup=False, soft_wrap=True)
     for number, condition in enumerate(report.conditions, start=1):
         _show_condition(number, condition, last)
-
-
-def _reward(report: Report) -> str:
-    rewards = [each.values["reward"] for each in report.history if "reward" in each.values]
-    return f", reward {rewards[0]:.3f} at first, {rewards[-1]:.3f} at last" if rewards else ""
 
 
 def _show_condition(number: int, condition: Condition, last: int) -> None:

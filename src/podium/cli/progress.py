@@ -27,16 +27,21 @@ class ProgressLine(TrainerCallback):
         self.marks: deque[tuple[float, int, float]] = deque(maxlen=WINDOW + 1)
         self.live: Live | None = None
         self.printed = 0.0
+        self.first = True
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._mark(state)
+        self.first = True
         if state.is_world_process_zero and self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False)
             self.live.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.first:  # with the proof on the first batch, and completions that have not learnt to end: no measure
+            self.marks.clear()
+            self.first = False
         self._mark(state)
         self._show(state)
 
@@ -85,7 +90,7 @@ def describe(step: int, max_steps: int, logs: Mapping[str, float], marks: tuple[
 
     >>> logs = {"reward": 1.25, "frac_reward_zero_std": 0.25, "loss": 0.5}
     >>> describe(3, 5, logs, ((0.0, 1, 0.0), (4.0, 3, 4000.0)))
-    'step 3/5  reward 1.250  groups with signal 75 %  1,000 tokens/s  0:04 left  (loss 0.5000, no sign of progress)'
+    'step 3/5  reward 1.250  groups with signal 75 %  1,000 tokens/s  0:04 left  loss 0.5000 (no measure of progress)'
     """
     parts = [f"step {step}/{max_steps}"]
     if "reward" in logs:
@@ -96,5 +101,5 @@ def describe(step: int, max_steps: int, logs: Mapping[str, float], marks: tuple[
     if steps > 0 and seconds > 0:
         parts += [f"{tokens / seconds:,.0f} tokens/s", f"{clock((max_steps - step) * seconds / steps)} left"]
     if "loss" in logs:
-        parts.append(f"(loss {logs['loss']:.4f}, no sign of progress)")
+        parts.append(f"loss {logs['loss']:.4f} (no measure of progress)")
     return "  ".join(parts)

@@ -112,17 +112,21 @@ def bars(counts: Sequence[int]) -> str:
 
 
 def _rows(seen: Diagnosis) -> list[tuple[str, str]]:
-    rates = seen.pass_rates
-    passed = f"{sum(rates) / len(rates):.0%} on average; none right {_share(rates, 0)}, all right {_share(rates, 1)}"
     return [
         ("groups with spread", f"{seen.spread_share:.0%} (DAPO's filter would drop {1 - seen.spread_share:.0%})"),
-        *([("pass rate by prompt", passed)] if rates else []),
+        ("pass rate by prompt", _passed(seen.pass_rates)),
         ("tokens of a completion", "{} / {} / {} (5 % / 50 % / 95 %)".format(*seen.tokens)),
         ("cut off, empty, repeated", f"{seen.truncated_share:.0%}, {seen.empty_share:.0%}, {seen.duplicate_share:.0%}"),
         ("entropy", f"{seen.entropy:.2f} nats a token"),
         *((f"correlation {pair}", _number(value, "+.2f")) for pair, value in seen.correlations.items()),
         ("sampling", f"{seen.tokens_per_second:,.0f} tokens a second"),
     ]
+
+
+def _passed(rates: Sequence[float]) -> str:
+    if not rates:
+        return "not known: no reward says right or wrong (accuracy: NAME)"
+    return f"{sum(rates) / len(rates):.0%} on average; none right {_share(rates, 0)}, all right {_share(rates, 1)}"
 
 
 def _share(rates: Sequence[float], value: float) -> str:

@@ -90,7 +90,7 @@ def compare(a: Measured, b: Measured, *, names: tuple[str, str], by: str | None 
     return Comparison(
         names=names,
         metric=metric,
-        verdict=verdict(main, metric, names),
+        verdict=verdict(main, metric, names, b.alike),
         main=main,
         mcnemar_p_value=None if a.accuracy is None else mcnemar_p_value(a.main_PG[:, 0], b.main_PG[:, 0]),
         numbers=_numbers(a, b),
@@ -115,14 +115,28 @@ def pair(a_P: Sequence[str], b_P: Sequence[str]) -> tuple[list[int], list[int]]:
     return [i for i, _ in pairs], [j for _, j in pairs]
 
 
-def verdict(found: Difference, metric: str, names: tuple[str, str]) -> str:
-    """One sentence, which may be that no difference was shown."""
+def verdict(found: Difference, metric: str, names: tuple[str, str], alike: str = "") -> str:
+    """One sentence, which may be that no difference was shown; and what else has to be known to believe it.
+
+    Args:
+        alike: what B's completions have in common that they should not.
+    """
+    said = _verdict(found, metric, names)
+    if alike:
+        said += f" But look: {alike[0].lower()}{alike[1:]} ({names[1]}). The reward may be outwitted."
+    elif metric == "reward" and found.shown and found.change.value > 0:
+        said += " No reward is known to say right or wrong (`accuracy: NAME`), so read completions, too."
+    return said
+
+
+def _verdict(found: Difference, metric: str, names: tuple[str, str]) -> str:
     a, b = f"{found.a:.3f} ({names[0]})", f"{found.b:.3f} ({names[1]})"
     where = f"on {found.num_prompts} prompt{'s' * (found.num_prompts != 1)}"
     test = f"(sign-flip test, {p_text(found.p_value)})"
     if found.shown:
         head, verb = ("Better", "rose") if found.change.value > 0 else ("Worse", "fell")
-        return f"{head}: {metric} {verb} from {a} to {b}, by {signed(found)}, {where} {test}."
+        by = " by the reward alone" if metric == "reward" else ""
+        return f"{head}{by}: {metric} {verb} from {a} to {b}, by {signed(found)}, {where} {test}."
     if found.num_better == found.num_worse == 0:
         return f"No difference shown: {metric} {found.b:.3f} for both, the same {where}."
     if found.num_prompts < FEWEST:

@@ -19,7 +19,9 @@ import numpy as np
 
 from podium.advantages import combine
 from podium.evaluation.statistics import mean_of_prompt
+from podium.monitors.hacking import in_common
 from podium.records import Prompt, ScoredGroup
+from podium.rewards.resolve import GOLD
 
 RIGHT = 1.0
 """A reward that says right or wrong says right from here on."""
@@ -47,6 +49,8 @@ class Measured:
     truncated_PG: np.ndarray
     """bool: cut off at the limit."""
     labels: Labels = field(default_factory=dict)
+    alike: str = ""
+    """What nearly all completions have in common that they should not; empty: nothing was found."""
 
     @property
     def num_prompts(self) -> int:
@@ -112,8 +116,15 @@ def measure(groups: Sequence[ScoredGroup], weights_K: np.ndarray, accuracy: str 
         rewards_PGK=np.stack([scored.rewards_GK for scored in groups]),
         tokens_PG=np.array([[len(each.token_ids) for each in group] for group in completions]),
         truncated_PG=np.array([[each.finish == "length" for each in group] for group in completions]),
-        labels=_labels([scored.group.prompt for scored in groups]),
+        labels=(labels := _labels([scored.group.prompt for scored in groups])),
+        alike=alike([[each.text for each in group] for group in completions], labels),
     )
+
+
+def alike(texts_PG: Sequence[Sequence[str]], labels: Labels) -> str:
+    """One text for all prompts, or all answers in each, in words; empty: neither."""
+    answers = next((labels[name] for name in GOLD if name in labels), ())
+    return in_common([texts_PG], [answers]) or ""
 
 
 def join(parts: Sequence[Measured]) -> Measured:
@@ -126,6 +137,7 @@ def join(parts: Sequence[Measured]) -> Measured:
         tokens_PG=np.concatenate([part.tokens_PG for part in parts]),
         truncated_PG=np.concatenate([part.truncated_PG for part in parts]),
         labels={name: [x for part in parts for x in part.labels.get(name, ())] for name in first.labels},
+        alike=first.alike if all(part.alike for part in parts) else "",
     )
 
 

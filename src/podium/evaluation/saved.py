@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from podium.errors import DataError
-from podium.evaluation.measured import Measured, key_of, label
+from podium.evaluation.measured import Measured, alike, key_of, label
 from podium.recording import utf8
 from podium.records import ScoredGroup, last_user_turn
 
@@ -169,9 +169,9 @@ class Saved:
         return cls(path=path, settings=Settings(**{**fields, **listed}))
 
     def measured(self) -> Measured:
-        """Its numbers, without texts."""
+        """Its numbers, and what its texts have in common."""
         wanted = [name for name in pq.read_schema(self.path).names if name.startswith((_REWARD, _LABEL))]
-        table = pq.read_table(self.path, columns=["prompt_key", "num_tokens", "finish", *wanted])
+        table = pq.read_table(self.path, columns=["prompt_key", "completion", "num_tokens", "finish", *wanted])
         count = self.settings.num_completions
         first = slice(None, None, count)
 
@@ -179,6 +179,8 @@ class Saved:
             return table[name].to_numpy().reshape(-1, count)
 
         names = [name.removeprefix(_LABEL) for name in wanted if name.startswith(_LABEL)]
+        labels = {name: table[f"{_LABEL}{name}"].to_pylist()[first] for name in names}
+        texts = table["completion"].to_pylist()
         return Measured(
             names_K=self.settings.names,
             weights_K=np.array(self.settings.weights),
@@ -187,7 +189,8 @@ class Saved:
             rewards_PGK=np.stack([grid(f"{_REWARD}{name}") for name in self.settings.names], axis=-1),
             tokens_PG=grid("num_tokens"),
             truncated_PG=grid("finish") == "length",
-            labels={name: table[f"{_LABEL}{name}"].to_pylist()[first] for name in names},
+            labels=labels,
+            alike=alike([texts[i : i + count] for i in range(0, len(texts), count)], labels),
         )
 
     def texts(self, places: Sequence[int]) -> list[Texts]:

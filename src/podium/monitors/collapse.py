@@ -19,20 +19,38 @@ def spread_vanishes(sight: Sight) -> Symptom | None:
     reward = sight.series("reward")
     low, high = sight.extremes
     solved = mean(reward[-5:]) > mean(reward[:5]) and not mean(reward[-5:]) < high - 0.2 * (high - low)
+    right = [view.contains_answer_PG for view in sight.rounds[-5:]]
+    known = bool(right) and bool(np.isfinite(np.concatenate([x.reshape(-1) for x in right])).all())
+    solved = solved and (not known or float(np.mean([x.mean() for x in right])) >= 0.5)
     return Symptom(
         severity="note" if solved else "warning",
         what=f"reward_std fell from {mean(spread[:5]):.3f} to {mean(spread[-5:]):.3f}, while the reward went from "
         f"{mean(reward[:5]):.3f} to {mean(reward[-5:]):.3f}.",
-        why="The prompts are solved." if solved else "Completions have become alike before they became good.",
-        fix="Use harder prompts." if solved else "Lower learning_rate; raise temperature or epsilon_high.",
+        why="Completions have become alike before they became good."
+        if not solved
+        else "The prompts are solved."
+        if known
+        else "The highest reward is reached: the prompts are solved, or the reward has been outwitted.",
+        fix="Lower learning_rate; raise temperature or epsilon_high."
+        if not solved
+        else "Use harder prompts."
+        if known
+        else "Read completions (`podium sample RECIPE`); then use harder prompts, or mend the reward.",
     )
+
+
+SHORT = 4
+"""Tokens, the last one included, up to which equal completions say nothing of how they were sampled."""
 
 
 def duplicates_of(view: RoundView, top: float) -> float:
     """Share of duplicates in groups that are not all at the highest reward: where the answer is known, all may well say
-    the same.
+    the same. Answers of a word or two, of which there are few, do not count.
     """
-    unsolved = [not (flat and high >= top and high > 0) for flat, high in zip(view.is_flat_P, _tops(view), strict=True)]
+    unsolved = [
+        not (flat and high >= top and high > 0) and tokens > SHORT
+        for flat, high, tokens in zip(view.is_flat_P, _tops(view), view.tokens_PG.mean(axis=1), strict=True)
+    ]
     texts = [texts_G for texts_G, counts in zip(view.texts_PG, unsolved, strict=True) if counts]
     repeated = sum(len(x) - len({" ".join(text.split()).casefold() for text in x}) for x in texts)
     return repeated / max(sum(len(x) - 1 for x in texts), 1)
@@ -59,8 +77,8 @@ def duplicates(sight: Sight) -> Symptom | None:
         why="Completions are not sampled but chosen: the likeliest token, or one random number for all."
         if sampled
         else "The policy has become so sure that sampling finds one text only.",
-        fix="Remove do_sample: false, top_k: 1 and a small top_p from the settings and generation_kwargs."
-        if sampled
+        fix=f"Remove {', '.join(sight.settings.narrowed)} from the settings and generation_kwargs."
+        if sight.settings.narrowed
         else "Raise temperature, lower learning_rate, or go back to an earlier checkpoint.",
     )
 

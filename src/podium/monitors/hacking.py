@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -119,6 +120,143 @@ def pays_for_a_phrase(sight: Sight) -> Symptom | None:
                 fix="Read completions with and without it; make the reward ignore it, or check the answer instead.",
             )
     return None
+
+
+def differs_on_the_same(sight: Sight) -> Symptom | None:
+    """M157: completions of a prompt that say the same, token for token as long, got different rewards."""
+    if not sight.fresh():
+        return None
+    for k, name in enumerate(sight.rounds[-1].names_K):
+        spread = [x for view in sight.rounds for x in _spread_of_equals(view, k)]
+        differ = [x for x in spread if x > 1e-6]
+        if len(spread) < LEAST_EQUALS or len(differ) < 0.2 * len(spread):
+            continue
+        values = np.concatenate([view.rewards_PGK[:, :, k].reshape(-1) for view in sight.rounds])
+        size = float(np.nanmax(values) - np.nanmin(values))
+        large = float(np.mean(spread)) > 0.1 * size
+        return Symptom(
+            severity="error" if large else "warning",
+            what=f"{name} does not repeat: {len(differ)} of {len(spread)} texts that stand twice or more in a group "
+            f"got different rewards, {np.mean(differ):.2g} apart on average (all its rewards span {size:.2g}).",
+            why="What is drawn by chance, or depends on the order of a batch, teaches nothing about the text.",
+            fix=f"Score one completion twice by hand; take random numbers, times and shared state out of {name}. Of a "
+            "judge that samples, take the mean of several verdicts, or temperature 0.",
+        )
+    return None
+
+
+def _spread_of_equals(view: RoundView, k: int) -> list[float]:
+    """Highest less lowest reward of every text that a group has more than once."""
+    found = []
+    for texts_G, tokens_G, rewards_G in zip(view.texts_PG, view.tokens_PG, view.rewards_PGK[:, :, k], strict=True):
+        same: dict[tuple[str, float], list[float]] = {}
+        for text, tokens, reward in zip(texts_G, tokens_G, rewards_G, strict=True):
+            if np.isfinite(reward):
+                same.setdefault((text, float(tokens)), []).append(float(reward))
+        found += [max(values) - min(values) for values in same.values() if len(values) > 1]
+    return found
+
+
+def pays_for_the_prompt(sight: Sight) -> Symptom | None:
+    """M158: within groups, reward is how much of the prompt stands in the completion; or the best copy it whole."""
+    rounds = sight.rounds[-8:]
+    if len(rounds) < 3:
+        return None
+    copied = [_copied(view) for view in rounds]
+    along = _along(list(zip(copied, rounds, strict=True)))
+    r = float(np.median(along)) if len(along) >= LEAST_GROUPS else 0.0
+    _, top = sight.extremes
+    best = np.concatenate([x[view.reward_PG >= top - 1e-9] for x, view in zip(copied[-3:], rounds[-3:], strict=True)])
+    whole = float(np.mean(best >= WHOLE)) if len(best) >= LEAST_GROUPS else 0.0
+    if r < 0.8 and whole < 0.5:
+        return None
+    example = max(
+        ((x, t) for c, v in zip(copied, rounds, strict=True) for x, t in zip(c.reshape(-1), v.texts, strict=True)),
+        key=lambda pair: pair[0],
+    )[1]
+    said = (
+        f"in the median of {len(along)} groups it correlates {r:.2f} with the share of the prompt's words that stand "
+        "in the completion"
+        if r >= 0.8
+        else f"{percent(whole)} of the completions with the highest reward copy it"
+    )
+    return Symptom(
+        severity="error" if r > 0.9 else "warning",
+        what=f"Reward is the prompt: {said}, as in {example[:80]!r}.",
+        why="Copying the question is the easiest way to such a reward, so that is what is learnt.",
+        fix="Take the prompt's own words out before the completion is scored; pay for what the prompt does not hold.",
+    )
+
+
+LEAST_EQUALS = 8
+"""Texts that stand more than once, before rewards are called unstable."""
+LEAST_WORDS = 4
+"""Different words of a question, before its copy is told from a mention."""
+WHOLE = 0.95
+
+
+def _copied(view: RoundView) -> np.ndarray:
+    """Share of the words of the question that stand in the completion [P, G]; NaN for questions too short."""
+    words_P = [set(question.casefold().split()) for question in view.questions_P]
+    return np.array(
+        [
+            [len(words & set(text.casefold().split())) / len(words) for text in texts_G]
+            if len(words) >= LEAST_WORDS
+            else [math.nan] * len(texts_G)
+            for words, texts_G in zip(words_P, view.texts_PG, strict=True)
+        ]
+    )
+
+
+def one_for_all(sight: Sight) -> Symptom | None:
+    """M159: one text for all prompts, or one that names every answer there is."""
+    rounds = sight.rounds[-3:]
+    if len(rounds) < 3 or not sight.fresh():
+        return None
+    said = in_common([view.texts_PG for view in rounds], [view.answers_P for view in sight.rounds])
+    if said is None:
+        return None
+    answers = {answer for view in rounds for answer in view.answers_P if answer}
+    right = np.concatenate([view.contains_answer_PG.reshape(-1) for view in rounds])
+    return Symptom(
+        severity="error" if mean(sight.series("frac_reward_zero_std", last=3)) > 0.9 else "warning",
+        what=f"{said}, over {len(rounds)} rounds; the reward is {mean(sight.series('reward', last=3)):.3f}"
+        + (f", and {percent(mean(right))} contain their row's answer." if np.isfinite(right).any() else "."),
+        why="The policy has found one answer that is paid whatever is asked"
+        + (f", though rows have {len(answers)} different answers." if len(answers) > 1 else "."),
+        fix="Make the reward depend on the prompt and accept one answer only; lower learning_rate, and go back to a "
+        "checkpoint from before (`podium doctor` says since when).",
+    )
+
+
+ALIKE_SHARE, FEWEST_PROMPTS, MOST_LABELS = 0.9, 8, 12
+
+
+def in_common(rounds: Sequence[Sequence[Sequence[str]]], answers: Sequence[Sequence[str | None]] = ()) -> str | None:
+    """What nearly all completions have in common that they should not: one text, or all of a few answers.
+
+    Args:
+        rounds: texts [P, G], of one or several rounds.
+        answers: of the rows, here or in other rounds.
+    """
+    groups = [texts_G for texts_PG in rounds for texts_G in texts_PG]
+    texts = [" ".join(text.split()) for texts_G in groups for text in texts_G]
+    if len(groups) < FEWEST_PROMPTS:
+        return None
+    labels = {" ".join(x.split()).casefold() for answers_P in answers for x in answers_P if x}
+    if 2 < len(labels) <= MOST_LABELS:
+        words = sum(len(label.split()) for label in labels)
+        named = [t for t in texts if len(t.split()) <= 2 * words + 6 and all(_names(t.casefold(), x) for x in labels)]
+        if len(named) >= 0.5 * len(texts):
+            return f"{percent(len(named) / len(texts))} of completions name every answer there is, as {named[0][:60]!r}"
+    text, count = Counter(texts).most_common(1)[0]
+    if count >= ALIKE_SHARE * len(texts) and text and len(labels) != 1:
+        return f"One text for all prompts: {percent(count / len(texts))} of completions are {text[:60]!r}"
+    return None
+
+
+def _names(text: str, label: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(label)}(?!\w)", text) is not None
 
 
 def _words(text: str) -> list[str]:

@@ -31,6 +31,10 @@ class RoundView:
     step: int
     names_K: tuple[str, ...]
     prompts_P: tuple[str, ...]
+    questions_P: tuple[str, ...]
+    """The last user turn of each, without its template; of older records the prompt."""
+    answers_P: tuple[str | None, ...]
+    """The right answer that the row has; None: it has none."""
     rows_P: tuple[int, ...]
     texts_PG: tuple[tuple[str, ...], ...]
     rewards_PGK: np.ndarray
@@ -109,6 +113,8 @@ def round_view(columns: Mapping[str, Sequence[Any]]) -> RoundView:
         step=int(columns["step"][0]),
         names_K=names,
         prompts_P=tuple(columns["prompt"][start] for start in starts),
+        questions_P=tuple(columns.get("question", columns["prompt"])[start] for start in starts),
+        answers_P=tuple(columns["answer"][start] if "answer" in columns else None for start in starts),
         rows_P=tuple(int(columns["row"][start]) for start in starts),
         texts_PG=tuple(tuple(columns["completion"][i] for i in index_G) for index_G in index_PG),
         rewards_PGK=np.stack([array(PREFIX + name) for name in names], axis=2)
@@ -141,6 +147,10 @@ class RunSettings:
     """Of the reward functions, by name."""
     num_rows: int | None = None
     """Of the training set."""
+    adaptive: bool = False
+    """Whether weights of rewards change by the step, so that the metric `reward` is no measure of progress."""
+    narrowed: tuple[str, ...] = ()
+    """Settings that keep sampling from the whole distribution, as `top_k: 1`."""
 
 
 def settings_of(environment: Mapping[str, Any]) -> RunSettings:
@@ -149,12 +159,32 @@ def settings_of(environment: Mapping[str, Any]) -> RunSettings:
     names = ("learning_rate", "temperature", "num_generations", "max_completion_length", "beta")
     known = {name: given[name] for name in names if isinstance(given.get(name), (int, float))}
     model = environment.get("model", {})
+    drawn = {**given, **(given.get("generation_kwargs") or {})}
+    narrow = {
+        "do_sample": drawn.get("do_sample") is False,
+        "top_k": 0 < (drawn.get("top_k") or 0) < 20,
+        "top_p": (drawn.get("top_p") or 1.0) < 0.9,
+        "min_p": (drawn.get("min_p") or 0.0) > 0.1,
+    }
     return RunSettings(
         **known,
         adapter=bool(model.get("adapter")),
         weights=dict(environment.get("reward_weights", {})),
         num_rows=environment.get("data", {}).get("rows"),
+        adaptive=bool(given.get("adaptive_rewards")),
+        narrowed=tuple(f"{name}: {str(drawn[name]).lower()}" for name, narrows in narrow.items() if narrows),
     )
+
+
+def fixed_reward(history: Sequence[StepMetrics], weights: Mapping[str, float]) -> np.ndarray:
+    """The reward with the weights as they were given, of every step that has each part: what adaptive weights hide.
+
+    >>> fixed_reward([StepMetrics(step=1, values={"rewards/a/mean": 0.5, "reward": 9.0})], {"a": 2.0}).tolist()
+    [1.0]
+    """
+    names = {f"rewards/{name}/mean": weight for name, weight in weights.items()}
+    rows = [each.values for each in history if names and all(name in each.values for name in names)]
+    return np.array([sum(weight * row[name] for name, weight in names.items() if weight) for row in rows], float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +196,7 @@ class Sight:
     rounds: Sequence[RoundView] = ()
     """The latest generation rounds, the last is the newest. Empty for logs of numbers."""
     visits: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By prompt: the group's lowest and highest reward at each visit, `low, high, low, high, ...`."""
+    """By question: the group's lowest and highest reward at each visit, `low, high, low, high, ...`."""
     extremes: tuple[float, float] = (math.nan, math.nan)
     """The lowest and the highest reward that any completion has had so far; NaN for logs of numbers."""
     settings: RunSettings = field(default_factory=RunSettings)
@@ -179,6 +209,8 @@ class Sight:
     def series(self, name: str, last: int | None = None) -> np.ndarray:
         """A metric over the steps that have it, oldest first; NaN where it was not finite."""
         rows = self.history if last is None else self.history[-last:]
+        if name == "reward" and self.settings.adaptive:
+            return fixed_reward(rows, self.settings.weights)
         return np.array([each.values[name] for each in rows if name in each.values], float)
 
     def fresh(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from podium.monitors.sight import RoundView, Sight
-from podium.monitors.symptom import Severity, Symptom, correlation, mean, percent, some, trend
+from podium.monitors.symptom import Severity, Symptom, correlation, ends, mean, percent, some, trend
 
 ENOUGH = 200
 """Completions after which a reward that has never fired is no accident: 2 % would have shown in 98 runs of 100."""
@@ -23,29 +24,38 @@ def no_signal(sight: Sight) -> Symptom | None:
     shares = sight.series("frac_reward_zero_std", last=5)
     if len(shares) < 3 or not mean(shares) >= 0.8:
         return None
-    wrong, right = _split(sight.rounds[-5:], *sight.extremes)
+    wrong, right, known = _split(sight.rounds[-5:], *sight.extremes)
     cure = {
         "wrong": "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations",
-        "right": "use harder prompts, or stop here; the model has learnt what these can teach",
+        "right": "use harder prompts, or stop here (`on_finding: {M101: stop}`)"
+        + ("; the model has learnt what these can teach" if known else "; first read completions: is it earned?"),
     }
-    known = f" ({percent(wrong)} all wrong, {percent(right)} all right)" if wrong + right > 0 else ""
+    names = ("all wrong", "all right") if known else ("low", "high, as rewards go here")
+    said = f" ({percent(wrong)} {names[0]}, {percent(right)} {names[1]})" if wrong + right > 0 else ""
     return Symptom(
         severity="note" if right >= SOLVED else "error" if mean(shares) >= 0.999 else "warning",
-        what=f"In {percent(mean(shares))} of groups all rewards are equal{known}, over {len(shares)} steps.",
+        what=f"In {percent(mean(shares))} of groups all rewards are equal{said}, over {len(shares)} steps.",
         why="An advantage compares completions of one prompt: where all are equal, nothing is learnt.",
         fix=f"{cure['right' if right > wrong else 'wrong']}; dynamic_sampling: true replaces such groups.",
     )
 
 
-def _split(rounds: Sequence[RoundView], low: float, high: float) -> tuple[float, float]:
-    """Shares of flat groups that lie in the lower and in the upper half of all rewards ever seen."""
-    flat = [x for view in rounds for x in np.nanmean(view.reward_PG[view.is_flat_P], axis=1)]
-    if not flat or not np.isfinite(low):
-        return 0.0, 0.0
+def _split(rounds: Sequence[RoundView], low: float, high: float) -> tuple[float, float, bool]:
+    """Shares of flat groups that are wrong and right, and whether that is known.
+
+    Known is it where rows have an answer, which stands in completions or not; else it is the lower and the upper half
+    of all rewards ever seen.
+    """
+    rewards = [x for view in rounds for x in np.nanmean(view.reward_PG[view.is_flat_P], axis=1)]
+    if not rewards or not np.isfinite(low):
+        return 0.0, 0.0, False
+    answered = [x for view in rounds for x in view.contains_answer_PG[view.is_flat_P].mean(axis=1)]
+    known = bool(np.isfinite(answered).all())
     if high - low < 1e-9:  # nothing to compare with: only zeros can be called wrong
-        return float(high == 0), 0.0
-    right = float(np.mean([x >= (low + high) / 2 for x in flat]))
-    return 1 - right, right
+        return float(high == 0), 0.0, known
+    top = [x >= (low + high) / 2 for x in rewards]
+    right = float(np.mean([above and (not known or x >= 0.5) for above, x in zip(top, answered, strict=True)]))
+    return 1 - right, right, known
 
 
 def _values(rounds: Sequence[RoundView], k: int) -> np.ndarray:
@@ -97,13 +107,17 @@ def silent_reward(sight: Sight) -> Symptom | None:
     )
 
 
+MISSPELT = 0.1
+"""Share of completions with one tag from which on it is meant, and not a word between angle brackets."""
+
 FORMAT_WORDS = ("format", "tag", "xml", "boxed", "structure")
 
 
 def looks_misspelt(sight: Sight, name: str) -> bool:
-    """Whether a silent reward is about format, while completions do have tags."""
-    tagged = sum(sum(view.tags.values()) for view in sight.rounds)
-    return any(word in name.lower() for word in FORMAT_WORDS) and tagged > 0
+    """Whether a silent reward is about format, while some completions do have tags: one in ten, the same tag."""
+    tags: Counter[str] = sum((view.tags for view in sight.rounds), Counter())
+    most = max(tags.values(), default=0) / max(sum(len(view.texts) for view in sight.rounds), 1)
+    return any(word in name.lower() for word in FORMAT_WORDS) and most >= MISSPELT
 
 
 def reward_flat(sight: Sight) -> Symptom | None:
@@ -112,13 +126,13 @@ def reward_flat(sight: Sight) -> Symptom | None:
     if len(reward) < 40 or mean(sight.series("frac_reward_zero_std", last=10)) > 0.8:
         return None
     z = trend(reward[-200:])
-    gain = mean(reward[-10:]) - mean(reward[:10])
-    if z > 1.645 or gain > 0.5 * float(np.nanstd(reward[:20])):
+    first, last, count = ends(reward)
+    if z > 1.645 or last - first > 0.5 * float(np.nanstd(reward[:20])):
         return None
     return Symptom(
         severity="note" if len(reward) < 80 else "warning",
-        what=f"The reward does not rise: {mean(reward[:10]):.3f} in the first 10 steps, {mean(reward[-10:]):.3f} in "
-        f"the last 10 of {len(reward)}; Mann-Kendall z = {z:.1f}, a rise would be over 1.6.",
+        what=f"The reward does not rise: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} of "
+        f"{len(reward)}; Mann-Kendall z = {z:.1f}, a rise would be over 1.6.",
         why="There is signal in the groups, but steps are too small or too noisy to follow it.",
         fix="Raise learning_rate threefold, or num_generations, or the prompts of a step.",
     )
@@ -129,12 +143,13 @@ def reward_falls(sight: Sight) -> Symptom | None:
     reward = sight.series("reward")
     if len(reward) < 8:
         return None
-    z, drop = trend(reward[-40:]), mean(reward[:3]) - mean(reward[-3:])
+    z, (first, last, count) = trend(reward[-40:]), ends(reward)
+    drop = first - last
     if z > -2.6 or drop < 2 * float(np.nanstd(np.diff(reward))) / np.sqrt(3):
         return None
     return Symptom(
         severity="warning",
-        what=f"The reward falls: {mean(reward[:3]):.3f} in the first 3 steps, {mean(reward[-3:]):.3f} in the last 3 "
+        what=f"The reward falls: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} "
         f"(Mann-Kendall z = {z:.1f}).",
         why="Steps are so large that the policy is damaged, or the weight of a reward has the wrong sign.",
         fix="Lower learning_rate by ten; look at reward_weights.",
@@ -152,13 +167,22 @@ def one_reward_carries(sight: Sight) -> Symptom | None:
     if len(live) < 2 or total <= 0 or variance_K.max() < 0.98 * total:
         return None
     top = names[int(variance_K.argmax())]
-    others = [name for k, name in enumerate(names) if name != top and k in live]
+    others = [name for k, name in enumerate(names) if name != top and k in live and not _is_won(sight, k)]
+    if not others:
+        return None
     return Symptom(
         severity="note",
-        what=f"{top} makes {percent(variance_K.max() / total)} of differences within groups; {some(others)} the rest.",
+        what=f"{top} makes {percent(variance_K.max() / total)} of differences within groups; {some(others)}: none.",
         why="What hardly differs within groups is hardly learnt: the policy follows one reward alone.",
-        fix="Weigh the others more in reward_weights, or set multi_objective_aggregation: normalize_then_sum.",
+        fix=f"If {some(others)} should be learnt: partial credit, or multi_objective_aggregation: normalize_then_sum; "
+        "a larger weight takes from the others.",
     )
+
+
+def _is_won(sight: Sight, k: int) -> bool:
+    """Whether a reward hardly differs because nearly all completions have its highest value."""
+    values = _values(sight.rounds, k)
+    return bool(len(values) and values.max() > 0 and np.mean(_values(sight.rounds[-4:], k)) >= 0.9 * values.max())
 
 
 def _parts(sight: Sight) -> list[np.ndarray]:
@@ -267,17 +291,17 @@ def repeated_prompt(sight: Sight) -> Symptom | None:
 
 def stuck_prompts(sight: Sight) -> Symptom | None:
     """M110: prompts that are always solved or never."""
-    seen = {prompt: x for prompt, x in sight.visits.items() if len(x) >= 6}
+    seen = {question: x for question, x in sight.visits.items() if len(x) >= 6}
     if len(seen) < 8:
         return None
     low, high = sight.extremes
     if high - low < 1e-9:
         return None
-    never = [prompt for prompt, x in seen.items() if max(x) <= low + 1e-9]
-    always = [prompt for prompt, x in seen.items() if min(x) >= high - 1e-9]
+    never = [question for question, x in seen.items() if max(x) <= low + 1e-9]
+    always = [question for question, x in seen.items() if min(x) >= high - 1e-9]
     if len(never) + len(always) < 0.25 * len(seen):
         return None
-    listed = some([repr(prompt[-60:]) for prompt in [*never, *always]], 3)
+    listed = some([repr(question[-60:]) for question in [*never, *always]], 3)
     return Symptom(
         severity="note",
         what=f"Of {len(seen)} prompts seen three times or more, {len(never)} never got more than the lowest reward and "

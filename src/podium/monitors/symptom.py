@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -52,6 +52,18 @@ def mean(x: np.ndarray) -> float:
     """Of what is finite; NaN of nothing."""
     known = x[np.isfinite(x)]
     return float(known.mean()) if len(known) else math.nan
+
+
+def ends(x: Sequence[float] | np.ndarray) -> tuple[float, float, int]:
+    """Means of the first and of the last steps of a curve, and of how many: a tenth of it, at least 3, at most half.
+
+    >>> ends([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]), ends([1.0])
+    ((0.0, 1.0, 3), (1.0, 1.0, 1))
+    """
+    known = np.asarray(x, float)
+    known = known[np.isfinite(known)]
+    count = max(1, min(max(3, len(known) // 10), (len(known) + 1) // 2))
+    return mean(known[:count]), mean(known[-count:]), count
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:

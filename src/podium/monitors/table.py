@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from podium.monitors import collapse, drift, hacking, machine, signal, texts
+from podium.monitors import collapse, drift, hacking, labels, machine, signal, texts
 from podium.monitors.symptom import Detector
 
 
@@ -57,6 +57,11 @@ DETECTORS: Mapping[str, Rule] = {
     "M152": Rule(hacking.pays_for_length, 20, 10),
     "M153": Rule(hacking.pays_for_a_phrase, 36, 20),
     "M154": Rule(hacking.held_back_falls, 38, 40),
+    "M155": Rule(labels.answers_elsewhere, 7),
+    "M156": Rule(labels.suspicious_labels, 9),
+    "M157": Rule(hacking.differs_on_the_same, 3),
+    "M158": Rule(hacking.pays_for_the_prompt, 13, 20),
+    "M159": Rule(hacking.one_for_all, 21, 20),
     "M161": Rule(machine.memory_creeps, 56, 12),
     "M162": Rule(machine.speed_falls, 96),
     "M163": Rule(machine.slow_reward, 58),

@@ -150,7 +150,9 @@ def _no_format(name: str, count: int, tags: list[tuple[str, float]], *, misspelt
     return Symptom(
         severity="error" if misspelt else "warning",
         what=f"{name} gave 0 to all of {count} completions"
-        + (f", although they do have tags: {seen}." if misspelt else "; none has any tag."),
+        + (
+            f", although they do have tags: {seen}." if misspelt else f"; few have any tag{': ' if seen else ''}{seen}."
+        ),
         why="The tag in the reward's pattern is spelt otherwise than in the prompt."
         if misspelt
         else "The model does not know the format, so it never gets the reward that would teach it.",

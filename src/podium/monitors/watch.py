@@ -83,7 +83,7 @@ class Watch:
 
     def _add_round(self, view: RoundView) -> None:
         self._rounds.append(view)
-        for prompt, reward_G in zip(view.prompts_P, view.reward_PG, strict=True):
+        for prompt, reward_G in zip(view.questions_P, view.reward_PG, strict=True):
             known = reward_G[~np.isnan(reward_G)]
             if len(known):
                 low, high = self._extremes
@@ -127,9 +127,9 @@ def _finding(code: str, symptom: Symptom, severity: Severity, step: int) -> Find
 
 
 def rank(finding: Finding) -> tuple[int, float]:
-    """What comes first: the worst, and of those the cause before what follows from it."""
+    """What comes first: the worst, and of those the cause before what follows from it; the proof before all."""
     rule = DETECTORS.get(finding.code)
-    return ORDER[finding.severity], math.inf if rule is None else rule.rank
+    return ORDER[finding.severity], rule.rank if rule else -1 if finding.code.startswith("P") else math.inf
 
 
 def diagnose(

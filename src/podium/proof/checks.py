@@ -15,12 +15,14 @@ import torch
 from podium.forward import unwrap
 from podium.packing import keep
 from podium.precision import ROUNDED
-from podium.proof.completions import ends, rewards, tokens, turns
+from podium.proof.completions import ends, language, rewards, tokens, turns
 from podium.proof.evidence import (
     EXACT,
     HALF,
+    Sample,
     Traces,
     difference,
+    exactly,
     nudge_names,
     nudged,
     sampler_tolerance,
@@ -39,6 +41,15 @@ TRAINED_TOKENS = 32
 EXACT_GRADIENT, HALF_GRADIENT = 1e-2, 0.5
 """Largest difference of a gradient, relative to it: of every tensor in float32, of all together in half precision."""
 
+
+LEAST_DOUBT = 1e-2
+"""Below it, gradients of float32 log-probabilities are known to fewer digits than are compared."""
+STEP_TOKENS = 16_384
+"""Of the completions, prompts included, by which it is seen where a step goes."""
+LEAST_SHIFT = 1e-5
+"""Nats a token, below which a change of a log-probability is rounding."""
+AGAINST = 0.2
+"""Share of all changes, weighed by advantages, by which a step may go against them: other terms of the loss do."""
 
 LARGE_CHANGE = 50.0
 """Times their own size: a fresh adapter's second matrix is tiny after its first step."""
@@ -72,13 +83,22 @@ def trainable(trainer: GRPOTrainer) -> Check:
         [f"in no group of the optimizer: {named(left_out)}"] if left_out else []
     )
     trained = [p for p in tensors.values() if p.requires_grad]
+    rates = [group.get("initial_lr", group["lr"]) for group in trainer.optimizer.param_groups]
+    still = {
+        id(p)
+        for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True)
+        if not rate
+        for p in group["params"]
+    }
+    at_rest = [name for name, p in tensors.items() if p.requires_grad and id(p) in still] if any(rates) else []
     by_caller = [] if hasattr(unwrap(trainer.model), "peft_config") else [n for n, p in tensors.items() if _off(p)]
     note = f"; frozen by the caller: {named(by_caller)}" if by_caller else ""
+    note += f"; learning rate 0: {named(at_rest)}" if at_rest else ""
     return Check(
         name="trained tensors",
         code="P002",
         passed=not problems,
-        warning=bool(by_caller),
+        note=bool(note),
         measured=float(len(frozen) + len(left_out)),
         tolerance=0.0,
         detail="; ".join(problems) or f"{len(trained)} tensors, {sum(p.numel() for p in trained):,} numbers{note}",
@@ -173,13 +193,14 @@ def cutting(x: Before) -> Check:
             problems.append(f"{name}: the gradient is {length:.3g} times the plain one, {worst} differs most")
         if not abs(loss - s.plain_loss) <= tolerance * max(1.0, abs(s.plain_loss)):
             problems.append(f"{name}: the loss is {loss:.4g}, not {s.plain_loss:.4g}")
+    certain = _certain(s) if s.doubt < LEAST_DOUBT else ""
     return Check(
         name="cutting the batch changes nothing",
         code="P007",
-        passed=not problems,
+        passed=None if certain else not problems,
         measured=measured,
         tolerance=limit,
-        detail="; ".join(problems) or f"gradients differ by {measured:.2g} of their length",
+        detail=certain or "; ".join(problems) or f"gradients differ by {measured:.2g} of their length",
         fix="Something scales loss or gradient by packs or micro-steps: look at overridden methods and callbacks.",
     )
 
@@ -190,14 +211,34 @@ def gradients(x: Before) -> Check:
     parameters = dict(unwrap(x.trainer.model).named_parameters())
     zero = [n for n, t in x.sample.whole.items() if t.norm == 0 and not _may_be_zero(n) and parameters[n].numel()]
     problems = ([f"not finite: {named(bad)}"] if bad else []) + ([f"none: {named(zero)}"] if zero else [])
+    certain = _certain(x.sample) if zero and not bad and x.sample.doubt < LEAST_DOUBT else ""
     return Check(
         name="every trained tensor gets a gradient",
         code="P008",
-        passed=not problems,
+        passed=None if certain else not problems,
         measured=float(len(bad) + len(zero)),
         tolerance=0.0,
-        detail="; ".join(problems) or f"{len(x.sample.whole)} tensors",
+        detail=certain or "; ".join(problems) or f"{len(x.sample.whole)} tensors",
         fix="Freeze what is not part of the forward (parameter.requires_grad_(False)), or repair the layer named.",
+    )
+
+
+def reference(x: Before) -> Check:
+    """Training starts at its reference, from which the KL divergence is measured."""
+    groups, tolerance = shortened(x.trained), tolerance_of(x.trainer, exact=False)
+    theirs = reference_logps(x.trainer, groups)
+    mine = training_logps(x.trainer, groups) if theirs else []
+    measured = max((difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)), default=0.0)
+    return Check(
+        name="training starts at its reference",
+        code="P016",
+        passed=None if not theirs else True,
+        suspect=measured > tolerance,
+        measured=measured,
+        tolerance=tolerance,
+        detail=_nats(measured, tolerance) + " between policy and reference" if theirs else "beta is 0: there is none",
+        fix="The KL divergence is measured from another model than training starts from: load the adapter or weights "
+        "that the reference should be as `model`.",
     )
 
 
@@ -230,17 +271,79 @@ def followed(x: After) -> Check:
     old = stale_copies(x.trainer)
     shift = max((float(np.abs(a - b).max()) for a, b in zip(now, x.logps_before, strict=True)), default=0.0)
     too_small = same and not old and tolerance_of(x.trainer, exact=False) == HALF and _follows_a_larger_change(x, now)
+    nothing = None if now or old else "no group to train on in this step"
     problem = f"old copies of {named(old)}" if old else "the same log-probabilities with other weights" if same else ""
     return Check(
         name="the weights moved the log-probabilities",
         code="P012",
-        passed=None if too_small else not problem,
+        passed=None if too_small or nothing else not problem,
         measured=shift,
-        detail="the step is too small for half precision; a larger change moves them"
+        detail=nothing or "the step is too small for half precision; a larger change moves them"
         if too_small
         else problem or f"by up to {shift:.2g} nats",
         fix="Something keeps a copy of the weights: look at hooks, caches and compiled modules.",
     )
+
+
+def direction(x: After) -> Check:
+    """The step made what had an advantage likelier, and the rest less likely."""
+    with exactly(x.trainer):
+        now = training_logps(x.trainer, x.trained)
+    advantages = [a for group in x.trained for a in group.advantages_G.tolist()]
+    lengths = [max(len(logps), 1) for logps in now]
+    gains = [
+        a * float((after - before).sum()) for a, after, before in zip(advantages, now, x.trained_before, strict=True)
+    ]
+    total, shift = sum(map(abs, gains)), sum(abs(a) * n for a, n in zip(advantages, lengths, strict=True))
+    small = total <= LEAST_SHIFT * shift or tolerance_of(x.trainer, exact=True) == HALF
+    share = sum(gains) / total if total else 0.0
+    return Check(
+        name="the step follows the advantages",
+        code="P015",
+        passed=None if small else share > -AGAINST,
+        measured=share,
+        tolerance=-AGAINST,
+        detail="the step is too small, or the weights too coarse, to tell"
+        if small
+        else f"advantages x changes of log-probability sum to {share:+.2f} of their absolute sum",
+        fix="The step makes good completions less likely: look at the optimizer (maximize), at a custom loss and at "
+        "callbacks that change gradients.",
+    )
+
+
+def stayed(x: After) -> Check:
+    """The reference did not move with the policy."""
+    theirs = reference_logps(x.trainer, x.groups)
+    now = training_logps(x.trainer, x.groups) if theirs else []
+    moved_by, shift = (
+        max((float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True)), default=0.0)
+        for one, other in ((theirs, x.reference_before), (now, x.logps_before if theirs else ()))
+    )
+    follows = x.trainer.args.sync_ref_model
+    return Check(
+        name="the reference stays where it is",
+        code="P016",
+        passed=None if not theirs or follows or shift <= LEAST_SHIFT else moved_by < 0.5 * shift,
+        measured=moved_by,
+        detail="beta is 0: there is none"
+        if not theirs
+        else "sync_ref_model moves it"
+        if follows
+        else f"it moved by {moved_by:.2g} nats, the policy by {shift:.2g}",
+        fix="The reference shares weights with the policy, so that KL is 0 whatever is learnt: give it a copy.",
+    )
+
+
+def reference_logps(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
+    """Under the reference; empty where there is none."""
+    if trainer.parts.reference is None:
+        return []
+    with trainer.parts.reference.model(unwrap(trainer.model)) as model:
+        return training_logps(trainer, groups, model)
+
+
+def _certain(sample: Sample) -> str:
+    return f"no token of the sample is uncertain (at most {sample.doubt:.1g}): gradients are of the size of rounding"
 
 
 def _follows_a_larger_change(x: After, now: Sequence[np.ndarray]) -> bool:
@@ -253,6 +356,7 @@ def _follows_a_larger_change(x: After, now: Sequence[np.ndarray]) -> bool:
 
 BEFORE_ROLLOUTS: tuple[Callable[[GRPOTrainer], Check], ...] = (weights, trainable, ends)
 BEFORE_STEP: tuple[Callable[[Before], Check], ...] = (
+    language,
     rewards,
     tokens,
     turns,
@@ -261,8 +365,9 @@ BEFORE_STEP: tuple[Callable[[Before], Check], ...] = (
     packed,
     cutting,
     gradients,
+    reference,
 )
-AFTER_STEP: tuple[Callable[[After], Check], ...] = (moved, followed)
+AFTER_STEP: tuple[Callable[[After], Check], ...] = (moved, followed, direction, stayed)
 
 
 # ---- what the checks share ----
@@ -299,6 +404,12 @@ def shortened(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
         )
         for group in (keep(group, range(min(2, len(group.completion_ids)))) for group in chosen)
     )
+
+
+def enough(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
+    """As many groups, the first at least, as hold `STEP_TOKENS` tokens."""
+    tokens = np.cumsum([sum(len(group.prompt_ids) + len(ids) for ids in group.completion_ids) for group in groups])
+    return tuple(groups[: max(1, int((tokens <= STEP_TOKENS).sum()))])
 
 
 def stale_copies(trainer: GRPOTrainer) -> list[str]:

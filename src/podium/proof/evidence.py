@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from podium.forward import TokenLogps, unwrap
 from podium.losses import policy_loss
 from podium.packing import Pack, keep, pack
 from podium.precision import ProductPrecision
-from podium.proof.plain import Row, base_model, plain_backward, plain_logps, rows_of
-from podium.records import Prompt, SamplingSettings, TrainingGroup
+from podium.proof.plain import Row, base_model, plain_backward, plain_logps, plainly, rows_of
+from podium.records import Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rounds import MicroBatch, Share, loss_inputs, micro_batches
 from podium.settings import sampling_settings
 from podium.untouched import clear_gradients
@@ -43,6 +44,8 @@ NUDGED_TENSORS = 12
 """Of a fully trained model: the last tensors before its head."""
 NUDGE = 0.02
 """Share of their size by which weights are moved at first."""
+HEAD_TOKENS = 64
+"""Likeliest next tokens whose rows of the head are moved, besides those of the prompt's tokens."""
 KEPT = 512
 """Numbers kept of every gradient and weight, evenly spread."""
 
@@ -92,6 +95,11 @@ class Sample:
     whole_loss: float
     plain_loss: float
 
+    @property
+    def doubt(self) -> float:
+        """1 less the probability of the least certain token, to which gradients are proportional."""
+        return float(-np.expm1(self.plain_N.min())) if self.plain_N.size else 0.0
+
 
 # ---- the sample ----
 
@@ -100,8 +108,9 @@ def take_sample(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> Sample:
     """Everything about a few completions; inside `untouched`."""
     model, parts = unwrap(trainer.model), trainer.parts
     temperature = settings_of(trainer).temperature
-    names = nudge_names(model, parts.should_train)
-    with nudged(model, names, nudge_size(trainer, names, prompts[0])):
+    names, head = nudge_names(model, parts.should_train), head_rows(model, parts.should_train, prompts)
+    sizes = [nudge_size(trainer, names, prompts[0]), nudge_size(trainer, tuple(head), prompts[0], head)]
+    with nudged(model, names, sizes[0]), nudged(model, tuple(head), sizes[1], head):
         with exactly(trainer):
             groups = engine_sample(trainer, prompts)
             [packed] = pack(groups, tokens_per_pack=1 << 30, device=trainer.args.device)
@@ -156,12 +165,21 @@ def settings_of(trainer: GRPOTrainer) -> SamplingSettings:
     return settings
 
 
-def short_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The last tokens of the shortest prompts."""
-    chosen = sorted(prompts, key=lambda prompt: len(prompt.token_ids))[:PROMPTS]
+def telling_prompts(scored: Sequence[ScoredGroup]) -> list[Prompt]:
+    """The last tokens in front of the least likely one that was sampled, of the groups with the least likely ones.
+
+    Many completions begin with tokens that are all but certain, and certainty has no gradient to compare.
+    """
+    least = []
+    for group in (each.group for each in scored):
+        logp, c, at = min(
+            (float(x), c, t) for c, each in enumerate(group.completions) for t, x in enumerate(each.logps)
+        )
+        least.append((logp, group.prompt, group.completions[c].token_ids[:at]))
+    chosen = sorted(least, key=lambda each: each[0])[:PROMPTS]
     return [
-        dataclasses.replace(prompt, id=i, token_ids=prompt.token_ids[-PROMPT_TOKENS:])
-        for i, prompt in enumerate(chosen)
+        dataclasses.replace(prompt, id=i, token_ids=(prompt.token_ids + ids)[-PROMPT_TOKENS:])
+        for i, (_, prompt, ids) in enumerate(chosen)
     ]
 
 
@@ -330,7 +348,24 @@ def _embedding(model: Any, which: str) -> Any:
     return getattr(base_model(model), f"get_{which}_embeddings")()
 
 
-def nudge_size(trainer: GRPOTrainer, names: Sequence[str], prompt: Prompt) -> float:
+@torch.no_grad()
+def head_rows(model: nn.Module, trained: frozenset[str], prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+    """Rows of the head, where it is trained, that decide about the next tokens of the prompts."""
+    head = getattr(_embedding(model, "output"), "weight", None)
+    name = next((n for n, p in model.named_parameters() if p is head and p.requires_grad and n in trained), None)
+    if name is None:
+        return {}
+    device, rows = next(model.parameters()).device, [i for prompt in prompts for i in prompt.token_ids]
+    with plainly(model):
+        for prompt in prompts:
+            logits_V = model(input_ids=torch.tensor([prompt.token_ids], device=device), use_cache=False).logits[0, -1]
+            rows += logits_V.topk(min(HEAD_TOKENS, len(logits_V))).indices.tolist()
+    return {name: torch.tensor(sorted(set(rows)), device=device)}
+
+
+def nudge_size(
+    trainer: GRPOTrainer, names: Sequence[str], prompt: Prompt, rows: Mapping[str, Tensor] = MappingProxyType({})
+) -> float:
     """How far to move weights so that log-probabilities move by well more than the tolerance: from one trial.
 
     Not further: a model that is thrown off answers with certainty, and certainty has no gradient.
@@ -338,26 +373,29 @@ def nudge_size(trainer: GRPOTrainer, names: Sequence[str], prompt: Prompt) -> fl
     model = unwrap(trainer.model)
     row = Row(prompt_ids=prompt.token_ids[:1], completion_ids=prompt.token_ids[1:] or prompt.token_ids)
     before = plain_logps(model, [row], 1.0).logps_N
-    with nudged(model, names, NUDGE):
+    with nudged(model, names, NUDGE, rows):
         effect = float((plain_logps(model, [row], 1.0).logps_N - before).abs().mean())
     wanted = EFFECT[sampler_tolerance(trainer, exact=True)]
     return NUDGE * min(max(wanted / max(effect, 1e-6), 1e-3), 10.0)
 
 
 @contextlib.contextmanager
-def nudged(model: nn.Module, names: Sequence[str], size: float) -> Iterator[None]:
-    """Inside, these tensors are moved by a share of their size (zeros: of 1); afterwards they are as they were."""
+def nudged(
+    model: nn.Module, names: Sequence[str], size: float, rows: Mapping[str, Tensor] = MappingProxyType({})
+) -> Iterator[None]:
+    """Inside, these tensors, or `rows` of them, are moved by a share of their size (zeros: of 1); then put back."""
     parameters = dict(model.named_parameters())
-    before = {name: parameters[name].detach().clone() for name in names}
+    places: dict[str, Any] = {name: rows.get(name, ...) for name in names}
+    before = {name: parameters[name].detach()[place].clone() for name, place in places.items()}
     try:
         with torch.no_grad():
-            for name in names:
-                parameters[name].add_(_wave(before[name], size))
+            for name, place in places.items():
+                parameters[name][place] = before[name] + _wave(before[name], size)
         yield
     finally:
         with torch.no_grad():
-            for name, values in before.items():
-                parameters[name].copy_(values)
+            for name, place in places.items():
+                parameters[name][place] = before[name]
 
 
 def _wave(x: Tensor, size: float) -> Tensor:
@@ -422,11 +460,13 @@ def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> floa
 
 
 @torch.no_grad()
-def training_logps(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
-    """Of every rollout, as the run trains on them."""
-    model = unwrap(trainer.model)
+def training_logps(
+    trainer: GRPOTrainer, groups: Sequence[TrainingGroup], model: nn.Module | None = None
+) -> list[np.ndarray]:
+    """Of every rollout, as the run trains on them, or as another model would."""
+    model = unwrap(trainer.model) if model is None else model
     found: list[np.ndarray] = []
-    with evaluation(model), trainer.parts.attention(), trainer.parts.precision():
+    with evaluation(model), trainer.parts.attention(model), trainer.parts.precision():
         for packed in pack(groups, tokens_per_pack=trainer.parts.tokens_per_pack, device=trainer.args.device):
             found += packed.split(trainer.parts.token_logps(model, packed).logps_N)
     return found

@@ -25,11 +25,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.errors import ProofError
 from podium.forward import unwrap
-from podium.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, shortened
-from podium.proof.evidence import short_prompts, take_sample, training_logps, weight_traces
+from podium.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, enough, reference_logps, shortened
+from podium.proof.evidence import exactly, take_sample, telling_prompts, training_logps, weight_traces
 from podium.proof.plain import first_not_finite
 from podium.proof.records import After, Before, Check, Proof
-from podium.records import Prompt
+from podium.records import Prompt, TrainingGroup
 from podium.rollouts import training_group
 from podium.rounds import MicroBatch
 from podium.untouched import untouched
@@ -78,26 +78,40 @@ class FirstBatch(TrainerCallback):
 
     def before_step(self, batches: Sequence[MicroBatch]) -> None:
         """With what the first step will be trained on."""
+        groups = [group for batch in batches for group in batch.groups]
         if self.after is not None:
-            self._note_standstill(batches)
+            self._before_the_move(batches, groups)
         if not self.waiting:
             return
         self.waiting = False
+        if self.trainer.is_world_process_zero():
+            logger.info(
+                "The first batch is sampled; proving sampling and training on it takes about as long as a step."
+            )
         started = time.perf_counter()
-        groups = [group for batch in batches for group in batch.groups]
         scored = tuple(self.trainer.rollouts.scored)
         with untouched(self.trainer):
             sample = take_sample(self.trainer, self._prompts())
             self.seconds += time.perf_counter() - started
             before = Before(trainer=self.trainer, trained=tuple(groups), scored=scored, sample=sample)
             self._show(BEFORE_STEP, before, final=True)
-            started = time.perf_counter()
-            looked_at = shortened(groups or [training_group(s, np.zeros(s.num_completions)) for s in scored])
+        self._before_the_move(batches, groups or [training_group(s, np.zeros(s.num_completions)) for s in scored])
+
+    def _before_the_move(self, batches: Sequence[MicroBatch], groups: Sequence[TrainingGroup]) -> None:
+        """What a step that may move the weights is to be compared with."""
+        started = time.perf_counter()
+        trainer, looked_at, trained = self.trainer, shortened(groups), enough(groups)
+        with untouched(trainer):
+            with exactly(trainer):
+                trained_before = tuple(training_logps(trainer, trained))
             self.after = After(
-                trainer=self.trainer,
-                weights_before=weight_traces(unwrap(self.trainer.model)),
+                trainer=trainer,
+                weights_before=weight_traces(unwrap(trainer.model)),
                 groups=looked_at,
-                logps_before=tuple(training_logps(self.trainer, looked_at)),
+                logps_before=tuple(training_logps(trainer, looked_at)),
+                reference_before=tuple(reference_logps(trainer, looked_at)),
+                trained=trained,
+                trained_before=trained_before,
             )
         self._note_standstill(batches)
         self.seconds += time.perf_counter() - started
@@ -122,7 +136,7 @@ class FirstBatch(TrainerCallback):
 
     def _prompts(self) -> list[Prompt]:
         """Of the first round; made up on a process that has none."""
-        prompts = short_prompts([scored.group.prompt for scored in self.trainer.rollouts.scored])
+        prompts = telling_prompts(self.trainer.rollouts.scored)
         made_up = Prompt(id=0, row=-1, token_ids=tuple(range(1, 9)), text="", content="")
         return prompts or [made_up]
 
@@ -147,6 +161,9 @@ class FirstBatch(TrainerCallback):
             proof.write(Path(self.trainer.args.output_dir) / FILE)
             new = dataclasses.replace(proof, checks=proof.checks[-len(table) :]) if table is AFTER_STEP else proof
             logger.info("%s", new.table())
+            for check in proof.checks[-len(table) :]:
+                if check.word == "WARNING":
+                    self.trainer.health.say(check.finding)
         if proof.failures:
             raise failure(proof)
 

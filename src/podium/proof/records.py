@@ -37,8 +37,10 @@ class Check:
     tolerance: float | None = None
     """The largest `measured` that passes."""
     fix: str = ""
-    warning: bool = False
+    note: bool = False
     """It passed, but `detail` is worth reading."""
+    suspect: bool = False
+    """Likewise, and the run is probably in vain."""
 
     @property
     def word(self) -> str:
@@ -46,12 +48,13 @@ class Check:
         >>> Check(name="rewards", code="P010", passed=True, detail="").word
         'ok'
         """
-        return {True: "note" if self.warning else "ok", False: "FAILED", None: "not checked"}[self.passed]
+        passed = "WARNING" if self.suspect else "note" if self.note else "ok"
+        return {True: passed, False: "FAILED", None: "not checked"}[self.passed]
 
     @property
     def finding(self) -> Finding:
-        """A failure or a warning, as other rooms know it."""
-        severity: Any = "warning" if self.passed else "error"
+        """A failure, a warning or a note, as other rooms know it."""
+        severity: Any = {"FAILED": "error", "WARNING": "warning"}.get(self.word, "note")
         return Finding(code=self.code, severity=severity, what=f"{self.name}: {self.detail}", fix=self.fix, step=0)
 
 
@@ -113,6 +116,12 @@ class After:
     groups: tuple[TrainingGroup, ...]
     logps_before: tuple[np.ndarray, ...]
     """Of `groups`, as the run trains on them."""
+    reference_before: tuple[np.ndarray, ...]
+    """Of `groups`, under the reference; empty without one."""
+    trained: tuple[TrainingGroup, ...]
+    """What the step is trained on, or enough of it to tell where it goes."""
+    trained_before: tuple[np.ndarray, ...]
+    """Their log-probabilities, in the weights' own precision."""
 
 
 # ---- in words ----

@@ -1,0 +1,515 @@
+"""Detectors, verdicts and words about a run: what they must say, and of what they must be silent."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podium.doctor import FEW_STEPS, Report
+from podium.evaluation.comparison import verdict
+from podium.evaluation.measured import alike
+from podium.evaluation.statistics import paired_difference
+from podium.monitors import ends, settings_of
+from podium.monitors.hacking import in_common
+from podium.monitors.labels import match
+from podium.records import StepMetrics
+from tests.unit.test_monitors import (
+    WORDS,
+    Table,
+    after_it,
+    alternating,
+    by_prompt,
+    codes_of,
+    labelled,
+    one_in_three,
+    other_row,
+    r,
+    table,
+)
+
+Now = Callable[[str], None]
+
+
+def found(rounds: Callable[[int], Table] = lambda s: table(s), numbers: Any = None, **settings: Any) -> dict[str, Any]:
+    """Findings by code."""
+    from podium.monitors import RunSettings, diagnose
+    from tests.unit.test_monitors import healthy
+
+    steps = settings.pop("steps", 12)
+    history = [
+        StepMetrics(step=s, values={**healthy(s), **(numbers(s) if numbers else {})}) for s in range(1, steps + 1)
+    ]
+    conditions = diagnose(history, {s: [rounds(s)] for s in range(1, steps + 1)}, RunSettings(**settings))
+    return {condition.finding.code: condition.finding for condition in conditions}
+
+
+# ---- planted, on synthetic rounds ----
+
+LABELS = ("animal", "plant", "tool")
+
+
+def kind(n: int) -> str:
+    return LABELS[n % 3]
+
+
+def confused(n: int, g: int) -> str:
+    """A model that takes every plant for an animal."""
+    return "animal" if kind(n) == "plant" else kind(n)
+
+
+def nearly(n: int, g: int) -> str:
+    """Always off by a little."""
+    return str(n + 2)
+
+
+def blind(n: int, g: int) -> str:
+    """The same to every prompt."""
+    return str(7 + g % 2)
+
+
+@pytest.mark.parametrize(
+    ("case", "said", "gold", "code"),
+    [
+        pytest.param(
+            "shuffled numbers", after_it, other_row, "M155", marks=pytest.mark.defect("B13", "answers shuffled")
+        ),
+        pytest.param(
+            "shuffled words",
+            lambda n, g: WORDS[n % 20] if g < 6 else WORDS[g],
+            lambda n: WORDS[(n * 13 + n // 8) % 20],
+            "M155",
+            marks=pytest.mark.defect("N", "words as answers, shuffled"),
+        ),
+        pytest.param(
+            "a third wrong", after_it, one_in_three, "M156", marks=pytest.mark.defect("B13", "30 % wrong labels")
+        ),
+        pytest.param(
+            "a tenth of classes wrong",
+            lambda n, g: kind(n),
+            lambda n: kind(n + 1) if n % 7 == 0 else kind(n),
+            "M156",
+            marks=pytest.mark.defect("N", "three classes, one label in seven wrong"),
+        ),
+        pytest.param(
+            "a healthy table",
+            after_it,
+            lambda n: str(n + 1),
+            None,
+            marks=pytest.mark.defect("N", "right labels, noise"),
+        ),
+        pytest.param(
+            "near misses",
+            nearly,
+            lambda n: str(n + 1),
+            None,
+            marks=pytest.mark.defect("N", "a model that is always off by 1"),
+        ),
+        pytest.param(
+            "no skill at all",
+            blind,
+            lambda n: str(n + 1),
+            None,
+            marks=pytest.mark.defect("N", "one guess for all prompts"),
+        ),
+        pytest.param(
+            "one class never learnt",
+            confused,
+            kind,
+            None,
+            marks=pytest.mark.defect("N", "plants are taken for animals"),
+        ),
+    ],
+)
+def test_labels(case: str, said: Any, gold: Any, code: str | None, now: Now) -> None:
+    codes = found(lambda s: labelled(s, said, gold))
+    assert set(codes) & {"M155", "M156"} == ({code} if code else set()), case
+    now(codes[code].what if code else "silent")
+
+
+def test_a_match_is_of_the_order_not_of_chance() -> None:
+    numbers = [str(n) for n in range(40)]
+    assert match(numbers, numbers) == pytest.approx(1)
+    assert match(["7"] * 40, numbers) == pytest.approx(0, abs=0.1), "the same to all"
+    assert match(numbers, ["7"] * 40) == 0
+
+
+COPIED = "which of these rivers is the longest"
+
+PLANTED = [
+    pytest.param(
+        lambda s: table(
+            s, lambda p, g, t: float((s * 31 + p * 17 + g * 5) % 7 > 3), text=lambda s, p, g: f"{WORDS[g // 4]} {p}"
+        ),
+        "M157",
+        "does not repeat",
+        marks=pytest.mark.defect("B13", "a reward that is chance"),
+    ),
+    pytest.param(
+        lambda s: table(s, lambda p, g, t: 1.0 + 0.01 * ((s + g) % 3), text=lambda s, p, g: f"{WORDS[g // 2]} {p}"),
+        "M157",
+        "does not repeat",
+        marks=pytest.mark.defect("N", "a judge with a little noise"),
+    ),
+    pytest.param(
+        lambda s: table(
+            s,
+            lambda p, g, t: len(set(t.split()) & set(COPIED.split())) / 7,
+            text=lambda s, p, g: " ".join(COPIED.split()[: g + p % 2]),
+            question=lambda p, g, t: COPIED,
+        ),
+        "M158",
+        "Reward is the prompt",
+        marks=pytest.mark.defect("B13", "copying the prompt pays"),
+    ),
+    pytest.param(
+        lambda s: table(s, r(1.0), text=lambda s, p, g: f"{COPIED} {WORDS[g]}", question=lambda p, g, t: COPIED),
+        "M158",
+        "copy it",
+        marks=pytest.mark.defect("D10", "completions copy the prompt at the highest reward"),
+    ),
+    pytest.param(
+        lambda s: table(s, r(1.0), text=lambda s, p, g: "animal, plant, tool", answer=lambda p, g, t: kind(p)),
+        "M159",
+        "name every answer there is",
+        marks=pytest.mark.defect("D10", "completions name every answer of the dataset"),
+    ),
+    pytest.param(
+        lambda s: table(s, by_prompt, text=lambda s, p, g: "I cannot say.", prompts=8),
+        "M159",
+        "One text for all prompts",
+        marks=pytest.mark.defect("D10", "one and the same text for all prompts"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rounds", "code", "words"), PLANTED)
+def test_rewards(rounds: Any, code: str, words: str, now: Now) -> None:
+    if code == "M159":  # alike within three rounds: of more than eight prompts
+        one = rounds
+        rounds = lambda s: {name: [*x, *x] for name, x in one(s).items()}  # noqa: E731
+    codes = found(rounds)
+    assert words in codes[code].what
+    now(codes[code].what)
+
+
+HEALTHY = {
+    "an extractive answer": lambda s: table(
+        s,
+        lambda p, g, t: float("longest" in t),
+        text=lambda s, p, g: f"it is the {('longest', WORDS[g])[(g + s) % 2]} {WORDS[(g + p) % 20]}",
+        question=lambda p, g, t: COPIED,
+    ),
+    "a chain of thought names all labels": lambda s: table(
+        s,
+        alternating,
+        text=lambda s, p, g: (
+            f"it could be an animal, a plant or a tool; since {' '.join(WORDS[: 6 + g])} it is {kind(p)}"
+        ),
+        answer=lambda p, g, t: kind(p),
+    ),
+    "all rows have one answer": lambda s: table(s, r(1.0), text=lambda s, p, g: "yes", answer=lambda p, g, t: "yes"),
+    "equal texts, equal rewards": lambda s: table(s, lambda p, g, t: float(len(t)), text=lambda s, p, g: WORDS[g // 3]),
+    "rewards that are None": lambda s: table(s, r(float("nan")), text=lambda s, p, g: WORDS[g // 3]),
+    "questions of a word or two": lambda s: table(
+        s,
+        lambda p, g, t: float("7" in t),
+        text=lambda s, p, g: f"7 + {p} {WORDS[g]}",
+        question=lambda p, g, t: f"7 {p}",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.defect("N", f"healthy: {name}")) for name in HEALTHY]
+)
+def test_healthy_rounds_are_left_in_peace(name: str, now: Now) -> None:
+    codes = set(found(HEALTHY[name])) & {"M155", "M156", "M157", "M158", "M159"}
+    assert not codes
+    now("silent")
+
+
+# ---- what may not be called right, solved or nothing ----
+
+
+def flat_after(step: int, end: float, **columns: Any) -> Callable[[int], Table]:
+    return lambda s: table(s, **columns) if s <= step else table(s, r(end), **columns)
+
+
+@pytest.mark.defect("D3", "M101 '100 % all right' with 0 of 1,024 right answers")
+def test_all_right_only_where_it_is_known(now: Now) -> None:
+    def flat(step: int) -> dict[str, float]:
+        return {"frac_reward_zero_std": 0.25 if step == 1 else 1.0}
+
+    wrong = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 0.0), flat)["M101"]
+    assert wrong.severity == "error"
+    assert "100 % all wrong" in wrong.what
+    right = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 1.0), flat)["M101"]
+    assert "100 % all right" in right.what
+    unknown = found(flat_after(1, 1.0), flat)["M101"]
+    assert "right" not in unknown.what
+    assert "is it earned?" in unknown.fix
+    assert "on_finding: {M101: stop}" in unknown.fix
+    now(wrong.what)
+
+
+@pytest.mark.defect("D3", "M121 'The prompts are solved'")
+@pytest.mark.parametrize(("contains", "solved"), [(1.0, True), (0.0, False), (None, False)])
+def test_solved_only_where_it_is_known(contains: float | None, solved: bool, now: Now) -> None:
+    said = found(
+        lambda s: table(s, alternating if s < 4 else r(1.0), contains_answer=lambda p, g, t: contains),
+        lambda s: {"reward_std": 0.5 if s < 7 else 0.01, "reward": 0.1 * min(s, 10)},
+    )["M121"]
+    assert ("The prompts are solved." in said.why) is solved
+    now(said.why)
+
+
+@pytest.mark.defect("D3", "a hacked run called 'Better'")
+def test_better_by_the_reward_alone(now: Now) -> None:
+    a, b = np.linspace(0.4, 0.6, 40), np.ones(40)
+    names = ("before", "after")
+    said = verdict(paired_difference(a, b), "reward", names)
+    assert said.startswith("Better by the reward alone: reward rose")
+    assert "No reward is known to say right or wrong (`accuracy: NAME`)" in said
+    listed = alike([["animal plant tool"] * 4] * 9, {"label": ["animal", "plant", "tool"] * 3})
+    hacked = verdict(paired_difference(a, b), "reward", names, listed)
+    assert "But look: 100 % of completions name every answer there is" in hacked
+    assert "Better by" not in verdict(paired_difference(a, b), "accuracy", names)
+    assert "But look" in verdict(paired_difference(a, b), "accuracy", names, listed), "also where accuracy rose"
+    now(hacked)
+
+
+@pytest.mark.parametrize(
+    ("texts", "answers", "words"),
+    [
+        ([["a"] * 4] * 9, (), "One text for all prompts"),
+        ([["a"] * 4] * 7, (), None),
+        ([["a", "b", "c", "d"]] * 9, (), None),
+        ([["yes"] * 4] * 9, ["yes"] * 9, None),
+        ([["red, blue"] * 4, ["blue red"] * 4] * 5, ["red", "blue"] * 5, None),
+        (
+            [["red blue green now"] * 4, ["green blue red"] * 4] * 5,
+            ["red", "blue", "green"] * 5,
+            "every answer there is",
+        ),
+        ([[""] * 4] * 9, (), None),
+    ],
+)
+def test_what_completions_have_in_common(texts: Any, answers: Any, words: str | None) -> None:
+    said = in_common([texts], [answers])
+    assert (words in said) if words and said else said is None
+
+
+def report(steps: int, reward: float, **more: Any) -> Report:
+    history = tuple(StepMetrics(step=s, values={"reward": reward}) for s in range(1, steps + 1))
+    given = {"source": "runs/x", "history": history, "conditions": (), "has_completions": True} | more
+    return Report(reward=(reward,) * steps, **given)
+
+
+@pytest.mark.defect("D14", "'Nothing is the matter' of a run given up at 0")
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (report(40, 0.0), "but the reward was 0 in all of 40 steps"),
+        (report(3, 0.5), "in 3 steps, which is too few for most of them"),
+        (report(FEW_STEPS, 0.5, has_completions=False), "those that read completions had none"),
+        (report(40, 0.5), "Nothing is the matter that"),
+    ],
+)
+def test_the_doctor_says_no_more_than_it_saw(made: Report, words: str, now: Now) -> None:
+    assert words in made.nothing
+    assert made.nothing.startswith("Nothing is the matter") is (words == "Nothing is the matter that")
+    now(made.nothing)
+
+
+@pytest.mark.defect("H11", "three ends of one curve")
+def test_one_curve_has_two_ends(now: Now) -> None:
+    from podium.report.summary import ends as of_report
+
+    curve = [0.1 * (i % 7) + 0.01 * i for i in range(60)]
+    for length in (1, 2, 3, 5, 8, 40, 60):
+        assert ends(curve[:length])[:2] == pytest.approx(of_report(curve[:length]))
+    flat = found(numbers=lambda s: {"reward": curve[s - 1]}, steps=60)
+    shown = report(60, 0.0, planned=80)
+    assert shown.head == "60 of 80 steps, reward 0.000 in the first 6 steps, 0.000 in the last 6 steps"
+    assert all("first 6 steps" in flat[code].what for code in ("M104", "M111") if code in flat)
+    now(shown.head)
+
+
+# ---- cures that fit ----
+
+
+@pytest.mark.defect("D9", "repeats on tasks with one-token answers")
+def test_short_answers_are_alike_by_nature(now: Now) -> None:
+    assert "M122" not in found(lambda s: table(s, by_prompt, text=lambda s, p, g: f"label {p}"))
+    long = found(lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"))["M122"]
+    assert "do_sample" not in long.fix
+    set_so = settings_of({"settings": {"top_k": 1, "generation_kwargs": {"do_sample": False}}})
+    assert set_so.narrowed == ("do_sample: false", "top_k: 1")
+    named = found(
+        lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"),
+        narrowed=set_so.narrowed,
+    )["M122"]
+    assert named.fix.startswith("Remove do_sample: false, top_k: 1 from")
+    now(long.fix)
+
+
+@pytest.mark.defect("D15", "M105's cure would take weight off the answer")
+def test_a_reward_that_is_won_asks_for_no_weight(now: Now) -> None:
+    def rounds(form: float) -> Callable[[int], Table]:
+        return lambda s: table(s, rewards={"answer": alternating, "form": lambda p, g, t: form - 0.001 * (g % 2)})
+
+    assert "M105" not in found(rounds(1.0), steps=20)
+    said = found(
+        lambda s: table(s, rewards={"answer": alternating, "form": lambda p, g, t: float(s == 1 and g == 0)}), steps=20
+    )["M105"]
+    assert "Weigh" not in said.fix
+    now(f"silent where the others are won; else: {said.fix}")
+
+
+@pytest.mark.defect("D15", "M110 quotes template tokens")
+def test_prompts_are_quoted_without_their_template(now: Now) -> None:
+    said = found(
+        lambda s: (
+            table(
+                s,
+                lambda p, g, t: float(p if p < 2 else g % 2),
+                prompt=lambda s, p: f"<|im_start|>user\n{s % 3} {p}<|im_end|>\n<|im_start|>assistant\n",
+            )
+            | {"question": [f"{s % 3} {p}" for p in range(4) for _ in range(8)]}
+        )
+    )["M110"]
+    assert "<|" not in said.what
+    now(said.what)
+
+
+@pytest.mark.defect("B11", "M146 in a plain-text run: <rem> in 0 %")
+def test_a_word_between_angle_brackets_is_no_tag(now: Now) -> None:
+    codes = found(
+        lambda s: table(
+            s,
+            text=lambda s, p, g: f"{WORDS[g]} {'<rem>' if (s, p, g) == (1, 0, 0) else p} {WORDS[p]}",
+            rewards={"tag_format": r(0.0), "right": alternating},
+        )
+    )
+    assert "although they do have tags" not in "".join(each.what for each in codes.values())
+    now(codes["M146"].what if "M146" in codes else codes["M103"].what)
+
+
+@pytest.mark.defect("F3", "M111 by adaptive weights")
+def test_adaptive_weights_make_no_reward_fall(now: Now) -> None:
+    def numbers(s: int) -> dict[str, float]:
+        return {"reward": 1 - 0.08 * s, "rewards/a/mean": 0.5, "rewards/b/mean": 0.1 + 0.01 * s}
+
+    weights = {"a": 1.0, "b": 1.0}
+    assert "M111" in found(numbers=numbers, weights=weights)
+    assert "M111" not in found(numbers=numbers, weights=weights, adaptive=True)
+    assert settings_of({"settings": {"adaptive_rewards": True}}).adaptive
+    assert not settings_of({"settings": {"adaptive_rewards": False}}).adaptive
+    now("silent: the reward is the sum with the weights as they were given")
+
+
+@pytest.mark.defect("F3", "a reward that falls under adaptive weights")
+def test_what_falls_under_adaptive_weights_is_seen() -> None:
+    def numbers(s: int) -> dict[str, float]:
+        return {"reward": 0.5, "rewards/a/mean": 1 - 0.08 * s}
+
+    assert "M111" in found(numbers=numbers, weights={"a": 1.0}, adaptive=True)
+
+
+# ---- shown ----
+
+
+@pytest.mark.defect("D11", "time left after the first step")
+def test_no_time_left_from_the_first_step(monkeypatch: pytest.MonkeyPatch, now: Now) -> None:
+    import podium.cli.progress as progress
+
+    clock = iter([0.0, 100.0, 110.0, 120.0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    from rich.console import Console
+
+    out = io.StringIO()
+    line = progress.ProgressLine(Console(file=out, width=200))
+
+    class State:
+        max_steps, is_world_process_zero, num_input_tokens_seen = 10, True, 0
+        global_step = 0
+
+    line.on_train_begin(None, State(), None)  # type: ignore[arg-type]
+    for step in (1, 2, 3):
+        state = State()
+        state.global_step = step
+        line.on_step_end(None, state, None)  # type: ignore[arg-type]
+        line.on_log(None, state, None, {"reward": 0.5, "loss": 0.1})  # type: ignore[arg-type]
+    first, second, third = out.getvalue().splitlines()
+    assert "left" not in first, "it holds the proof and completions that have not learnt to end"
+    assert "1:20 left" in second
+    assert "1:10 left" in third
+    now(first)
+
+
+@pytest.mark.defect("H5", "(loss 0.2545, no sign of progress)")
+def test_the_loss_is_not_said_to_show_the_lack_of_progress(now: Now) -> None:
+    from podium.cli.progress import describe
+
+    line = describe(3, 5, {"loss": 0.25}, ((0.0, 1, 0.0), (4.0, 3, 4000.0)))
+    assert "no sign of progress" not in line
+    assert line.endswith("loss 0.2500 (no measure of progress)")
+    now(line)
+
+
+@pytest.mark.defect("D14", "findings land inside the progress bar")
+@pytest.mark.defect("H15", "notes are not shown in Python")
+def test_notes_are_shown_above_the_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, now: Now
+) -> None:
+    from tqdm import tqdm
+
+    from podium.health import AboveTheBar, show_notes
+
+    podium, root = logging.getLogger("podium"), logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(podium, "handlers", [])
+    monkeypatch.setattr(podium, "propagate", True)
+    level = podium.level
+    try:
+        show_notes()
+        show_notes()
+        assert [type(handler) for handler in podium.handlers] == [AboveTheBar]
+        with tqdm(total=2) as bar:
+            bar.update()
+            logging.getLogger("podium.proof.first_batch").info("proof on the first batch, 1.0 s")
+            logging.getLogger("podium.health").warning("M122 86 %% of completions repeat")
+    finally:
+        podium.setLevel(level)
+    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    assert "note: proof on the first batch, 1.0 s" in lines
+    assert next(line for line in lines if "M122" in line).startswith("warning: M122")
+    now("on lines of their own: note: proof on the first batch, ...; warning: M122 ...")
+
+
+@pytest.mark.defect("N", "a program with logging of its own")
+def test_logging_that_was_set_up_is_left_alone(monkeypatch: pytest.MonkeyPatch, now: Now) -> None:
+    from podium.health import show_notes
+
+    podium = logging.getLogger("podium")
+    monkeypatch.setattr(podium, "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+    show_notes()
+    assert podium.handlers == []
+    now("left alone")
+
+
+@pytest.mark.defect("D12", "accuracy depends on words in a reward's name")
+def test_who_says_right_or_wrong_is_said() -> None:
+    """`check --rollouts` and the verdicts name the key; tests/unit/test_check_rollouts.py has the first."""
+    a, b = np.linspace(0.4, 0.6, 40), np.ones(40)
+    assert "`accuracy: NAME`" in verdict(paired_difference(a, b), "reward", ("A", "B"))
+
+
+def test_codes_of_healthy_rounds_stay_few() -> None:
+    assert codes_of(rounds=table, steps=30) == {}
