@@ -248,10 +248,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     "how",
-    [
-        pytest.param(how, marks=pytest.mark.defect("F1", f"merge with --base: {how}"))
-        for how in OTHERS
-    ],
+    [pytest.param(how, marks=pytest.mark.defect("F1", f"merge with --base: {how}")) for how in OTHERS],
 )
 def test_a_merge_onto_another_base_is_one_message(place: Path, how: str, now: Callable[[str], None]) -> None:
     code, out, err = podium(f"merge runs/adapter --out merged --base {save_tiny_model(place / 'other', **OTHERS[how])}")
@@ -259,7 +256,9 @@ def test_a_merge_onto_another_base_is_one_message(place: Path, how: str, now: Ca
     assert "Traceback" not in err
     assert "saved model" not in out
     assert not (place / "merged").exists()
-    what = "does not fit" if how == "other width" else "other is not the base that was trained on: on this base 4 recorded"
+    what = (
+        "does not fit" if how == "other width" else "other is not the base that was trained on: on this base 4 recorded"
+    )
     assert what in err
     assert "--base OWNER/NAME" in err
     now(err)

@@ -56,6 +56,8 @@ class _Notes(logging.Handler):
     """Podium's notes and warnings, on stderr, above a progress line."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "code"):  # a finding of `podium check`, which has said it
+            return
         word = {"INFO": "note", "WARNING": "warning"}.get(record.levelname, record.levelname.lower())
         errors.print(Text(f"{word}: {clean(record.getMessage())}"))
 

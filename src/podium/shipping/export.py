@@ -99,7 +99,6 @@ def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
 
 
 def _written(source: ModelSource, out: Path, dtype: str | None) -> Export:
-    import torch
 
     from podium.models.merging import TEXTS, expect
 
