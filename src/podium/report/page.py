@@ -24,7 +24,7 @@ from typing import Any
 from podium.report.columns import MAX_BYTES, packed
 from podium.report.series import charts
 from podium.report.summary import summary
-from podium.report.tables import evaluation, finding, flat, proof
+from podium.report.tables import evaluation, finding, flat, gravest, proof
 from podium.run import Run
 
 SCRIPTS = ("dom.js", "charts.js", "sections.js", "browser.js", "page.js")
@@ -40,7 +40,7 @@ def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> d
         "steps": [line.step for line in run.history],
         "stages": [{"name": part.name, "first": part.offset + 1, "last": part.last_step} for part in run.parts],
         "charts": charts(run),
-        "findings": [finding(row) for row in run.findings.to_dict("records")],
+        "findings": [finding(row) for row in gravest(run.findings.to_dict("records"))],
         "config": list(flat(run.config)),
         "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
         "evaluation": evaluation(run.evaluations),
