@@ -284,7 +284,8 @@ def test_equal_completions_stand_there_once(visit, report, now):
 def test_paper_has_steps_and_no_empty_headings(visit, report, now):
     opened = visit(report(num_steps=3))
     opened.page.emulate_media(media="print")
-    seen = "(selector) => [...document.querySelectorAll(selector)].filter((x) => x.getClientRects().length).map((x) => x.innerText)"
+    there = "(part) => [...document.querySelectorAll(part)].filter((x) => x.getClientRects().length)"
+    seen = f"(part) => ({there})(part).map((x) => x.innerText)"
     assert "step" in "".join(opened.page.evaluate(seen, ".finding .where button"))
     headings = opened.page.evaluate(seen, "h2")
     assert not {"Setup", "Other metrics"} & set(headings)

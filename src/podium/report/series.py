@@ -213,12 +213,8 @@ def charts(run: Run) -> list[dict[str, Any]]:
 
 
 def _shown(name: str) -> bool:
-    return (
-        name in SHOWN
-        or name.startswith(("time/", "eval_rewards/", "reward_weights/"))
-        or _by_function_mean(name)
-        or name == "eval_reward"
-    )
+    elsewhere = ("time/", "eval_rewards/", "reward_weights/")
+    return name in SHOWN or name.startswith(elsewhere) or _by_function_mean(name)
 
 
 def _by_function_mean(name: str) -> bool:

@@ -185,7 +185,7 @@ def _max_steps(run: Run) -> int | None:
 
 
 def _duration(run: Run) -> float | None:
-    """Seconds from the first log to the last, and those of the first step, where they were measured: else a mean one."""
+    """Seconds from the first log to the last, and those of the first step: a mean one where they were not measured."""
     times = run.metrics["time"].dropna().tolist()
     if not times:
         return None
