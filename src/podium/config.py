@@ -237,7 +237,8 @@ class GRPOConfig(trl.GRPOConfig):
         self._check_vllm()
         self.on_finding = actions(self.on_finding)
         self._follow_device()
-        checkpointing = self.gradient_checkpointing
+        renamed = getattr(self, "activation_checkpointing", None)  # what transformers 5.23 calls it
+        checkpointing = self.gradient_checkpointing if renamed is None else renamed
         self.gradient_checkpointing = bool(checkpointing)
         try:
             super().__post_init__()

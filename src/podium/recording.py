@@ -55,11 +55,10 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "reward": pa.float64(),
     "advantage": pa.float32(),
     "trained": pa.bool_(),
-    "answer": pa.string(),
     "contains_answer": pa.bool_(),
 }
-"""Columns of `rollouts/*.parquet` besides `reward/<name>`. `answer`: the row's own, where it is
-short; `contains_answer`: it stands in the completion. Both are null where the dataset has no column for it."""
+"""Columns of `rollouts/*.parquet` besides `reward/<name>`. `contains_answer`: the row's own answer stands in the
+completion; null where the dataset has no column for it."""
 
 Rows = dict[str, list[Any]]
 """A table as columns of equal length."""
@@ -110,7 +109,6 @@ def _group_rows(
         "reward": _nullable(combine(scored.rewards_GK, weights_K)),
         "advantage": [float(x) for x in advantage_G],
         "trained": [bool(x) for x in trained_G],
-        "answer": [None if gold is None else utf8(gold)] * count,
         "contains_answer": [None if gold is None else gold in completion.text for completion in completions],
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -192,7 +193,7 @@ def test_a_wrong_merge_is_refused_and_leaves_nothing(place: Path, monkeypatch: p
 def test_a_full_fine_tune_is_copied_and_cast(trained: Path, place: Path) -> None:
     code, out, err = podium("merge runs/full --out copy")
     assert code == 0, err
-    assert "a full fine-tune, there was nothing to merge: copied, saved in float32" in out
+    assert "all its weights were trained, so there is nothing to merge: copied, saved in float32" in out
     trained_weights = AutoModelForCausalLM.from_pretrained("runs/full").state_dict()
     copied = AutoModelForCausalLM.from_pretrained("copy").state_dict()
     assert all(value.equal(copied[name]) for name, value in trained_weights.items())
@@ -203,6 +204,47 @@ def test_a_full_fine_tune_is_copied_and_cast(trained: Path, place: Path) -> None
     assert all(half[name].equal(value.to(torch.bfloat16)) for name, value in trained_weights.items())
     assert "`base`, fine-tuned with GRPO." in (place / "half" / "README.md").read_text()
     assert "Weights in bfloat16." in (place / "half" / "README.md").read_text()
+
+
+@pytest.mark.defect("F14", "merge of a folder that was never trained")
+@pytest.mark.defect("H9", "merge of all weights")
+def test_a_folder_without_a_run_is_not_called_trained(trained: Path, place: Path, now: Callable[[str], None]) -> None:
+    code, out, err = podium(f"merge {trained}/base --out copy")
+    assert code == 0, err
+    assert "no adapter and no run beside it, so there is nothing to merge: copied, saved in float32" in out
+    assert "saved model and original differ by at most 0 nats" in out
+    card = (place / "copy/README.md").read_text()
+    assert "A copy of `base`. No run is known that trained it." in card
+    assert "fine-tuned" not in card.split("---")[2]
+    assert "trained model" not in out + card
+    now(out.splitlines()[0])
+
+
+@pytest.mark.defect("F9", "opening messages, verdict, pass@k and format")
+def test_the_card_asks_as_training_did(place: Path, now: Callable[[str], None]) -> None:
+    config = place / "runs/adapter/config.yaml"
+    text = yaml.safe_load(config.read_text())
+    hostile = 'Say "```" and <answer>\u202e'
+    config.write_text(
+        yaml.safe_dump({**text, "dataset": "x.jsonl", "prompt": "{q}", "answer": "{a}", "system": hostile})
+    )
+    after = place / "runs/adapter/evaluation/after.json"
+    looked = {**json.loads(after.read_text()), "pass_at": {"1": {"value": 0.5}, "4": {"value": 0.75}}}
+    after.write_text(json.dumps(looked))
+    code, _, err = podium("merge runs/adapter --out merged")
+    assert code == 0, err
+    card = (place / "merged/README.md").read_text()
+    program = card.split("## Use")[1].split("## Results")[0]
+    assert "began with the messages in front of the question" in program
+    code = re.search(r"^(`{3,})python\n(.*?)^\1$", program, re.DOTALL | re.MULTILINE)[2]
+    names: dict[str, Any] = {}
+    exec(code.split("generate =")[0] + code[code.index("messages =") : code.index("print(")], names)
+    assert [turn["content"] for turn in names["messages"]] == [hostile, "..."]
+    assert "| pass@4 |  | 0.750 |" in card
+    assert "| format kept \\(answer\\_format\\) |" in card
+    verdict = json.loads((place / "runs/adapter/evaluation/comparison.json").read_text())["verdict"]
+    assert verdict.split(":")[0] in card
+    now(code.splitlines()[4])
 
 
 def test_rounding_that_loses_what_was_trained_is_refused(place: Path) -> None:

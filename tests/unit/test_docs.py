@@ -91,7 +91,12 @@ def spelt(command: Any, name: str) -> list[tuple[str, Any]]:
     """A command and all below it, as they are typed."""
     if not isinstance(command, TyperGroup):
         return [(name, command)]
-    return [each for below, child in command.commands.items() for each in spelt(child, f"{name} {below}")]
+    return [
+        each
+        for below, child in command.commands.items()
+        if not child.hidden
+        for each in spelt(child, f"{name} {below}")
+    ]
 
 
 def commands() -> str:

@@ -139,7 +139,9 @@ class MergeProof:
     @property
     def apart(self) -> str:
         """What was compared and how far it is apart."""
-        trained = "trained model" if self.effect is None or self.same_base else "adapter on this base"
+        trained = (
+            "trained model" if self.same_base else "adapter on this base" if self.effect is not None else "original"
+        )
         change = "" if self.effect is None else f"; the adapter itself changes {self.effect:.2g} nats"
         return (
             f"saved model and {trained} differ by at most {self.difference:.2g} nats ({self.tolerance:g} allowed) over "

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from podium.models.finding import ADAPTER, MERGED, ModelSource, load, load_token
 from podium.run import ROLLOUTS, STAGES, Run
 from podium.shipping.card import CARD, Shipped, card
 from podium.shipping.opening import OPENING, RECORD, opening
-from podium.shipping.origin import Base, base_named
+from podium.shipping.origin import Base, base_named, publishable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +71,13 @@ def export(source: ModelSource, out: Path, *, dtype: str | None = None) -> Expor
     """
     if out.exists():
         raise ConfigError(f"{out} is there already.", fix="Give a folder that is not: --out DIR.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent):
+            pass
+    except OSError as error:
+        what = f"{out} cannot be made ({error.strerror})."
+        raise ConfigError(what, fix="Give another place: --out DIR.") from error
     return _write(source, out, dtype)
 
 
@@ -80,10 +88,17 @@ def merged_folder(source: ModelSource) -> Path:
     """
     assert source.adapter is not None
     out = source.adapter / MERGED
-    if _made_from(out) == _digest(source) and damage(out) is None:
+    if is_merged(source):
         return out
     logger.info("Merging the adapter into %s.", out)
     return _write(source, out, None).folder
+
+
+def is_merged(source: ModelSource) -> bool:
+    """Whether an adapter lies merged in its own folder, whole and of these weights."""
+    assert source.adapter is not None
+    out = source.adapter / MERGED
+    return _made_from(out) == _digest(source) and damage(out) is None
 
 
 def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
@@ -296,6 +311,7 @@ def describe(
         checkpoint=step,
         proof=proof,
         has_chat_template=folder is None or _has_chat_template(folder, source),
+        opening=publishable({"opening": opening(source)})["opening"],
         lora=None if source.adapter is None else json.loads((source.adapter / ADAPTER).read_text(encoding="utf-8")),
     )
 

@@ -223,10 +223,13 @@ def send(files: Sequence[Sent], place: Place, *, title: str) -> str:
     return str(done.commit_url)
 
 
+CLIENTS = ("httpx", "httpcore", "httpx2", "httpcore2", "requests", "urllib3")
+"""Packages by which versions of huggingface_hub speak, and whose errors are of the network."""
+
+
 @contextmanager
 def _one_message(repo: str) -> Iterator[None]:
     """What the hub's client raises, as one message without a traceback and without the token."""
-    import httpx
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     try:
@@ -239,7 +242,9 @@ def _one_message(repo: str) -> Iterator[None]:
         raise _refused(repo, error) from error
     except ValueError as error:  # the hub has read the card's metadata
         raise HubError(f"The hub refuses {repo}: {error}") from error
-    except (httpx.TransportError, ConnectionError) as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in CLIENTS:
+            raise
         raise HubError(
             f"The hub cannot be reached ({type(error).__name__}); nothing was sent to {repo}.",
             fix="`--dry-run` shows what would be sent without it.",
