@@ -164,7 +164,7 @@ def difference(value: float, low: float, high: float, p_value: float, num_prompt
         (difference(-0.25, -0.4, -0.1, 0.01), "Worse: accuracy fell from 0.500 (A) to 0.250 (B), by -0.250"),
         pytest.param(
             difference(0.066, 0.007, 0.132, 0.063),
-            "No difference shown: accuracy 0.500 (A) and 0.566 (B), difference +0.066 [+0.007, +0.132], on 20 prompts "
+            "No difference shown: accuracy 0.500 (A) and 0.566 (B), difference +0.066 [+0.007, +0.132], on 80 prompts "
             "(sign-flip test, p = 0.063). The interval leaves 0 out; the test, which decides, finds as much by chance "
             "in 6 % of cases.",
             marks=pytest.mark.defect("H10", "an interval without 0 beside a test that shows nothing"),
