@@ -62,7 +62,7 @@ test-processors: .venv/.ok ## the tests as on older processors, and bf16 on each
 test-latest: ## the tests with the newest transformers 5 and TRL 1, in .venv-latest
 	$(PY) -m venv .venv-latest
 	.venv-latest/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-latest/bin/pip install --upgrade "transformers>=5,<6" "trl>=1.16,<2" "$(TORCH)" -e ".[test]"
+	.venv-latest/bin/pip install --upgrade "transformers>=5,<6" "trl>=1.16,<2" "$(TORCH)" -e ".[test,tasks]"
 	.venv-latest/bin/pip install --no-deps "$(BUILTIN_MODEL)"
 	$(TEST_ENV) .venv-latest/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow"
 

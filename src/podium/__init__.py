@@ -8,8 +8,12 @@ no torch, no transformers.
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# transformers 5.23 calls it activation checkpointing; TRL, PEFT and recipes use the older name.
+warnings.filterwarnings("ignore", r"`(is_)?gradient_checkpointing", FutureWarning)
 
 __version__ = "0.1.0"
 

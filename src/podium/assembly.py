@@ -491,6 +491,8 @@ def _decide_checkpointing(args: GRPOConfig, tokens_per_pack: int, path: Path) ->
     if args.gradient_checkpointing is None:
         longest = args.max_completion_length + (args.max_prompt_length or 0)
         args.gradient_checkpointing = path == "padded" or longest > 4 * tokens_per_pack
+        if hasattr(args, "activation_checkpointing"):  # what transformers 5.23 reads
+            args.activation_checkpointing = args.gradient_checkpointing
     if args.gradient_checkpointing and kind_of(args.device).host_memory:
         return_large_blocks()
 

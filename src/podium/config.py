@@ -147,17 +147,26 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         None,
         "training would compute with probabilities that know nothing of the constraint",
     ),
-    "use_liger_kernel": (
-        False,
-        "its kernels replace the forward that Podium drives; the head is computed in chunks anyway",
-    ),
-    "torch_compile": (False, "the head is replaced for every forward, so each of them would be compiled again"),
-    "max_tool_calling_iterations": (None, "tools are not supported"),
-    "log_multimodal": (True, "images are not supported, so there are none to leave out"),
-    "transformers_continuous_batching_config": (None, "the live engine schedules by itself and takes no such settings"),
     "ds3_gather_for_generation": (True, "sampling from sharded weights without gathering them is not supported"),
 }
 """TRL fields that Podium does not honour: (value that asks for nothing, what to know)."""
+
+WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
+    "pad_to_multiple_of": ("auto", "nothing is padded"),
+    "use_liger_kernel": (
+        False,
+        "its kernels make the same numbers faster; Podium drives the forward itself and computes the head in chunks",
+    ),
+    "torch_compile": (False, "nothing is compiled: the head is replaced for every forward"),
+    "torch_compile_backend": (None, "nothing is compiled"),
+    "torch_compile_mode": (None, "nothing is compiled"),
+    "max_tool_calling_iterations": (None, "no tools are called"),
+    "log_multimodal": (True, "there are no images to leave out"),
+    "transformers_continuous_batching_config": (None, "the live engine schedules by itself"),
+    "use_transformers_continuous_batching": (False, "the live engine lets rows enter and leave as they end, too"),
+    "use_transformers_paged": (False, "the live engine lets rows enter and leave as they end, too"),
+}
+"""TRL fields that change nothing here and nothing in the result: (value that asks for nothing, why). A note says so."""
 
 VLLM_ALONE: Mapping[str, tuple[str, ...]] = {
     "server": (
@@ -307,7 +316,8 @@ class GRPOConfig(trl.GRPOConfig):
         self._check_vllm()
         self.on_finding = actions(self.on_finding)
         self._follow_device()
-        checkpointing = self.gradient_checkpointing
+        renamed = getattr(self, "activation_checkpointing", None)  # what transformers 5.23 calls it
+        checkpointing = self.gradient_checkpointing if renamed is None else renamed
         self.gradient_checkpointing = bool(checkpointing)
         try:
             super().__post_init__()
@@ -325,10 +335,6 @@ class GRPOConfig(trl.GRPOConfig):
             )
         call_settings(self)
         self._check_async()
-        if self.use_transformers_continuous_batching:
-            logger.info(
-                "use_transformers_continuous_batching: the live engine lets rows enter and leave as they end, too."
-            )
 
     @property
     def device(self) -> torch.device:
@@ -388,12 +394,19 @@ class GRPOConfig(trl.GRPOConfig):
             self._n_gpu = 1  # one trains, another samples
 
     def _check_refused(self) -> None:
-        if self.pad_to_multiple_of not in ("auto", None):
+        if self.use_liger_kernel and (self.liger_kernel_config or {}).get("fused_linear_cross_entropy"):
             raise ConfigError(
-                "pad_to_multiple_of is an option of TRL that Podium does not honour: nothing is padded.",
+                "liger_kernel_config asks for fused_linear_cross_entropy, which drops the log-probabilities of tokens "
+                "that the loss is made of.",
                 code="C018",
-                fix="take `pad_to_multiple_of` out",
+                fix="take `liger_kernel_config` out",
             )
+        for name, (idle, reason) in WITHOUT_EFFECT.items():
+            value = getattr(self, name)
+            if value != idle and value is not None:
+                logger.info("%s=%r has no effect: %s.", name, value, reason)
+                if name.startswith(("use_liger", "torch_compile")):  # transformers would act on it
+                    setattr(self, name, idle)
         for name, (idle, reason) in REFUSED.items():
             if getattr(self, name) != idle:
                 raise ConfigError(

@@ -315,6 +315,7 @@ class Health(TrainerCallback):
                 "parameters": parts.num_parameters,
                 "trained_parameters": trained,
                 "adapter": hasattr(parts.policy, "peft_config"),
+                "quantized": getattr(parts.policy.config, "quantization_config", None) is not None,
             },
             "reward_weights": dict(
                 zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)

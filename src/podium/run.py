@@ -105,6 +105,11 @@ class Run:
             offset = max(part.last_step, offset + (entry.get("steps") or 0))
         return tuple(parts)
 
+    @property
+    def has_ended(self) -> bool:
+        """Of a run in stages: whether each of them has."""
+        return all(entry.get("ended_by") for entry in _stage_entries(self.folder))
+
     @cached_property
     def history(self) -> tuple[StepMetrics, ...]:
         """One record a step, in order. What was null (not a finite number) is NaN."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -16,6 +18,8 @@ from podium.rewards.score import CallSettings
 
 if TYPE_CHECKING:
     from podium.config import GRPOConfig
+
+logger = logging.getLogger(__name__)
 
 
 def sampling_settings(
@@ -144,3 +148,41 @@ def entropy_control(args: GRPOConfig) -> EntropyControl:
         coef_min=args.entropy_coef_min,
         coef_max=args.entropy_coef_max,
     )
+
+
+UNLIKE_PAPER: tuple[tuple[Callable[[GRPOConfig], bool], str, str, tuple[str, str]], ...] = (
+    (
+        lambda args: args.loss_type == "luspo" and args.importance_sampling_level != "sequence",
+        "loss_type luspo with importance_sampling_level {args.importance_sampling_level}",
+        "LUSPO is defined by ratios of whole completions",
+        ("importance_sampling_level", "sequence"),
+    ),
+    (
+        lambda args: args.loss_type == "vespo" and args.importance_sampling_level != "token",
+        "loss_type vespo with importance_sampling_level {args.importance_sampling_level}",
+        "VESPO weighs whole completions by itself",
+        ("importance_sampling_level", "token"),
+    ),
+    (
+        lambda args: (
+            args.importance_sampling_level == "sequence" and args.loss_type in ("bnpo", "dr_grpo", "dapo", "cispo")
+        ),
+        "importance_sampling_level sequence with loss_type {args.loss_type}",
+        "the loss sums over tokens, so every completion weighs as much as it is long; GSPO takes their mean",
+        ("loss_type", "grpo"),
+    ),
+    (
+        lambda args: args.loss_type == "dr_grpo" and args.scale_rewards == "group",
+        "loss_type dr_grpo with scale_rewards {args.scale_rewards}",
+        "Dr. GRPO removes the division by the group's deviation; with it the bias towards easy prompts is back",
+        ("scale_rewards", "none"),
+    ),
+)
+"""(when, what, why, the setting that cures it): what works and is not what the paper of that name does."""
+
+
+def warn_unlike_paper(args: GRPOConfig) -> None:
+    """Log what `podium check` finds as C025, which is why the command line does not show it again."""
+    for applies, what, why, (name, value) in UNLIKE_PAPER:
+        if applies(args):
+            logger.warning("%s: %s. Set %s=%r.", what.format(args=args), why, name, value, extra={"code": "C025"})

@@ -28,6 +28,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from podium import checkpoint, resume
 from podium.assembly import NOT_SUPPORTED, Parts, assemble
+from podium.attributes import with_attributes
 from podium.config import GRPOConfig, refuse_unknown
 from podium.devices import kind_of
 from podium.errors import CheckpointError
@@ -46,10 +47,12 @@ from podium.records import ScoredGroup, TrainingGroup
 from podium.rollouts import EVALUATION, Rollouts, training_group
 from podium.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
 from podium.saving import SavesWhole
+from podium.settings import warn_unlike_paper
 
 logger = logging.getLogger(__name__)
 
 
+@with_attributes
 class GRPOTrainer(SavesWhole):
     """TRL's `GRPOTrainer`: the same arguments, the same names in the logs, several times faster.
 
@@ -98,6 +101,7 @@ class GRPOTrainer(SavesWhole):
             peft_config=peft_config,
             not_supported=not_supported,
         )
+        warn_unlike_paper(parts.args)
         self.parts: Parts = parts
         self.round: Round | None = None
         self._random_numbers_in: str | None = None  # a checkpoint whose random state is still to be loaded
@@ -302,7 +306,7 @@ class GRPOTrainer(SavesWhole):
 
     def generate_completions(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
         num_generations: int | None = None,
         *,
         greedy: bool = False,
@@ -310,9 +314,11 @@ class GRPOTrainer(SavesWhole):
     ) -> list[ScoredGroup]:
         """Sample and score, without training; the same rows give the same random numbers every time.
 
-        `temperature` is the training's unless given. Several processes call it together, and share the work; all get
-        all of it.
+        `rows` may be a dict of columns, as `dataset[:4]` is. `temperature` is the training's unless given. Several
+        processes call it together, and share the work; all get all of it.
         """
+        if isinstance(rows, Mapping):
+            rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
         mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
         prompts = [self.rollouts.prompt(rows[i], i, i) for i in mine]
         count = num_generations or self.args.num_generations

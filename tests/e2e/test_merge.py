@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 import yaml
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 
 from podium.checkpoint import damage
 from podium.cli import app
+from podium.errors import ProofError
 from podium.models.finding import find_model
 from podium.shipping.export import merged_folder
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
@@ -64,7 +67,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, more in (("adapter", '--lora {"r":4,"lora_alpha":64,"target_modules":"all-linear"}'), ("full", "")):
         code, _, err = podium(f"train {place}/run.yaml --output_dir {place}/runs/{name} {more}")
         assert code == 0, err
+    make_readable(place / "runs/adapter", place / "base")
     return place
+
+
+def make_readable(run: Path, base: Path) -> None:
+    """Completions of the first round as the base might have sampled them: text that becomes the same tokens again.
+
+    A tiny model samples bytes that are no text.
+    """
+    [path] = sorted((run / "rollouts").glob("0000001-*.parquet"))
+    rows = pandas.read_parquet(path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    for i, prompt in enumerate(rows["prompt"]):
+        asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        said = tokenizer(f"{i} + {i + 3}", add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logps = model(torch.tensor([[*asked, *said]])).logits[0, len(asked) - 1 : -1].log_softmax(-1)
+        rows.loc[i, "completion"], rows.loc[i, "num_tokens"] = f"{i} + {i + 3}", len(said)
+        rows.loc[i, "mean_logp"] = float(logps.gather(-1, torch.tensor(said)[:, None]).mean())
+    rows.to_parquet(path)
 
 
 @pytest.fixture
@@ -89,7 +111,7 @@ def test_adapter_merged_and_reloaded_say_the_same(trained: Path, place: Path) ->
     code, out, err = podium("merge runs/adapter --out merged")
     assert code == 0, err
     assert "merged in float32, saved in float32" in out
-    assert "saved and trained model differ by at most" in out
+    assert "saved model and trained model differ by at most" in out
     tokenizer = AutoTokenizer.from_pretrained("merged")
     with_adapter = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(trained / "base"), "runs/adapter")
     said = texts(with_adapter, tokenizer)
@@ -163,7 +185,7 @@ def test_a_wrong_merge_is_refused_and_leaves_nothing(place: Path, monkeypatch: p
         monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lossy)
     code, _, err = podium("merge runs/adapter --out merged")
     assert code == 2
-    assert err.startswith("error: The merge is refused: saved and trained model differ by at most")
+    assert err.startswith("error: The merge is refused: saved model and trained model differ by at most")
     assert "nats (0.001 allowed)" in err
     assert [path.name for path in place.iterdir()] == ["runs"]
 
@@ -171,7 +193,7 @@ def test_a_wrong_merge_is_refused_and_leaves_nothing(place: Path, monkeypatch: p
 def test_a_full_fine_tune_is_copied_and_cast(trained: Path, place: Path) -> None:
     code, out, err = podium("merge runs/full --out copy")
     assert code == 0, err
-    assert "a full fine-tune, there was nothing to merge: copied, saved in float32" in out
+    assert "all its weights were trained, so there is nothing to merge: copied, saved in float32" in out
     trained_weights = AutoModelForCausalLM.from_pretrained("runs/full").state_dict()
     copied = AutoModelForCausalLM.from_pretrained("copy").state_dict()
     assert all(value.equal(copied[name]) for name, value in trained_weights.items())
@@ -182,6 +204,47 @@ def test_a_full_fine_tune_is_copied_and_cast(trained: Path, place: Path) -> None
     assert all(half[name].equal(value.to(torch.bfloat16)) for name, value in trained_weights.items())
     assert "`base`, fine-tuned with GRPO." in (place / "half" / "README.md").read_text()
     assert "Weights in bfloat16." in (place / "half" / "README.md").read_text()
+
+
+@pytest.mark.defect("F14", "merge of a folder that was never trained")
+@pytest.mark.defect("H9", "merge of all weights")
+def test_a_folder_without_a_run_is_not_called_trained(trained: Path, place: Path, now: Callable[[str], None]) -> None:
+    code, out, err = podium(f"merge {trained}/base --out copy")
+    assert code == 0, err
+    assert "no adapter and no run beside it, so there is nothing to merge: copied, saved in float32" in out
+    assert "saved model and original differ by at most 0 nats" in out
+    card = (place / "copy/README.md").read_text()
+    assert "A copy of `base`. No run is known that trained it." in card
+    assert "fine-tuned" not in card.split("---")[2]
+    assert "trained model" not in out + card
+    now(out.splitlines()[0])
+
+
+@pytest.mark.defect("F9", "opening messages, verdict, pass@k and format")
+def test_the_card_asks_as_training_did(place: Path, now: Callable[[str], None]) -> None:
+    config = place / "runs/adapter/config.yaml"
+    text = yaml.safe_load(config.read_text())
+    hostile = 'Say "```" and <answer>\u202e'
+    config.write_text(
+        yaml.safe_dump({**text, "dataset": "x.jsonl", "prompt": "{q}", "answer": "{a}", "system": hostile})
+    )
+    after = place / "runs/adapter/evaluation/after.json"
+    looked = {**json.loads(after.read_text()), "pass_at": {"1": {"value": 0.5}, "4": {"value": 0.75}}}
+    after.write_text(json.dumps(looked))
+    code, _, err = podium("merge runs/adapter --out merged")
+    assert code == 0, err
+    card = (place / "merged/README.md").read_text()
+    program = card.split("## Use")[1].split("## Results")[0]
+    assert "began with the messages in front of the question" in program
+    code = re.search(r"^(`{3,})python\n(.*?)^\1$", program, re.DOTALL | re.MULTILINE)[2]
+    names: dict[str, Any] = {}
+    exec(code.split("generate =")[0] + code[code.index("messages =") : code.index("print(")], names)
+    assert [turn["content"] for turn in names["messages"]] == [hostile, "..."]
+    assert "| pass@4 |  | 0.750 |" in card
+    assert "| format kept \\(answer\\_format\\) |" in card
+    verdict = json.loads((place / "runs/adapter/evaluation/comparison.json").read_text())["verdict"]
+    assert verdict.split(":")[0] in card
+    now(code.splitlines()[4])
 
 
 def test_rounding_that_loses_what_was_trained_is_refused(place: Path) -> None:
@@ -215,6 +278,77 @@ def test_another_base_of_the_same_shape_can_be_given(place: Path, tmp_path: Path
     assert "belongs to /nowhere/base, which cannot be had" in err
     code, _, err = podium(f"merge runs/adapter --out merged --base {moved}")
     assert code == 0, err
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "other seed": {"seed": 11},
+    "other architecture": {"kind": "mistral", "seed": 11},
+    "other width": {"hidden_size": 64},
+}
+"""Bases that an adapter was not trained on."""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=pytest.mark.defect("F1", f"merge with --base: {how}")) for how in OTHERS],
+)
+def test_a_merge_onto_another_base_is_one_message(place: Path, how: str, now: Callable[[str], None]) -> None:
+    code, out, err = podium(f"merge runs/adapter --out merged --base {save_tiny_model(place / 'other', **OTHERS[how])}")
+    assert code == 2
+    assert "Traceback" not in err
+    assert "saved model" not in out
+    assert not (place / "merged").exists()
+    what = (
+        "does not fit" if how == "other width" else "other is not the base that was trained on: on this base 4 recorded"
+    )
+    assert what in err
+    assert "--base OWNER/NAME" in err
+    now(err)
+
+
+@pytest.mark.defect("F1", "the base's folder got other weights; its adapter is served")
+def test_a_base_that_was_overwritten(trained: Path, place: Path, now: Callable[[str], None]) -> None:
+    moved = place / "base"
+    shutil.copytree(trained / "base", moved)
+    config = place / "runs/adapter/adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": str(moved)}))
+    save_tiny_model(moved, seed=11)
+    with pytest.raises(ProofError, match="is not the base that was trained on") as refused:
+        merged_folder(find_model("runs/adapter"))
+    now(str(refused.value))
+    assert not (place / "runs/adapter/merged").exists()
+
+
+@pytest.mark.defect("F1", "nothing recorded to compare the base with")
+@pytest.mark.defect("N", "a merge where nothing is recorded is not called that of the trained model")
+def test_without_a_record_the_base_is_not_called_the_trained_one(place: Path, now: Callable[[str], None]) -> None:
+    shutil.rmtree(place / "runs/adapter/rollouts")
+    code, out, err = podium("merge runs/adapter --out merged")
+    assert code == 0, err
+    said = out.splitlines()[1]
+    assert said.startswith("saved model and adapter on this base differ")
+    assert said.endswith("whether this is the base that was trained on is not known: no completions to compare with")
+    assert "is not known" in (place / "merged/README.md").read_text()
+    assert json.loads((place / "merged/merge.json").read_text())["proof"]["base"] is None
+    now(said)
+
+
+@pytest.mark.defect("F1", "trained on a base in 4 bits: line and card")
+def test_a_run_in_four_bits_says_what_was_compared(place: Path, now: Callable[[str], None]) -> None:
+    """The record of a run on rounded weights: its completions are somewhat further from the unrounded base."""
+    record = place / "runs/adapter/config.yaml"
+    record.write_text(record.read_text() + "load_in_4bit: true\n")
+    [path] = sorted((place / "runs/adapter/rollouts").glob("0000001-*.parquet"))
+    rows = pandas.read_parquet(path)
+    rows["mean_logp"] += 0.3
+    rows.to_parquet(path)
+    code, out, err = podium("merge runs/adapter --out merged")
+    assert code == 0, err
+    said = out.splitlines()[1]
+    assert said.startswith("saved model and adapter on this base differ")
+    assert "0.3 nats a token from what the run recorded (1 allowed); training saw its weights rounded" in said
+    assert "rounded to 4 or 8 bits" in (place / "merged/README.md").read_text()
+    now(said)
 
 
 @pytest.mark.parametrize(

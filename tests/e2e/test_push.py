@@ -248,7 +248,7 @@ def dry(run: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[in
 def test_a_dry_run_asks_nobody(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = dry(run, monkeypatch, "--include", "*.yaml", "--include", "rollouts/*")
     assert code == 0
-    assert "To sums (not looked up, private):" in out
+    assert "To YOU/sums on the Hugging Face hub (not looked up, private):" in out
     assert "config.yaml" in out.split("Not sent")[0]
     assert "rollouts/" not in out.split("Not sent")[1]
 
@@ -261,6 +261,45 @@ def test_a_base_that_nobody_else_has_is_refused(run: Path, monkeypatch: pytest.M
     assert code == 2
     assert "`mine`, a folder of this machine, which nobody else has.\n  fix: Send the whole model with --merged" in err
     assert dry(run, monkeypatch, "--base", "me/mine")[0] == 0
+
+
+@pytest.mark.defect("F14", "push --dry-run --merged")
+def test_a_dry_run_of_the_merged_model_writes_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, now: Callable[[str], None]
+) -> None:
+    before = sorted(path.relative_to(run) for path in run.rglob("*"))
+    monkeypatch.setattr("podium.shipping.export.load", lambda *_, **__: pytest.fail("weights were loaded"))
+    code, out, _ = dry(run, monkeypatch, "--merged")
+    assert code == 0
+    assert "is not merged yet, and a dry run writes nothing" in out
+    assert "about 143.1 kB of weights" in out
+    assert sorted(path.relative_to(run) for path in run.rglob("*")) == before
+    now(out)
+
+
+@pytest.mark.parametrize("package", ["httpx", "httpcore2", "httpx2"])
+@pytest.mark.defect("G1", "a connection that fails, by the client of newer huggingface_hub")
+def test_errors_of_any_client_are_one_message(
+    push: Push, monkeypatch: pytest.MonkeyPatch, now: Callable[[str], None], package: str
+) -> None:
+    error = type("ConnectError", (Exception,), {"__module__": package})
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error("no route")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.whoami", fail)
+    code, _, err = push("--yes")
+    assert code == 2
+    assert "The hub cannot be reached (ConnectError)" in err
+    now(err)
+
+
+@pytest.mark.defect("H9", "where a push goes")
+def test_the_place_of_a_push_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, now: Callable[[str], None]) -> None:
+    _, out, _ = dry(run, monkeypatch)
+    now(out.splitlines()[0])
+    assert out.startswith("To YOU/sums on the Hugging Face hub")
+    assert dry(run, monkeypatch, "--repo", "team/sums")[1].startswith("To team/sums on the Hugging Face hub")
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "notes.md"])

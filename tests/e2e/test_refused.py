@@ -63,8 +63,11 @@ def test_arguments_of_trls_trainer(broken: str, tmp_path: Path, argument: str, v
         ({"vllm_importance_sampling_correction": False}, ["vllm_importance_sampling_correction"]),
         ({"use_vllm": True, "rollout_engine": "live"}, ["vllm", "live"]),
         ({"rollout_engine": "liv"}, ["rollout_engine", "liv", "Did you mean `live`?"]),
-        ({"max_tool_calling_iterations": 3}, ["max_tool_calling_iterations", "tools"]),
-        ({"log_multimodal": False}, ["log_multimodal", "images"]),
+        ({"ds3_gather_for_generation": False}, ["ds3_gather_for_generation", "sharded"]),
+        (
+            {"use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": True}},
+            ["liger_kernel_config", "fused_linear_cross_entropy"],
+        ),
         ({"loss_type": "grpoo"}, ["loss_type", "grpoo", "Did you mean `grpo`?", "dr_grpo"]),
         ({"importance_sampling_level": "sequenc"}, ["importance_sampling_level", "Did you mean `sequence`?"]),
         ({"scale_rewards": "groups"}, ["scale_rewards", "group, batch, none"]),

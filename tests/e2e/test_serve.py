@@ -5,19 +5,23 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from peft import LoraConfig, get_peft_model
+from typer.testing import CliRunner
 
+from podium.cli import app
 from podium.errors import ConfigError
-from podium.shipping.serving import server
+from podium.shipping.serving import ENGINES, server
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 SERVES = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai"))
@@ -42,12 +46,35 @@ def run(tmp_path: Path) -> Path:
 
 
 def start(run: Path, *arguments: str, path: str = "") -> subprocess.Popen[str]:
-    environment = {**os.environ, "PATH": os.pathsep.join([path, os.environ["PATH"]])}
+    environment = {
+        **os.environ,
+        "HF_HUB_CACHE": str(run.parents[1] / "hub"),
+        "PATH": os.pathsep.join([path, os.environ["PATH"]]),
+    }
     command = [sys.executable, "-m", "podium", "serve", str(run), *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, env=environment, text=True, **pipes)
 
 
+@pytest.mark.defect("H6", "the prompt of training, and a folder for /v1/models")
+def test_the_messages_of_training_are_in_the_request(
+    run: Path, monkeypatch: pytest.MonkeyPatch, now: Callable[[str], None]
+) -> None:
+    (run / "config.yaml").write_text("dataset: mine.jsonl\nprompt: '{q}'\nanswer: '{a}'\nsystem: It's sums.\n")
+    monkeypatch.setattr("podium.shipping.serving._transformers", lambda: ("server",))
+    monkeypatch.setitem(ENGINES, "transformers", lambda: ("server",))
+    monkeypatch.setattr("podium.shipping.serving.become", lambda made: None)
+    result = CliRunner().invoke(app, ["serve", str(run), "--port", str(free_port())])
+    assert result.exit_code == 0, result.output
+    [line] = [line for line in result.stdout.splitlines() if "curl" in line]
+    body = json.loads(shlex.split(line)[-1])
+    assert [turn["content"] for turn in body["messages"]] == ["It's sums.", "Hello"]
+    assert body["model"] == "mine/merged"
+    assert "The server adds nothing to a conversation: send the 1 first messages above" in result.stdout
+    now(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.defect("H6", "a machine without a hub cache")
 def test_a_server_is_told_the_model_by_a_short_name_and_this_machine(run: Path, tmp_path: Path) -> None:
     """A program called `vllm` that says how it was called."""
     program = tmp_path / "bin" / "vllm"
@@ -60,6 +87,7 @@ def test_a_server_is_told_the_model_by_a_short_name_and_this_machine(run: Path, 
     out, _ = process.communicate(timeout=250)
     assert process.returncode == 0, out
     folder, arguments = json.loads(out.splitlines()[-1])
+    assert (tmp_path / "hub").is_dir(), "`transformers serve` reads it for /v1/models"
     assert arguments == ["serve", "mine/merged", "--host", "127.0.0.1", "--port", port, "--max-model-len", "99"]
     assert (Path(folder) / "mine" / "merged" / "model.safetensors").is_file()
     assert f"http://127.0.0.1:{port}/v1" in out

@@ -240,6 +240,58 @@ def test_the_policy_holds(visit, report):
     assert opened.page.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
 
 
+# ---- what one sees ----
+
+
+@pytest.mark.defect("H1", "before and after: every mark inside its picture")
+@pytest.mark.defect("F8", "before and after: marks and intervals")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_marks_of_before_and_after_are_seen(visit, report, width, now):
+    opened = visit(report(num_steps=2), viewport={"width": width, "height": 844})
+    marks = opened.page.evaluate(
+        """() => [...document.querySelectorAll("svg.ab")].map((svg) => {
+            const box = svg.getBoundingClientRect();
+            const inside = [...svg.querySelectorAll("circle")].map((mark) => mark.getBoundingClientRect())
+                .filter((m) => m.top >= box.top - 1 && m.bottom <= box.bottom + 1 && m.right <= innerWidth);
+            return [inside.length, box.height];
+        })"""
+    )
+    assert marks
+    assert {count for count, _ in marks} == {2}
+    now(f"{len(marks)} pictures of {marks[0][1]:.0f} px, two marks in each, {width} px wide")
+
+
+@pytest.mark.defect("H4", "before and after, and the navigation, at 390 px")
+@pytest.mark.defect("F8", "phone")
+def test_a_phone_shows_the_whole_table(visit, report, now):
+    opened = visit(report(num_steps=2), viewport={"width": 390, "height": 844})
+    wider = (
+        "(selector) => [...document.querySelectorAll(selector)].filter((x) => x.scrollWidth > x.clientWidth + 1).length"
+    )
+    assert [opened.page.evaluate(wider, part) for part in (".held", ".links", "body")] == [0, 0, 0]
+    now("nothing is wider than its place")
+
+
+@pytest.mark.defect("F8", "eight equal completions")
+def test_equal_completions_stand_there_once(visit, report, now):
+    opened = visit(report(num_steps=1, texts=("the same",)))
+    shown = opened.page.locator(".group").first.locator(".completion").count()
+    assert shown < 8
+    now(f"{shown} cards in place of 8, and a button for all")
+
+
+@pytest.mark.defect("F8", "print: the step of a finding, no headings without content")
+def test_paper_has_steps_and_no_empty_headings(visit, report, now):
+    opened = visit(report(num_steps=3))
+    opened.page.emulate_media(media="print")
+    there = "(part) => [...document.querySelectorAll(part)].filter((x) => x.getClientRects().length)"
+    seen = f"(part) => ({there})(part).map((x) => x.innerText)"
+    assert "step" in "".join(opened.page.evaluate(seen, ".finding .where button"))
+    headings = opened.page.evaluate(seen, "h2")
+    assert not {"Setup", "Other metrics"} & set(headings)
+    now(f"headings on paper: {', '.join(headings)}")
+
+
 # ---- what one can do ----
 
 
@@ -269,9 +321,13 @@ def test_steps_and_groups(opened):
     assert opened.told().startswith("Step 20: 8 prompts, 64 completions")
     opened.page.click("[aria-label='Step before']")
     assert opened.told().startswith("Step 19:")
-    assert opened.page.locator(".group").first.locator(".completion").count() == 8
+    first = opened.page.locator(".group").first
+    folded = first.locator(".completion").count()
+    assert folded < 8, "completions that are repeated stand there once"
+    first.get_by_text(f"show all 8, with {8 - folded} repeated").click()
+    assert first.locator(".completion").count() == 8
     opened.page.select_option("[aria-label='Order within a group']", "reward")
-    rewards = opened.rewards()[:8]
+    rewards = opened.rewards()[:folded]
     assert rewards == sorted(rewards, reverse=True)
     assert "<|user|>" not in opened.page.locator(".prompt").first.inner_text()
     opened.page.get_by_text("as the model sees it").first.click()
@@ -294,6 +350,7 @@ def test_the_filters(opened):
     widths = [float(text.split()[0]) for text in opened.page.locator(".badge.wide").all_text_contents()]
     assert widths == sorted(widths, reverse=True)
     assert len(widths) > 3
+    assert widths[0] == 100, "one function at its highest, another at its lowest"
     opened.page.check("text=this step only")
     assert set(opened.page.locator(".completion .top .link").all_text_contents()) == {"step 20"}
     assert opened.quiet()

@@ -15,6 +15,7 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
+import podium.report
 from podium.cli import app
 from podium.cli.report import report_of_finished_run
 from podium.errors import DataError
@@ -99,6 +100,130 @@ def test_secrets_are_not_shown(run_folder, tmp_path):
 
 
 # ---- what is in it ----
+
+
+def tiles(data):
+    return {tile["label"]: (tile["value"], tile["detail"]) for tile in data["summary"]["numbers"]}
+
+
+def changed(folder, *, steps):
+    """The run's log with other values: `steps` gives a step's changes."""
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["values"] |= steps(line["step"])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.defect("H1", "the picture's height is its own")
+def test_the_style_does_not_cut_a_picture():
+    style = (Path(podium.report.__file__).parent / "assets/page.css").read_text()
+    [rule] = re.findall(r"^\.ab \{(.*)\}", style, re.MULTILINE)
+    assert "height" not in rule
+
+
+@pytest.mark.defect("H2", "the interval stands beside the number it is of")
+@pytest.mark.defect("F8", "from 1 % [74, 88]")
+def test_an_interval_stands_beside_its_number(run_folder, now):
+    folder = run_folder(num_steps=3)
+    look = json.loads((folder / "evaluation/after.json").read_text())["accuracy"]
+    value, detail = tiles(run_data(Run.load(folder)))["Held-out accuracy"]
+    assert value == "80 %"
+    assert detail == f"{100 * look['low']:.0f} to {100 * look['high']:.0f} %, before 2 %"
+    now(f"{value} {detail}")
+
+
+@pytest.mark.defect("H3", "a median of two, and a first step that took longer than the second")
+def test_seconds_of_two_steps(run_folder, now):
+    folder = changed(run_folder(num_steps=2), steps=lambda step: {"step_time": {1: 19.9, 2: 9.65}[step]})
+    data = run_data(Run.load(folder))
+    assert tiles(data)["Seconds a step"] == ("14.8", "median")
+    assert data["summary"]["seconds"] == pytest.approx(19.9 + 3.4)
+    now(f"{tiles(data)['Seconds a step']}, {data['summary']['seconds']:.1f} s in all")
+
+
+@pytest.mark.defect("F8", "-1.4e-17, 17 digits, a step at which none ended, ratios that never leave the range")
+def test_numbers_that_are_rounding(run_folder, now):
+    folder = changed(
+        run_folder(num_steps=9),
+        steps=lambda step: {
+            "reward": -1.4e-17,
+            "completions/mean_terminated_length": 0.0 if step == 2 else 7.0,
+            "clip_ratio/region_mean": 0.0,
+        },
+    )
+    (folder / "proof.json").write_text(
+        json.dumps({"checks": [{"result": "ok", "name": "a", "measured": 0.12345678901234567, "tolerance": 0.0}]})
+    )
+    data = run_data(Run.load(folder))
+    charts = {chart["key"]: chart for chart in data["charts"]}
+    assert set(charts["reward"]["curves"][0]["values"]) == {0.0}
+    assert tiles(data)["Reward"][0] == "0.00"
+    assert charts["length"]["curves"][1]["values"][:3] == [7.0, None, 7.0]
+    assert "clip" not in charts
+    assert data["proof"]["rows"] == [["ok", "a", "", "0.123", "", ""]]
+    now(f"reward {tiles(data)['Reward'][0]}; proof {data['proof']['rows'][0][3]}")
+
+
+@pytest.mark.defect("F8", "bands above the possible")
+def test_a_band_ends_where_rewards_end(run_folder):
+    data = run_data(Run.load(run_folder(num_steps=9)))
+    [reward] = [chart["curves"][0] for chart in data["charts"] if chart["key"] == "reward"]
+    assert max(reward["high"]) <= 3.0
+    assert min(reward["low"]) >= 0.0
+
+
+@pytest.mark.defect("F8", "the headline is of held-out prompts")
+def test_the_headline_is_of_held_out_prompts(run_folder, now):
+    folder = run_folder(num_steps=40)
+    compared = {"verdict": "Better: accuracy ...", "metric": "accuracy", "main": {"a": 0.01, "b": 0.8}}
+    (folder / "evaluation/comparison.json").write_text(json.dumps(compared))
+    headline = run_data(Run.load(folder))["summary"]["headline"].replace("\xa0", " ")
+    assert headline == "Better: held-out accuracy 1 % before, 80 % after."
+    now(headline)
+
+
+@pytest.mark.defect("F8", "a finished staged run reads step 14 of 22, and tiles span stages")
+def test_a_run_in_stages_that_has_ended(make_folder, tmp_path, now):
+    run = tmp_path / "run"
+    entries = []
+    for name, steps in (("form", 12), ("right", 9)):
+        make_folder(run, name, num_steps=steps)
+        entries.append(
+            {"name": name, "folder": name, "type": "grpo", "max_steps": 20, "steps": steps, "ended_by": "gate"}
+        )
+    changed(run / "form", steps=lambda step: {"reward": -5.0})
+    (run / "stages.json").write_text(json.dumps({"stages": entries}))
+    data = run_data(Run.load(run))
+    assert (data["summary"]["last_step"], data["summary"]["max_steps"]) == (21, 21)
+    assert "-5" not in "".join(tiles(data)["Reward"])
+    entries[1] |= {"ended_by": None, "steps": None}
+    (run / "stages.json").write_text(json.dumps({"stages": entries}))
+    assert run_data(Run.load(run))["summary"]["max_steps"] == 40
+    now(f"step {data['summary']['last_step']} of {data['summary']['max_steps']}; reward {tiles(data)['Reward']}")
+
+
+@pytest.mark.defect("F8", "M141 twice, as a warning and as an error")
+def test_a_finding_that_was_said_again_stands_there_once(run_folder):
+    folder = run_folder(num_steps=3)
+    found = {"code": "M141", "what": "w", "why": "", "fix": "", "step": 1}
+    (folder / "findings.jsonl").write_text(
+        "".join(json.dumps({**found, "severity": word}) + "\n" for word in ("warning", "error"))
+    )
+    assert [each["severity"] for each in run_data(Run.load(folder))["findings"]] == ["error"]
+
+
+@pytest.mark.defect("F8", "the curve of adaptive weights, and the right answer beside a completion")
+def test_weights_and_answers_are_shown(run_folder):
+    folder = changed(run_folder(num_steps=3), steps=lambda step: {"reward_weights/format": 1.1**step})
+    [path] = (folder / "rollouts").glob("*.parquet")
+    rows = pandas.read_parquet(path)
+    rows.assign(answer="7").to_parquet(path)
+    data = run_data(Run.load(folder))
+    assert [chart["title"] for chart in data["charts"] if chart["key"] == "weights"] == ["Reward weights"]
+    assert not [chart for chart in data["charts"] if chart["other"] and "weights" in chart["key"]]
+    assert set(columns(Run.load(folder).rollouts)["answer"]) == {"7"}
 
 
 def test_a_run_s_numbers(run_folder):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from podium.cli import app
@@ -127,6 +131,45 @@ def test_curves_in_the_terminal_without_control_sequences(run_folder, monkeypatc
     assert "warning[M999]" in result.stdout
     assert "[bold]kept[/bold]" in result.stdout
     assert not {"\x1b", "\x07", "\u202e"} & set(result.stdout)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pytest.param(width, marks=(pytest.mark.defect("H12", f"{width} columns"), pytest.mark.defect("F12", "watch")))
+        for width in (40, 80)
+    ],
+)
+def test_no_number_is_cut_on_a_narrow_terminal(run_folder, monkeypatch, now, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("podium.cli.terminal.console", Console(width=columns, highlight=False))
+    folder = run_folder(num_steps=20)
+    result = CliRunner().invoke(app, ["watch", str(folder), "--text"])
+    assert result.exit_code == 0, result.output
+    table = result.stdout.split("Completions")[0]
+    assert "\u2026" not in table
+    assert "step 1 " in table
+    assert "step 20" in table
+    assert ("\u2581" in table) == (columns == 80)
+    assert max(map(len, result.stdout.splitlines())) <= columns
+    now(next(line for line in table.splitlines() if "entropy" in line).strip())
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+@pytest.mark.defect("T11", "watch --text")
+def test_a_terminal_that_is_not_utf_8(run_folder, now, encoding):
+    folder = run_folder(num_steps=20, texts=("caf\u00e9 \u4e2d",))
+    made = subprocess.run(
+        [sys.executable, "-m", "podium", "watch", str(folder), "--text"],
+        env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "90"},
+        capture_output=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    text = made.stdout.decode(encoding)
+    assert ("\\u4e2d" in text) == (encoding != "utf-8")
+    assert ("\u2581" in text) == (encoding == "utf-8")
+    now(next(line for line in text.splitlines() if "entropy" in line).strip())
 
 
 def test_a_run_without_anything_yet(run_folder, monkeypatch):

@@ -302,7 +302,7 @@ CONFIG = [
     Case(code="C016", keys={"max_completion_length": 0}, says=("run.yaml:6: `max_completion_length` is 0; it must be at least 1",), cure="max_completion_length: 512", name="length"),
     Case(code="C016", keys={"epsilon": -0.2}, says=(f"run.yaml:{LAST}: `epsilon` is -0.2; it must be between 0 and 1",), cure="epsilon: 0.2", name="epsilon"),
     Case(code="C017", keys={"lora_r": 8}, says=(f"run.yaml:{LAST}: `lora_r` does nothing without `use_peft: true`",), cure="add it"),
-    Case(code="C018", keys={"use_liger_kernel": True}, says=(f"run.yaml:{LAST}: use_liger_kernel=True is an option of TRL",), cure="take `use_liger_kernel` out"),
+    Case(code="C018", keys={"ds3_gather_for_generation": False}, says=(f"run.yaml:{LAST}: ds3_gather_for_generation=False is an option of TRL",), cure="take `ds3_gather_for_generation` out"),
     Case(code="C019", recipe="lora:\n\tr: 16\n", says=(f"run.yaml:{LAST + 1}: a tab", "^"), cure="two spaces"),
     Case(code="C019", recipe="a: b: c\n", says=(f"run.yaml:{LAST}: a second `:`",), cure='a: "b: c"', name="colon"),
     Case(code="C020", keys={"output_dir": "${SCRATCH}/out"}, says=(f"run.yaml:{LAST}: output_dir: `${{SCRATCH}}/out`", "SCRATCH"), cure="write the path out"),
@@ -418,7 +418,13 @@ def test_a_good_run_has_neither_errors_nor_warnings(
 
 
 def test_everything_at_once(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {"num_generations": 2, "temperature": 0, "vllm_mode": "server", "pad_to_multiple_of": 8, "lora": {"rank": 2}}
+    keys = {
+        "num_generations": 2,
+        "temperature": 0,
+        "vllm_mode": "server",
+        "ds3_gather_for_generation": False,
+        "lora": {"rank": 2},
+    }
     lay_out(
         Case(code="", says=(), cure="", keys=keys, rows=[*bad(None), {"prompt": ""}], model=truncate), tmp_path, saved
     )

@@ -162,6 +162,13 @@ def difference(value: float, low: float, high: float, p_value: float, num_prompt
             "(sign-flip test, p < 0.001).",
         ),
         (difference(-0.25, -0.4, -0.1, 0.01), "Worse: accuracy fell from 0.500 (A) to 0.250 (B), by -0.250"),
+        pytest.param(
+            difference(0.066, 0.007, 0.132, 0.063),
+            "No difference shown: accuracy 0.500 (A) and 0.566 (B), difference +0.066 [+0.007, +0.132], on 80 prompts "
+            "(sign-flip test, p = 0.063). The interval leaves 0 out; the test, which decides, finds as much by chance "
+            "in 6 % of cases.",
+            marks=pytest.mark.defect("H10", "an interval without 0 beside a test that shows nothing"),
+        ),
         (difference(0.05, -0.02, 0.12, 0.2), "No difference shown: accuracy 0.500 (A) and 0.550 (B), difference"),
         (difference(0.5, math.nan, math.nan, 0.06, 5), "5 prompts are too few to show one."),
     ],

@@ -65,7 +65,7 @@ def test_a_broken_merge_is_refused(monkeypatch: pytest.MonkeyPatch, fault: str) 
     with pytest.raises(ProofError, match="The merge is refused") as refused:
         merged_and_proved(model)
     assert refused.value.code == "P013"
-    assert "belong to this base" in refused.value.fix
+    assert "podium explain P013" in refused.value.fix
 
 
 def test_half_precision_that_drops_the_adapter_is_refused() -> None:

@@ -25,6 +25,7 @@ from podium.recipe.schema import default_line
 from podium.records import Finding
 from podium.redaction import without_secrets
 from podium.resume import differences
+from podium.settings import UNLIKE_PAPER
 
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
@@ -186,37 +187,6 @@ def steps_of(setup: Setup) -> int | None:
     return math.ceil(args.num_train_epochs * rounds * plan.micro_steps_per_round / plan.accumulation)
 
 
-_LEVELS = (
-    (
-        lambda args: args.loss_type == "luspo" and args.importance_sampling_level != "sequence",
-        "loss_type luspo with importance_sampling_level {args.importance_sampling_level}",
-        "LUSPO is defined by ratios of whole completions",
-        ("importance_sampling_level", "sequence"),
-    ),
-    (
-        lambda args: args.loss_type == "vespo" and args.importance_sampling_level != "token",
-        "loss_type vespo with importance_sampling_level {args.importance_sampling_level}",
-        "VESPO weighs whole completions by itself",
-        ("importance_sampling_level", "token"),
-    ),
-    (
-        lambda args: (
-            args.importance_sampling_level == "sequence" and args.loss_type in ("bnpo", "dr_grpo", "dapo", "cispo")
-        ),
-        "importance_sampling_level sequence with loss_type {args.loss_type}",
-        "the loss sums over tokens, so every completion weighs as much as it is long; GSPO takes their mean",
-        ("loss_type", "grpo"),
-    ),
-    (
-        lambda args: args.loss_type == "dr_grpo" and args.scale_rewards == "group",
-        "loss_type dr_grpo with scale_rewards {args.scale_rewards}",
-        "Dr. GRPO removes the division by the group's deviation; with it the bias towards easy prompts is back",
-        ("scale_rewards", "none"),
-    ),
-)
-"""(when, what, why, the setting that cures it): what works and is not what the paper of that name does."""
-
-
 _NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
 
 
@@ -275,7 +245,7 @@ def filters(setup: Setup) -> Iterator[Finding]:
 
 def combinations(setup: Setup) -> Iterator[Finding]:
     """Losses at a level that they were not made for."""
-    for applies, what, why, (key, value) in _LEVELS:
+    for applies, what, why, (key, value) in UNLIKE_PAPER:
         if setup.args is not None and applies(setup.args):
             yield Finding(
                 code="C025",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -43,6 +44,9 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def guarded(*args: Any, **kwargs: Any) -> None:
+        for stream in (sys.stdout, sys.stderr):  # one that is not UTF-8 shows what it lacks as an escape
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
             verb(*args, **kwargs)
         except PodiumError as error:
@@ -62,7 +66,27 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def version(wanted: bool = True) -> None:
+    """The version of Podium."""
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(f"podium {metadata.version('podium')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version, and end.", callback=version)] = False,
+) -> None:
+    pass
+
+
+app.command("version", hidden=True)(lambda: version())
 app.command()(_guarded(init))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(train))
 app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(check))

@@ -97,13 +97,13 @@ def show_findings(console: Console, found: Sequence[Finding]) -> None:
 def _show(console: Console, finding: Finding, *, with_cure: bool) -> None:
     from rich.text import Text
 
-    from podium.cli.terminal import clean
+    from podium.cli.terminal import clean, say
 
     head = Text(f"{finding.severity}[{finding.code}] ", style=STYLES[finding.severity])
-    console.print(head + Text(clean(finding.what)), soft_wrap=True)
+    say(console, head + Text(clean(finding.what)))
     for word, text in (("why", finding.why), ("fix", finding.fix)):
         if text and with_cure:
-            console.print(Text(f"  {word}: ", style="dim") + Text(clean(text)), soft_wrap=True)
+            say(console, Text(f"  {word}: ", style="dim") + Text(clean(text)))
 
 
 def summary(path: str, found: Sequence[Finding]) -> str:

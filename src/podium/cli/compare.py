@@ -24,6 +24,7 @@ from podium.cli.targets import Asked
 from podium.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from podium.cli.targets import Target
     from podium.evaluation import Comparison
     from podium.evaluation.evaluate import Task
     from podium.evaluation.saved import Saved
@@ -94,7 +95,7 @@ def _evaluate(
     """Both models on every set; a pair of saved evaluations for each."""
     from podium.cli.eval import look, made_folder
     from podium.cli.targets import base_of, find_target, policy_of, recipe_of, stem, task_of
-    from podium.cli.terminal import prepare_output
+    from podium.cli.terminal import errors, prepare_output, shown
     from podium.evaluation.evaluate import load, prepare, unload
     from podium.evaluation.saved import Saved
 
@@ -110,6 +111,8 @@ def _evaluate(
         recipes.append(recipe_of(measuring, second))
         tasks.append(task_of(recipes[1], second))
         tasks[1] = dataclasses.replace(tasks[1], args=_computed_alike(tasks))
+    if not asked.recipe and (told := _whose_rewards(targets, measuring)):
+        errors.print(shown(f"note: {told}"), soft_wrap=True)
     policies = [policy_of(target, recipes[0]) for target in targets]
     if policies[0].name == policies[1].name:
         policies = [
@@ -127,6 +130,23 @@ def _evaluate(
         del loaded
         unload()
     return [(a, b) for a, b in saved]
+
+
+def _whose_rewards(targets: Sequence[Target], measuring: Target) -> str:
+    """Where the two runs were trained on other rewards: with whose both are measured."""
+    from podium.run import Run
+
+    runs = {target.run.resolve(): Run(folder=target.run) for target in targets if target.run is not None}
+    given = [
+        {key: run.given.get(key) for key in ("rewards", "reward_funcs", "reward_weights")} for run in runs.values()
+    ]
+    sources = [run.environment.get("rewards") for run in runs.values()]
+    if len(runs) < 2 or (given[0] == given[1] and sources[0] == sources[1]) or measuring.run is None:
+        return ""
+    named = {run.name: ", ".join(run.environment.get("reward_weights", {})) or "not known" for run in runs.values()}
+    listed = "; ".join(f"{name}: {rewards}" for name, rewards in named.items())
+    ours = runs[measuring.run.resolve()].name
+    return f"the two runs were trained on other rewards ({listed}). Both are measured with those of {ours}."
 
 
 def _check_column(task: Task, by: str | None) -> None:

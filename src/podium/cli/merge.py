@@ -20,14 +20,15 @@ def merge(
 ) -> None:
     """Merge a run's adapter into its base, compare both on prompts of the run, and save one plain model."""
     from podium.cli.terminal import prepare_output
-    from podium.models.finding import find_model
+    from podium.models.finding import find_model, run_of
     from podium.shipping.export import export
 
     source = find_model(run, base=base)
     prepare_output()
     made = export(source, out, dtype=dtype)
     size = sum(path.stat().st_size for path in made.folder.iterdir()) / 1e9
-    what = "merged in float32" if made.merged else "a full fine-tune, there was nothing to merge: copied"
+    trained = "all its weights were trained" if run_of(source) else "no adapter and no run beside it"
+    what = "merged in float32" if made.merged else f"{trained}, so there is nothing to merge: copied"
     typer.echo(f"{run}: {what}, saved in {made.dtype}")
     typer.echo(f"{made.proof}")
     typer.echo(f"{made.folder}  ({size:.1f} GB; README.md is its card)")

@@ -75,14 +75,26 @@ class ProgressLine(TrainerCallback):
     def _show(self, state: TrainerState) -> None:
         if self.live is not None:
             line = describe(state.global_step, state.max_steps, self.logs, tuple(self.marks))
-            self.live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
+            self.live.update(Text(fitting(line, self.console.width), overflow="ellipsis", no_wrap=True), refresh=True)
 
     def _print_now_and_then(self, state: TrainerState) -> None:
         done = state.global_step / max(state.max_steps, 1)
         if done - self.printed >= 0.05 or state.global_step in (1, state.max_steps):
             self.printed = done
             line = describe(state.global_step, state.max_steps, self.logs, tuple(self.marks))
-            self.console.print(Text(line), soft_wrap=True)
+            self.console.print(Text(fitting(line, self.console.width)), soft_wrap=True)
+
+
+def fitting(line: str, width: int) -> str:
+    """As many of its parts as fit.
+
+    >>> fitting("step 3/5  reward 1.250  0:04 left", 25)
+    'step 3/5  reward 1.250'
+    """
+    parts = line.split("  ")
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        parts.pop()
+    return "  ".join(parts)
 
 
 def describe(step: int, max_steps: int, logs: Mapping[str, float], marks: tuple[tuple[float, int, float], ...]) -> str:

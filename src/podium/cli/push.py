@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,19 +25,26 @@ def push(
     """Send a model and its card to the hub, after showing which files, how large, where, and who will see them."""
     from podium.cli.terminal import clean, prepare_output
     from podium.models.finding import find_model
-    from podium.shipping.export import describe, merged_folder
+    from podium.shipping.export import describe, is_merged, merged_folder
     from podium.shipping.hub import files_to_send, find_place, left_out, send
 
     source = find_model(run)
     title = describe(source, address="").title
     prepare_output()
     if merged and source.adapter is not None:
+        if dry_run and not is_merged(source):
+            typer.echo(
+                f"{clean(str(source.adapter))} is not merged yet, and a dry run writes nothing. Sent would be the "
+                f"merged model{_size_of(source.base)}; `podium merge {clean(run)} --out DIR` makes and proves one."
+            )
+            return
         source = find_model(str(merged_folder(source)))
     name = repo or title.replace(", ", "-").replace(" ", "-")
     place = None if dry_run else find_place(name, public=public)
     files = files_to_send(source, address=place.repo if place else name, base=base, include=include or ())
 
-    typer.echo(f"To {place or f'{name} (not looked up, {_seen(public)})'}:")
+    where = name if "/" in name else f"YOU/{name}"
+    typer.echo(f"To {place or f'{where} on the Hugging Face hub (not looked up, {_seen(public)})'}:")
     for file in files:
         typer.echo(f"  {clean(file.name):40} {_size(file.size):>10}")
     typer.echo(f"  {'in all':40} {_size(sum(file.size for file in files)):>10}")
@@ -48,6 +56,12 @@ def push(
         typer.echo("Nothing was sent.")
         return
     typer.echo(send(files, place, title=title))
+
+
+def _size_of(base: str) -> str:
+    """Of the weights in a local folder."""
+    size = sum(path.stat().st_size for path in Path(base).glob("*.safetensors"))
+    return f", about {_size(size)} of weights" if size else ""
 
 
 def _seen(public: bool) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Annotated
 
 import typer
@@ -20,6 +22,7 @@ def serve(
     from podium.cli.terminal import errors, prepare_output
     from podium.models.finding import MERGED, find_model
     from podium.shipping.export import merged_folder
+    from podium.shipping.opening import opening
     from podium.shipping.serving import LOOPBACK, become, server
 
     source = find_model(run)
@@ -32,6 +35,14 @@ def serve(
         errors.print(f"warning: whoever reaches {host}:{port} can use the model.", markup=False, soft_wrap=True)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     typer.echo(f"Serving `{made.model}` with {engine} on {url}; Ctrl-C ends it. Once it has started:")
-    message = f'{{"model": "{made.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    typer.echo(f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{message}'")
+    begun = opening(source)
+    message = {"model": made.model, "messages": [*begun, {"role": "user", "content": "Hello"}]}
+    typer.echo(
+        f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(message))}"
+    )
+    if begun:
+        typer.echo(
+            f"The server adds nothing to a conversation: send the {len(begun)} first messages above in front of every "
+            "question, as the prompts of the training did."
+        )
     become(made)

@@ -51,12 +51,29 @@ def last_user_turn(content: Any) -> str:
     return clean(last_user_turn(content))
 
 
+def say(to: Console, text: Text) -> None:
+    """Lines of text, wrapped at words on a terminal, below where their last column begins; as they are in a pipe."""
+    if not to.is_terminal and "COLUMNS" not in os.environ:
+        to.print(text, soft_wrap=True)
+        return
+    for line in text.split("\n"):
+        columns = [found.end() for found in re.finditer(r"\S  +", line.plain)]
+        hang = next((column for column in reversed(columns) if column <= to.width // 2), 4)
+        head = line.wrap(to, to.width)[0] if len(line) > to.width else line
+        to.print(head, no_wrap=True, soft_wrap=True)
+        rest = line[len(head.plain.rstrip()) :].plain.lstrip()
+        for more in Text(rest).wrap(to, to.width - hang) if rest else ():
+            to.print(Text(" " * hang) + more, no_wrap=True, soft_wrap=True)
+
+
 class _Notes(logging.Handler):
     """Podium's notes and warnings, on stderr, above a progress line."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "code"):  # a finding of `podium check`, which has said it
+            return
         word = {"INFO": "note", "WARNING": "warning"}.get(record.levelname, record.levelname.lower())
-        errors.print(Text(f"{word}: {clean(record.getMessage())}"))
+        say(errors, Text(f"{word}: {clean(record.getMessage())}"))
 
 
 def quiet() -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 2.0
 
+FEWEST_BARS = 8
+"""A curve of fewer says nothing; a narrow terminal has the numbers alone."""
+
 CURVES = {
     "reward": "reward",
     "reward_std": "reward spread",
@@ -30,6 +33,7 @@ CURVES = {
 }
 """What the terminal shows, and how it is called there."""
 
+PLAIN_BARS = " .:-=+*#"
 BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
@@ -62,17 +66,18 @@ def _watch_text(run: Path, *, once: bool) -> None:
     from podium.cli.terminal import console
     from podium.run import Run
 
-    drawn = screen(Run.load(run), console.width)
+    plain = not console.encoding.lower().startswith("utf")
+    drawn = screen(Run.load(run), console.width, plain=plain)
     if once or not console.is_terminal:
         console.print(drawn)
         return
     with Live(drawn, console=console, auto_refresh=False) as live:
         while True:
             time.sleep(EVERY_SECONDS)
-            live.update(screen(Run.load(run), console.width), refresh=True)
+            live.update(screen(Run.load(run), console.width, plain=plain), refresh=True)
 
 
-def screen(run: Run, width: int) -> RenderableType:
+def screen(run: Run, width: int, *, plain: bool = False) -> RenderableType:
     """Curves, findings and the best of the last completions. Text of models and files is text, whatever is in it."""
     from rich.console import Group
 
@@ -85,25 +90,30 @@ def screen(run: Run, width: int) -> RenderableType:
     last = run.findings.tail(3).to_dict("records")
     findings = [shown(f"{each['severity']}[{each['code']}] {each['what']}") for each in last]
     best = _best(run)
-    return Group(title, _curves(steps, width), *findings, *([best] if best else []))
+    return Group(title, _curves(steps, width, PLAIN_BARS if plain else BARS), *findings, *([best] if best else []))
 
 
-def _curves(steps: Steps, width: int) -> RenderableType:
+def _curves(steps: Steps, width: int, bars: str) -> RenderableType:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for name, justify in (("", "left"), ("first", "right"), ("now", "right"), ("", "left")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("", overflow="fold")
+    for step in (steps.steps[:1], steps.steps[-1:]):
+        table.add_column(f"step {step[0]}" if step else "", justify="right", no_wrap=True, min_width=8)
+    room = width - 48
+    if room >= FEWEST_BARS:
+        table.add_column("", no_wrap=True)
     for name, label in CURVES.items():
         values = [value for value in steps.get(name) or [] if value is not None]
         if values:
-            table.add_row(label, f"{values[0]:.3g}", f"{values[-1]:.3g}", Text(sparkline(values, max(width - 56, 10))))
+            drawn = [Text(sparkline(values, room, bars))] if room >= FEWEST_BARS else []
+            table.add_row(label, f"{values[0]:.3g}", f"{values[-1]:.3g}", *drawn)
     return table
 
 
-def sparkline(values: list[float], width: int) -> str:
+def sparkline(values: list[float], width: int, bars: str = BARS) -> str:
     """Values as bars, at most `width` of them, each the mean of its share.
 
     >>> sparkline([0, 1, 2, 3], 2)
@@ -112,8 +122,8 @@ def sparkline(values: list[float], width: int) -> str:
     edges = [len(values) * i // min(width, len(values)) for i in range(min(width, len(values)) + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((mean - low) * scale)] for mean in means)
 
 
 def _best(run: Run) -> RenderableType | None:

@@ -141,7 +141,10 @@ def _verdict(found: Difference, metric: str, names: tuple[str, str]) -> str:
         return f"No difference shown: {metric} {found.b:.3f} for both, the same {where}."
     if found.num_prompts < FEWEST:
         return f"No difference shown: {metric} {a} and {b}; {found.num_prompts} prompts are too few to show one."
-    return f"No difference shown: {metric} {a} and {b}, difference {signed(found)}, {where} {test}."
+    beside = found.change.low > 0 or found.change.high < 0
+    often = f"{100 * found.p_value:.0f} % of cases"
+    why = f" The interval leaves 0 out; the test, which decides, finds as much by chance in {often}." if beside else ""
+    return f"No difference shown: {metric} {a} and {b}, difference {signed(found)}, {where} {test}.{why}"
 
 
 def regression_check(found: Difference, metric: str, data: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -203,12 +203,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_code: bool, generates: bool) -> None:
     architectures = config.get("architectures") or []
     if "auto_map" in config and not trust_remote_code and not _known_to_transformers(config):
-        code = sorted(set(map(str, config["auto_map"].values())))
-        raise ModelError(
-            f"{name} needs Python code of its own ({', '.join(code)}), which is not run by default.",
-            code="M011",
-            fix="Read that code; if you trust it, set `trust_remote_code: true`.",
-        )
+        raise own_code(name, sorted(set(map(str, config["auto_map"].values()))))
     if generates and architectures and not any(str(a).endswith(_GENERATORS) for a in architectures):
         raise ModelError(
             f"{name} is a {', '.join(architectures)}, which does not generate text; a causal language model is needed "
@@ -216,6 +211,16 @@ def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_co
             code="M013",
             fix=f"{as_line('model', BUILTIN)}, or another whose `architectures` end with ForCausalLM",
         )
+
+
+def own_code(name: str, files: Sequence[str] = ()) -> ModelError:
+    """The refusal of code that comes with a model."""
+    listed = f" ({', '.join(files)})" if files else ""
+    return ModelError(
+        f"{name} needs Python code of its own{listed}, which is not run by default.",
+        code="M011",
+        fix="Read that code; if you trust it, set `trust_remote_code: true`.",
+    )
 
 
 def _known_to_transformers(config: Mapping[str, Any]) -> bool:

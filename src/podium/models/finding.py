@@ -136,14 +136,46 @@ def load(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tuple[Any
         dtype: of the weights; "auto" is the type they are stored in.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source.base, dtype=dtype)
-    if source.adapter is not None:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(source.adapter))
-    own_tokenizer = source.adapter is not None and (source.adapter / "tokenizer_config.json").is_file()
-    tokenizer = AutoTokenizer.from_pretrained(str(source.adapter) if own_tokenizer else source.base)
+    model = with_adapter(AutoModelForCausalLM.from_pretrained(source.base, dtype=dtype), source)
+    tokenizer = load_tokenizer(source)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     return model.to(device).eval(), tokenizer
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """The tokenizer saved beside the adapter, else the base's."""
+    from transformers import AutoTokenizer
+
+    own = source.adapter is not None and (source.adapter / "tokenizer_config.json").is_file()
+    return AutoTokenizer.from_pretrained(str(source.adapter) if own else source.base)
+
+
+def with_adapter(model: Any, source: ModelSource) -> Any:
+    """The base with the source's adapter on it, if it has one.
+
+    Raises:
+        ModelError: its weights have other shapes than the base.
+    """
+    if source.adapter is None:
+        return model
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, str(source.adapter)).eval()
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"The adapter {source.adapter} does not fit {source.base}: {_first_mismatch(error)}.",
+            code="P013",
+            fix="Name the base that was trained on: --base OWNER/NAME or a folder.",
+        ) from error
+
+
+def _first_mismatch(error: Exception) -> str:
+    """
+    >>> _first_mismatch(RuntimeError("Error(s) in loading:\\n  size mismatch for q.lora_A: copying [4, 32] to [4, 64]"))
+    'size mismatch for q.lora_A: copying [4, 32] to [4, 64]'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in lines if "mismatch" in line), lines[0]).rstrip(".")

@@ -29,7 +29,7 @@ from transformers import (
 
 from podium.errors import ConfigError, ModelError
 from podium.models.builtin import resolve_model
-from podium.models.check import check_model_name
+from podium.models.check import check_model_name, own_code
 from podium.models.weights import judged
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,8 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     """The tokenizer passed in, or the model's own; with a pad token (its end token, if it has none).
 
     Raises:
-        ModelError: a processor of images, a model without a name, or neither a pad token nor an end token.
+        ModelError: a processor of images, a model without a name, code of its own that is not trusted, or neither a
+            pad token nor an end token.
     """
     if given is None:
         source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
@@ -131,13 +132,18 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
             what = "The model has no name to load a tokenizer from."
             raise ModelError(what, fix="Pass processing_class=your_tokenizer.")
         revision = settings.init_kwargs.get("revision")
-        given = AutoTokenizer.from_pretrained(
-            source,
-            revision=revision,
-            truncation_side="left",
-            padding_side="left",
-            trust_remote_code=settings.trust_remote_code,
-        )
+        try:
+            given = AutoTokenizer.from_pretrained(
+                source,
+                revision=revision,
+                truncation_side="left",
+                padding_side="left",
+                trust_remote_code=settings.trust_remote_code,
+            )
+        except ValueError as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise own_code(f"The tokenizer of {source}") from error
     if hasattr(given, "tokenizer"):
         raise ModelError(
             f"processing_class is a {type(given).__name__}, which also takes images; Podium trains on text only.",

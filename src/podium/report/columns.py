@@ -78,6 +78,7 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
         "advantage": _short(rollouts["advantage"]),
         "trained": rollouts["trained"].astype(int).tolist(),
         "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
+        "answer": [x or None for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
         "text": [_cut(text) for text in rollouts["completion"]],
     }
 

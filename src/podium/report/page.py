@@ -21,10 +21,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from podium.errors import ConfigError
 from podium.report.columns import MAX_BYTES, packed
 from podium.report.series import charts
 from podium.report.summary import summary
-from podium.report.tables import evaluation, finding, flat, proof
+from podium.report.tables import evaluation, finding, flat, gravest, proof
 from podium.run import Run
 
 SCRIPTS = ("dom.js", "charts.js", "sections.js", "browser.js", "page.js")
@@ -40,7 +41,7 @@ def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> d
         "steps": [line.step for line in run.history],
         "stages": [{"name": part.name, "first": part.offset + 1, "last": part.last_step} for part in run.parts],
         "charts": charts(run),
-        "findings": [finding(row) for row in run.findings.to_dict("records")],
+        "findings": [finding(row) for row in gravest(run.findings.to_dict("records"))],
         "config": list(flat(run.config)),
         "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
         "evaluation": evaluation(run.evaluations),
@@ -79,15 +80,19 @@ def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
 
     Raises:
         DataError: a folder that holds no run.
+        ConfigError: the file cannot be written.
     """
     output = Path(output)
     text = render([Run.load(folder) for folder in folders])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, unfinished = tempfile.mkstemp(dir=output.parent, prefix=".report-", suffix=".html")
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-    os.chmod(unfinished, 0o644)
-    os.replace(unfinished, output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".report-") as folder:
+            unfinished = Path(folder, output.name)
+            unfinished.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(unfinished, output)
+    except OSError as error:
+        what = f"{output} cannot be written ({error.strerror})."
+        raise ConfigError(what, fix="Give another file: -o report.html") from error
     return output
 
 

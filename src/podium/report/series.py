@@ -44,6 +44,8 @@ class Steps(NamedTuple):
     steps: list[int]
     columns: Mapping[str, Column]
     config: Mapping[str, Any]
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """Lowest and highest reward of a completion."""
 
     def get(self, name: str) -> Column | None:
         """A column; None when it is not there or has no number in it."""
@@ -88,7 +90,8 @@ def _reward(steps: Steps) -> list[Curve]:
         return []
     if spread is None:
         return [Curve("reward", mean)]
-    low, high = combine(lambda m, s: m - s, mean, spread), combine(lambda m, s: m + s, mean, spread)
+    low = combine(lambda m, s: max(m - s, min(m, steps.bounds[0])), mean, spread)
+    high = combine(lambda m, s: min(m + s, max(m, steps.bounds[1])), mean, spread)
     return [Curve("reward", mean, low, high)]
 
 
@@ -100,10 +103,21 @@ def _by_function(steps: Steps) -> list[Curve]:
 
 def _lengths(steps: Steps) -> list[Curve]:
     mean = steps.get("completions/mean_length")
-    ended = steps.get("completions/mean_terminated_length")
+    ended = [value or None for value in steps.get("completions/mean_terminated_length") or []]  # 0: none has ended
     low, high = steps.get("completions/min_length"), steps.get("completions/max_length")
     curves = [Curve("mean", mean, low, high)] if mean is not None else []
-    return [*curves, *([Curve("of those that ended", ended)] if ended is not None else [])]
+    return [*curves, *([Curve("of those that ended", ended)] if any(ended) else [])]
+
+
+def _clipped(steps: Steps) -> list[Curve]:
+    """On policy nothing is clipped, and there is nothing to show."""
+    pairs = ("clipped", "clip_ratio/region_mean"), ("above the cap", "cispo_clip_ratio")
+    return [curve for curve in _named(*pairs)(steps) if any(curve.values)]
+
+
+def _weights(steps: Steps) -> list[Curve]:
+    names = [name for name in steps.columns if name.startswith("reward_weights/")]
+    return _named(*((name.removeprefix("reward_weights/"), name) for name in names))(steps)
 
 
 def _signal(steps: Steps) -> list[Curve]:
@@ -154,6 +168,7 @@ CHARTS: Sequence[Chart] = (
     Chart("reward", "Reward", "Mean weighted sum of all reward functions; the band is one standard deviation.",
           "number", _reward),
     Chart("functions", "Reward by function", "Mean of what each reward function returned.", "number", _by_function),
+    Chart("weights", "Reward weights", "Of those that adapt.", "number", _weights, zero=True),
     Chart("signal", "Groups with signal", "Completions in groups whose rewards differ; the others teach nothing.",
           "share", _signal, zero=True),
     Chart("spread", "Reward spread", "Standard deviation of the reward over all completions.", "number",
@@ -168,7 +183,7 @@ CHARTS: Sequence[Chart] = (
           "number", _named(("entropy", "entropy")), zero=True),
     Chart("gradient", "Gradient norm", "Before clipping.", "number", _named(("gradient norm", "grad_norm")), zero=True),
     Chart("clip", "Clipped ratios", "Tokens whose probability ratio left the clipping range.", "share",
-          _named(("clipped", "clip_ratio/region_mean"), ("above the cap", "cispo_clip_ratio")), zero=True),
+          _clipped, zero=True),
     Chart("rate", "Learning rate", "Of the optimizer.", "number", _named(("learning rate", "learning_rate"))),
     Chart("time", "Where the time goes", "Seconds of one optimizer step.", "seconds", _time_split,
           "stacked", zero=True),
@@ -189,16 +204,17 @@ SHOWN = frozenset(
 
 def charts(run: Run) -> list[dict[str, Any]]:
     """Every chart that has something to show, then every other metric as a chart of its own."""
-    steps = columns(run)
+    rewards = run.rollouts["reward"].dropna() if "reward" in run.rollouts else ()
+    bounds = (float(min(rewards)), float(max(rewards))) if len(rewards) else (-math.inf, math.inf)
+    steps = columns(run)._replace(bounds=bounds)
     made = [_entry(chart, chart.curves(steps)) for chart in CHARTS]
     others = [name for name in steps.columns if not _shown(name) and steps.get(name) is not None]
     return [entry for entry in made if entry["curves"]] + [_other(name, steps) for name in sorted(others)]
 
 
 def _shown(name: str) -> bool:
-    return (
-        name in SHOWN or name.startswith(("time/", "eval_rewards/")) or _by_function_mean(name) or name == "eval_reward"
-    )
+    elsewhere = ("time/", "eval_rewards/", "reward_weights/")
+    return name in SHOWN or name.startswith(elsewhere) or _by_function_mean(name)
 
 
 def _by_function_mean(name: str) -> bool:
@@ -223,5 +239,5 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 
 def _short(values: Column) -> Column:
-    """Five digits: a curve needs no more, and the page is a third as large."""
-    return [None if value is None else float(f"{value:.5g}") for value in values]
+    """Five digits: a curve needs no more, and the page is a third as large. The rounding of a sum that is 0 is 0."""
+    return [None if value is None else float(f"{value:.5g}") if abs(value) > 1e-12 else 0.0 for value in values]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from podium.report.series import Column, Steps, columns
@@ -25,6 +26,7 @@ SIGNIFICANT = 0.01
 def summary(run: Run) -> dict[str, Any]:
     """Verdict, headline, times and numbers of a run."""
     steps = columns(run)
+    latest = columns(run.parts[-1].run) if run.parts else steps
     level = worst(run.findings["severity"])
     return {
         "level": level,
@@ -34,7 +36,7 @@ def summary(run: Run) -> dict[str, Any]:
         "max_steps": _max_steps(run),
         "model": _model(run),
         "seconds": _duration(run),
-        "numbers": numbers(run, steps),
+        "numbers": numbers(run, latest),
     }
 
 
@@ -50,7 +52,15 @@ def worst(severities: Iterable[str]) -> Level:
 
 
 def _headline(run: Run, steps: Steps) -> str:
-    """Of a run in stages that of the latest: the stages before it had other rewards."""
+    """Of held-out prompts, where they were looked at before and after; else of the training reward.
+
+    Of a run in stages that of the latest: the stages before it had other rewards.
+    """
+    compared = run.evaluations.get("comparison", {})
+    if compared.get("verdict") and compared.get("main"):
+        word, a, b = str(compared["verdict"]).partition(":")[0], compared["main"]["a"], compared["main"]["b"]
+        form = share if compared.get("metric") == "accuracy" else "{:.2f}".format
+        return f"{word}: held-out {compared.get('metric')} {form(a)} before, {form(b)} after.".replace(" %", "\u00a0%")
     if not run.parts:
         return headline(steps)
     part = run.parts[-1]
@@ -61,7 +71,7 @@ def headline(steps: Steps) -> str:
     """What became of the reward, in a sentence.
 
     >>> headline(Steps(list(range(40)), {"reward": [i / 40 for i in range(40)]}, {}))
-    'Reward rose from 0.04 to 0.94.'
+    'Reward rose from 0.04 to 0.94 (means of the first and last 4 steps).'
     >>> headline(Steps([1, 2], {"reward": [0.5, 0.5]}, {}))
     'Reward is 0.50 after 2 steps: too early to tell.'
     """
@@ -70,17 +80,27 @@ def headline(steps: Steps) -> str:
         return "No reward has been logged yet."
     if len(values) < 8:
         return f"Reward is {values[-1]:.2f} after {steps.steps[-1]} steps: too early to tell."
-    start, end = ends(values)
-    verb = {1: "rose", -1: "fell", 0: ""}[trend(values)]
-    if not verb:
-        return f"Reward has no clear trend: {start:.2f} at the start, {end:.2f} at the end."
-    return f"Reward {verb} from {start:.2f} to {end:.2f}."
+    start, end = (_fixed(x) for x in ends(values))
+    verb = {1: "rose", -1: "fell", 0: "has no clear trend:"}[trend(values)]
+    return f"Reward {verb} from {start} to {end} (means of the first and last {_end_size(values)} steps)."
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
     """Means of the first and the last tenth (at least three steps, at most a half)."""
-    size = min(max(3, len(values) // 10), (len(values) + 1) // 2)
+    size = _end_size(values)
     return math.fsum(values[:size]) / size, math.fsum(values[-size:]) / size
+
+
+def _end_size(values: Sequence[float]) -> int:
+    return min(max(3, len(values) // 10), (len(values) + 1) // 2)
+
+
+def _fixed(value: float) -> str:
+    """
+    >>> _fixed(-1.4e-17)
+    '0.00'
+    """
+    return f"{round(value, 2) + 0.0:.2f}"
 
 
 def trend(values: Sequence[float]) -> int:
@@ -105,7 +125,7 @@ def numbers(run: Run, steps: Steps) -> list[dict[str, str]]:
     signal = [None if flat is None else 1 - flat for flat in steps.get("frac_reward_zero_std") or []]
     tiles = [
         _accuracy(run.evaluations),
-        _start_to_end("Reward", steps.get("reward"), "{:.2f}".format),
+        _start_to_end("Reward", steps.get("reward"), _fixed),
         _start_to_end("Groups with signal", signal, share),
         _start_to_end("Cut off", steps.get("completions/clipped_ratio"), share),
         _start_to_end("Mean length", steps.get("completions/mean_length"), "{:.0f}".format),
@@ -125,16 +145,21 @@ def _start_to_end(label: str, column: Column | None, form: Callable[[float], str
 
 
 def _median(label: str, column: Column | None, form: Callable[[float], str]) -> dict[str, str] | None:
-    values = sorted(value for value in column or [] if value is not None)
-    return {"label": label, "value": form(values[len(values) // 2]), "detail": "median"} if values else None
+    values = [value for value in column or [] if value is not None]
+    return {"label": label, "value": form(median(values)), "detail": "median"} if values else None
 
 
 def _accuracy(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | None:
     before, after = (evaluations.get(when, {}).get("accuracy") for when in ("before", "after"))
     if not before or not after:
         return None
-    detail = f"from {share(before['value'])} [{100 * after['low']:.0f}, {100 * after['high']:.0f}]"
-    return {"label": "Held-out accuracy", "value": share(after["value"]), "detail": detail}
+    known = after.get("low") is not None and after.get("high") is not None
+    interval = f"{100 * after['low']:.0f} to {share(after['high'])}, " if known else ""
+    return {
+        "label": "Held-out accuracy",
+        "value": share(after["value"]),
+        "detail": f"{interval}before {share(before['value'])}",
+    }
 
 
 def share(value: float) -> str:
@@ -152,11 +177,18 @@ def _model(run: Run) -> str:
 
 
 def _max_steps(run: Run) -> int | None:
+    """Steps in all; a stage that has ended took as many as it did."""
+    if run.parts and run.has_ended:
+        return run.parts[-1].last_step
     wanted = run.config.get("max_steps")
     return wanted if isinstance(wanted, int) and wanted > 0 else None
 
 
 def _duration(run: Run) -> float | None:
-    """Seconds from the first log to the last, and one mean step for the first."""
+    """Seconds from the first log to the last, and those of the first step: a mean one where they were not measured."""
     times = run.metrics["time"].dropna().tolist()
-    return (times[-1] - times[0]) * len(times) / max(len(times) - 1, 1) if times else None
+    if not times:
+        return None
+    since = times[-1] - times[0]
+    first = run.history[0].values.get("step_time", math.nan)
+    return since + (since / max(len(times) - 1, 1) if math.isnan(first) else first)

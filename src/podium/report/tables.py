@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from podium.redaction import hide, is_secret
@@ -32,6 +32,20 @@ def without_secrets(text: str) -> str:
     'token (not shown) in a path'
     """
     return hide(text, "(not shown)")
+
+
+def gravest(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without those that were said again, under the same code, with more weight.
+
+    >>> gravest([{"code": "M141", "severity": "warning"}, {"code": "M141", "severity": "error"}])
+    [{'code': 'M141', 'severity': 'error'}]
+    """
+    order = ("note", "warning", "error")
+    most = {
+        each["code"]: max(order.index(x["severity"]) for x in findings if x["code"] == each["code"])
+        for each in findings
+    }
+    return [each for each in findings if order.index(each["severity"]) == most[each["code"]]]
 
 
 def finding(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +101,14 @@ _PROOF = ("result", "name", "detail", "measured", "tolerance", "code")
 def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
     """The checks in `proof.json` as a table; None without any.
 
-    >>> proof({"checks": [{"result": "ok", "name": "loss", "measured": 1e-7, "tolerance": None}]})["rows"]
-    [['ok', 'loss', '', '1e-07', '', '']]
+    >>> proof({"checks": [{"result": "ok", "name": "loss", "measured": 1.2345e-7, "tolerance": 0.0}]})["rows"]
+    [['ok', 'loss', '', '1.23e-07', '', '']]
     """
     checks = content.get("checks") or []
-    rows = [["" if check.get(name) is None else _text(check[name]) for name in _PROOF] for check in checks]
+    rows = [[_measured(check.get(name)) for name in _PROOF] for check in checks]
     return {"columns": list(_PROOF), "rows": rows} if rows else None
+
+
+def _measured(value: Any) -> str:
+    """Three digits of a number; nothing for a 0, which stands where nothing was measured."""
+    return "" if value in (None, 0) else f"{value:.3g}" if isinstance(value, float) else _text(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +65,8 @@ class Shipped:
     has_chat_template: bool = True
     lora: Mapping[str, Any] | None = None
     """The adapter's config."""
+    opening: Sequence[Mapping[str, str]] = ()
+    """Messages that every prompt of training began with."""
 
 
 def card(shipped: Shipped, run: Run | None) -> str:
@@ -77,10 +79,11 @@ def card(shipped: Shipped, run: Run | None) -> str:
         title=shipped.title,
         kind=shipped.kind,
         base=shipped.base,
-        address=shipped.address,
+        use=_use(shipped),
+        opening=bool(shipped.opening),
+        has_run=run is not None,
         dtype=shipped.dtype,
         is_checkpoint=shipped.checkpoint is not None,
-        has_chat_template=shipped.has_chat_template,
         proof=shipped.proof,
         results=_results(run) if run is not None and shipped.checkpoint is None else None,
         **{
@@ -137,6 +140,18 @@ def _metadata(shipped: Shipped, dataset: str | None) -> str:
     ).to_yaml()
 
 
+def _use(shipped: Shipped) -> str:
+    """A program that asks the model as training did."""
+    messages = [*shipped.opening, {"role": "user", "content": "..."}]
+    given = "[\n" + "".join(f"    {json.dumps(dict(each))},\n" for each in messages) + "]"
+    asked = f"messages = {given}" if shipped.has_chat_template else 'messages = "..."'
+    return (
+        "from transformers import pipeline\n\n"
+        f'generate = pipeline("text-generation", model={json.dumps(shipped.address)})\n{asked}\n'
+        'print(generate(messages, max_new_tokens=256, return_full_text=False)[0]["generated_text"])'
+    )
+
+
 # ---- results ----
 
 
@@ -146,8 +161,10 @@ def _results(run: Run) -> dict[str, Any] | None:
     if not before or not after:
         return None
     rows = [_row(name, before.get(name), after.get(name)) for name in ("accuracy", "reward") if after.get(name)]
-    for name, mean in after.get("means", {}).items():
-        rows.append(_row(f"reward {name}", before.get("means", {}).get(name), mean))
+    for part, label in (("pass_at", "pass@{}"), ("format", "format kept ({})"), ("means", "reward {}")):
+        for name, value in after.get(part, {}).items():
+            if (part, name) != ("pass_at", "1"):  # which is the accuracy
+                rows.append(_row(label.format(name), before.get(part, {}).get(name), value))
     rows.append(_row("mean length, tokens", before.get("mean_tokens"), after.get("mean_tokens"), "{:.1f}"))
     rows.append(_row("cut off at the limit", before.get("truncated"), after.get("truncated"), "{:.1%}"))
     return {
@@ -155,6 +172,7 @@ def _results(run: Run) -> dict[str, Any] | None:
         "num_prompts": after.get("num_prompts"),
         "num_completions": after.get("num_completions"),
         "temperature": after.get("temperature"),
+        "verdict": run.evaluations.get("comparison", {}).get("verdict"),
     }
 
 

@@ -1,37 +1,47 @@
 """A run's model as one plain folder that anything reads: `export(find_model("runs/x"), Path("x-merged"))`.
 
-An adapter is merged in float32 and compared with what it was; a full fine-tune is copied. Either is cast, saved, loaded
-again from what was saved and compared with the trained model on prompts of the run. Only then the folder gets its name.
+The base of an adapter is compared with what the run recorded of it; then the adapter is merged in float32 and compared
+with what it was; a full fine-tune is copied. Either is cast, saved, loaded again from what was saved and compared with
+the trained model on prompts of the run. Only then the folder gets its name.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.checkpoint import PREFIX, damage, step_of, whole
-from podium.errors import ConfigError, ModelError
-from podium.models.finding import ADAPTER, MERGED, ModelSource, load, run_of
-from podium.run import ROLLOUTS, Run
+from podium.errors import ConfigError, ModelError, ProofError
+from podium.models.finding import ADAPTER, MERGED, ModelSource, load, load_tokenizer, run_of, with_adapter
+from podium.run import ROLLOUTS, STAGES, Run
 from podium.shipping.card import CARD, Shipped, card
 from podium.shipping.opening import OPENING, RECORD, opening
-from podium.shipping.origin import Base, base_named
+from podium.shipping.origin import Base, base_named, publishable
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from podium.models.merging import Expected, MergeProof
+    from podium.models.merging import BaseProof, Expected, MergeProof
 
 logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "float16")
 PROMPTS = 8
 """Of the run, each with a completion, that the trained and the saved model are compared on."""
+
+COMPLETIONS = 64
+"""Of the run, at most, that its base is compared on."""
+
+QUANTIZED = ("load_in_4bit", "load_in_8bit")
+"""Keys of a recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,13 @@ def export(source: ModelSource, out: Path, *, dtype: str | None = None) -> Expor
     """
     if out.exists():
         raise ConfigError(f"{out} is there already.", fix="Give a folder that is not: --out DIR.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent):
+            pass
+    except OSError as error:
+        what = f"{out} cannot be made ({error.strerror})."
+        raise ConfigError(what, fix="Give another place: --out DIR.") from error
     return _write(source, out, dtype)
 
 
@@ -71,10 +88,17 @@ def merged_folder(source: ModelSource) -> Path:
     """
     assert source.adapter is not None
     out = source.adapter / MERGED
-    if _made_from(out) == _digest(source) and damage(out) is None:
+    if is_merged(source):
         return out
     logger.info("Merging the adapter into %s.", out)
     return _write(source, out, None).folder
+
+
+def is_merged(source: ModelSource) -> bool:
+    """Whether an adapter lies merged in its own folder, whole and of these weights."""
+    assert source.adapter is not None
+    out = source.adapter / MERGED
+    return _made_from(out) == _digest(source) and damage(out) is None
 
 
 def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
@@ -90,22 +114,21 @@ def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
 
 
 def _written(source: ModelSource, out: Path, dtype: str | None) -> Export:
-    import torch
 
     from podium.models.merging import TEXTS, expect
 
     stored = _stored_type(source, dtype)
     run = run_of(source)
-    trained, tokenizer = load(source, dtype=torch.float32)
+    trained, tokenizer, base = _on_its_base(source, run)
     expected = expect(trained, tokenizer, (*_texts(run), *TEXTS))
-    model = _merged(trained, expected).to(stored)
+    model = _merged(trained, expected, base).to(stored)
     del trained
     _end_where_training_did(model, tokenizer)
     out.parent.mkdir(parents=True, exist_ok=True)
     with whole(out) as staging:
         _save(model, tokenizer, staging)
         del model
-        proof = _prove(staging, expected, stored)
+        proof = _prove(staging, expected, stored, base)
         name = str(stored).removeprefix("torch.")
         proved = {**asdict(proof), "passed": proof.passed}
         record = {"weights": _digest(source), "dtype": name, "proof": proved, OPENING: opening(source)}
@@ -133,7 +156,7 @@ def _stored_type(source: ModelSource, asked: str | None) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _merged(model: Any, expected: Expected) -> PreTrainedModel:
+def _merged(model: Any, expected: Expected, base: BaseProof | None) -> PreTrainedModel:
     """Without an adapter beside it, and proved before its weights are rounded."""
     import torch
     from peft import PeftModel
@@ -143,22 +166,80 @@ def _merged(model: Any, expected: Expected) -> PreTrainedModel:
     if not isinstance(model, PeftModel):
         return model
     plain = merge(model)
-    prove(plain, expected, torch.float32)
+    prove(plain, expected, torch.float32, base)
     return plain
+
+
+def _on_its_base(source: ModelSource, run: Run | None) -> tuple[Any, PreTrainedTokenizerBase, BaseProof | None]:
+    """The trained model in float32; of an adapter, with what the run's record says of the base.
+
+    The first completions were sampled from the base, before the adapter changed anything. Where training began with a
+    trained adapter only later ones can be compared, with the model as it is a step after them.
+
+    Raises:
+        ModelError: the adapter does not fit the base.
+        ProofError: neither fits the record (P013).
+    """
+    import torch
+
+    if source.adapter is None or run is None:
+        return *load(source, dtype=torch.float32), None
+    whole_run = Run(folder=run.folder.parent) if (run.folder.parent / STAGES).is_file() else run
+    begun = whole_run.parts[0].run if whole_run.parts else run
+    base, _ = load(replace(source, adapter=None), dtype=torch.float32)
+    tokenizer = load_tokenizer(source)
+    found = _base_proof(begun, base, tokenizer, 0)
+    trained = with_adapter(base, source)
+    if found is None or not found.passed:
+        found = _base_proof(run, trained, tokenizer, _step(source.adapter.resolve())) or found
+    if found is not None and not found.passed:
+        raise ProofError(
+            f"The merge is refused: {base_named(source.base).name} is not the base that was trained on: {found}.",
+            code="P013",
+            fix="Name the base that was trained on, with the weights it had then: --base OWNER/NAME or a folder.",
+        )
+    return trained, tokenizer, found
+
+
+def _base_proof(run: Run, model: Any, tokenizer: PreTrainedTokenizerBase, step: int | None) -> BaseProof | None:
+    """Completions of the run that were sampled after `step` steps (None: the last ones), against `model`."""
+    from podium.models.merging import Sampled, check_base
+
+    config = run.config
+    filtered = config.get("top_p", 1.0) < 1 or config.get("top_k") or config.get("min_p")
+    if config.get("use_vllm") and filtered:  # recorded as probabilities of what the filter left
+        return None
+    rows = _rollouts(run, first=step == 0)
+    if rows is None:
+        return None
+    rows = rows[rows["policy_step"] <= (rows["policy_step"].max() if step is None else step)].dropna(subset="mean_logp")
+    rows = rows[rows["policy_step"] == rows["policy_step"].max()]
+    fields = [field.name for field in dataclasses.fields(Sampled)]
+    sampled = [Sampled(**row) for row in rows[fields].to_dict("records")][:COMPLETIONS]
+    quantized = run.environment.get("model", {}).get("quantized") or any(map(config.get, QUANTIZED))
+    return check_base(
+        model, tokenizer, sampled, temperature=config.get("temperature") or 1.0, quantized=bool(quantized)
+    )
+
+
+def _rollouts(run: Run, *, first: bool = False) -> pd.DataFrame | None:
+    """The run's last recorded rounds, or its first; None: there are none, or a crash has cut them short."""
+    import pandas as pd
+    import pyarrow
+
+    files = sorted((run.folder / ROLLOUTS).glob("*.parquet"))
+    try:
+        return pd.read_parquet(files[0 if first else -1]) if files else None
+    except (OSError, ValueError, pyarrow.ArrowInvalid):
+        return None
 
 
 def _texts(run: Run | None) -> list[str]:
     """Prompts of the run's last recorded round, each with the first of its completions."""
-    import pandas as pd
-    import pyarrow
-
-    files = sorted((run.folder / ROLLOUTS).glob("*.parquet")) if run is not None else []
-    if not files:
+    rows = None if run is None else _rollouts(run)
+    if rows is None:
         return []
-    try:
-        rows = pd.read_parquet(files[-1], columns=["prompt", "completion"]).drop_duplicates("prompt").head(PROMPTS)
-    except (OSError, ValueError, pyarrow.ArrowInvalid):  # cut short by a crash: there are other texts
-        return []
+    rows = rows.drop_duplicates("prompt").head(PROMPTS)
     return [f"{prompt}{completion}" for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)]
 
 
@@ -185,14 +266,14 @@ OF_THIS_MACHINE = ("is_local", "local_files_only", "name_or_path")
 """What a tokenizer's config says of where it was loaded from."""
 
 
-def _prove(folder: Path, expected: Expected, stored: torch.dtype) -> MergeProof:
+def _prove(folder: Path, expected: Expected, stored: torch.dtype, base: BaseProof | None) -> MergeProof:
     """Of what lies on the disk, in float32: what its weights have lost, without the rounding of computing."""
     import torch
 
     from podium.models.merging import prove
 
     saved, _ = load(ModelSource(base=str(folder)), dtype=torch.float32)
-    return prove(saved, expected, stored)
+    return prove(saved, expected, stored, base)
 
 
 # ---- what it was made from ----
@@ -219,7 +300,7 @@ def describe(
     """
     run, folder = run_of(source), source.folder
     here = folder.resolve().name if folder is not None else source.base
-    step = step_of(Path(here)) if run is not None and here.startswith(PREFIX) else None
+    step = None if run is None else _step(Path(here))
     name = here if run is None else run.name
     return Shipped(
         kind="full" if source.adapter is None else "merged" if merged else "adapter",
@@ -230,8 +311,13 @@ def describe(
         checkpoint=step,
         proof=proof,
         has_chat_template=folder is None or _has_chat_template(folder, source),
+        opening=publishable({"opening": opening(source)})["opening"],
         lora=None if source.adapter is None else json.loads((source.adapter / ADAPTER).read_text(encoding="utf-8")),
     )
+
+
+def _step(folder: Path) -> int | None:
+    return step_of(folder) if folder.name.startswith(PREFIX) else None
 
 
 def _base(source: ModelSource, run: Run | None) -> Base:

@@ -91,7 +91,10 @@ def _check_free(host: str, port: int) -> None:
 
 def become(made: Server) -> None:
     """Replace this process by the server: signals and the exit code are its own from here on. Does not return."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     sys.stdout.flush()
     sys.stderr.flush()
     os.chdir(made.place)
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # `transformers serve` lists it when asked for its models
     os.execve(made.command[0], made.command, {"HF_HUB_DISABLE_UPDATE_CHECK": "1", **os.environ})

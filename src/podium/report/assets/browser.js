@@ -50,7 +50,7 @@ class Store {
     this.steps = [...new Set(this.columns.step)];
     this.byStep = Map.groupBy ? Map.groupBy(this.groups, (g) => g.step) : groupBy(this.groups, (g) => g.step);
     this.byPrompt = groupBy(this.groups, (g) => g.prompt);
-    this.lower = this.wide = null;
+    this.lower = this.wide = this.ends_of_reward = null;
     this.ends = shared(this.prompts);
   }
 
@@ -68,16 +68,22 @@ class Store {
     return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
   }
 
+  // Lowest and highest mean reward of a group: one scale for all prompts.
+  range() {
+    this.ends_of_reward = this.ends_of_reward || bounds(this.groups.map((group) => this.mean(group)));
+    return this.ends_of_reward;
+  }
+
   copies(group) {
     const counts = new Map();
     for (let i = group.start; i < group.end; i++) counts.set(this.columns.text[i], (counts.get(this.columns.text[i]) || 0) + 1);
     return counts;
   }
 
-  // How far the reward functions are apart about each completion, in standard deviations of each.
+  // How far the reward functions are apart about each completion, each from 0 at its lowest to 1 at its highest.
   disagreement() {
     if (this.wide) return this.wide;
-    const scaled = this.names.map((name) => standard(this.columns.rewards[name])).filter(Boolean);
+    const scaled = this.names.map((name) => ranged(this.columns.rewards[name])).filter(Boolean);
     this.wide = scaled.length < 2 ? new Float64Array(this.count) : Float64Array.from({ length: this.count }, (_, i) => {
       const values = scaled.map((column) => column[i]).filter(known);
       return values.length < 2 ? 0 : Math.max(...values) - Math.min(...values);
@@ -101,11 +107,13 @@ function groupBy(items, key) {
   return map;
 }
 
-function standard(values) {
-  const numbers = values.filter(known);
-  const mean = numbers.reduce((a, b) => a + b, 0) / numbers.length;
-  const spread = Math.sqrt(numbers.reduce((a, b) => a + (b - mean) ** 2, 0) / numbers.length);
-  return spread > 0 ? values.map((value) => (known(value) ? (value - mean) / spread : null)) : null;
+function bounds(values) {
+  return values.reduce(([low, high], value) => (known(value) ? [Math.min(low, value), Math.max(high, value)] : [low, high]), [Infinity, -Infinity]);
+}
+
+function ranged(values) {
+  const [low, high] = bounds(values);
+  return high > low ? values.map((value) => (known(value) ? (value - low) / (high - low) : null)) : null;
 }
 
 // Lengths of the beginning and the end that all prompts share, cut at lines and at tags of a chat template.
@@ -293,7 +301,7 @@ class Browser {
     const open = () => this.set({ prompt: p });
     const times = groups.length === 1 ? "drawn once" : `drawn ${groups.length} times`;
     return el("div", { class: "card", tabindex: 0, role: "button", click: open, keydown: (e) => e.key === "Enter" && open() },
-      el("div", { class: "text" }, seen(this.store.short(p))), spark(groups.map((g) => g.step), means),
+      el("div", { class: "text" }, seen(this.store.short(p))), spark(groups.map((g) => g.step), means, this.store.range()),
       el("div", { class: "from" }, el("b", null, `${number(means[0], 2)} \u2192 ${number(means.at(-1), 2)}`), el("br"), times));
   }
 
@@ -321,11 +329,15 @@ class Browser {
     } }, "as the model sees it");
     const history = this.state.view === "step" && (store.byPrompt.get(group.prompt) || []).length > 1
       && el("button", { type: "button", class: "link", click: () => this.set({ run: this.stores.indexOf(store), view: "prompt", prompt: group.prompt }) }, `this prompt over time`);
+    const one = (i) => this.completion(store, i, { copies: copies.get(c.text[i]), mixed });
+    const first = new Map(rows.map((i) => [`${c.reward[i]} ${c.text[i]}`, i]).reverse()), alone = rows.filter((i) => first.get(`${c.reward[i]} ${c.text[i]}`) === i);
+    const list = el("div", { class: "completions" }, alone.map(one));
+    const unfold = alone.length < rows.length && el("button", { type: "button", class: "link", click: () => { list.replaceChildren(...rows.map(one)); unfold.remove(); } }, `show all ${rows.length}, with ${rows.length - alone.length} repeated`);
     return el("article", { class: "card group" }, el("header", null,
       label(this.stores.indexOf(store), this.stores.length > 1), el("b", null, `step ${group.step}`), group.row >= 0 && `row ${group.row}`,
       el("span", null, "mean reward ", el("b", null, number(store.mean(group), 2))), flat ? el("span", { class: "badge" }, "equal rewards: no signal") : trained === 0 && el("span", { class: "badge" }, "not trained on"),
       el("span", { class: "push" }, toggle, toggle && history && "  \u00b7  ", history)), prompt,
-      el("div", { class: "completions" }, rows.map((i) => this.completion(store, i, { copies: copies.get(c.text[i]), mixed }))));
+      c.answer[group.start] ? el("p", { class: "aside" }, "right answer: ", el("b", null, seen(c.answer[group.start]))) : null, list, unfold);
   }
 
   completion(store, i, { copies = 1, full = false, mixed = false }) {
@@ -333,7 +345,7 @@ class Browser {
     const text = el("div", { class: "text" }, ...marked(seen(c.text[i]), this.state.query));
     const long = c.text[i].length > 420 || c.text[i].split("\n", 12).length > 10;
     const more = long && el("button", { type: "button", class: "link", click: () => { more.textContent = text.classList.toggle("open") ? "less" : "more"; } }, "more");
-    const wide = full && this.state.filter === "disagree" && el("span", { class: "badge wide" }, `${number(store.disagreement()[i], 1)} sd apart`);
+    const wide = full && this.state.filter === "disagree" && el("span", { class: "badge wide" }, `${number(100 * store.disagreement()[i], 0)} % of their ranges apart`);
     return el("div", { class: "completion", "data-row": i },
       full && el("div", { class: "top" }, el("button", { type: "button", class: "link", click: () => this.toStep(c.step[i]) }, `step ${c.step[i]}`), el("span", null, seen(store.short(c.prompt[i]).slice(0, 90)))),
       el("div", { class: "top" }, el("b", null, number(c.reward[i], 2)), c.cut_off[i] ? el("span", { class: "badge cut" }, "cut off") : null,
@@ -393,8 +405,7 @@ function bar(value) {
     svg("line", { class: "zero", x1: 50, x2: 50, y1: 0, y2: 8, "vector-effect": "non-scaling-stroke" }));
 }
 
-function spark(steps, values) {
-  const numbers = values.filter(known), low = Math.min(...numbers), high = Math.max(...numbers);
+function spark(steps, values, [low, high]) {
   const x = (i) => (100 * (steps[i] - steps[0])) / (steps.at(-1) - steps[0] || 1);
   const y = (value) => (high > low ? 30 - (28 * (value - low)) / (high - low) : 16);
   const points = values.flatMap((value, i) => (known(value) ? [`${x(i).toFixed(1)},${y(value).toFixed(1)}`] : []));

@@ -41,17 +41,27 @@ function chartsOf(runs) {
 // Alone, a run has a colour for every curve. Two runs have a colour each where a chart is one curve, else a dash each.
 function looks(chart, r, c, several) {
   const single = chart.runs.every((run) => run.curves.length === 1);
-  return several && single ? { colour: COLOURS[r], dash: "solid" } : { colour: COLOURS[c % 6], dash: several ? DASHES[r] : "solid" };
+  return several && single ? { colour: COLOURS[r], dash: "solid" } : { colour: COLOURS[c % 6], dash: several ? DASHES[r] : DASHES[Math.floor(c / 6) % 2] };
 }
+
+// Where the steps of each stage begin and end: a curve is not joined across stages, whose rewards differ.
+function parts(run, steps) {
+  const begins = run.stages.map((stage) => steps.findIndex((step) => step >= stage.first)).filter((i) => i > 0);
+  const edges = [0, ...new Set(begins), steps.length];
+  return edges.slice(1).map((end, i) => [edges[i], end]);
+}
+
+const cut = (curve, from, to) => ({ ...curve, ...Object.fromEntries(["values", "low", "high"].filter((key) => curve[key]).map((key) => [key, curve[key].slice(from, to)])) });
 
 function traces(chart, runs, colours) {
   const several = runs.length > 1, made = [];
   for (const { r, steps, curves } of chart.runs) {
-    curves.forEach((curve, c) => {
-      const look = looks(chart, r, c, several);
+    const pieces = parts(runs[r], steps);
+    curves.forEach((whole, c) => pieces.forEach(([from, to]) => {
+      const look = looks(chart, r, c, several), curve = cut(whole, from, to);
       const colour = colours[look.colour];
       const name = plain(several ? `${"AB"[r]} ${curve.name}` : curve.name);
-      const base = { x: steps, type: "scatter", mode: "lines", connectgaps: true, showlegend: false };
+      const base = { x: steps.slice(from, to), type: "scatter", mode: "lines", connectgaps: true, showlegend: false };
       if (chart.kind === "stacked" && !several) {
         made.push({ ...base, y: curve.values.map((v) => v ?? 0), name, stackgroup: "all", line: { width: 0.5, color: colour }, fillcolor: faint(colour, 0.55) });
         return;
@@ -64,7 +74,7 @@ function traces(chart, runs, colours) {
       const dots = steps.length === 1 ? { mode: "markers" } : {};
       made.push({ ...base, ...dots, y: curve.values, name, opacity: long ? 0.34 : 1, line: { color: colour, width: long ? 1.1 : 2, dash: look.dash } });
       if (long) made.push({ ...base, y: smooth(curve.values), hoverinfo: "skip", line: { color: colour, width: 2.2, dash: look.dash } });
-    });
+    }));
   }
   return made;
 }
@@ -73,6 +83,12 @@ function span(runs) {
   const steps = runs.flatMap((run) => [run.steps[0], run.steps.at(-1)]).filter(known);
   const low = Math.min(...steps), high = Math.max(...steps), edge = Math.max((high - low) * 0.012, 0.5);
   return [low - edge, high + edge];
+}
+
+// Ticks at whole steps only.
+function whole(runs) {
+  const [low, high] = span(runs);
+  return high - low < 7 ? { tick0: 0, dtick: 1 } : { nticks: 6 };
 }
 
 // Where stages begin: a line, and the stage's name beside it. Of two runs the second's are dotted.
@@ -87,7 +103,8 @@ function borders(runs, colours) {
 function around(chart) {
   const values = chart.runs.flatMap((run) => run.curves.flatMap((curve) => [...curve.values, ...(curve.low || []), ...(curve.high || [])])).filter(known);
   const [value] = values;
-  return value && values.every((other) => other === value) ? { range: value > 0 ? [0, 2 * value] : [2 * value, 0] } : {};
+  const top = chart.form === "share" ? Math.min(2 * value, 1.05) : 2 * value;
+  return value && values.every((other) => other === value) ? { range: value > 0 ? [0, top] : [2 * value, 0] } : {};
 }
 
 function frame(chart, runs, colours) {
@@ -96,12 +113,12 @@ function frame(chart, runs, colours) {
   const small = chart.form !== "share" && chart.key !== "rate";
   return {
     ...borders(runs, colours),
-    margin: { l: 50, r: 14, t: 10, b: 26 },
+    margin: { l: 50, r: 14, t: 10, b: 40 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.ink2 },
     hovermode: "x unified", hoverdistance: -1, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink, size: 12 } },
-    xaxis: { ...axis, range: span(runs), showgrid: false, nticks: 6, spikethickness: 1, spikedash: "solid", spikecolor: colours.ink2, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
+    xaxis: { ...axis, range: span(runs), ...whole(runs), title: { text: "step", standoff: 4, font: { size: 11 } }, showgrid: false, spikethickness: 1, spikedash: "solid", spikecolor: colours.ink2, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
     yaxis: { ...axis, nticks: 5, fixedrange: true, rangemode: chart.zero ? "tozero" : "normal", ...(small ? { exponentformat: "SI" } : { tickformat: tick }), hoverformat: chart.form === "share" ? ".1%" : ".4~g", gridcolor: colours.line, ...around(chart) },
   };
 }
@@ -111,14 +128,14 @@ function legend(chart, runs) {
   const entries = chart.runs.flatMap(({ r, curves }) => curves.map((curve, c) => ({ ...looks(chart, r, c, several), name: several ? `${"AB"[r]}  ${curve.name}` : curve.name })));
   if (entries.length < 2) return null;
   return el("div", { class: "legend" }, entries.map(({ colour, dash, name }) => {
-    const line = svg("line", { x1: 0, y1: 5, x2: 18, y2: 5, class: `s${colour[1]}`, "stroke-width": 3, "stroke-dasharray": dash === "dot" ? "3 3" : "none" });
+    const line = svg("line", { x1: 0, y1: 5, x2: 18, y2: 5, class: `s${colour[1]}`, "stroke-width": 3, "stroke-dasharray": dash === "solid" ? "none" : "3 3" });
     return el("span", null, svg("svg", { width: 18, height: 10 }, line), seen(name));
   }));
 }
 
 function lastValues(chart, runs) {
   if (chart.kind === "stacked" || chart.runs.some((run) => run.curves.length > 1 && chart.key !== "length")) return "";
-  return chart.runs.map(({ r, curves }) => (runs.length > 1 ? `${"AB"[r]} ` : "") + FORMS[chart.form](curves[0].values.findLast(known))).join("  ");
+  return chart.runs.map(({ r, curves }) => `${runs.length > 1 ? "AB"[r] : "last"} ${FORMS[chart.form](curves[0].values.findLast(known))}`).join("  ");
 }
 
 // A figure with its title, legend and an empty plot, filled when it comes into sight.

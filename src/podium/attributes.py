@@ -1,0 +1,156 @@
+"""TRL's public attributes of a trainer: what scripts, callbacks and subclasses read, by the same names.
+
+Each is computed when it is read, from what the trainer trains with, so none can be out of date. None can be set: what
+is trained with is fixed when the trainer is made, so setting one would change nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from transformers import GenerationConfig
+
+from podium.rewards.background import background_loop
+from podium.rewards.model import RewardModel
+
+Read = Callable[[Any], Any]
+Class = TypeVar("Class", bound=type)
+
+OF_ARGS = (
+    "max_completion_length",
+    "num_generations",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "use_transformers_continuous_batching",
+    "pad_to_multiple_of",
+    "use_vllm",
+    "vllm_mode",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_clip_min",
+    "mask_truncated_completions",
+    "top_entropy_quantile",
+    "use_adaptive_entropy",
+    "shuffle_dataset",
+    "num_iterations",
+    "log_completions",
+    "log_multimodal",
+    "log_unique_prompts",
+    "num_completions_to_print",
+)
+"""Those that are a field of `args` of the same name."""
+
+
+def _function(reward: Any) -> Any:
+    """As it was given; a reward model is its module."""
+    return reward.function.model if isinstance(reward.function, RewardModel) else reward.function
+
+
+def _generation(trainer: Any) -> dict[str, Any]:
+    """TRL's `generation_kwargs`: the arguments of `generate` that sample as the trainer does."""
+    args, tokenizer = trainer.args, trainer.parts.tokenizer
+    named = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
+    return {
+        "max_new_tokens": args.max_completion_length,
+        "do_sample": True,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": trainer.eos_token_ids,
+        **{name: getattr(args, name) for name in named},
+        **(args.generation_kwargs or {}),
+    }
+
+
+ATTRIBUTES: Mapping[str, Read] = {
+    **{name: lambda trainer, name=name: getattr(trainer.args, name) for name in OF_ARGS},  # type: ignore[misc]
+    "reward_funcs": lambda trainer: [_function(reward) for reward in trainer.parts.rewards],
+    "reward_func_names": lambda trainer: [reward.name for reward in trainer.parts.rewards],
+    "reward_processing_classes": lambda trainer: [
+        reward.function.tokenizer if isinstance(reward.function, RewardModel) else None
+        for reward in trainer.parts.rewards
+    ],
+    "reward_weights": lambda trainer: torch.tensor(trainer.weights.weights_K, dtype=torch.float32),
+    "ref_model": lambda trainer: None if trainer.parts.reference is None else trainer.parts.reference.copy,
+    "beta": lambda trainer: trainer.parts.loss.beta,
+    "loss_type": lambda trainer: trainer.parts.loss.loss_type,
+    "epsilon_low": lambda trainer: trainer.parts.loss.epsilon_low,
+    "epsilon_high": lambda trainer: trainer.parts.loss.epsilon_high,
+    "importance_sampling_level": lambda trainer: trainer.parts.loss.level,
+    "off_policy_mask_threshold": lambda trainer: trainer.parts.loss.off_policy_mask_threshold,
+    "scale_rewards": lambda trainer: trainer.parts.advantage.scale_rewards,
+    "multi_objective_aggregation": lambda trainer: trainer.parts.advantage.aggregation,
+    "entropy_coef": lambda trainer: (
+        trainer.entropy.coef if trainer.args.use_adaptive_entropy else trainer.args.entropy_coef
+    ),
+    "router_aux_loss_coef": lambda trainer: trainer.parts.router_coef,
+    "aux_loss_enabled": lambda trainer: bool(trainer.parts.router_coef),
+    "eos_token_ids": lambda trainer: sorted(trainer.parts.end_ids),
+    "num_generations_eval": lambda trainer: trainer.args.num_generations_eval or trainer.args.num_generations,
+    "chat_template_kwargs": lambda trainer: trainer.args.chat_template_kwargs or {},
+    "chat_template": lambda trainer: None,
+    "generation_kwargs": _generation,
+    "generation_config": lambda trainer: GenerationConfig(**_generation(trainer), disable_compile=True),
+    "async_loop": lambda trainer: background_loop(os.getpid())[0],
+    "async_loop_thread": lambda trainer: background_loop(os.getpid())[1],
+    "tools": lambda trainer: [],
+    "environments": lambda trainer: None,
+    "environment_factories": lambda trainer: None,
+    "rollout_func": lambda trainer: None,
+}
+"""Name -> how it is read."""
+
+NOTES: Mapping[str, str] = {
+    "pad_to_multiple_of": "nothing is padded",
+    "log_multimodal": "there are no images to log",
+    "use_transformers_continuous_batching": "the live engine lets rows enter and leave as they end, too",
+    "chat_template": "None, as in TRL without tools: the tokenizer's own is used as it is",
+    "reward_weights": "with `adaptive_rewards` the weights of the round to come",
+    "tools": "always `[]`: the constructor refuses `tools`",
+    "environments": "always None: the constructor refuses `environment_factory`",
+    "environment_factories": "always None: the constructor refuses `environment_factory`",
+    "rollout_func": "always None: the constructor refuses `rollout_func`",
+}
+"""What differs from TRL in one that is there."""
+
+NOT_HERE: Mapping[str, str] = {
+    "max_tool_calling_iterations": "tools are not supported",
+    "async_loop_ready_event": "`async_loop` runs when it is read",
+    "continuous_batching_config": "the live engine schedules by itself",
+    "vllm_generation": "the engine is `trainer.parts.engine`, with other methods",
+    "commit_scheduler": "completions are uploaded when they are logged, not by a schedule",
+}
+"""Those that mean nothing here, and why: reading one is an `AttributeError` that says so."""
+
+
+def with_attributes(trainer: Class) -> Class:
+    """The class with TRL's attributes as properties. A class decorator."""
+    for name in (*ATTRIBUTES, *NOT_HERE):
+        setattr(trainer, name, property(ATTRIBUTES.get(name, _refused(name)), _fixed(name)))
+    return trainer
+
+
+def _refused(name: str) -> Read:
+    def read(trainer: Any) -> Any:
+        raise AttributeError(f"Podium's GRPOTrainer has no `{name}`, which TRL's has: {NOT_HERE[name]}.", name=name)
+
+    return read
+
+
+def _fixed(name: str) -> Callable[[Any, Any], None]:
+    def fix(trainer: Any, value: Any) -> None:
+        raise AttributeError(
+            f"`{name}` cannot be set: training has read it when the trainer was made. Give it to GRPOConfig or "
+            "GRPOTrainer.",
+            name=name,
+        )
+
+    return fix
