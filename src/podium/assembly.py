@@ -43,7 +43,7 @@ from podium.records import ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
 from podium.rounds import Plan, PromptOrder
-from podium.settings import advantage_settings, entropy_control, loss_settings, sampling_settings
+from podium.settings import ARGUMENTS, advantage_settings, entropy_control, loss_settings, sampling_settings
 
 logger = logging.getLogger(__name__)
 
@@ -519,17 +519,7 @@ def _engine(
     reasons = []
     if path != "shared":
         reasons.append("this model cannot attend over shared prefixes")
-    known = {
-        "max_new_tokens",
-        "do_sample",
-        "eos_token_id",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-    }
-    unknown = sorted(set(args.generation_kwargs or {}) - known)
+    unknown = sorted(set(args.generation_kwargs or {}) - {*ARGUMENTS, "do_sample", "eos_token_id"})
     if unknown:
         reasons.append(f"generation_kwargs {', '.join(unknown)} are `generate`'s alone")
     if args.cache_implementation is not None:
