@@ -23,7 +23,7 @@ from podium.devices import kind_of
 from podium.errors import ConfigError, as_line, did_you_mean, with_fix
 from podium.losses import CORRECTIONS, OBJECTIVES
 from podium.rules import codes
-from podium.settings import call_settings, sampling_settings
+from podium.settings import call_settings, sampling_settings, take_generation_kwargs
 
 logger = logging.getLogger(__name__)
 
@@ -325,6 +325,8 @@ class GRPOConfig(trl.GRPOConfig):
             code, fix = _code_of(str(error))
             raise ConfigError(str(error), code=code, fix=fix(self)) from None
         self.gradient_checkpointing = checkpointing
+        take_generation_kwargs(self)
+        self._check_ranges()
         if self.loss_type == "gspo":  # one spelling from here on
             self.loss_type, self.importance_sampling_level = "grpo", "sequence"
         if self.sync_ref_model and not self.beta:

@@ -17,18 +17,7 @@ from transformers.integrations import integration_utils
 
 from podium.config import GRPOConfig
 from podium.errors import ConfigError, did_you_mean
-
-_ENGINES_OWN = {
-    "max_new_tokens",
-    "do_sample",
-    "eos_token_id",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-}
-"""Keys of `generation_kwargs` that every engine takes."""
+from podium.settings import ARGUMENTS
 
 _OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
     "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
@@ -81,7 +70,7 @@ def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[C
 
 def only_generate(args: GRPOConfig) -> list[str]:
     """Settings that transformers' `generate` alone takes, in words."""
-    unknown = sorted(set(args.generation_kwargs or {}) - _ENGINES_OWN)
+    unknown = sorted(set(args.generation_kwargs or {}) - {*ARGUMENTS, "do_sample", "eos_token_id"})
     reasons = [f"generation_kwargs {', '.join(unknown)} are `generate`'s alone"] if unknown else []
     return reasons + ["cache_implementation is `generate`'s alone"] * (args.cache_implementation is not None)
 

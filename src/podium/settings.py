@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -31,39 +31,66 @@ def sampling_settings(
     greedy: bool = False,
     temperature: float | None = None,
 ) -> SamplingSettings:
-    """How one generation round is sampled. `generation_kwargs` overrides the named arguments, as in TRL.
+    """How one generation round is sampled.
 
     `temperature` is the training's unless given.
     """
-    named = {
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "top_k": args.top_k,
-        "min_p": args.min_p or 0.0,
-        "repetition_penalty": args.repetition_penalty,
-        "max_tokens": args.max_completion_length,
-    }
-    extra = dict(args.generation_kwargs or {})
-    if "max_new_tokens" in extra:
-        named["max_tokens"] = extra.pop("max_new_tokens")
+    extra = {name: value for name, value in (args.generation_kwargs or {}).items() if name not in ARGUMENTS}
     if "eos_token_id" in extra:
         ids = extra.pop("eos_token_id")
         end_ids = frozenset([ids] if isinstance(ids, int) else ids)
     greedy = extra.pop("do_sample", True) is False or greedy
-    named.update({name: extra.pop(name) for name in list(named) if extra.get(name) is not None})
-    if temperature is not None:
-        named["temperature"] = temperature
     if args.cache_implementation is not None:
         extra["cache_implementation"] = args.cache_implementation
     return SamplingSettings(
         num_completions=num_completions,
+        max_tokens=args.max_completion_length,
+        temperature=args.temperature if temperature is None else temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p or 0.0,
+        repetition_penalty=args.repetition_penalty,
         greedy=greedy,
         end_ids=end_ids,
         seed=args.seed if args.data_seed is None else args.data_seed,
         round=round_number,
         extra=extra,
-        **named,
     )
+
+
+ARGUMENTS: Mapping[str, str] = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+    **dict.fromkeys(("max_new_tokens", "max_tokens"), "max_completion_length"),
+}
+"""Names in `generation_kwargs` -> the arguments that say the same."""
+
+REFUSED = {
+    **dict.fromkeys(("num_return_sequences", "n"), "num_generations says how many completions a prompt gets"),
+    **dict.fromkeys(("return_dict_in_generate", "logprobs", "seed"), "sampling sets it"),
+}
+"""Names in `generation_kwargs` that would break groups, with the reason."""
+
+
+def take_generation_kwargs(args: GRPOConfig) -> None:
+    """Make what `generation_kwargs` overrides, as in TRL, the value of the argument.
+
+    Sampling, training, the reference and the proof read the argument, so they cannot differ: TRL 1.16 samples at
+    the one temperature and trains at the other.
+    """
+    for name in REFUSED.keys() & (args.generation_kwargs or {}):
+        what = f"generation_kwargs has {name}: {REFUSED[name]}."
+        raise ConfigError(what, code="C030", fix=f"take `{name}` out of generation_kwargs")
+    for name, argument in ARGUMENTS.items():
+        value, before = (args.generation_kwargs or {}).get(name), getattr(args, argument)
+        if value is None:
+            continue
+        whole = isinstance(getattr(type(args), argument), int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            kind = "whole number" if whole else "number"
+            raise ConfigError(f"generation_kwargs: {name} is {value!r}; it must be a {kind}.", code="C030")
+        if before not in (value, getattr(type(args), argument)):
+            logger.warning("generation_kwargs: %s %r counts, and not %s: %r.", name, value, argument, before)
+        setattr(args, argument, value)
 
 
 def loss_settings(args: GRPOConfig) -> LossSettings:

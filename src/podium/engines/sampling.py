@@ -1,9 +1,10 @@
 """Logits -> tokens, with random numbers that are a pure function of who is drawing.
 
-The uniform number for token t of completion g of prompt p in round s depends on (seed, s, p, g, t) alone. So a
-completion does not depend on which rows share its batch, on when it got its place there, or on a restart.
+The uniform numbers for token t of completion g of prompt p in round s depend on (seed, s, p, g, t) alone: not on which
+rows share its batch, on when it got its place there, or on a restart. The logits do depend on the batch, in their last
+bits, as products of other shapes add up in another order; so a token that is drawn very near an edge may change.
 
-Shape letters: R rows of logits, M completions that draw from them, V vocabulary.
+Shape letters: R rows of logits, M completions that draw from them, V vocabulary, L levels of the tree of tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from podium.records import SamplingSettings
 
-_BLOCK = 128
-"""Tokens a block in the two-level inverse of the cumulative distribution."""
+_BRANCHES = 32
+"""Choices at a level of the tree whose leaves are the tokens."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio, SplitMix64's step."""
 
 
 class Drawn(NamedTuple):
@@ -38,20 +41,30 @@ def row_key(seed: int, round_number: int, prompt: int, completion: int) -> np.ui
     """The key of one completion's stream of random numbers."""
     key = np.zeros(1, np.uint64)
     for part in (seed, round_number, prompt, completion):
-        key = mix(key + np.uint64(0x9E3779B97F4A7C15) + mix(np.array([part], np.int64).view(np.uint64)))
+        key = mix(key + _GOLDEN + mix(np.array([part], np.int64).view(np.uint64)))
     return key[0]
 
 
-def uniforms(keys_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
-    """Uniform numbers in [0, 1), float32 with 24 random bits: number `positions_R[r]` of stream `keys_R[r]`."""
+def levels(vocabulary: int) -> int:
+    """How many random numbers a token takes: one choice among `_BRANCHES` each.
+
+    >>> [levels(size) for size in (2, 32, 33, 49_152)]
+    [1, 1, 2, 4]
+    """
+    return 1 if vocabulary <= _BRANCHES else 1 + levels(-(-vocabulary // _BRANCHES))
+
+
+def uniforms(keys_R: np.ndarray, positions_R: np.ndarray, count: int) -> np.ndarray:
+    """Uniform numbers [R, count] in [0, 1), float32 with 24 random bits: those of token `positions_R[r]` of stream
+    `keys_R[r]`."""
     counters = positions_R.astype(np.uint64) + np.uint64(1)
-    words = mix(keys_R + counters * np.uint64(0x9E3779B97F4A7C15))
-    return (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    words = mix(keys_R + counters * _GOLDEN)[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN
+    return (mix(words) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
 def draw(
     logits_RV: Tensor,
-    uniform_M: Tensor,
+    uniform_ML: Tensor,
     settings: SamplingSettings,
     seen_RV: Tensor | None = None,
     row_M: Tensor | None = None,
@@ -67,38 +80,39 @@ def draw(
     if settings.greedy or settings.filtered:
         lse_R = logits_RV.logsumexp(-1)
         choices = filtered(logits_RV, settings, seen_RV) if settings.filtered else logits_RV
-        token_M = choices.argmax(-1)[row_M] if settings.greedy else invert(choices, uniform_M, row_M)[0]
+        token_M = choices.argmax(-1)[row_M] if settings.greedy else invert(choices, uniform_ML, row_M)[0]
     else:
-        token_M, lse_R = invert(logits_RV, uniform_M, row_M)
+        token_M, lse_R = invert(logits_RV, uniform_ML, row_M)
     return Drawn(token_M, logits_RV[row_M, token_M] - lse_R[row_M])
 
 
-def invert(logits_RV: Tensor, uniform_M: Tensor, row_M: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The token at which row `row_M`'s cumulative distribution passes `uniform_M`, and log sum exp of every row.
+def invert(logits_RV: Tensor, uniform_ML: Tensor, row_M: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A token of row `row_M`'s distribution by the numbers `uniform_ML`, and log sum exp of every row.
 
-    Without `row_M` each number is for a row of its own.
+    Without `row_M` each line of numbers is for a row of its own.
 
-    One exp and one sum over the vocabulary serve both. First the block, by its mass, then the token within it. A token
-    of mass zero is never drawn.
+    One exp and one sum over the vocabulary serve both. Tokens are the leaves of a tree: first a branch by its mass,
+    with a number of its own, then one of its branches. So rounding moves edges between few branches, not between all
+    tokens. A token of mass zero is never drawn.
     """
-    rows, vocabulary = logits_RV.shape
     if row_M is None:
-        row_M = torch.arange(rows, device=logits_RV.device)
+        row_M = torch.arange(len(logits_RV), device=logits_RV.device)
     top_R1 = logits_RV.amax(-1, keepdim=True)
-    mass_RV = (logits_RV - top_R1).exp_()
-    if vocabulary % _BLOCK:
-        mass_RV = torch.nn.functional.pad(mass_RV, (0, -vocabulary % _BLOCK))
-    blocks = mass_RV.view(rows, -1, _BLOCK)
-    of_block = blocks.sum(-1)
-    up_to = of_block.cumsum(-1)[row_M]
-    target = uniform_M[:, None] * up_to[:, -1:]
-    block = (up_to <= target).sum(-1, keepdim=True).clamp_(max=up_to.shape[1] - 1)
-    # Rounding may leave less than nothing of a number that just reached this block: its first token is not meant then.
-    rest = (target - up_to.gather(1, block) + of_block[row_M].gather(1, block)).clamp_(min=0)
-    within = blocks[row_M, block[:, 0]]
-    last = (within > 0).int().mul_(torch.arange(_BLOCK, device=block.device, dtype=torch.int32)).amax(-1, keepdim=True)
-    token = torch.minimum((within.cumsum(-1) <= rest).sum(-1, keepdim=True), last)
-    return (block * _BLOCK + token)[:, 0], top_R1[:, 0] + of_block.sum(-1).log()
+    masses = [(logits_RV - top_R1).exp_()]
+    while (width := masses[-1].shape[1]) > _BRANCHES:
+        if width % _BRANCHES:
+            masses[-1] = torch.nn.functional.pad(masses[-1], (0, -width % _BRANCHES))
+        masses.append(masses[-1].unflatten(1, (-1, _BRANCHES)).sum(-1))
+    node_M = torch.zeros_like(row_M)
+    for level, mass in enumerate(reversed(masses)):
+        branches = min(_BRANCHES, mass.shape[1])
+        of_node = mass.unflatten(1, (-1, branches))[row_M, node_M]
+        up_to = of_node.cumsum(-1)
+        chosen = (up_to <= uniform_ML[:, level, None] * up_to[:, -1:]).sum(-1)
+        numbers = torch.arange(branches, device=row_M.device, dtype=torch.int32)
+        last = (of_node > 0).int().mul_(numbers).amax(-1)  # where a number rounds up to 1
+        node_M = node_M * branches + torch.minimum(chosen, last)
+    return node_M, top_R1[:, 0] + masses[-1].sum(-1).log()
 
 
 def filtered(logits_RV: Tensor, settings: SamplingSettings, seen_RV: Tensor | None) -> Tensor:

@@ -7,20 +7,35 @@ model and any of `generation_kwargs`. Its random numbers come from torch's globa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from podium.engines.base import make_groups
 from podium.engines.live.engine import evaluation
 from podium.engines.sampling import row_key
-from podium.forward import Path, token_logps
+from podium.forward import Path, token_logps, unwrap
 from podium.models.attention import tree_attention
 from podium.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
+
+
+@contextlib.contextmanager
+def _without_defaults(model: nn.Module) -> Iterator[None]:
+    """Inside, the model folder's generation_config.json does not fill in what the settings leave open: min_p,
+    suppressed tokens."""
+    base: Any = unwrap(model)
+    base = base.get_base_model() if isinstance(base, PeftModel) else base
+    before, base.generation_config = base.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        base.generation_config = before
 
 
 class TransformersEngine:
@@ -67,9 +82,13 @@ class TransformersEngine:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             key = row_key(settings.seed, settings.round, prompts[0].id, -1)
             torch.manual_seed(int(key & np.uint64(2**63 - 1)))
-            output = self.model.generate(
-                input_ids=ids, attention_mask=mask, generation_config=self._config(settings), tokenizer=self.tokenizer
-            )
+            with _without_defaults(self.model):
+                output = self.model.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    generation_config=self._config(settings),
+                    tokenizer=self.tokenizer,
+                )
         completions = [self._until_end(row, settings.end_ids) for row in output[:, width:].tolist()]
         g = settings.num_completions
         return [completions[i : i + g] for i in range(0, len(completions), g)]

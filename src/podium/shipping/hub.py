@@ -223,10 +223,6 @@ def send(files: Sequence[Sent], place: Place, *, title: str) -> str:
     return str(done.commit_url)
 
 
-CLIENTS = ("httpx", "httpcore", "httpx2", "httpcore2", "requests", "urllib3")
-"""Packages by which versions of huggingface_hub speak, and whose errors are of the network."""
-
-
 @contextmanager
 def _one_message(repo: str) -> Iterator[None]:
     """What the hub's client raises, as one message without a traceback and without the token."""

@@ -14,7 +14,7 @@ from podium.devices import free_bytes, kind_of, put
 from podium.engines.base import make_groups
 from podium.engines.live.cache import Cache, Decode, Prefill
 from podium.engines.live.schedule import Member, Row, Schedule
-from podium.engines.sampling import Drawn, draw, uniforms
+from podium.engines.sampling import Drawn, draw, levels, uniforms
 from podium.forward import replaced_head, unwrap
 from podium.models.attention import tree_attention, without_autocast
 from podium.packing import common_beginning
@@ -215,7 +215,7 @@ class Round:
             logits_RV = self._with_lengths(members, logits_RV, step)
         return draw(
             logits_RV,
-            put(uniforms(keys, positions), self.device),
+            put(uniforms(keys, positions, levels(logits_RV.shape[1])), self.device),
             self.schedule.settings,
             seen_RV,
             put(row_M, self.device),
