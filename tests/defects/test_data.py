@@ -609,3 +609,25 @@ def test_init_names_a_column_that_is_not_there(folder: Path, now: Callable[[str]
     assert "has no column `anser`; it has question, answer" in " ".join(refused.stderr.split())
     assert "Did you mean `answer`?" in refused.stderr
     now(refused.stderr)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"a": 1, "b": None}, {"a": 2, "b": None}, {"a": 3, "b": "x"}],
+        [{"a": 1}, {"a": 2}, {"a": 3, "b": "x"}],
+        [{"a": 1}, {"a": 2}, {"a": "3"}],
+        [{"a": [1]}, {"a": [2]}, {"a": {"c": 1}}],
+        [{"a": "1"}, {"a": "2"}, {"a": [{"role": "user", "content": "x"}]}],
+    ],
+)
+@pytest.mark.defect("N", "a column whose type changes far down in a JSONL")
+def test_a_type_that_changes_late(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
+    monkeypatch.setattr("podium.data.files.CHUNK", 2)
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = sorted({name for row in rows for name in row})
+    as_read = {"a": "1"} if rows[2] == {"a": "3"} else rows[0]  # numbers among texts become texts
+    for made in (load("t.jsonl").train, load("t.jsonl", system="Answer.", prompt="{a}").train.remove_columns("prompt")):
+        found = list(made)
+        assert found[0] == {name: as_read.get(name) for name in names}
+        assert found[2] == {name: rows[2].get(name) for name in names}

@@ -316,6 +316,10 @@ def _asks(reward: Reward, column: str) -> bool:
     return column not in GIVEN and (column in reward.needs or (reward.wants is not None and column in reward.wants))
 
 
+_TEXTS = {"str", "int", "float", "bool"}
+"""Types that are read as texts where a column of a file mixes them with texts."""
+
+
 def mixed_types(setup: Setup) -> Iterator[Finding]:
     """Values of several types in one column of answers."""
     for survey in _surveys(setup):
@@ -326,7 +330,8 @@ def mixed_types(setup: Setup) -> Iterator[Finding]:
             yield Finding(
                 code="D019",
                 severity="note",
-                what=f"{survey.name}: column `{name}` holds {counts}; they are passed to the rewards as they are",
+                what=f"{survey.name}: column `{name}` holds {counts}; they are passed to the rewards as "
+                + ("texts" if setup.given and set(column.kinds) <= _TEXTS else "they are"),
                 why='a reward that compares with == says 4 is not "4"',
                 fix=f'answer: "{{{name}}}", a template, which gives text'
                 if setup.given and name == "answer"
