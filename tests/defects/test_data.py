@@ -609,3 +609,50 @@ def test_init_names_a_column_that_is_not_there(folder: Path, now: Callable[[str]
     assert "has no column `anser`; it has question, answer" in " ".join(refused.stderr.split())
     assert "Did you mean `answer`?" in refused.stderr
     now(refused.stderr)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"a": 1, "b": None}, {"a": 2, "b": None}, {"a": 3, "b": "x"}],
+        [{"a": 1}, {"a": 2}, {"a": 3, "b": "x"}],
+        [{"a": 1}, {"a": 2}, {"a": "3"}],
+        [{"a": [1]}, {"a": [2]}, {"a": {"c": 1}}],
+        [{"a": "1"}, {"a": "2"}, {"a": [{"role": "user", "content": "x"}]}],
+    ],
+)
+@pytest.mark.defect("N", "a column whose type changes far down in a JSONL")
+def test_a_type_that_changes_late(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
+    monkeypatch.setattr("podium.data.files.CHUNK", 2)
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = sorted({name for row in rows for name in row})
+    as_read = {"a": "1"} if rows[2] == {"a": "3"} else rows[0]  # numbers among texts become texts
+    for made in (load("t.jsonl").train, load("t.jsonl", system="Answer.", prompt="{a}").train.remove_columns("prompt")):
+        found = list(made)
+        assert found[0] == {name: as_read.get(name) for name in names}
+        assert found[2] == {name: rows[2].get(name) for name in names}
+
+
+@pytest.mark.defect("W10", "held-out rows that are trained on, spelt otherwise")
+def test_a_share_in_place_of_overlapping_rows(folder: Path, model: str, now: Callable[[str], None]) -> None:
+    (folder / "held.jsonl").write_text(json.dumps({"prompt": " what IS 3 + 1? ", "answer": "4"}) + "\n")
+    run = lay_out(folder, model, PLAIN)
+    [found] = [each for each in run(eval_dataset="held.jsonl") if each.code == "D017"]
+    now(said([found]))
+    assert "held_out: 0.1" in found.fix
+    assert not [each for each in run(held_out=0.1) if each.code == "D017"]
+
+
+@pytest.mark.defect("W1", "training says no more than the check does")
+def test_training_on_a_file_that_cannot_be_read_says_one_thing(folder: Path, now: Callable[[str], None]) -> None:
+    from typer.testing import CliRunner
+
+    from podium.cli import app
+
+    (folder / "t.csv").write_bytes(workbook("xl/workbook.xml"))
+    refused = CliRunner().invoke(app, ["train", "--dataset", "t.csv"])
+    assert refused.exit_code == 2
+    words = " ".join(refused.stderr.split())
+    assert "t.csv is an Excel workbook (.xlsx). [D039]" in words
+    assert "rewards" not in words
+    now(words)

@@ -281,7 +281,8 @@ def leaks(setup: Setup) -> Iterator[Finding]:
         what=f"{about}{train.shared.count:,} rows of {train.name} have a prompt that is in {held_out.name} too "
         f"({train.shared})",
         why="numbers on prompts that were trained on say nothing about new ones",
-        fix="take these rows out of the training set",
+        fix="take these rows out of the training set"
+        + ("; or `held_out: 0.1` in place of `eval_dataset`, which never overlaps" if setup.given else ""),
     )
 
 
@@ -316,6 +317,10 @@ def _asks(reward: Reward, column: str) -> bool:
     return column not in GIVEN and (column in reward.needs or (reward.wants is not None and column in reward.wants))
 
 
+_TEXTS = {"str", "int", "float", "bool"}
+"""Types that are read as texts where a column of a file mixes them with texts."""
+
+
 def mixed_types(setup: Setup) -> Iterator[Finding]:
     """Values of several types in one column of answers."""
     for survey in _surveys(setup):
@@ -326,7 +331,8 @@ def mixed_types(setup: Setup) -> Iterator[Finding]:
             yield Finding(
                 code="D019",
                 severity="note",
-                what=f"{survey.name}: column `{name}` holds {counts}; they are passed to the rewards as they are",
+                what=f"{survey.name}: column `{name}` holds {counts}; they are passed to the rewards as "
+                + ("texts" if setup.given and set(column.kinds) <= _TEXTS else "they are"),
                 why='a reward that compares with == says 4 is not "4"',
                 fix=f'answer: "{{{name}}}", a template, which gives text'
                 if setup.given and name == "answer"

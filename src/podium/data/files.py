@@ -199,7 +199,10 @@ def _table(rows: Iterator[Mapping[str, Any]]) -> Any:
 
 
 def dataset_of(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A `Dataset` of rows; a column that a row lacks is null there, one with values of several types holds them all."""
+    """A `Dataset` of rows; a column that a row lacks is null there.
+
+    A column of texts and numbers becomes texts; one of other mixed types holds every value as it is.
+    """
     import pyarrow as pa
     from datasets import Dataset
 
@@ -207,7 +210,18 @@ def dataset_of(rows: Sequence[Mapping[str, Any]]) -> Any:
     try:
         return Dataset.from_dict(columns)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return Dataset.from_dict(columns, on_mixed_types="use_json")
+        made = {name: _one_type(values) for name, values in columns.items()}
+        return Dataset.from_dict(made, on_mixed_types="use_json")
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    """Values of a column that has no type of its own; texts among lists as JSON, for which `datasets` takes them."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) < 2 or str not in kinds:
+        return values
+    if kinds <= {str, int, float, bool}:
+        return [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return [json.dumps(value) if isinstance(value, str) else value for value in values]
 
 
 def root_cause(error: BaseException) -> str:

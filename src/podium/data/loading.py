@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from podium.data.columns import Columns, Row, features
 from podium.data.conditions import Condition, filtered
-from podium.data.files import file_rows, kind_of
+from podium.data.files import dataset_of, file_rows, kind_of
 from podium.data.mixture import chosen, mixed, trl_mixture
 from podium.data.selection import Order, PassRates, Shape, Taking, in_order, read_pass_rates
 from podium.data.sources import load_splits
@@ -304,12 +304,16 @@ def _taken(rows: Any, shape: Shape, name: str) -> Any:
 
 
 def _mapped(rows: Any, columns: Columns) -> Any:
+    from datasets import Json
+
     if not columns.changes:
         return rows
     made = features(columns, rows.features)
     gone = [name for name in columns.taken if name in (rows.column_names or columns.taken)]
     if not hasattr(rows, "__len__"):
         return rows.map(columns, features=made, remove_columns=gone)
+    if any(isinstance(kind, Json) for kind in rows.features.values()):
+        return dataset_of([columns(row) for row in rows])  # `map` would take a text "7" for the number
     # not from the cache, whose key does not know this code's version
     return rows.map(columns, features=made, remove_columns=gone, load_from_cache_file=False)
 
