@@ -70,7 +70,7 @@ def test_the_messages_of_training_are_in_the_request(
     body = json.loads(shlex.split(line)[-1])
     assert [turn["content"] for turn in body["messages"]] == ["It's sums.", "Hello"]
     assert body["model"] == "mine/merged"
-    assert "The server adds nothing to a conversation: send the 1 first messages above" in result.stdout
+    assert "The server adds nothing to a conversation: send the first 1 of the messages above" in result.stdout
     now(result.stdout.splitlines()[-1])
 
 
@@ -100,9 +100,7 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match="no `vllm` beside this Python"):
         server("vllm", "m", host="127.0.0.1", port=free_port())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r'fastapi, uvicorn, openai.\n  fix: Type: pip install "transformers\[serving\]"'
-    ):
+    with pytest.raises(ConfigError, match=r'fastapi, uvicorn, openai.\n  fix: Type: pip install "podium\[serve\]"'):
         server("transformers", "m", host="127.0.0.1", port=free_port())
 
 
@@ -116,7 +114,7 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_merged(monkeypatch: pyte
             server("transformers", "m", host="127.0.0.1", port=port)
 
 
-@pytest.mark.skipif(not SERVES, reason='needs pip install "transformers[serving]"')
+@pytest.mark.skipif(not SERVES, reason='needs pip install "podium[serve]"')
 def test_transformers_serve_answers_and_stops(run: Path) -> None:
     port = free_port()
     process = start(run, "--port", str(port))

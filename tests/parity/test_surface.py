@@ -128,7 +128,7 @@ def test_settings_without_effect_are_taken(
     with caplog.at_level(logging.INFO, logger="podium"):
         args = GRPOConfig(str(tmp_path), **{name: value})
     assert (args.torch_compile, args.use_liger_kernel) == (False, False)
-    [said] = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    said = next(text for text in caplog.messages if text.startswith(f"{name}="))
     assert said == f"{name}={value!r} has no effect: {WITHOUT_EFFECT[name][1]}."
     now(said)
 

@@ -204,6 +204,16 @@ def test_a_run_in_stages_that_has_ended(make_folder, tmp_path, now):
     now(f"step {data['summary']['last_step']} of {data['summary']['max_steps']}; reward {tiles(data)['Reward']}")
 
 
+@pytest.mark.defect("N", "a run of which nothing is recorded is not one without findings")
+def test_nothing_recorded_is_not_nothing_found(run_folder, now):
+    folder = run_folder(num_steps=3)
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "findings.jsonl").write_text("")
+    said = run_data(Run.load(folder))["summary"]
+    assert (said["level"], said["word"]) == ("note", "Nothing recorded")
+    now(said["word"])
+
+
 @pytest.mark.defect("F8", "M141 twice, as a warning and as an error")
 def test_a_finding_that_was_said_again_stands_there_once(run_folder):
     folder = run_folder(num_steps=3)

@@ -42,7 +42,7 @@ def serve(
     )
     if begun:
         typer.echo(
-            f"The server adds nothing to a conversation: send the {len(begun)} first messages above in front of every "
-            "question, as the prompts of the training did."
+            f"The server adds nothing to a conversation: send the first {len(begun)} of the messages above before "
+            "every question, as the prompts of the training did."
         )
     become(made)

@@ -27,10 +27,10 @@ def summary(run: Run) -> dict[str, Any]:
     """Verdict, headline, times and numbers of a run."""
     steps = columns(run)
     latest = columns(run.parts[-1].run) if run.parts else steps
-    level = worst(run.findings["severity"])
+    level = worst(run.findings["severity"] if steps.steps else ["note", *run.findings["severity"]])
     return {
         "level": level,
-        "word": WORDS[level],
+        "word": WORDS[level] if steps.steps else "Nothing recorded",
         "headline": _headline(run, steps),
         "last_step": steps.steps[-1] if steps.steps else 0,
         "max_steps": _max_steps(run),

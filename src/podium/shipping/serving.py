@@ -57,7 +57,7 @@ def _transformers() -> tuple[str, ...]:
     if missing:
         raise ConfigError(
             f"`transformers serve` needs packages that are not installed: {', '.join(missing)}.",
-            fix='Type: pip install "transformers[serving]"; or take --engine vllm.',
+            fix='Type: pip install "podium[serve]"; or take --engine vllm.',
         )
     return (sys.executable, "-m", "transformers.cli.transformers", "serve")
 
