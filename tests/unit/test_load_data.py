@@ -107,5 +107,5 @@ def test_missing_files_get_near_names(tmp_path):
 
 
 def test_a_missing_split_names_those_there_are(tmp_path):
-    with pytest.raises(DataError, match=r"no split `validation`, but train, test\.\n  fix: Set `dataset_train_split`"):
+    with pytest.raises(DataError, match=r"no split `validation`, but train, test\.\n  fix: dataset_train_split: train"):
         load_data(DataSpec(dataset="builtin:additions", dataset_train_split="validation"))
