@@ -67,64 +67,230 @@ def check(**keys: Any) -> list[Finding]:
     return [finding for finding in check_recipe("run.yaml") if finding.severity != "note" or finding.code[0] == "K"]
 
 
-def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys: Any) -> Any:
-    return pytest.param(code, says, cured, keys, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
+def defect(line: str, done: str, *says: str, cured: bool | None = None, **given: Any) -> Any:
+    """A case of a line: what is said, whether the cure is a line to apply, and what was given."""
+    values = (*says, given) if len(says) == 1 else (*says, cured is not False, given)
+    return pytest.param(*values, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
 
 
 @pytest.mark.parametrize(
     ("code", "says", "cured", "keys"),
     [
-        case("S4", "max_steps: -5", "C016", "`max_steps` is -5; it must be at least 1", max_steps=-5),
-        case("S4", "max_steps: 0", "C016", "`max_steps` is 0; it must be at least 1", max_steps=0),
-        case("S4", "save_steps: 0", "C016", "`save_steps` is 0; it must be above 0", save_strategy="steps", save_steps=0),
-        case("S4", "learning_rate: .inf", "C016", "`learning_rate` is inf; it must be between 0 and 1000", learning_rate=float("inf")),
-        case("S4", "max_steps and num_train_epochs", "C030", "num_train_epochs is 2, which has no effect: max_steps 8 ends the run", cured=False, num_train_epochs=2),
-        case("S4", "warmup_steps: 1000 of 8", "C037", "warmup_steps is 1000, and the run has 8 steps", warmup_steps=1000),
-        case("S4", "warmup_steps: 1000 of an epoch", "C037", "warmup_steps is 1000, and the run has 30 steps", warmup_steps=1000, max_steps=None),
-        case("S4", "beta: 100", "C037", "beta is 100; usual is 0 to 1", beta=100),
-        case("S4", "weight_decay: 20", "C037", "weight_decay is 20; usual is 0 to 1", weight_decay=20),
-        case("S4", "max_grad_norm: 1e-6", "C037", "max_grad_norm is 1e-06; usual is 0.001 or more", max_grad_norm=1e-6),
-        case("S4", "num_iterations: 50", "C037", "num_iterations is 50; usual is 1 to 8", num_iterations=50),
-        case("S4", "epsilon: 0", "C037", "epsilon is 0; usual is 0.001 to 0.9", epsilon=0),
-        case("S4", "adam_beta1: 0.9999", "C037", "adam_beta1 is 0.9999; usual is 0 to 0.99", adam_beta1=0.9999),
-        case("S4", "top_k: 1", "C037", "top_k is 1; usual is 2 or more", top_k=1),
-        case("T1", "gradient_accumulation_steps: 0", "C016", "`gradient_accumulation_steps` is 0; it must be at least 1", gradient_accumulation_steps=0),
-        case("T2", "report_to: wandb, not installed", "C032", "report_to names dvclive, whose package is not installed here", cured=False, report_to="dvclive"),
-        case("T2", "report_to: unknown", "C004", "report_to names wandbb, which is no tracker", cured=False, report_to="wandbb"),
-        case("E7", "report_to: [tensorboard, clearml], one of them missing", "C032", "report_to names clearml", cured=False, report_to=["tensorboard", "clearml"]),
-        case("T3", "eval_strategy: steps without rows", "C030", "eval_strategy is steps, and there are no rows to evaluate on", cured=False, eval_strategy="steps", eval_steps=2),
-        case("T4", "output_dir: mine.py", "C036", "output_dir is mine.py, which is a file", cured=False, output_dir="mine.py"),
-        case("T5", "output_dir: /proc/x", "C036", "output_dir is /proc/x, and nothing can be written in /proc", cured=False, output_dir="/proc/x"),
-        case("T6", 'output_dir: ""', "C036", "output_dir is empty", cured=False, output_dir=""),
-        case("T6", "resume_from_checkpoint: runs/nope/checkpoint-7", "K001", "runs/nope/checkpoint-7 is not a checkpoint: it is not there", cured=False, resume_from_checkpoint="runs/nope/checkpoint-7"),
-        case("F14", "check of a missing resume_from_checkpoint", "K001", "There is no checkpoint in out", cured=False, resume_from_checkpoint=True),
-        case("T6", "lora: {r: 0}", "C016", "`r` is 0; it must be at least 1", cured=False, lora={"r": 0}),
-        case("W8", "learning_rate: 1.0", "C022", "learning_rate is 1 for all weights", learning_rate=1.0),
-        case("W8", "learning_rate: 0.001", "C022", "learning_rate is 0.001 for all weights", learning_rate=0.001),
-        case("F4", "--resume", "C001", "unknown key `resume`", cured=False, resume=True),
-        case("N", "gradient_accumulation_steps: -1", "C016", "must be at least 1", gradient_accumulation_steps=-1),
-        case("N", "per_device_train_batch_size: 0", "C016", "`per_device_train_batch_size` is 0", cured=False, per_device_train_batch_size=0),
-        case("N", "num_train_epochs: 0 without max_steps", "C016", "there is nothing to train", cured=False, num_train_epochs=0, max_steps=None),
-        case("N", "learning_rate: .nan", "C016", "`learning_rate` is nan", learning_rate=float("nan")),
-        case("N", "adam_beta2: 1", "C016", "`adam_beta2` is 1; it must be between 0 and 1", adam_beta2=1.0),
-        case("N", "weight_decay: -0.1", "C016", "`weight_decay` is -0.1", weight_decay=-0.1),
-        case("N", "max_grad_norm: -1", "C016", "`max_grad_norm` is -1; it must be at least 0: 0 switches clipping off", max_grad_norm=-1.0),
-        case("N", "warmup_steps: -5", "C016", "`warmup_steps` is -5", warmup_steps=-5),
-        case("N", "logging_steps: 0", "C016", "`logging_steps` is 0; it must be above 0", logging_steps=0),
-        case("N", "seed: -1", "C016", "`seed` is -1", seed=-1),
-        case("N", "ref_model_sync_steps: 0", "C016", "`ref_model_sync_steps` is 0", beta=0.1, sync_ref_model=True, ref_model_sync_steps=0),
-        case("N", "top_p: 0.01", "C037", "top_p is 0.01; usual is 0.05 to 1", top_p=0.01),
-        case("N", "repetition_penalty: 5", "C037", "repetition_penalty is 5; usual is 0.8 to 1.5", repetition_penalty=5.0),
-        case("N", "max_completion_length: 1", "C037", "max_completion_length is 1; usual is 4 or more", max_completion_length=1),
-        case("N", "adam_epsilon: 1", "C037", "adam_epsilon is 1; usual is 0 to 0.001", adam_epsilon=1.0),
-        case("N", "output_dir below a file", "C036", "output_dir is mine.py/run, and", cured=False, output_dir="mine.py/run"),
-        case("N", "rollout_engine: live with num_beams", "C030", "generation_kwargs num_beams are `generate`'s alone", rollout_engine="live", generation_kwargs={"num_beams": 2}),
-        case("N", "lora: {lora_dropout: 2}", "C016", "`lora_dropout` is 2; it must be between 0 and 1", cured=False, lora={"r": 4, "lora_dropout": 2.0}),
-        case("N", "lora_r: -8", "C016", "`lora_r` is -8; it must be at least 1", cured=False, use_peft=True, lora_r=-8),
-        case("F14", "a recipe for a GPU on a machine without one", "C038", "there is no GPU here, and run.yaml:1: model has 1.5 billion parameters", cured=False, model="Qwen/Qwen2.5-1.5B-Instruct", use_cpu=True),
-        case("W12", "a split that is not there", "D038", "no split `validation`, but train, test", dataset="builtin:additions", dataset_train_split="validation"),
-        case("N", "epochs: 3", "C001", "unknown key `epochs`", cured=False, epochs=3),
-        case("N", "batch_size: 8", "C001", "unknown key `batch_size`", cured=False, batch_size=8),
+        defect("S4", "max_steps: -5", "C016", "`max_steps` is -5; it must be at least 1", max_steps=-5),
+        defect("S4", "max_steps: 0", "C016", "`max_steps` is 0; it must be at least 1", max_steps=0),
+        defect(
+            "S4", "save_steps: 0", "C016", "`save_steps` is 0; it must be above 0", save_strategy="steps", save_steps=0
+        ),
+        defect(
+            "S4",
+            "learning_rate: .inf",
+            "C016",
+            "`learning_rate` is inf; it must be between 0 and 1000",
+            learning_rate=float("inf"),
+        ),
+        defect(
+            "S4",
+            "max_steps and num_train_epochs",
+            "C030",
+            "num_train_epochs is 2, which has no effect: max_steps 8 ends the run",
+            cured=False,
+            num_train_epochs=2,
+        ),
+        defect(
+            "S4", "warmup_steps: 1000 of 8", "C037", "warmup_steps is 1000, and the run has 8 steps", warmup_steps=1000
+        ),
+        defect(
+            "S4",
+            "warmup_steps: 1000 of an epoch",
+            "C037",
+            "warmup_steps is 1000, and the run has 30 steps",
+            warmup_steps=1000,
+            max_steps=None,
+        ),
+        defect("S4", "beta: 100", "C037", "beta is 100; usual is 0 to 1", beta=100),
+        defect("S4", "weight_decay: 20", "C037", "weight_decay is 20; usual is 0 to 1", weight_decay=20),
+        defect(
+            "S4", "max_grad_norm: 1e-6", "C037", "max_grad_norm is 1e-06; usual is 0.001 or more", max_grad_norm=1e-6
+        ),
+        defect("S4", "num_iterations: 50", "C037", "num_iterations is 50; usual is 1 to 8", num_iterations=50),
+        defect("S4", "epsilon: 0", "C037", "epsilon is 0; usual is 0.001 to 0.9", epsilon=0),
+        defect("S4", "adam_beta1: 0.9999", "C037", "adam_beta1 is 0.9999; usual is 0 to 0.99", adam_beta1=0.9999),
+        defect("S4", "top_k: 1", "C037", "top_k is 1; usual is 2 or more", top_k=1),
+        defect(
+            "T1",
+            "gradient_accumulation_steps: 0",
+            "C016",
+            "`gradient_accumulation_steps` is 0; it must be at least 1",
+            gradient_accumulation_steps=0,
+        ),
+        defect(
+            "T2",
+            "report_to: wandb, not installed",
+            "C032",
+            "report_to names dvclive, whose package is not installed here",
+            cured=False,
+            report_to="dvclive",
+        ),
+        defect(
+            "T2",
+            "report_to: unknown",
+            "C004",
+            "report_to names wandbb, which is no tracker",
+            cured=False,
+            report_to="wandbb",
+        ),
+        defect(
+            "E7",
+            "report_to: [tensorboard, clearml], one of them missing",
+            "C032",
+            "report_to names clearml",
+            cured=False,
+            report_to=["tensorboard", "clearml"],
+        ),
+        defect(
+            "T3",
+            "eval_strategy: steps without rows",
+            "C030",
+            "eval_strategy is steps, and there are no rows to evaluate on",
+            cured=False,
+            eval_strategy="steps",
+            eval_steps=2,
+        ),
+        defect(
+            "T4",
+            "output_dir: mine.py",
+            "C036",
+            "output_dir is mine.py, which is a file",
+            cured=False,
+            output_dir="mine.py",
+        ),
+        defect(
+            "T5",
+            "output_dir: /proc/x",
+            "C036",
+            "output_dir is /proc/x, and nothing can be written in /proc",
+            cured=False,
+            output_dir="/proc/x",
+        ),
+        defect("T6", 'output_dir: ""', "C036", "output_dir is empty", cured=False, output_dir=""),
+        defect(
+            "T6",
+            "resume_from_checkpoint: runs/nope/checkpoint-7",
+            "K001",
+            "runs/nope/checkpoint-7 is not a checkpoint: it is not there",
+            cured=False,
+            resume_from_checkpoint="runs/nope/checkpoint-7",
+        ),
+        defect(
+            "F14",
+            "check of a missing resume_from_checkpoint",
+            "K001",
+            "There is no checkpoint in out",
+            cured=False,
+            resume_from_checkpoint=True,
+        ),
+        defect("T6", "lora: {r: 0}", "C016", "`r` is 0; it must be at least 1", cured=False, lora={"r": 0}),
+        defect("W8", "learning_rate: 1.0", "C022", "learning_rate is 1 for all weights", learning_rate=1.0),
+        defect("W8", "learning_rate: 0.001", "C022", "learning_rate is 0.001 for all weights", learning_rate=0.001),
+        defect("F4", "--resume", "C001", "unknown key `resume`", cured=False, resume=True),
+        defect("N", "gradient_accumulation_steps: -1", "C016", "must be at least 1", gradient_accumulation_steps=-1),
+        defect(
+            "N",
+            "per_device_train_batch_size: 0",
+            "C016",
+            "`per_device_train_batch_size` is 0",
+            cured=False,
+            per_device_train_batch_size=0,
+        ),
+        defect(
+            "N",
+            "num_train_epochs: 0 without max_steps",
+            "C016",
+            "there is nothing to train",
+            cured=False,
+            num_train_epochs=0,
+            max_steps=None,
+        ),
+        defect("N", "learning_rate: .nan", "C016", "`learning_rate` is nan", learning_rate=float("nan")),
+        defect("N", "adam_beta2: 1", "C016", "`adam_beta2` is 1; it must be between 0 and 1", adam_beta2=1.0),
+        defect("N", "weight_decay: -0.1", "C016", "`weight_decay` is -0.1", weight_decay=-0.1),
+        defect(
+            "N",
+            "max_grad_norm: -1",
+            "C016",
+            "`max_grad_norm` is -1; it must be at least 0: 0 switches clipping off",
+            max_grad_norm=-1.0,
+        ),
+        defect("N", "warmup_steps: -5", "C016", "`warmup_steps` is -5", warmup_steps=-5),
+        defect("N", "logging_steps: 0", "C016", "`logging_steps` is 0; it must be above 0", logging_steps=0),
+        defect("N", "seed: -1", "C016", "`seed` is -1", seed=-1),
+        defect(
+            "N",
+            "ref_model_sync_steps: 0",
+            "C016",
+            "`ref_model_sync_steps` is 0",
+            beta=0.1,
+            sync_ref_model=True,
+            ref_model_sync_steps=0,
+        ),
+        defect("N", "top_p: 0.01", "C037", "top_p is 0.01; usual is 0.05 to 1", top_p=0.01),
+        defect(
+            "N", "repetition_penalty: 5", "C037", "repetition_penalty is 5; usual is 0.8 to 1.5", repetition_penalty=5.0
+        ),
+        defect(
+            "N",
+            "max_completion_length: 1",
+            "C037",
+            "max_completion_length is 1; usual is 4 or more",
+            max_completion_length=1,
+        ),
+        defect("N", "adam_epsilon: 1", "C037", "adam_epsilon is 1; usual is 0 to 0.001", adam_epsilon=1.0),
+        defect(
+            "N",
+            "output_dir below a file",
+            "C036",
+            "output_dir is mine.py/run, and",
+            cured=False,
+            output_dir="mine.py/run",
+        ),
+        defect(
+            "N",
+            "rollout_engine: live with num_beams",
+            "C030",
+            "generation_kwargs num_beams are `generate`'s alone",
+            rollout_engine="live",
+            generation_kwargs={"num_beams": 2},
+        ),
+        defect(
+            "N",
+            "lora: {lora_dropout: 2}",
+            "C016",
+            "`lora_dropout` is 2; it must be between 0 and 1",
+            cured=False,
+            lora={"r": 4, "lora_dropout": 2.0},
+        ),
+        defect(
+            "N", "lora_r: -8", "C016", "`lora_r` is -8; it must be at least 1", cured=False, use_peft=True, lora_r=-8
+        ),
+        defect(
+            "F14",
+            "a recipe for a GPU on a machine without one",
+            "C038",
+            "there is no GPU here, and run.yaml:1: model has 1.5 billion parameters",
+            cured=False,
+            model="Qwen/Qwen2.5-1.5B-Instruct",
+            use_cpu=True,
+        ),
+        defect(
+            "W12",
+            "a split that is not there",
+            "D038",
+            "no split `validation`, but train, test",
+            dataset="builtin:additions",
+            dataset_train_split="validation",
+        ),
+        defect("N", "epochs: 3", "C001", "unknown key `epochs`", cured=False, epochs=3),
+        defect("N", "batch_size: 8", "C001", "unknown key `batch_size`", cured=False, batch_size=8),
     ],
 )
 def test_check_says_it(code: str, says: str, cured: bool, keys: dict[str, Any], folder: Path, now: Callable) -> None:
@@ -154,7 +320,9 @@ def test_a_flag_without_a_value(folder: Path, now: Callable) -> None:
     assert finding.fix == "--max_steps 100"
 
 
-@pytest.mark.parametrize("value", [pytest.param(v, marks=pytest.mark.defect("E5", f"fsdp: {v}")) for v in (True, "true", "full_shard")])
+@pytest.mark.parametrize(
+    "value", [pytest.param(v, marks=pytest.mark.defect("E5", f"fsdp: {v}")) for v in (True, "true", "full_shard")]
+)
 def test_fsdp_as_the_documents_write_it(value: Any, folder: Path, now: Callable) -> None:
     found = [f"{each.code} {each.what}" for each in check(fsdp=value) if "fsdp" in each.what]
     now("; ".join(found) or "nothing found")
@@ -164,7 +332,11 @@ def test_fsdp_as_the_documents_write_it(value: Any, folder: Path, now: Callable)
 @pytest.mark.parametrize(
     ("base", "says"),
     [
-        pytest.param("/gone/base", "it belongs to /gone/base, which is not there", marks=pytest.mark.defect("W12", "an adapter whose base is missing")),
+        pytest.param(
+            "/gone/base",
+            "it belongs to /gone/base, which is not there",
+            marks=pytest.mark.defect("W12", "an adapter whose base is missing"),
+        ),
         pytest.param(None, "it does not say to which", marks=pytest.mark.defect("N", "an adapter that names no base")),
     ],
 )
@@ -208,22 +380,18 @@ def test_check_says_that_it_runs_files(now: Callable) -> None:
 # ---- in Python ----
 
 
-def python(line: str, done: str, says: str, **given: Any) -> Any:
-    return pytest.param(given, says, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
-
-
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("says", "given"),
     [
-        python("K1", "warmup_ratio", "write `warmup_steps`; below 1 it is a share of all steps", warmup_ratio=0.1),
-        python("K1", "num_generation", "Did you mean `num_generations`?", num_generation=4),
-        python("K1", "evaluation_strategy", "write `eval_strategy`", evaluation_strategy="no"),
-        python("K1", "vllm_device", "leave it out: `vllm_mode: colocate`", vllm_device="cuda:0"),
-        python("K1", "max_seq_length", "write `max_completion_length`", max_seq_length=512),
-        python("K1", "group_by_length", "leave it out: packs have no padding", group_by_length=True),
-        python("K1", "lora_r in GRPOConfig", "peft_config=LoraConfig(r=16)", lora_r=8),
-        python("T12", 'learning_rate="fast"', "learning_rate is 'fast'; it must be a number", learning_rate="fast"),
-        python("N", 'max_steps="ten"', "max_steps is 'ten'; it must be a whole number", max_steps="ten"),
+        defect("K1", "warmup_ratio", "write `warmup_steps`; below 1 it is a share of all steps", warmup_ratio=0.1),
+        defect("K1", "num_generation", "Did you mean `num_generations`?", num_generation=4),
+        defect("K1", "evaluation_strategy", "write `eval_strategy`", evaluation_strategy="no"),
+        defect("K1", "vllm_device", "leave it out: `vllm_mode: colocate`", vllm_device="cuda:0"),
+        defect("K1", "max_seq_length", "write `max_completion_length`", max_seq_length=512),
+        defect("K1", "group_by_length", "leave it out: packs have no padding", group_by_length=True),
+        defect("K1", "lora_r in GRPOConfig", "peft_config=LoraConfig(r=16)", lora_r=8),
+        defect("T12", 'learning_rate="fast"', "learning_rate is 'fast'; it must be a number", learning_rate="fast"),
+        defect("N", 'max_steps="ten"', "max_steps is 'ten'; it must be a whole number", max_steps="ten"),
     ],
 )
 def test_arguments_in_python(given: dict[str, Any], says: str, now: Callable) -> None:
@@ -234,13 +402,13 @@ def test_arguments_in_python(given: dict[str, Any], says: str, now: Callable) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("says", "given"),
     [
-        python("K1", "GRPOTrainer(tokenizer=...)", "`processing_class`", tokenizer=1),
-        python("K1", "GRPOTrainer(dataset=...)", "write `train_dataset`", dataset=[]),
-        python("N", "GRPOTrainer(learning_rate=...)", "args=GRPOConfig(learning_rate=...)", learning_rate=1e-5),
-        python("N", "GRPOTrainer(config=...)", "write `args`", config=1),
-        python("N", "GRPOTrainer(reward_function=...)", "Did you mean `reward_funcs`?", reward_function=len),
+        defect("K1", "GRPOTrainer(tokenizer=...)", "`processing_class`", tokenizer=1),
+        defect("K1", "GRPOTrainer(dataset=...)", "write `train_dataset`", dataset=[]),
+        defect("N", "GRPOTrainer(learning_rate=...)", "args=GRPOConfig(learning_rate=...)", learning_rate=1e-5),
+        defect("N", "GRPOTrainer(config=...)", "write `args`", config=1),
+        defect("N", "GRPOTrainer(reward_function=...)", "Did you mean `reward_funcs`?", reward_function=len),
     ],
 )
 def test_arguments_of_the_trainer(given: dict[str, Any], says: str, now: Callable) -> None:
@@ -254,16 +422,34 @@ def test_arguments_of_the_trainer(given: dict[str, Any], says: str, now: Callabl
 def test_numbers_as_text(now: Callable) -> None:
     args = GRPOConfig("out", learning_rate="1e-5", max_steps="08", num_generations="4", beta=".1", use_cpu="true")
     now(f"learning_rate {args.learning_rate}, max_steps {args.max_steps}, use_cpu {args.use_cpu}")
-    assert (args.learning_rate, args.max_steps, args.num_generations, args.beta, args.use_cpu) == (1e-5, 8, 4, 0.1, True)
+    assert (args.learning_rate, args.max_steps, args.num_generations, args.beta, args.use_cpu) == (
+        1e-5,
+        8,
+        4,
+        0.1,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        pytest.param({"report_to": "clearml"}, "report_to names clearml, whose package is not installed", marks=pytest.mark.defect("T2", "in Python")),
+        pytest.param(
+            {"report_to": "clearml"},
+            "report_to names clearml, whose package is not installed",
+            marks=pytest.mark.defect("T2", "in Python"),
+        ),
         pytest.param({"report_to": ["wandbb"]}, "Did you mean `wandb`?", marks=pytest.mark.defect("E7", "in Python")),
-        pytest.param({"eval_strategy": "steps", "eval_steps": 1}, "there are no rows to evaluate on", marks=pytest.mark.defect("T3", "in Python")),
-        pytest.param({"optim": "adamw_torch_8bit"}, "needs the package torchao", marks=pytest.mark.defect("N", "optim without its package, in Python")),
+        pytest.param(
+            {"eval_strategy": "steps", "eval_steps": 1},
+            "there are no rows to evaluate on",
+            marks=pytest.mark.defect("T3", "in Python"),
+        ),
+        pytest.param(
+            {"optim": "adamw_torch_8bit"},
+            "needs the package torchao",
+            marks=pytest.mark.defect("N", "optim without its package, in Python"),
+        ),
     ],
 )
 def test_refused_before_weights(make_trainer: Callable, settings: dict[str, Any], says: str, now: Callable) -> None:
@@ -284,13 +470,31 @@ def edited(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        pytest.param({"num_hidden_layers": 3}, "config.json describes 9 tensors (`model.layers.2.input_layernorm.weight`, ...) that are not in the files: random numbers", marks=pytest.mark.defect("S1", "one layer more in config.json")),
-        pytest.param({"num_hidden_layers": 1}, "the files hold 9 tensors (`model.layers.1.input_layernorm.weight`, ...) that are not described by config.json: they would be left out", marks=pytest.mark.defect("S1", "one layer less in config.json")),
-        pytest.param({"intermediate_size": 48}, "`model.layers.0.mlp.down_proj.weight` is 32 x 64 in the files and 32 x 48 by config.json (and 5 others)", marks=pytest.mark.defect("S1", "another width in config.json")),
-        pytest.param({"attention_bias": True}, "config.json describes 8 tensors (`model.layers.0.self_attn.k_proj.bias`", marks=pytest.mark.defect("S1", "biases in config.json alone")),
+        pytest.param(
+            {"num_hidden_layers": 3},
+            "config.json describes 9 tensors (`model.layers.2.input_layernorm.weight`, ...) that are not in the files: random numbers",
+            marks=pytest.mark.defect("S1", "one layer more in config.json"),
+        ),
+        pytest.param(
+            {"num_hidden_layers": 1},
+            "the files hold 9 tensors (`model.layers.1.input_layernorm.weight`, ...) that are not described by config.json: they would be left out",
+            marks=pytest.mark.defect("S1", "one layer less in config.json"),
+        ),
+        pytest.param(
+            {"intermediate_size": 48},
+            "`model.layers.0.mlp.down_proj.weight` is 32 x 64 in the files and 32 x 48 by config.json (and 5 others)",
+            marks=pytest.mark.defect("S1", "another width in config.json"),
+        ),
+        pytest.param(
+            {"attention_bias": True},
+            "config.json describes 8 tensors (`model.layers.0.self_attn.k_proj.bias`",
+            marks=pytest.mark.defect("S1", "biases in config.json alone"),
+        ),
     ],
 )
-def test_weights_of_another_configuration(values: dict[str, Any], says: str, folder: Path, make_trainer: Callable, now: Callable) -> None:
+def test_weights_of_another_configuration(
+    values: dict[str, Any], says: str, folder: Path, make_trainer: Callable, now: Callable
+) -> None:
     edited(folder / "model", **values)
     [finding] = [each for each in check() if each.code == "M022"]
     now(finding.what)
@@ -329,7 +533,13 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-@pytest.mark.parametrize("made", [pytest.param(made, marks=pytest.mark.defect("S1", f"no false alarm: {made.__name__}")) for made in (sharded, tied, consolidated, pickled)])
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(made, marks=pytest.mark.defect("S1", f"no false alarm: {made.__name__}"))
+        for made in (sharded, tied, consolidated, pickled)
+    ],
+)
 def test_weights_that_fit(made: Callable[[Path], None], folder: Path, now: Callable) -> None:
     made(folder / "model")
     found = [each.what for each in check() if each.code == "M022"]
@@ -345,7 +555,13 @@ def run(folder: Path, make_trainer: Callable) -> Callable[..., Any]:
     """`run(**settings)`: a trainer in `run`, which saves every step."""
 
     def make(**settings: Any) -> Any:
-        given = {"model": "./model", "save_strategy": "steps", "save_steps": 1, "optim": "adamw_torch", "learning_rate": 1e-3}
+        given = {
+            "model": "./model",
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "optim": "adamw_torch",
+            "learning_rate": 1e-3,
+        }
         return make_trainer(**{**given, **settings})
 
     return make
@@ -357,17 +573,64 @@ LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        pytest.param({}, {"optim": "adafactor"}, "optim is adafactor, and checkpoint-2 holds the state of adamw_torch", marks=pytest.mark.defect("F4", "optim: adafactor")),
-        pytest.param({}, LORA, "checkpoint-2 holds all weights, and an adapter is trained here", marks=pytest.mark.defect("F4", "lora on a full checkpoint")),
-        pytest.param({}, LORA, "checkpoint-2 holds all weights, and an adapter is trained here", marks=pytest.mark.defect("T7", "lora on a full checkpoint")),
-        pytest.param(LORA, {}, "checkpoint-2 holds an adapter, and all weights are trained here", marks=pytest.mark.defect("T7", "all weights on an adapter's checkpoint")),
-        pytest.param(LORA, {"peft_config": LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}, "lora: r is 8, and the adapter in checkpoint-2 has 4", marks=pytest.mark.defect("T7", "r: 8 on a checkpoint of r: 4")),
-        pytest.param(LORA, {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")}, "lora: target_modules is ['q_proj']", marks=pytest.mark.defect("N", "resume with other target_modules")),
-        pytest.param({}, {"model": "./other"}, "model is ./other, and checkpoint-2 holds the weights of a run on ./model", marks=pytest.mark.defect("F4", "another model")),
-        pytest.param({}, {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1, "eval_rows": ROWS[:4]}, "lr_scheduler_type is reduce_lr_on_plateau", marks=pytest.mark.defect("N", "resume with a schedule of another kind")),
+        pytest.param(
+            {},
+            {"optim": "adafactor"},
+            "optim is adafactor, and checkpoint-2 holds the state of adamw_torch",
+            marks=pytest.mark.defect("F4", "optim: adafactor"),
+        ),
+        pytest.param(
+            {},
+            LORA,
+            "checkpoint-2 holds all weights, and an adapter is trained here",
+            marks=pytest.mark.defect("F4", "lora on a full checkpoint"),
+        ),
+        pytest.param(
+            {},
+            LORA,
+            "checkpoint-2 holds all weights, and an adapter is trained here",
+            marks=pytest.mark.defect("T7", "lora on a full checkpoint"),
+        ),
+        pytest.param(
+            LORA,
+            {},
+            "checkpoint-2 holds an adapter, and all weights are trained here",
+            marks=pytest.mark.defect("T7", "all weights on an adapter's checkpoint"),
+        ),
+        pytest.param(
+            LORA,
+            {"peft_config": LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")},
+            "lora: r is 8, and the adapter in checkpoint-2 has 4",
+            marks=pytest.mark.defect("T7", "r: 8 on a checkpoint of r: 4"),
+        ),
+        pytest.param(
+            LORA,
+            {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")},
+            "lora: target_modules is ['q_proj']",
+            marks=pytest.mark.defect("N", "resume with other target_modules"),
+        ),
+        pytest.param(
+            {},
+            {"model": "./other"},
+            "model is ./other, and checkpoint-2 holds the weights of a run on ./model",
+            marks=pytest.mark.defect("F4", "another model"),
+        ),
+        pytest.param(
+            {},
+            {
+                "lr_scheduler_type": "reduce_lr_on_plateau",
+                "eval_strategy": "steps",
+                "eval_steps": 1,
+                "eval_rows": ROWS[:4],
+            },
+            "lr_scheduler_type is reduce_lr_on_plateau",
+            marks=pytest.mark.defect("N", "resume with a schedule of another kind"),
+        ),
     ],
 )
-def test_resume_that_cannot_go_on(run: Callable, before: dict[str, Any], after: dict[str, Any], says: str, folder: Path, now: Callable) -> None:
+def test_resume_that_cannot_go_on(
+    run: Callable, before: dict[str, Any], after: dict[str, Any], says: str, folder: Path, now: Callable
+) -> None:
     save_tiny_model(folder / "other", seed=1)
     run(**before).train()
     with pytest.raises(CheckpointError) as error:
@@ -381,14 +644,46 @@ def test_resume_that_cannot_go_on(run: Callable, before: dict[str, Any], after: 
 @pytest.mark.parametrize(
     ("settings", "group", "says"),
     [
-        pytest.param({"learning_rate": 1e-4}, {"initial_lr": 1e-4}, "learning_rate 0.001 -> 0.0001", marks=pytest.mark.defect("F4", "learning_rate")),
-        pytest.param({"weight_decay": 0.5}, {"weight_decay": 0.5}, "weight_decay 0.0 -> 0.5", marks=pytest.mark.defect("F4", "weight_decay")),
-        pytest.param({"adam_beta1": 0.5, "adam_beta2": 0.6}, {"betas": (0.5, 0.6)}, "adam_beta2 0.999 -> 0.6", marks=pytest.mark.defect("F4", "adam_beta1, adam_beta2")),
-        pytest.param({"adam_epsilon": 1e-5}, {"eps": 1e-5}, "adam_epsilon 1e-08 -> 1e-05", marks=pytest.mark.defect("N", "resume with another adam_epsilon")),
-        pytest.param({"temperature": 0.7}, {}, "temperature 1.0 -> 0.7", marks=pytest.mark.defect("F4", "temperature takes effect and is said")),
+        pytest.param(
+            {"learning_rate": 1e-4},
+            {"initial_lr": 1e-4},
+            "learning_rate 0.001 -> 0.0001",
+            marks=pytest.mark.defect("F4", "learning_rate"),
+        ),
+        pytest.param(
+            {"weight_decay": 0.5},
+            {"weight_decay": 0.5},
+            "weight_decay 0.0 -> 0.5",
+            marks=pytest.mark.defect("F4", "weight_decay"),
+        ),
+        pytest.param(
+            {"adam_beta1": 0.5, "adam_beta2": 0.6},
+            {"betas": (0.5, 0.6)},
+            "adam_beta2 0.999 -> 0.6",
+            marks=pytest.mark.defect("F4", "adam_beta1, adam_beta2"),
+        ),
+        pytest.param(
+            {"adam_epsilon": 1e-5},
+            {"eps": 1e-5},
+            "adam_epsilon 1e-08 -> 1e-05",
+            marks=pytest.mark.defect("N", "resume with another adam_epsilon"),
+        ),
+        pytest.param(
+            {"temperature": 0.7},
+            {},
+            "temperature 1.0 -> 0.7",
+            marks=pytest.mark.defect("F4", "temperature takes effect and is said"),
+        ),
     ],
 )
-def test_resume_with_other_settings(run: Callable, settings: dict[str, Any], group: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture, now: Callable) -> None:
+def test_resume_with_other_settings(
+    run: Callable,
+    settings: dict[str, Any],
+    group: dict[str, Any],
+    says: str,
+    caplog: pytest.LogCaptureFixture,
+    now: Callable,
+) -> None:
     """They take effect, and one line says which they are."""
     run(max_steps=1).train()
     trainer = run(**settings)
@@ -414,20 +709,33 @@ def test_resume_as_before(run: Callable, caplog: pytest.LogCaptureFixture, now: 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        pytest.param("reward", "the code of right (mine.py:1) is another", marks=pytest.mark.defect("S3", "reward code")),
+        pytest.param(
+            "reward", "the code of right (mine.py:1) is another", marks=pytest.mark.defect("S3", "reward code")
+        ),
         pytest.param("data", "the training rows are others", marks=pytest.mark.defect("S3", "data")),
     ],
 )
-def test_resume_with_other_code_or_data(changed: str, says: str, folder: Path, caplog: pytest.LogCaptureFixture, now: Callable) -> None:
+def test_resume_with_other_code_or_data(
+    changed: str, says: str, folder: Path, caplog: pytest.LogCaptureFixture, now: Callable
+) -> None:
     from podium.recipe import load
 
-    keys = {**RECIPE, "max_steps": 1, "save_steps": 1, "report_to": "none", "logging_steps": 1, "prove_first_batch": False}
+    keys = {
+        **RECIPE,
+        "max_steps": 1,
+        "save_steps": 1,
+        "report_to": "none",
+        "logging_steps": 1,
+        "prove_first_batch": False,
+    }
     Path("run.yaml").write_text(yaml.safe_dump(keys))
     load("run.yaml").trainer().train()
     if changed == "reward":
         Path("mine.py").write_text(REWARD.replace("float(a in", "2 * float(a in"))
     else:
-        Path("rows.jsonl").write_text("".join(json.dumps({**row, "prompt": f"0{row['prompt']}"}) + "\n" for row in ROWS))
+        Path("rows.jsonl").write_text(
+            "".join(json.dumps({**row, "prompt": f"0{row['prompt']}"}) + "\n" for row in ROWS)
+        )
     load("run.yaml", {"max_steps": 2}).trainer().train(resume_from_checkpoint=True)
     [line] = [record.getMessage() for record in caplog.records if "made of something else" in record.getMessage()]
     now(line)
@@ -478,9 +786,13 @@ class Full:
 @pytest.mark.parametrize(
     ("where", "file"),
     [
-        pytest.param("optimizer", "run/checkpoint-2", marks=pytest.mark.defect("T8", "the optimizer's state does not fit")),
+        pytest.param(
+            "optimizer", "run/checkpoint-2", marks=pytest.mark.defect("T8", "the optimizer's state does not fit")
+        ),
         pytest.param("weights", "run/checkpoint-2", marks=pytest.mark.defect("T8", "the weights do not fit")),
-        pytest.param("record", "run/rollouts/0000002-0.parquet", marks=pytest.mark.defect("T8", "the record does not fit")),
+        pytest.param(
+            "record", "run/rollouts/0000002-0.parquet", marks=pytest.mark.defect("T8", "the record does not fit")
+        ),
     ],
 )
 def test_a_full_disk(run: Callable, where: str, file: str, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
@@ -559,8 +871,13 @@ def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fcntl.flock", flock)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.defect("T9", f"a second run, {kind}")) for kind in ("flock", "no flock")])
-def test_two_runs_in_one_folder(kind: str, run: Callable, other: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.defect("T9", f"a second run, {kind}")) for kind in ("flock", "no flock")],
+)
+def test_two_runs_in_one_folder(
+    kind: str, run: Callable, other: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable
+) -> None:
     if kind == "no flock":
         without_flock(monkeypatch)
     trainer = run()
@@ -582,7 +899,9 @@ def test_two_runs_in_one_folder(kind: str, run: Callable, other: Callable, monke
 
 
 @pytest.mark.defect("T9", "a lock of another machine, where there is no flock")
-def test_a_lock_of_another_machine(run: Callable, other: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
+def test_a_lock_of_another_machine(
+    run: Callable, other: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable
+) -> None:
     without_flock(monkeypatch)
     trainer = run()
     other(Path("run"), kind="no flock", host="node7")
@@ -700,12 +1019,26 @@ def empty_state(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        pytest.param(pickled_weights, "a pickle that holds more than tensors and numbers; nothing in it was run", marks=pytest.mark.defect("B11", "resume from a pickle of weights")),
-        pytest.param(pickled_optimizer, "a pickle that holds more than tensors and numbers; nothing in it was run", marks=pytest.mark.defect("B11", "resume from a pickle of an optimizer")),
-        pytest.param(empty_state, "trainer_state.json cannot be read", marks=pytest.mark.defect("N", "an empty trainer_state.json")),
+        pytest.param(
+            pickled_weights,
+            "a pickle that holds more than tensors and numbers; nothing in it was run",
+            marks=pytest.mark.defect("B11", "resume from a pickle of weights"),
+        ),
+        pytest.param(
+            pickled_optimizer,
+            "a pickle that holds more than tensors and numbers; nothing in it was run",
+            marks=pytest.mark.defect("B11", "resume from a pickle of an optimizer"),
+        ),
+        pytest.param(
+            empty_state,
+            "trainer_state.json cannot be read",
+            marks=pytest.mark.defect("N", "an empty trainer_state.json"),
+        ),
     ],
 )
-def test_a_checkpoint_that_cannot_be_loaded(harm: Callable[[Path], None], says: str, run: Callable, now: Callable) -> None:
+def test_a_checkpoint_that_cannot_be_loaded(
+    harm: Callable[[Path], None], says: str, run: Callable, now: Callable
+) -> None:
     run(max_steps=1).train()
     harm(Path("run/checkpoint-1"))
     with pytest.raises(CheckpointError) as error:
@@ -783,11 +1116,18 @@ def test_a_hidden_secret_is_asked_for(folder: Path, now: Callable) -> None:
 @pytest.mark.parametrize(
     ("settings", "level", "says"),
     [
-        pytest.param({}, "WARNING", "(the run goes on; `strict: true` would end it)", marks=pytest.mark.defect("W13", "the run goes on")),
+        pytest.param(
+            {},
+            "WARNING",
+            "(the run goes on; `strict: true` would end it)",
+            marks=pytest.mark.defect("W13", "the run goes on"),
+        ),
         pytest.param({"strict": True}, "ERROR", "M101", marks=pytest.mark.defect("W13", "strict: the run ends")),
     ],
 )
-def test_an_error_in_a_run_that_goes_on(run: Callable, settings: dict[str, Any], level: str, says: str, caplog: pytest.LogCaptureFixture, now: Callable) -> None:
+def test_an_error_in_a_run_that_goes_on(
+    run: Callable, settings: dict[str, Any], level: str, says: str, caplog: pytest.LogCaptureFixture, now: Callable
+) -> None:
     trainer = run(**settings)
     Path("run").mkdir(exist_ok=True)
     trainer.health.say(Finding(code="M101", severity="error", what="The rewards are all equal.", fix="Look."))
