@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from podium.advantages import combine
 from podium.checkpoint import checkpoints, step_of, storing
 from podium.records import Finding, ScoredGroup, StepMetrics, last_user_turn
+from podium.redaction import HIDDEN
 from podium.rewards.resolve import GOLD
 from podium.run import FINDINGS, METRICS, ROLLOUTS
 
@@ -199,10 +200,11 @@ class RunFolder:
         self._replace(name, json.dumps(contents, indent=1, default=str))
 
     def write_yaml(self, name: str, contents: Mapping[str, Any]) -> None:
-        """Likewise."""
+        """A small file of its own; keys whose value is a secret are left out, so that it can be run again."""
         import yaml
 
-        self._replace(name, yaml.safe_dump(dict(contents), sort_keys=False, allow_unicode=True))
+        shown = {key: value for key, value in contents.items() if value != HIDDEN}
+        self._replace(name, yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
     def _replace(self, name: str, text: str) -> None:
         path = self.folder / name

@@ -67,26 +67,28 @@ def check(**keys: Any) -> list[Finding]:
     return [finding for finding in check_recipe("run.yaml") if finding.severity != "note" or finding.code[0] == "K"]
 
 
-def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys: Any) -> Any:
-    return pytest.param(code, says, cured, keys, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
+def defect(line: str, done: str, *says: str, cured: bool | None = None, **given: Any) -> Any:
+    """A case of a line: what is said, whether the cure is a line to apply, and what was given."""
+    values = (*says, given) if len(says) == 1 else (*says, cured is not False, given)
+    return pytest.param(*values, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
 
 
 @pytest.mark.parametrize(
     ("code", "says", "cured", "keys"),
     [
-        case("S4", "max_steps: -5", "C016", "`max_steps` is -5; it must be at least 1", max_steps=-5),
-        case("S4", "max_steps: 0", "C016", "`max_steps` is 0; it must be at least 1", max_steps=0),
-        case(
+        defect("S4", "max_steps: -5", "C016", "`max_steps` is -5; it must be at least 1", max_steps=-5),
+        defect("S4", "max_steps: 0", "C016", "`max_steps` is 0; it must be at least 1", max_steps=0),
+        defect(
             "S4", "save_steps: 0", "C016", "`save_steps` is 0; it must be above 0", save_strategy="steps", save_steps=0
         ),
-        case(
+        defect(
             "S4",
             "learning_rate: .inf",
             "C016",
             "`learning_rate` is inf; it must be between 0 and 1000",
             learning_rate=float("inf"),
         ),
-        case(
+        defect(
             "S4",
             "max_steps and num_train_epochs",
             "C030",
@@ -94,10 +96,10 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             num_train_epochs=2,
         ),
-        case(
+        defect(
             "S4", "warmup_steps: 1000 of 8", "C037", "warmup_steps is 1000, and the run has 8 steps", warmup_steps=1000
         ),
-        case(
+        defect(
             "S4",
             "warmup_steps: 1000 of an epoch",
             "C037",
@@ -105,21 +107,23 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             warmup_steps=1000,
             max_steps=None,
         ),
-        case("S4", "beta: 100", "C037", "beta is 100; usual is 0 to 1", beta=100),
-        case("S4", "weight_decay: 20", "C037", "weight_decay is 20; usual is 0 to 1", weight_decay=20),
-        case("S4", "max_grad_norm: 1e-6", "C037", "max_grad_norm is 1e-06; usual is 0.001 or more", max_grad_norm=1e-6),
-        case("S4", "num_iterations: 50", "C037", "num_iterations is 50; usual is 1 to 8", num_iterations=50),
-        case("S4", "epsilon: 0", "C037", "epsilon is 0; usual is 0.001 to 0.9", epsilon=0),
-        case("S4", "adam_beta1: 0.9999", "C037", "adam_beta1 is 0.9999; usual is 0 to 0.99", adam_beta1=0.9999),
-        case("S4", "top_k: 1", "C037", "top_k is 1; usual is 2 or more", top_k=1),
-        case(
+        defect("S4", "beta: 100", "C037", "beta is 100; usual is 0 to 1", beta=100),
+        defect("S4", "weight_decay: 20", "C037", "weight_decay is 20; usual is 0 to 1", weight_decay=20),
+        defect(
+            "S4", "max_grad_norm: 1e-6", "C037", "max_grad_norm is 1e-06; usual is 0.001 or more", max_grad_norm=1e-6
+        ),
+        defect("S4", "num_iterations: 50", "C037", "num_iterations is 50; usual is 1 to 8", num_iterations=50),
+        defect("S4", "epsilon: 0", "C037", "epsilon is 0; usual is 0.001 to 0.9", epsilon=0),
+        defect("S4", "adam_beta1: 0.9999", "C037", "adam_beta1 is 0.9999; usual is 0 to 0.99", adam_beta1=0.9999),
+        defect("S4", "top_k: 1", "C037", "top_k is 1; usual is 2 or more", top_k=1),
+        defect(
             "T1",
             "gradient_accumulation_steps: 0",
             "C016",
             "`gradient_accumulation_steps` is 0; it must be at least 1",
             gradient_accumulation_steps=0,
         ),
-        case(
+        defect(
             "T2",
             "report_to: wandb, not installed",
             "C032",
@@ -127,7 +131,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             report_to="dvclive",
         ),
-        case(
+        defect(
             "T2",
             "report_to: unknown",
             "C004",
@@ -135,7 +139,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             report_to="wandbb",
         ),
-        case(
+        defect(
             "E7",
             "report_to: [tensorboard, clearml], one of them missing",
             "C032",
@@ -143,7 +147,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             report_to=["tensorboard", "clearml"],
         ),
-        case(
+        defect(
             "T3",
             "eval_strategy: steps without rows",
             "C030",
@@ -152,7 +156,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             eval_strategy="steps",
             eval_steps=2,
         ),
-        case(
+        defect(
             "T4",
             "output_dir: mine.py",
             "C036",
@@ -160,7 +164,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             output_dir="mine.py",
         ),
-        case(
+        defect(
             "T5",
             "output_dir: /proc/x",
             "C036",
@@ -168,8 +172,8 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             output_dir="/proc/x",
         ),
-        case("T6", 'output_dir: ""', "C036", "output_dir is empty", cured=False, output_dir=""),
-        case(
+        defect("T6", 'output_dir: ""', "C036", "output_dir is empty", cured=False, output_dir=""),
+        defect(
             "T6",
             "resume_from_checkpoint: runs/nope/checkpoint-7",
             "K001",
@@ -177,7 +181,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             resume_from_checkpoint="runs/nope/checkpoint-7",
         ),
-        case(
+        defect(
             "F14",
             "check of a missing resume_from_checkpoint",
             "K001",
@@ -185,12 +189,12 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             resume_from_checkpoint=True,
         ),
-        case("T6", "lora: {r: 0}", "C016", "`r` is 0; it must be at least 1", cured=False, lora={"r": 0}),
-        case("W8", "learning_rate: 1.0", "C022", "learning_rate is 1 for all weights", learning_rate=1.0),
-        case("W8", "learning_rate: 0.001", "C022", "learning_rate is 0.001 for all weights", learning_rate=0.001),
-        case("F4", "--resume", "C001", "unknown key `resume`", cured=False, resume=True),
-        case("N", "gradient_accumulation_steps: -1", "C016", "must be at least 1", gradient_accumulation_steps=-1),
-        case(
+        defect("T6", "lora: {r: 0}", "C016", "`r` is 0; it must be at least 1", cured=False, lora={"r": 0}),
+        defect("W8", "learning_rate: 1.0", "C022", "learning_rate is 1 for all weights", learning_rate=1.0),
+        defect("W8", "learning_rate: 0.001", "C022", "learning_rate is 0.001 for all weights", learning_rate=0.001),
+        defect("F4", "--resume", "C001", "unknown key `resume`", cured=False, resume=True),
+        defect("N", "gradient_accumulation_steps: -1", "C016", "must be at least 1", gradient_accumulation_steps=-1),
+        defect(
             "N",
             "per_device_train_batch_size: 0",
             "C016",
@@ -198,7 +202,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             per_device_train_batch_size=0,
         ),
-        case(
+        defect(
             "N",
             "num_train_epochs: 0 without max_steps",
             "C016",
@@ -207,20 +211,20 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             num_train_epochs=0,
             max_steps=None,
         ),
-        case("N", "learning_rate: .nan", "C016", "`learning_rate` is nan", learning_rate=float("nan")),
-        case("N", "adam_beta2: 1", "C016", "`adam_beta2` is 1; it must be between 0 and 1", adam_beta2=1.0),
-        case("N", "weight_decay: -0.1", "C016", "`weight_decay` is -0.1", weight_decay=-0.1),
-        case(
+        defect("N", "learning_rate: .nan", "C016", "`learning_rate` is nan", learning_rate=float("nan")),
+        defect("N", "adam_beta2: 1", "C016", "`adam_beta2` is 1; it must be between 0 and 1", adam_beta2=1.0),
+        defect("N", "weight_decay: -0.1", "C016", "`weight_decay` is -0.1", weight_decay=-0.1),
+        defect(
             "N",
             "max_grad_norm: -1",
             "C016",
             "`max_grad_norm` is -1; it must be at least 0: 0 switches clipping off",
             max_grad_norm=-1.0,
         ),
-        case("N", "warmup_steps: -5", "C016", "`warmup_steps` is -5", warmup_steps=-5),
-        case("N", "logging_steps: 0", "C016", "`logging_steps` is 0; it must be above 0", logging_steps=0),
-        case("N", "seed: -1", "C016", "`seed` is -1", seed=-1),
-        case(
+        defect("N", "warmup_steps: -5", "C016", "`warmup_steps` is -5", warmup_steps=-5),
+        defect("N", "logging_steps: 0", "C016", "`logging_steps` is 0; it must be above 0", logging_steps=0),
+        defect("N", "seed: -1", "C016", "`seed` is -1", seed=-1),
+        defect(
             "N",
             "ref_model_sync_steps: 0",
             "C016",
@@ -229,19 +233,19 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             sync_ref_model=True,
             ref_model_sync_steps=0,
         ),
-        case("N", "top_p: 0.01", "C037", "top_p is 0.01; usual is 0.05 to 1", top_p=0.01),
-        case(
+        defect("N", "top_p: 0.01", "C037", "top_p is 0.01; usual is 0.05 to 1", top_p=0.01),
+        defect(
             "N", "repetition_penalty: 5", "C037", "repetition_penalty is 5; usual is 0.8 to 1.5", repetition_penalty=5.0
         ),
-        case(
+        defect(
             "N",
             "max_completion_length: 1",
             "C037",
             "max_completion_length is 1; usual is 4 or more",
             max_completion_length=1,
         ),
-        case("N", "adam_epsilon: 1", "C037", "adam_epsilon is 1; usual is 0 to 0.001", adam_epsilon=1.0),
-        case(
+        defect("N", "adam_epsilon: 1", "C037", "adam_epsilon is 1; usual is 0 to 0.001", adam_epsilon=1.0),
+        defect(
             "N",
             "output_dir below a file",
             "C036",
@@ -249,7 +253,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             output_dir="mine.py/run",
         ),
-        case(
+        defect(
             "N",
             "rollout_engine: live with num_beams",
             "C030",
@@ -257,7 +261,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             rollout_engine="live",
             generation_kwargs={"num_beams": 2},
         ),
-        case(
+        defect(
             "N",
             "lora: {lora_dropout: 2}",
             "C016",
@@ -265,8 +269,10 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             cured=False,
             lora={"r": 4, "lora_dropout": 2.0},
         ),
-        case("N", "lora_r: -8", "C016", "`lora_r` is -8; it must be at least 1", cured=False, use_peft=True, lora_r=-8),
-        case(
+        defect(
+            "N", "lora_r: -8", "C016", "`lora_r` is -8; it must be at least 1", cured=False, use_peft=True, lora_r=-8
+        ),
+        defect(
             "F14",
             "a recipe for a GPU on a machine without one",
             "C038",
@@ -275,7 +281,7 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             model="Qwen/Qwen2.5-1.5B-Instruct",
             use_cpu=True,
         ),
-        case(
+        defect(
             "W12",
             "a split that is not there",
             "D038",
@@ -283,8 +289,8 @@ def case(line: str, done: str, code: str, says: str, cured: bool = True, **keys:
             dataset="builtin:additions",
             dataset_train_split="validation",
         ),
-        case("N", "epochs: 3", "C001", "unknown key `epochs`", cured=False, epochs=3),
-        case("N", "batch_size: 8", "C001", "unknown key `batch_size`", cured=False, batch_size=8),
+        defect("N", "epochs: 3", "C001", "unknown key `epochs`", cured=False, epochs=3),
+        defect("N", "batch_size: 8", "C001", "unknown key `batch_size`", cured=False, batch_size=8),
     ],
 )
 def test_check_says_it(code: str, says: str, cured: bool, keys: dict[str, Any], folder: Path, now: Callable) -> None:
@@ -374,22 +380,18 @@ def test_check_says_that_it_runs_files(now: Callable) -> None:
 # ---- in Python ----
 
 
-def python(line: str, done: str, says: str, **given: Any) -> Any:
-    return pytest.param(given, says, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
-
-
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("says", "given"),
     [
-        python("K1", "warmup_ratio", "write `warmup_steps`; below 1 it is a share of all steps", warmup_ratio=0.1),
-        python("K1", "num_generation", "Did you mean `num_generations`?", num_generation=4),
-        python("K1", "evaluation_strategy", "write `eval_strategy`", evaluation_strategy="no"),
-        python("K1", "vllm_device", "leave it out: `vllm_mode: colocate`", vllm_device="cuda:0"),
-        python("K1", "max_seq_length", "write `max_completion_length`", max_seq_length=512),
-        python("K1", "group_by_length", "leave it out: packs have no padding", group_by_length=True),
-        python("K1", "lora_r in GRPOConfig", "peft_config=LoraConfig(r=16)", lora_r=8),
-        python("T12", 'learning_rate="fast"', "learning_rate is 'fast'; it must be a number", learning_rate="fast"),
-        python("N", 'max_steps="ten"', "max_steps is 'ten'; it must be a whole number", max_steps="ten"),
+        defect("K1", "warmup_ratio", "write `warmup_steps`; below 1 it is a share of all steps", warmup_ratio=0.1),
+        defect("K1", "num_generation", "Did you mean `num_generations`?", num_generation=4),
+        defect("K1", "evaluation_strategy", "write `eval_strategy`", evaluation_strategy="no"),
+        defect("K1", "vllm_device", "leave it out: `vllm_mode: colocate`", vllm_device="cuda:0"),
+        defect("K1", "max_seq_length", "write `max_completion_length`", max_seq_length=512),
+        defect("K1", "group_by_length", "leave it out: packs have no padding", group_by_length=True),
+        defect("K1", "lora_r in GRPOConfig", "peft_config=LoraConfig(r=16)", lora_r=8),
+        defect("T12", 'learning_rate="fast"', "learning_rate is 'fast'; it must be a number", learning_rate="fast"),
+        defect("N", 'max_steps="ten"', "max_steps is 'ten'; it must be a whole number", max_steps="ten"),
     ],
 )
 def test_arguments_in_python(given: dict[str, Any], says: str, now: Callable) -> None:
@@ -400,13 +402,13 @@ def test_arguments_in_python(given: dict[str, Any], says: str, now: Callable) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("says", "given"),
     [
-        python("K1", "GRPOTrainer(tokenizer=...)", "`processing_class`", tokenizer=1),
-        python("K1", "GRPOTrainer(dataset=...)", "write `train_dataset`", dataset=[]),
-        python("N", "GRPOTrainer(learning_rate=...)", "args=GRPOConfig(learning_rate=...)", learning_rate=1e-5),
-        python("N", "GRPOTrainer(config=...)", "write `args`", config=1),
-        python("N", "GRPOTrainer(reward_function=...)", "Did you mean `reward_funcs`?", reward_function=len),
+        defect("K1", "GRPOTrainer(tokenizer=...)", "`processing_class`", tokenizer=1),
+        defect("K1", "GRPOTrainer(dataset=...)", "write `train_dataset`", dataset=[]),
+        defect("N", "GRPOTrainer(learning_rate=...)", "args=GRPOConfig(learning_rate=...)", learning_rate=1e-5),
+        defect("N", "GRPOTrainer(config=...)", "write `args`", config=1),
+        defect("N", "GRPOTrainer(reward_function=...)", "Did you mean `reward_funcs`?", reward_function=len),
     ],
 )
 def test_arguments_of_the_trainer(given: dict[str, Any], says: str, now: Callable) -> None:

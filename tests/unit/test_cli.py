@@ -122,7 +122,7 @@ def test_flags_that_cannot_be_meant_are_refused(line):
         ("train quickstart --loss-type drgrpo", "--loss_type: `loss_type` must be one of"),
         ("train quickstart --num_generations 7", "--num_generations: generation_batch_size (128) must be"),
         ("train quickstart --eval_samples 0", "--eval_samples: `eval_samples` is 0; it must be at least 1"),
-        ("train quickstart --eval_temperature 0", "got 0: 0.001 draws the likeliest completion"),
+        ("train quickstart --eval_temperature 0", "between 1e-06 and 100: 0.001 draws the likeliest completion"),
         ("train quickstart --vllm_mode server", "--vllm_mode: vllm_mode='server' belongs to vLLM"),
         ("train quickstart --model builtin:smollm", "no built-in model `builtin:smollm`"),
         ("train quickstart --model ./nope", "There is no folder ./nope"),

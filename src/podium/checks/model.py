@@ -18,7 +18,7 @@ from podium.models.loading import EIGHT_BITS_ON_CPU, bits_of
 from podium.models.weights import misfits
 from podium.records import Finding
 
-LARGE_FOR_CPU = 500_000_000
+LARGE_FOR_CPU = 1_000_000_000
 """Parameters from which training on a CPU is worth a warning."""
 
 

@@ -17,6 +17,7 @@ from podium.recipe.completions import Completions
 from podium.recipe.stages import Stage
 from podium.recording import RunFolder
 from podium.records import StepMetrics
+from podium.redaction import without_secrets
 from podium.run import CONFIG
 from podium.saving import SavesWhole
 
@@ -76,7 +77,7 @@ class LossRecord(TrainerCallback):
     ) -> None:
         if state.is_world_process_zero:
             self.folder.begin(resumed_step=state.global_step or None)
-            self.folder.write_yaml(CONFIG, self.given)
+            self.folder.write_yaml(CONFIG, without_secrets(self.given))
 
     def on_log(
         self,
