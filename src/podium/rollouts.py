@@ -87,7 +87,7 @@ class Rollouts:
             sampled = self._sampling(key)()
         places, scored = sampled.places, sampled.scored
         self.scored = list(scored)
-        if key == RoundKey(epoch=0, number=0) and self.trainer.state.global_step == 0:
+        if self.args.prove_first_batch and key == RoundKey(epoch=0, number=0) and not self.trainer.state.global_step:
             self._score_again(sampled)
         self._log("train", sampled.metrics, sampled.seconds)
         if self.args.dynamic_sampling:

@@ -274,11 +274,37 @@ def test_functions_that_do_not_repeat_are_named_with_both_values(reward: Any, re
 
 @pytest.mark.defect("N", "training: one finding at the first round, numbers of the run unchanged")
 def test_training_says_it_once(make_trainer: Any, caplog: pytest.LogCaptureFixture, now: Now) -> None:
-    trainer = make_trainer(by_chance, max_steps=3)
+    trainer = make_trainer(by_chance, max_steps=3, prove_first_batch=True)
     trainer.train()
     said = [finding for finding in trainer.health.found if finding.code == "W111"]
     assert [(finding.step, finding.severity) for finding in said] == [(1, "warning")]
     now(str(said[0]))
+
+
+@pytest.mark.defect("N", "training without the proof: each function is called once a round")
+def test_without_the_proof_nothing_is_asked_twice(make_trainer: Any, now: Now) -> None:
+    calls: list[int] = []
+
+    def counted(completions):
+        calls.append(len(completions))
+        return [len(text) for text in completions]
+
+    make_trainer(counted, max_steps=2).train()
+    assert calls == [16, 16]
+    now("two calls for two rounds")
+
+
+@pytest.mark.defect("N", "a function that fails the second time alone does not end the run")
+def test_a_second_call_that_fails_is_left_out(now: Now) -> None:
+    calls: list[int] = []
+
+    def fails_later(completions):
+        calls.append(1)
+        return [1.0 / (2 - len(calls)) for _ in completions]
+
+    rewards = resolve_rewards([fails_later])
+    assert list(repeat_findings(score(groups(["a"]), rewards), rewards)) == []
+    now("nothing")
 
 
 # ---- values ----

@@ -99,7 +99,12 @@ FORMULAS = [
         ]
     ],
     case(
-        "B2", r"accuracy_reward keeps TRL's verdict of \frac12", "accuracy_reward", r"\boxed{\frac12}", r"\frac12", 0.0
+        "B2",
+        r"accuracy_reward keeps TRL's verdict of \frac12",
+        "accuracy_reward",
+        r"\boxed{\frac12}",
+        r"\frac{1}{2}",
+        0.0,
     ),
     case("N", "x = 2 + 3 = 5 is an answer", "math_match", r"\boxed{x = 2+3 = 5}", "5", 1.0),
     case("N", "another power of a unit", "math_match", r"\boxed{5\text{ cm}^2}", r"5\text{ cm}^3", 0.0),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,8 +161,10 @@ def test_a_plain_function_is_tested_without_torch(tmp_path, now):
     rows = [{"prompt": f"{n} + 1 = ", "answer": str(n + 1)} for n in range(8)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     program = (
-        "import sys\nsys.argv = ['podium', 'rewards', 'test', 'r.py:right', '--data', 't.jsonl']\nfrom podium.cli import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\nprint('heavy:', sorted({'torch', 'transformers'} & set(sys.modules)))"
+        "import sys\nfrom podium.cli import main\n"
+        "sys.argv = ['podium', 'rewards', 'test', 'r.py:right', '--data', 't.jsonl']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('heavy:', sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.endswith("heavy: []\n"), done.stdout + done.stderr

@@ -31,7 +31,11 @@ RATES = "".join(
     for row, rate in zip(ROWS[4:7], (0, 0.5, 1), strict=True)
 )
 """Of three of the forty."""
-REWARD = "def right(completions, answer):\n    return [float(a in str(c)) for c, a in zip(completions, answer)]\n"
+REWARD = """
+def right(completions, answer):
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [float(text.strip() == a) for text, a in zip(texts, answer)]
+"""
 RECIPE = {
     "model": "./model",
     "dataset": "rows.jsonl",
@@ -495,7 +499,7 @@ def test_a_model_that_was_made(saved: Path) -> None:
     args = podium.GRPOConfig("out", per_device_train_batch_size=32, num_generations=8, max_completion_length=16)
     found = podium.check(
         tiny_model(),
-        lambda completions, **kwargs: [1.0] * len(completions),
+        lambda completions, answer: [float(a == c.strip()) for a, c in zip(answer, completions, strict=True)],
         args,
         ROWS,
         processing_class=tiny_tokenizer(),

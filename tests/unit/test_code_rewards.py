@@ -329,7 +329,7 @@ FENCED = {
     "four backticks": f"````python\n{SQUARE}````",
     "never closed": f"```python\n{SQUARE}",
     "quoted": QUOTED,
-    "a fence in a docstring": '```python\ndef square(x):\n    """\n    ```\n    square(3)\n    ```\n    """\n    return x * x\n```',
+    "a fence in a docstring": f'```python\n{SQUARE[:14]}\n    """\n    ```\n    f(3)\n    ```\n    """{SQUARE[14:]}```',
     "in a list": "1. Code:\n\n   ```python\n   def square(x):\n       return x * x\n   ```\n2. Done.",
     "behind a bullet": "- ```python\n  def square(x):\n      return x * x\n  ```",
     "a plain block of output behind it": f"```python\n{SQUARE}```\nOutput:\n```\n9\n```",

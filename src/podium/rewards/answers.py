@@ -54,7 +54,8 @@ def numeric_match(
     Read is the last number of the final answer: by default of what the last `<answer>` tags hold, or of the whole text
     where there are no tags. Of a text in the `answer` column it is also the last number, so that GSM8K's solutions can
     stay as they are. Commas between digits are ignored, and 7% is 7 and 0.07. Whole numbers must be equal; others may
-    differ by a millionth. A `tolerance` is for both, and is multiplied by the larger of 1 and the answer. Fractions are read as two numbers (`math_match` knows them). None where the column has no number.
+    differ by a millionth. A `tolerance` is for both, and is multiplied by the larger of 1 and the answer. Fractions are
+    read as two numbers (`math_match` knows them). None where the column has no number.
 
     >>> numeric_match(["It is 1,000.0", "<answer>41</answer> of 42", "12345678"], answer=["1000", 42, "12345679"])
     [1.0, 0.0, 0.0]

@@ -201,7 +201,10 @@ def repeat_findings(
         function = unwrapped(reward.function)
         if isinstance(function, RewardModel) or reward.is_async or getattr(function, "is_random", False):
             continue
-        again = score([each.group for each in scored], [reward], trainer_state=trainer_state, settings=settings)
+        try:
+            again = score([each.group for each in scored], [reward], trainer_state=trainer_state, settings=settings)
+        except RewardError:  # said at the next round, if it is so again
+            continue
         first_R = np.concatenate([each.rewards_GK[:, each.names_K.index(reward.name)] for each in scored])
         second_R = np.concatenate([each.rewards_GK[:, 0] for each in again])
         [other] = np.nonzero(~np.isclose(first_R, second_R, rtol=1e-4, atol=1e-6, equal_nan=True))
