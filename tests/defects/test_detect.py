@@ -304,6 +304,17 @@ def test_what_completions_have_in_common(texts: Any, answers: Any, words: str | 
     assert (words in said) if words and said else said is None
 
 
+@pytest.mark.defect("N", "compare --also on four prompts: 'No regression shown'")
+def test_no_regression_is_not_shown_by_a_handful(now: Now) -> None:
+    from podium.evaluation.comparison import regression_check
+
+    few = regression_check(paired_difference(np.ones(4), np.array([0.0, 1, 1, 1])), "accuracy", "gsm8k")
+    assert "No regression" not in few
+    many = regression_check(paired_difference(np.ones(40), np.ones(40)), "accuracy", "gsm8k")
+    assert many.startswith("No regression shown")
+    now(few)
+
+
 def report(steps: int, reward: float, **more: Any) -> Report:
     history = tuple(StepMetrics(step=s, values={"reward": reward}) for s in range(1, steps + 1))
     given = {"source": "runs/x", "history": history, "conditions": (), "has_completions": True} | more

@@ -661,3 +661,52 @@ def test_completions_that_open_the_turn_themselves(make: Callable, now: Callable
     assert check["result"] == "WARNING"
     assert "16 of 16 completions begin with <|im_start|>" in check["detail"]
     now(check["detail"])
+
+
+# ---- the direction of a step, where it is hard to tell ----
+
+
+@pytest.mark.defect("N", "maximize=True under a warmup from 0")
+def test_the_direction_is_looked_at_when_the_weights_first_move(
+    make: Callable, tiny_llama: Callable, now: Callable
+) -> None:
+    model = tiny_llama()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
+    warmup = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: min(step / 2, 1.0))
+    trainer = make(model=model, optimizers=(sgd, warmup), max_steps=4)
+    with pytest.raises(ProofError) as stopped:
+        trainer.train()
+    assert stopped.value.code == "P015"
+    assert trainer.state.global_step == 2, "the first step has learning rate 0"
+    now(str(stopped.value).splitlines()[1].strip())
+
+
+@pytest.mark.defect("N", "a step of 1e-9")
+@pytest.mark.parametrize(
+    "settings", [{"learning_rate": 1e-9}, {"learning_rate": 1e-7, "optim": "adamw_torch"}], ids=str
+)
+def test_a_step_too_small_to_tell_is_not_called_right(make: Callable, now: Callable) -> None:
+    trainer = make(learning_rate=1e-9)
+    with contextlib.suppress(ProofError):  # P011 and P012 may have more to say
+        trainer.train()
+    found = {check["name"]: check for check in proof_of(trainer)["checks"]}
+    assert found["the step follows the advantages"]["result"] == "not checked"
+    now(found["the step follows the advantages"]["detail"])
+
+
+@pytest.mark.defect("N", "weights in bfloat16")
+def test_coarse_weights_prove_no_direction(make: Callable, tiny_llama: Callable, now: Callable) -> None:
+    trainer = make(model=tiny_llama().to(torch.bfloat16), learning_rate=0.5)
+    trainer.train()
+    check = result_of(trainer, "the step follows the advantages")
+    assert check["result"] == "not checked"
+    now(check["detail"])
+
+
+@pytest.mark.defect("N", "sync_ref_model moves the reference on purpose")
+def test_a_reference_that_follows_on_purpose(make: Callable, now: Callable) -> None:
+    trainer = make(beta=0.1, sync_ref_model=True, ref_model_sync_steps=1)
+    trainer.train()
+    check = result_of(trainer, "the reference stays where it is")
+    assert (check["result"], check["detail"]) == ("not checked", "sync_ref_model moves it")
+    now(check["detail"])

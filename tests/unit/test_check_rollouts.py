@@ -56,11 +56,11 @@ def codes(made: Sampled, **args: Any) -> dict[str, Any]:
 
 
 def test_a_healthy_run_is_ready() -> None:
-    seen = diagnose(sampled(*(group([1, 0, 0, 1], row=row) for row in range(4))), GRPOConfig("out", **ARGS))
+    seen = diagnose(sampled(*(group([1, 0, 0, 1], row=row) for row in range(8))), GRPOConfig("out", **ARGS))
     assert seen.spread_share == 1
-    assert seen.pass_rates == (0.5,) * 4
+    assert seen.pass_rates == (0.5,) * 8
     assert seen.entropy == pytest.approx(0.5)
-    assert seen.tokens_per_second == 32
+    assert seen.tokens_per_second == 64
     assert [f.code for f in seen.findings] == ["R009"]
     assert seen.findings[0].what.endswith("ready")
     assert "not ready" not in seen.findings[0].what
@@ -71,7 +71,7 @@ def test_a_healthy_run_is_ready() -> None:
 @pytest.mark.parametrize(("value", "cure"), [(0, "one worked example in the prompt"), (1, "harder prompts")])
 @pytest.mark.parametrize(("logp", "hotter"), [(-0.1, True), (-0.5, False), (-4.8, False)])
 def test_equal_groups(value: int, cure: str, logp: float, hotter: bool, now: Any) -> None:
-    found = codes(sampled(*(group([value] * 4, row=row, logp=logp) for row in range(4))))
+    found = codes(sampled(*(group([value] * 4, row=row, logp=logp) for row in range(8))))
     assert found["R001"].severity == "warning"
     assert found["R001"].fix.startswith(cure)
     assert ("temperature: 1.3" in found["R001"].fix) is hotter
@@ -83,10 +83,17 @@ def test_equal_groups(value: int, cure: str, logp: float, hotter: bool, now: Any
 
 @pytest.mark.defect("D4", "temperature 1.45, as the cure said: 7.27 nats a token")
 def test_noise_is_not_ready_whatever_its_spread(now: Any) -> None:
-    found = codes(sampled(*(group([1, 0, 0, 1], row=row, logp=-7.27) for row in range(4))), temperature=1.45)
+    found = codes(sampled(*(group([1, 0, 0, 1], row=row, logp=-7.27) for row in range(8))), temperature=1.45)
     assert "not ready: R010" in found["R009"].what
     assert "temperature: 1.0 (it is 1.45)" in found["R010"].fix
     now(f"{found['R010'].what}; {found['R009'].what}")
+
+
+@pytest.mark.defect("N", "check --rollouts 1 says ready")
+def test_one_group_shows_little(now: Any) -> None:
+    [verdict] = diagnose(sampled(group([1, 0, 0, 1])), GRPOConfig("out", **ARGS)).findings
+    assert verdict.what.endswith("ready; 1 groups are few to judge by: --rollouts 32")
+    now(verdict.what)
 
 
 @pytest.mark.defect("D1", "one reward called f")
@@ -94,7 +101,7 @@ def test_noise_is_not_ready_whatever_its_spread(now: Any) -> None:
 def test_a_reward_that_is_not_known_to_say_right_or_wrong(name: str, now: Any) -> None:
     from podium.cli.rollouts import tables
 
-    seen = diagnose(sampled(*(group([1, 0, 0, 1], row=r, names=(name,)) for r in range(4))), GRPOConfig("out", **ARGS))
+    seen = diagnose(sampled(*(group([1, 0, 0, 1], row=r, names=(name,)) for r in range(8))), GRPOConfig("out", **ARGS))
     assert seen.pass_rates == ()
     assert len(tables(seen, [])) == 2
     verdict = seen.findings[-1].what
@@ -120,7 +127,7 @@ def half_cut(ended: float, cut: float, *, row: int = 0) -> ScoredGroup:
 
 def test_cut_off_completions_that_will_learn_to_end() -> None:
     """As the quickstart begins: half are cut off, an end is rewarded, and nearly all groups have spread."""
-    found = codes(sampled(*(half_cut(1.0, 0.0, row=row) for row in range(4)), longer_lengths=(32,) * 8))
+    found = codes(sampled(*(half_cut(1.0, 0.0, row=row) for row in range(8)), longer_lengths=(32,) * 8))
     assert found["R002"].severity == "warning"
     assert "2.0 standard deviations more" in found["R002"].why
     assert "nothing yet" in found["R002"].fix
@@ -129,10 +136,10 @@ def test_cut_off_completions_that_will_learn_to_end() -> None:
 
 @pytest.mark.parametrize(("ended", "cut"), [(0.0, 0.0), (0.0, 1.0)], ids=["an end is worth nothing", "it costs"])
 def test_cut_off_completions_that_will_not(ended: float, cut: float) -> None:
-    found = codes(sampled(*(half_cut(ended, cut, row=row) for row in range(4)), longer_lengths=(32,) * 8))
+    found = codes(sampled(*(half_cut(ended, cut, row=row) for row in range(8)), longer_lengths=(32,) * 8))
     assert "M018" in found["R002"].fix
     assert found["R009"].what.endswith("not ready: R002 first")
-    every = codes(sampled(*(group([1, 0, 0, 1], finish="length", row=row) for row in range(4))))
+    every = codes(sampled(*(group([1, 0, 0, 1], finish="length", row=row) for row in range(8))))
     assert every["R009"].what.endswith("not ready: R002 first"), "none ended"
 
 

@@ -21,7 +21,7 @@ from podium import rules
 from podium.checks import check_recipe, table
 from podium.data.selection import fingerprint
 from podium.estimates import memory
-from podium.testing import save_tiny_model
+from podium.testing import CHATML, save_tiny_model
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
 CHAT = [{"prompt": [{"role": "user", "content": f"{n}+1="}], "answer": str(n + 1)} for n in range(40)]
@@ -364,6 +364,7 @@ MODEL = [
     Case(code="M018", model=other_template(OTHER_END), says=("ends a turn with `<|endoftext|>` (3)", "generation ends at `<|im_end|>` (2)"), cure="eos_token_id: [2, 3]", severity="warning"),
     Case(code="M018", model=edit_json("generation_config.json", eos_token_id=3), says=("end token 2 is not among", "[3]"), cure="", severity="note", name="differ"),
     Case(code="M019", model=other_template(UNSTABLE), says=("not prefix-stable", "character"), cure="chat_template_kwargs", severity="note"),
+    Case(code="M025", model=other_template(CHATML.partition("{% if add_generation_prompt")[0]), says=("leaves out the assistant's turn", "'<|im_start|>assistant'"), cure="{% if add_generation_prompt %}", severity="warning"),
     Case(code="M020", keys={"lora": {"target_modules": ["c_attn"]}}, says=(f"run.yaml:{LAST}: lora: target_modules c_attn name no layer", ), cure="all-linear"),
     Case(code="M020", keys={"lora": {"target_modules": ["q_proj", "lm_head"]}}, says=("names lm_head",), cure="take lm_head out", name="head"),
     Case(code="M021", keys={"router_aux_loss_coef": 0.01}, says=(f"run.yaml:{LAST}: router_aux_loss_coef is 0.01", "no router"), cure="leave router_aux_loss_coef out"),

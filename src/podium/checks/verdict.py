@@ -17,6 +17,7 @@ FLAT_SHARE = 0.5
 """Of groups without spread, from which on it is worth a word."""
 HOPELESS_SHARE = 0.8
 """Of groups without spread, from which on a run should not start: too few are left to learn from."""
+FEW_GROUPS = 8
 TRUNCATED_SHARE = 0.3
 LEARNS_TO_END = 0.3
 """Standard deviations of reward that an end must be worth, so that completions that are cut off learn to end. First
@@ -37,6 +38,8 @@ def verdict(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Fin
     warned = dict.fromkeys(finding.code for finding in found if finding.severity == "warning")
     blocking = [code for code in warned if code not in _BEARABLE or not _BEARABLE[code](seen)]
     words = "ready" if not warned else f"ready, but see {', '.join(warned)}"
+    if seen.num_prompts < FEW_GROUPS:
+        words += f"; {seen.num_prompts} groups are few to judge by: --rollouts 32"
     yield Finding(
         code="R009",
         severity="note",

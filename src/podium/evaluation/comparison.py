@@ -152,6 +152,8 @@ def regression_check(found: Difference, metric: str, data: str) -> str:
     if found.shown and found.change.value < 0:
         return f"Regression on {data}: {metric} fell from {found.a:.3f} to {found.b:.3f} ({p_text(found.p_value)})."
     numbers = f"{metric} {found.a:.3f} and {found.b:.3f}"
+    if found.num_prompts < FEWEST:
+        return f"Not known whether B lost on {data}: {numbers}; {found.num_prompts} prompts are too few to show it."
     low = found.change.low
     unseen = f"; a loss of up to {-low:.3f} is not ruled out" if low < 0 else ""
     return f"No regression shown on {data}: {numbers}{unseen}."
