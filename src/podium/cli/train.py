@@ -118,11 +118,12 @@ def resumable(folders: Sequence[Path], *, is_main: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if is_main:
-            sys.stderr.write(f"\n{_going_on(folders)}\n")
+            sys.stderr.write(f"\n{going_on(folders)}\n")
         raise
 
 
-def _going_on(folders: Sequence[Path]) -> str:
+def going_on(folders: Sequence[Path]) -> str:
+    """How a run that has ended early goes on from the newest checkpoint in `folders`."""
     from podium.checkpoint import checkpoints
 
     newest = next((path for folder in reversed(folders) for path in checkpoints(folder)), None)
