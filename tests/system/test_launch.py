@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.cli.launch import CONFIGS, config_file
+from podium.cli.launch import CONFIGS, config_file, killed_in, killed_words
 from podium.testing import save_tiny_model
 
 RECIPE: dict[str, Any] = {
@@ -127,12 +128,10 @@ def test_a_mistake_inside_is_one_message_too(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_an_interrupt_ends_all(number: signal.Signals, folder: Path) -> None:
+def started(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A run that does not end by itself, with its launcher and two processes, after its first step."""
     run = subprocess.Popen(
-        podium("--processes", "2", "--no-eval", "--max_steps", "100000"),
+        podium("--processes", "2", "--no-eval", "--max_steps", "100000", *words),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -142,11 +141,98 @@ def test_an_interrupt_ends_all(number: signal.Signals, folder: Path) -> None:
         assert run.poll() is None, run.stderr.read()
         time.sleep(0.2)
     family = psutil.Process(run.pid).children(recursive=True)
-    assert len(family) >= 3, "the launcher and two processes"
+    assert len(family) >= 3
+    return run, family
+
+
+def temporary() -> set[Path]:
+    return set(Path("/tmp").glob("podium-processes-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.defect("E14", "interrupted once")),
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.defect("E10", "SIGHUP: a closed terminal")),
+    ],
+    ids=str,
+)
+def test_an_interrupt_ends_all(number: signal.Signals, folder: Path, now: Callable[[str], None]) -> None:
+    before = temporary()
+    run, family = started(folder)
     os.kill(run.pid, number)
-    started = time.monotonic()
+    began = time.monotonic()
     _, said = run.communicate(timeout=120)
+    now(said)
     assert run.returncode == 130, said
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - began < 60
     assert "Traceback" not in said
+    assert said.count("interrupted") == 1
     assert not psutil.wait_procs(family, timeout=10)[1]
+    assert temporary() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("podium", marks=pytest.mark.defect("E10", "SIGKILL of podium train --processes 2")),
+        pytest.param("launcher", marks=pytest.mark.defect("N", "SIGKILL of the launcher")),
+    ],
+)
+def test_no_process_is_left_behind(victim: str, folder: Path, now: Callable[[str], None]) -> None:
+    before = temporary()
+    run, family = started(folder)
+    (run if victim == "podium" else psutil.Process(run.pid).children()[0]).kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    now(f"{len(alive)} processes are left")
+    assert not alive
+    assert run.wait(timeout=60) == (-9 if victim == "podium" else 137)
+    assert temporary() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "rank",
+    [pytest.param(rank, marks=pytest.mark.defect("E6", f"kill -9 of process {rank}")) for rank in (0, 1)],
+)
+def test_a_killed_process_is_named(rank: int, folder: Path, now: Callable[[str], None]) -> None:
+    before = temporary()
+    run, family = started(folder, "--save_strategy", "steps", "--save_steps", "1")
+    while not list((folder / "out").glob("checkpoint-*/manifest.json")):
+        time.sleep(0.2)
+    next(p for p in family if p.environ().get("RANK") == str(rank)).kill()
+    _, said = run.communicate(timeout=120)
+    now(said)
+    assert run.returncode == 137, said
+    assert f"Process {rank} was ended by SIGKILL, and the run with it." in said
+    assert "To go on from out/checkpoint-" in said
+    assert "--resume_from_checkpoint true" in said
+    assert "Traceback" not in said
+    assert (folder / "out" / "processes" / "launcher.txt").is_file()
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert temporary() <= before
+
+
+def test_what_the_launcher_says_of_a_signal() -> None:
+    report = """Failures:
+[1]:
+  time      : 2026-11-22_12:00:00
+  host      : here
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 11)
+  error_file: <N/A>
+Root Cause (first observed failure):
+[0]:
+  rank      : 3 (local_rank: 1)
+  exitcode  : -9 (pid: 12)
+"""
+    assert killed_in(report) == (3, 9)
+    assert killed_in(report.replace("-", "")) is None
+    assert killed_words(1, 11).startswith("error: Process 1 was ended by SIGSEGV")
+    assert "signal 99" in killed_words(1, 99)

@@ -11,9 +11,11 @@ import importlib.util
 import math
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,8 @@ from peft import LoraConfig
 from podium import GRPOConfig
 from podium.checks.settings import vllm as rule
 from podium.checks.setup import from_arguments
+from podium.engines.vllm.colocate import build
+from podium.engines.vllm.connect import url_of
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import read, sampling_of
 from podium.engines.vllm.server import Server
@@ -205,28 +209,38 @@ def test_the_correction_is_logged_under_trls_names(make: Callable) -> None:
         ({"development": False}, ConfigError, ("VLLM_SERVER_DEV_MODE=1", "vllm serve")),
         ({"version": "0.24.0"}, ConfigError, ("version 0.24.0", "0.32", "pip install")),
         ({"logprobs_mode": "raw_logprobs"}, ConfigError, ("raw_logprobs", "--logprobs-mode processed_logprobs")),
+        pytest.param(
+            {"device": "cpu", "chunked_prefill": True},
+            ConfigError,
+            ("CPU Generator does not use offset", "--no-enable-chunked-prefill"),
+            marks=pytest.mark.defect("E1", "a CPU server with chunked prefill"),
+        ),
         ({"longest": 8}, ConfigError, ("takes 8 tokens", "max_completion_length", "--max-model-len")),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_server_that_was_started_otherwise(
-    make: Callable, server: Any, wrong: dict[str, Any], kind: type[Exception], says: tuple[str, ...]
+    make: Callable, server: Any, wrong: dict[str, Any], kind: type[Exception], says: tuple[str, ...], now: Callable
 ) -> None:
     for name, value in wrong.items():
         setattr(server, name, value)
     with pytest.raises(kind) as error:
         make()
+    now(str(error.value))
     assert error.value.code == "C034"
     for part in says:
         assert part in str(error.value)
 
 
-def test_a_server_of_another_model(make: Callable, server: Any, tmp_path: Path) -> None:
+@pytest.mark.defect("E14", "the fix for a server with another model")
+def test_a_server_of_another_model(make: Callable, server: Any, tmp_path: Path, now: Callable) -> None:
     server.folder = save_tiny_model(tmp_path / "wide", hidden_size=64)
     with pytest.raises(ModelError) as error:
         make()
     assert "another model" in str(error.value)
-    assert "[260, 32] in training and [260, 64] there" in str(error.value)
+    now(str(error.value))
+    assert "[260, 32] in training and [260, 64] on the server" in str(error.value)
+    assert f"--port {server.port} --logprobs-mode processed_logprobs" in error.value.fix
     server.folder = save_tiny_model(tmp_path / "copy")  # the same shapes: its weights become ours
     make(max_steps=1).train()
 
@@ -237,7 +251,7 @@ def test_a_tied_head_on_a_cpu_needs_the_extension(make: Callable, server: Any, t
     with pytest.raises(ConfigError) as error:
         make(model=tied)
     assert error.value.code == "C034"
-    line = re.search(r"(PYTHONPATH=.*) VLLM_SERVER.*--worker-extension-cls (\w+)\.(\w+)", str(error.value))
+    line = re.search(r"(PYTHONPATH=.*) VLLM_CPU_KV.* VLLM_SERVER.*--worker-extension-cls (\w+)\.(\w+)", str(error.value))
     [path] = shlex.split(line[1])
     assert (Path(path.removeprefix("PYTHONPATH=")) / f"{line[2]}.py").is_file()
     server.extension = f"{line[2]}.{line[3]}"
@@ -331,6 +345,21 @@ def ended(trainer: Any) -> str:
     with pytest.raises(EngineError) as error:
         trainer.train()
     return str(error.value)
+
+
+@pytest.mark.defect("E9", "a server that is lost before the first checkpoint")
+def test_a_server_that_is_lost_before_a_checkpoint(make: Callable, server: Any, now: Callable, caplog: Any) -> None:
+    """Several requests fail at once; each is looked at, or asyncio prints `Task exception was never retrieved`."""
+    trainer = make(max_steps=3, save_strategy="no", vllm_server_timeout=5.0)
+    server.die_after = 1
+    message = ended(trainer)
+    gc.collect()
+    now(message)
+    assert "start it again" in message
+    assert "resume" not in message
+    assert "never retrieved" not in caplog.text
+    server.die_after = None
+    server.start()
 
 
 def test_a_server_that_dies_and_stays_dead(make: Callable, server: Any, tmp_path: Path) -> None:
@@ -477,3 +506,74 @@ def test_a_round_ahead_is_sampled_while_the_one_before_is_trained_on(make: Calla
     stale = [row["rollouts/staleness"] for row in trainer.state.log_history if "rollouts/staleness" in row]
     assert stale == [0, 1, 1]
     assert server.weight_version.endswith("step-1")  # of the last round, which was drawn before the last step
+
+
+# ---- addresses, and the line that starts a server ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "url"),
+    [
+        pytest.param(
+            {"vllm_server_base_url": "127.0.0.1:8920"},
+            "http://127.0.0.1:8920",
+            marks=pytest.mark.defect("E12", "127.0.0.1:8920"),
+        ),
+        pytest.param(
+            {"vllm_server_base_url": "localhost:8920/"},
+            "http://localhost:8920",
+            marks=pytest.mark.defect("E12", "localhost:8920/"),
+        ),
+        pytest.param(
+            {"vllm_server_base_url": "http://gpu1:8000/v1"},
+            "http://gpu1:8000",
+            marks=pytest.mark.defect("N", "vllm_server_base_url with /v1"),
+        ),
+        pytest.param(
+            {"vllm_server_host": "http://gpu1", "vllm_server_port": 81},
+            "http://gpu1:81",
+            marks=pytest.mark.defect("N", "vllm_server_host: http://gpu1"),
+        ),
+        ({"vllm_server_base_url": "https://gpu1"}, "https://gpu1"),
+    ],
+    ids=str,
+)
+def test_addresses(settings: dict[str, Any], url: str, tmp_path: Path, now: Callable) -> None:
+    found = url_of(GRPOConfig(str(tmp_path), use_vllm=True, vllm_mode="server", **settings))
+    now(found)
+    assert found == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param(url, marks=pytest.mark.defect("E12", url))
+        for url in ("http://gpu1:80x", "htp://gpu1:8000", "http://", "http://gpu1:99999", "/run/vllm.sock")
+    ],
+)
+def test_what_is_no_address(url: str, make: Callable, now: Callable) -> None:
+    with pytest.raises(ConfigError) as error:
+        make(vllm_server_base_url=url)
+    now(str(error.value))
+    assert f"vllm_server_base_url: {url} is no address of a server." in str(error.value)
+
+
+@pytest.mark.defect("E8", "the line for a server on a CPU, beside a trainer")
+def test_the_line_for_a_server_on_a_cpu(make: Callable, server: Any, now: Callable) -> None:
+    server.stop()
+    with pytest.raises(ConfigError) as error:
+        make(vllm_server_timeout=0.1)
+    now(error.value.fix)
+    assert "VLLM_CPU_KVCACHE_SPACE=2 VLLM_SERVER_DEV_MODE=1 vllm serve" in error.value.fix
+    assert "--worker-extension-cls podium_worker.FreshHead --no-enable-chunked-prefill" in error.value.fix
+    server.start()
+
+
+@pytest.mark.defect("E1", "vllm_mode: colocate on a CPU")
+def test_a_colocated_engine_on_a_cpu_cuts_no_prefill(tmp_path: Path, monkeypatch: Any, now: Callable) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **settings: given.update(settings)))
+    build(GRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True), "model", None)
+    now(f"enable_chunked_prefill is {given['enable_chunked_prefill']}")
+    assert given["enable_chunked_prefill"] is False
+    assert "max_num_batched_tokens" not in given, "vLLM's own, which then is no less than the longest prompt"

@@ -28,6 +28,7 @@ class StandIn:
         self.dtype = "torch.float32"
         self.device = "cuda"
         self.extension = ""
+        self.chunked_prefill = False
         self.delay = 0.0
         """Seconds before each completion."""
         self.die_after: int | None = None
@@ -104,6 +105,7 @@ class StandIn:
         others = {
             "weight_transfer_config": None,
             "device_config": {"device": self.device},
+            "scheduler_config": {"enable_chunked_prefill": self.chunked_prefill},
             "parallel_config": {"worker_extension_cls": self.extension},
         }
         return {"vllm_config": {"model_config": model, **others}}

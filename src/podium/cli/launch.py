@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,13 +23,16 @@ from podium.errors import ConfigError, PodiumError, did_you_mean
 
 CONFIGS = Path(__file__).parent.parent / "recipes" / "accelerate"
 OUTPUT = "PODIUM_PROCESS_OUTPUT"
-"""Environment variable: the folder for what the processes write; its socket hands our own output to the first one."""
+"""Environment variable: the folder for what the processes write. Its socket hands our own output to the first one,
+and every process ends when its connection to it does."""
 SOCKET = "output.sock"
 LAUNCHER = "launcher.txt"
 LAST_LINES = 20
+LOGS = "processes"
+"""A folder in `output_dir` for what the processes of a failed run wrote."""
 PATIENCE = 30.0
 """Seconds that processes have to end after an interrupt."""
-MISTAKE = 2
+MISTAKE, INTERRUPTED = 2, 130
 
 
 def config_file(asked: str) -> Path:
@@ -56,7 +61,7 @@ def command(words: Sequence[str], processes: int, config: Path) -> list[str]:
 def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:
     """Run to the end; gives the exit code. The first process writes where we do, the others into files.
 
-    Ctrl-C and SIGTERM end all processes.
+    Ctrl-C, SIGTERM and a closed terminal end all processes, and so does the end of this one, however it comes.
 
     Raises:
         ConfigError: no number of processes, an unknown config, or this is one of several processes already.
@@ -70,54 +75,67 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
             "and `torchrun`, whose own flags say how many."
         )
     config = config_file(asked or "ddp")
-    folder = Path(tempfile.mkdtemp(prefix="podium-processes-", dir="/tmp"))  # a socket's path must be short
-    with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET):
-        child = subprocess.Popen(
-            command(words, processes, config),
-            env={**os.environ, OUTPUT: str(folder)},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        with _terminated_like_interrupted():
+    with _temporary() as folder:
+        with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET), _ended_like_interrupted():
+            child = subprocess.Popen(
+                command(words, processes, config),
+                env={**os.environ, OUTPUT: str(folder)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
             try:
                 code = child.wait()
             except KeyboardInterrupt:
                 _end(child)
                 raise
-    if code:
-        return _explained(folder, code)
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
+        return _explained(folder, code, words) if code else 0
+
+
+@contextlib.contextmanager
+def _temporary() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="podium-processes-", dir="/tmp"))  # a socket's path must be short
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _lending_output(path: Path) -> Iterator[None]:
-    """Whoever connects gets our standard output and error: torch's launcher closes what it could inherit."""
+    """Whoever connects gets our standard output and error (torch's launcher closes what it could inherit), and a
+    connection that lasts as long as we do."""
+    connections: list[socket.socket] = []
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
 
         def lend() -> None:
             with contextlib.suppress(OSError):  # closed at the end
-                connection, _ = server.accept()
-                with connection:
-                    socket.send_fds(connection, [b"."], [1, 2])
+                while True:
+                    connections.append(server.accept()[0])
+                    socket.send_fds(connections[-1], [b"."], [1, 2])
 
         threading.Thread(target=lend, daemon=True).start()
-        yield
+        try:
+            yield
+        finally:
+            for connection in connections:
+                connection.close()
 
 
 @contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def _ended_like_interrupted() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = [signal.signal(number, interrupt) for number in asked]  # `nohup` ignores SIGHUP
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(asked, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -135,17 +153,70 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _explained(folder: Path, code: int) -> int:
-    """Says what the first process could not say by itself; gives the code of the process that failed."""
+def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
+    """Says what the first process could not say by itself; gives the exit code of the process that failed."""
     codes = {int(file.stem): int(file.read_text()) for file in folder.glob("*.code")}
-    first = min((rank for rank, own in codes.items() if own), default=None)
-    if first != 0:
-        file = folder / (LAUNCHER if first is None else f"{first}.txt")
-        who = "The launcher" if first is None else f"Process {first}"
-        lines = file.read_text(errors="replace").splitlines()[-LAST_LINES:]
-        sys.stderr.write("\n".join([f"{who} wrote last:", *(clean(line) for line in lines)]) + "\n")
-    sys.stderr.write(f"What the launcher and the other processes wrote is in {folder}\n")
-    return code if first is None else codes[first]
+    failed = sorted(rank for rank, own in codes.items() if own)
+    log = (folder / LAUNCHER).read_text(errors="replace")
+    killed = killed_in(log)
+    if killed is not None:
+        _say(killed_words(*killed))
+    elif failed[:1] != [0]:
+        who, text = ("The launcher", log) if not failed else (f"Process {failed[0]}", _text(folder, failed[0]))
+        _say("\n".join([f"{who} wrote last:", *(clean(line) for line in text.splitlines()[-LAST_LINES:])]))
+    if MISTAKE not in codes.values():
+        _keep(folder, words)
+    if killed is not None:
+        return 128 + killed[1]
+    return (code if code > 0 else 128 - code) if not failed else codes[failed[0]]
+
+
+def _text(folder: Path, rank: int) -> str:
+    file = folder / f"{rank}.txt"
+    return file.read_text(errors="replace") if file.is_file() else ""
+
+
+def killed_in(log: str) -> tuple[int, int] | None:
+    """The process that a signal ended, and the signal's number, from the launcher's report; None: it names none.
+
+    Of several it is the first that the launcher did not end itself, by SIGTERM, since another had failed.
+    """
+    found = [(int(rank), int(number)) for rank, number in _KILLED.findall(log)]
+    return min(found, key=lambda one: one[1] == signal.SIGTERM, default=None)
+
+
+_KILLED = re.compile(r"rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: -(\d+)")
+
+
+def killed_words(rank: int, number: int) -> str:
+    """What to say of a process that a signal ended."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    why = " Linux sends it where memory runs out (`dmesg` tells)." if number == signal.SIGKILL else ""
+    return f"error: Process {rank} was ended by {name}, and the run with it.{why}"
+
+
+def _keep(folder: Path, words: Sequence[str]) -> None:
+    """Logs into the run's own folder, if there is one, and how the run goes on."""
+    from podium.cli.train import going_on
+    from podium.cli.words import recipe_and_flags
+    from podium.recipe import load
+
+    with contextlib.suppress(PodiumError, OSError):
+        recipe = load(*recipe_and_flags(words, "train"))
+        output = Path(str(recipe.config["output_dir"]))
+        if output.is_dir():
+            (output / LOGS).mkdir(exist_ok=True)
+            for file in folder.glob("*.txt"):
+                shutil.copy(file, output / LOGS / file.name)
+            _say(f"What the launcher and the other processes wrote is in {output / LOGS}")
+            _say(going_on([output, *(output / stage.folder for stage in recipe.stages)]))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 # ---- in a process that was started so ----
@@ -158,8 +229,10 @@ def as_started() -> Iterator[None]:
     if not folder:
         yield
         return
-    for number, file in zip((1, 2), _borrowed(folder) if rank == 0 else _own(folder, rank), strict=True):
+    lent = _connected(Path(folder))
+    for number, file in zip((1, 2), lent if rank == 0 else _own(folder, rank), strict=True):
         os.dup2(file, number)
+    for file in lent:
         os.close(file)
     code = 1
     try:
@@ -171,14 +244,43 @@ def as_started() -> Iterator[None]:
     except PodiumError:
         code = MISTAKE
         raise
+    except KeyboardInterrupt:  # said by the process that started this one
+        code = INTERRUPTED
+        raise typer.Exit(code) from None
+    except RuntimeError as error:
+        if not _lost_another(error):
+            raise
+        _say(f"error: Another process of this run has ended, or cannot be reached: {clean(str(error).splitlines()[0])}")
+        raise typer.Exit(code) from None
     finally:
-        (Path(folder) / f"{rank}.code").write_text(str(code))
+        with contextlib.suppress(OSError):  # the folder goes with the process that started this one
+            (Path(folder) / f"{rank}.code").write_text(str(code))
 
 
-def _borrowed(folder: str) -> list[int]:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(f"{folder}/{SOCKET}")
-        return list(socket.recv_fds(connection, 1, 2)[1])
+def _lost_another(error: RuntimeError) -> bool:
+    """Whether it is of a collective operation whose other side has gone."""
+    from torch.distributed import DistError
+
+    said = str(error)
+    return isinstance(error, DistError) or "gloo" in said or "closed by peer" in said or "reset by peer" in said
+
+
+def _connected(folder: Path) -> list[int]:
+    """Standard output and error of the process that started this one; when it is gone, this one ends, too."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(folder / SOCKET))
+    lent = list(socket.recv_fds(connection, 1, 2)[1])
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            connection.recv(1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(PATIENCE)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return lent
 
 
 def _own(folder: str, rank: int) -> list[int]:

@@ -134,14 +134,15 @@ def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> I
         with stop.listening(lambda text: write(f"\n{text}\n")):
             yield
     except KeyboardInterrupt:
-        write(f"\n{_going_on(folders)}\n")
+        write(f"\n{going_on(folders)}\n")
         raise
     if stop.asked:
-        write(f"\n{_going_on(folders)}\n")
+        write(f"\n{going_on(folders)}\n")
         raise typer.Exit(TERMINATED)
 
 
-def _going_on(folders: Sequence[Path]) -> str:
+def going_on(folders: Sequence[Path]) -> str:
+    """How a run that has ended early goes on from the newest checkpoint in `folders`."""
     from podium.checkpoint import checkpoints
 
     newest = next((path for folder in reversed(folders) for path in checkpoints(folder)), None)

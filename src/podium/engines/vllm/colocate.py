@@ -29,6 +29,8 @@ from podium.records import Group, Prompt, SamplingSettings
 
 EXTENSION = "podium.engines.vllm.worker.podium_worker.FreshHead"
 """On a CPU."""
+_ON_CPU = {"enforce_eager": True, "worker_extension_cls": EXTENSION, "enable_chunked_prefill": False}
+"""A CPU's random numbers, which are seeded, cannot go on in another chunk of a prefill (vLLM 0.32)."""
 BATCHED_TOKENS = 4096
 """In one forward of the engine, as TRL sets it: vLLM's own default reserves more than is left beside a trainer."""
 
@@ -89,14 +91,13 @@ def build(args: GRPOConfig, model: str, longest: int | None) -> Any:
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_len=longest,
         max_num_seqs=args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
-        max_num_batched_tokens=BATCHED_TOKENS,
         enable_sleep_mode=args.vllm_enable_sleep_mode,
         model_impl=args.vllm_model_impl,
         logprobs_mode=PROCESSED,
         trust_remote_code=args.trust_remote_code,
         seed=args.process_index // args.vllm_tensor_parallel_size,
         **({"distributed_executor_backend": "external_launcher"} if together else {}),
-        **({"enforce_eager": True, "worker_extension_cls": EXTENSION} if args.device.type == "cpu" else {}),
+        **(_ON_CPU if args.device.type == "cpu" else {"max_num_batched_tokens": BATCHED_TOKENS}),
     )
 
 

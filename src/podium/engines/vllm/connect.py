@@ -30,6 +30,8 @@ EXTENSION = "podium_worker.FreshHead"
 """For servers on a CPU."""
 WORKER = Path(podium.__file__).parent / "engines" / "vllm" / "worker"
 """The folder in which a server finds it."""
+CPU_CACHE = 2
+"""GiB of a CPU server for keys and values; vLLM itself would ask for 92 % of the memory, and a trainer needs some."""
 WEIGHTS = "weights-for-vllm"
 """A folder in `output_dir`, while the run lasts."""
 
@@ -102,7 +104,7 @@ def _served(args: GRPOConfig, model: str, config: PretrainedConfig, server: Serv
     info = _development(server, version, line)
     [first, *others] = server.models()
     settings: dict[str, Any] = info["model_config"]
-    _check_model(model, config, str(first["root"]), server)
+    _check_model(model, config, str(first["root"]), server, line)
     longest = int(first["max_model_len"])
     if args.max_completion_length >= longest:
         raise ConfigError(
@@ -116,6 +118,13 @@ def _served(args: GRPOConfig, model: str, config: PretrainedConfig, server: Serv
         raise ConfigError(
             f"The vLLM server at {server.url} was started with --logprobs-mode {mode}: its log-probabilities are not "
             "those of the distribution that it draws from, so they cannot be corrected by.",
+            code="C034",
+            fix=f"Start it again: {line}",
+        )
+    if _is_on_cpu(info) and (info.get("scheduler_config") or {}).get("enable_chunked_prefill"):
+        raise ConfigError(
+            f"The vLLM server at {server.url} runs on a CPU and cuts long prefills into chunks: it would die of the "
+            "first round that does not fit one, as random numbers are seeded (`CPU Generator does not use offset`).",
             code="C034",
             fix=f"Start it again: {line}",
         )
@@ -170,7 +179,7 @@ def _is_on_cpu(info: dict[str, Any]) -> bool:
     return (info.get("device_config") or {}).get("device") == "cpu"
 
 
-def _check_model(model: str, config: PretrainedConfig, root: str, server: Server) -> None:
+def _check_model(model: str, config: PretrainedConfig, root: str, server: Server, line: str) -> None:
     """Whether the weights of one fit into the other: the same name, or the same tensors."""
     if root == model or (Path(root).is_dir() and Path(model).is_dir() and Path(root).samefile(model)):
         return
@@ -183,12 +192,12 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
     different = sorted(name for name in ours.keys() | other.keys() if ours.get(name) != other.get(name))
     if different:
         name = different[0]
-        said = [str(list(x[name])) if name in x else "not there" for x in (ours, other)]
+        said = [str(list(x[name])) if name in x else "missing" for x in (ours, other)]
         raise ModelError(
             f"The vLLM server at {server.url} serves {root}, which is another model than {model}: {name} is {said[0]} "
-            f"in training and {said[1]} there ({len(different)} tensors differ).",
+            f"in training and {said[1]} on the server ({len(different)} tensors differ).",
             code="C034",
-            fix=f"Start it with the model that is trained: vllm serve {model}",
+            fix=f"Start it with the model that is trained: {line}",
         )
 
 
@@ -203,8 +212,23 @@ def shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
 
 
 def url_of(args: GRPOConfig) -> str:
-    """The server's address, as TRL reads the settings."""
-    return args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    """The server's address, as TRL reads the settings; without a scheme it is http, and OpenAI's `/v1` is taken off.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    name = "vllm_server_base_url" if args.vllm_server_base_url else "vllm_server_host"
+    asked = args.vllm_server_base_url or f"{args.vllm_server_host}:{args.vllm_server_port}"
+    url = (asked if "://" in asked else f"http://{asked}").rstrip("/").removesuffix("/v1")
+    try:
+        parts = urlparse(url)
+        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
+            return url
+    except ValueError:  # of the port
+        pass
+    raise ConfigError(
+        f"{name}: {asked} is no address of a server.", code="C034", fix="vllm_server_base_url: http://127.0.0.1:8000"
+    )
 
 
 def serve_line(args: GRPOConfig, model: str) -> str:
@@ -215,7 +239,8 @@ def serve_line(args: GRPOConfig, model: str) -> str:
     nccl = "" if args.device.type != "cuda" else """ --weight-transfer-config '{"backend": "nccl"}'"""
     path, extension = "", ""
     if not nccl:
-        path, extension = f"PYTHONPATH={shlex.quote(str(WORKER))} ", f" --worker-extension-cls {EXTENSION}"
+        path = f"PYTHONPATH={shlex.quote(str(WORKER))} VLLM_CPU_KVCACHE_SPACE={CPU_CACHE} "
+        extension = f" --worker-extension-cls {EXTENSION} --no-enable-chunked-prefill"
     return (
         f"{path}VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --host 127.0.0.1 --port {port} "
         f"--logprobs-mode {PROCESSED}{longest}{extension}{nccl}"
@@ -285,4 +310,5 @@ def engine_of(
         is_main=args.process_index == 0,
         agree=agree,
         rounds_weights=ready.dtype != torch.float32,
+        output=Path(args.output_dir),
     )

@@ -13,15 +13,17 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from podium.checkpoint import checkpoints
 from podium.engines.base import make_groups
 from podium.engines.vllm.requests import Sampled, body, read
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, ServerSlow
-from podium.engines.vllm.transfer import LOADING, RESUME, Transfer
+from podium.engines.vllm.transfer import LOADING, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
 from podium.records import Group, Prompt, SamplingSettings
@@ -50,6 +52,7 @@ class ServerEngine:
         is_main: bool = True,
         agree: Callable[[Any], Any] = lambda value: value,
         rounds_weights: bool = True,
+        output: Path = Path(),
     ) -> None:
         """
         Args:
@@ -60,12 +63,14 @@ class ServerEngine:
             is_main: whether this process is the one that sends them.
             agree: the first process's value, on every process.
             rounds_weights: whether the server computes in half precision.
+            output: the run's folder, where its checkpoints are.
         """
         self.server = server
         self.model = model
         self.tokenizer = tokenizer
         self.transfer = transfer
         self.rounds_weights = rounds_weights
+        self.output = output
         self._is_main = is_main
         self._agree = agree
         self._run = uuid.uuid4().hex[:8]
@@ -80,7 +85,7 @@ class ServerEngine:
             return
         self._count += 1
         self._version = self._agree(f"{OURS}{self._run}-{self._count}-step-{version}")
-        with resumable(self.server):
+        with resumable(self.output):
             try:
                 self.transfer.bring(policy, self._version, here=self._is_main)
             except ServerGone as gone:
@@ -100,7 +105,7 @@ class ServerEngine:
         assert settings.lengths is None, "vLLM draws no exact lengths"
         if not prompts:
             return []
-        with resumable(self.server):
+        with resumable(self.output):
             sampled = self._sampled(prompts, settings)
         return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
 
@@ -149,10 +154,12 @@ _FIXES: tuple[tuple[type[EngineError], str], ...] = (
 
 
 @contextlib.contextmanager
-def resumable(server: Server) -> Iterator[None]:
+def resumable(output: Path) -> Iterator[None]:
     """Failures of a server with what to do about them."""
     try:
         yield
-    except (ServerSlow, ServerGone, ServerRefused) as error:
-        fix = next(fix for kind, fix in _FIXES if isinstance(error, kind))
-        raise type(error)(error.what, fix=f"{fix} {RESUME}") from None
+    except EngineError as error:
+        fix = next((fix for kind, fix in _FIXES if isinstance(error, kind)), error.fix)
+        newest = next(iter(checkpoints(output)), None)
+        again = f" {newest} is whole: resume with --resume_from_checkpoint true." if newest else ""
+        raise type(error)(error.what, fix=f"{fix}{again}".strip()) from None

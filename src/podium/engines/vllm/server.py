@@ -198,7 +198,7 @@ class Server:
             finally:
                 for task in waiting:
                     task.cancel()
-                await asyncio.gather(*waiting, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)  # or asyncio prints those that failed, too
 
     async def _one(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
         route = "/v1/completions"

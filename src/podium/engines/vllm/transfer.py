@@ -19,7 +19,6 @@ from podium.engines.vllm.server import Server
 from podium.engines.vllm.weights import tensors, write
 from podium.errors import EngineError
 
-RESUME = "The newest checkpoint is whole: resume with --resume_from_checkpoint true."
 LOADING = "-loading"
 """At the end of a version: weights that are not all there yet."""
 
@@ -65,7 +64,7 @@ class Folder:
         except OSError as error:
             raise EngineError(
                 f"Cannot write weights for vLLM into {self._newest}: {error.strerror or error}.",
-                fix="Set vllm_weights_folder to a folder with room for two copies of the model. " + RESUME,
+                fix="Set vllm_weights_folder to a folder with room for two copies of the model.",
             ) from error
         if here:
             self.again(version)
@@ -115,8 +114,7 @@ class Nccl(VLLMClient):
         """NCCL's group died with the server."""
         raise EngineError(
             f"The vLLM server at {self.server.url} was started anew and has lost the weights; NCCL cannot join it "
-            "again.",
-            fix=RESUME,
+            "again."
         )
 
     # ---- what TRL's client asks of HTTP ----
