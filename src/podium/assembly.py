@@ -41,7 +41,7 @@ from podium.models.blocks import lean_precision
 from podium.models.classifier import check_reward_models
 from podium.packing import Pack
 from podium.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
-from podium.processes import as_main, divides_weights, prepare_to_load, whole_at_load
+from podium.processes import as_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.records import ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
@@ -388,6 +388,8 @@ def _callbacks(args: GRPOConfig, reference: loading.Reference | None) -> tuple[T
 def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
     """A context in which sampling, scoring and training compute alike."""
     if not kind_of(args.device).autocast:
+        if zero_stage(args) == 3:  # whose weights are there only while their own layer is called
+            return contextlib.nullcontext
         enabled = as_main(rounds_products(args.product_precision))
         if args.product_precision == "auto":
             _say_precision(args, enabled=enabled)

@@ -138,6 +138,14 @@ class Health(TrainerCallback):
                 self.folder.add_finding(self._went_back)
                 self._went_back = None
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Before any backward: DeepSpeed steps in the last one."""
+        if self.args.record and self._probe is not None:
+            with self._timed():
+                self._probe.before()
+
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -145,8 +153,6 @@ class Health(TrainerCallback):
             return
         with self._timed():
             self._learning_rate = kwargs["optimizer"].param_groups[0]["lr"] if kwargs.get("optimizer") else 0.0
-            if self._probe is not None:
-                self._probe.before()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

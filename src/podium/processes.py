@@ -15,10 +15,12 @@ Knows accelerate and torch's FSDP2; knows no rollouts and no losses.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -35,6 +37,7 @@ from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading, fsdp
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map
@@ -86,6 +89,13 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
         ConfigError: FSDP 1; all weights trained under ZeRO-3; a copy of weights that are divided;
             vLLM under ZeRO-3.
     """
+    if torch.distributed.is_initialized():  # on a CPU transformers (5.17) hands ddp_timeout to nobody
+        _set_pg_timeout(timedelta(seconds=args.ddp_timeout))
+    if divides_weights(args) and args.product_precision == "bfloat16":
+        logger.warning(
+            "product_precision: bfloat16 is left out: rounded copies of weights that are divided over processes would "
+            "be whole. Matrix products are in float32."
+        )
     if args.world_size > 1 and fsdp_version(args) == 1:
         raise ConfigError(
             "FSDP version 1 is not supported. Ask for version 2: `fsdp_version: 2` in accelerate's config file, "
@@ -125,6 +135,15 @@ def whole_at_load(policy: nn.Module, args: Any) -> Iterator[None]:
 
     with deepspeed.zero.GatheredParameters(list(policy.parameters())):
         yield
+
+
+def optimized_by(optimizer: Any) -> Iterator[nn.Parameter]:
+    """The model's parameters that an optimizer steps; DeepSpeed's has flat copies of them in its groups."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    for name in ("bit16_groups", "fp16_groups", "bf16_groups"):
+        yield from itertools.chain.from_iterable(getattr(inner, name, ()))
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:

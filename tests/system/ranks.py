@@ -47,7 +47,7 @@ BASE: dict[str, Any] = {
     "report_to": [],
     "disable_tqdm": True,
     "product_precision": "float32",
-    "ddp_timeout": 60,
+    "ddp_timeout": 300,
 }
 
 RUNS: Mapping[str, Mapping[str, Any]] = {

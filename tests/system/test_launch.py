@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -69,6 +70,14 @@ def podium(*words: str) -> list[str]:
             "--processes 2 --accelerate fsdp",
             "ddp, fsdp2, zero1, zero2, zero3.\n  fix: Did you mean `fsdp2`?",
         ),
+        pytest.param(
+            "--processes 2 --accelerate zero2",
+            "by DeepSpeed, which is not installed.\n  fix: pip install deepspeed; or --accelerate fsdp2",
+            marks=[
+                pytest.mark.defect("E2", "the package is missing"),
+                pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="it is installed"),
+            ],
+        ),
     ],
 )
 def test_mistakes_are_one_message(line: str, said: str) -> None:
@@ -128,17 +137,16 @@ def test_a_mistake_inside_is_one_message_too(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def started(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+def started(folder: Path, *words: str) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
     """A run that does not end by itself, with its launcher and two processes, after its first step."""
     run = subprocess.Popen(
         podium("--processes", "2", "--no-eval", "--max_steps", "100000", *words),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        stderr=(folder / "said.txt").open("w"),  # a pipe would be full after some hundred steps
     )
     metrics = folder / "out" / "metrics.jsonl"
     while not (metrics.is_file() and metrics.read_text()):
-        assert run.poll() is None, run.stderr.read()
+        assert run.poll() is None, (folder / "said.txt").read_text()
         time.sleep(0.2)
     family = psutil.Process(run.pid).children(recursive=True)
     assert len(family) >= 3
@@ -165,7 +173,8 @@ def test_an_interrupt_ends_all(number: signal.Signals, folder: Path, now: Callab
     run, family = started(folder)
     os.kill(run.pid, number)
     began = time.monotonic()
-    _, said = run.communicate(timeout=120)
+    run.wait(timeout=120)
+    said = (folder / "said.txt").read_text()
     now(said)
     assert run.returncode == 130, said
     assert time.monotonic() - began < 60
@@ -207,7 +216,8 @@ def test_a_killed_process_is_named(rank: int, folder: Path, now: Callable[[str],
     while not list((folder / "out").glob("checkpoint-*/manifest.json")):
         time.sleep(0.2)
     next(p for p in family if p.environ().get("RANK") == str(rank)).kill()
-    _, said = run.communicate(timeout=120)
+    run.wait(timeout=120)
+    said = (folder / "said.txt").read_text()
     now(said)
     assert run.returncode == 137, said
     assert f"Process {rank} was ended by SIGKILL, and the run with it." in said

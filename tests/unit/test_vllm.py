@@ -251,7 +251,9 @@ def test_a_tied_head_on_a_cpu_needs_the_extension(make: Callable, server: Any, t
     with pytest.raises(ConfigError) as error:
         make(model=tied)
     assert error.value.code == "C034"
-    line = re.search(r"(PYTHONPATH=.*) VLLM_CPU_KV.* VLLM_SERVER.*--worker-extension-cls (\w+)\.(\w+)", str(error.value))
+    line = re.search(
+        r"(PYTHONPATH=.*) VLLM_CPU_KV.* VLLM_SERVER.*--worker-extension-cls (\w+)\.(\w+)", str(error.value)
+    )
     [path] = shlex.split(line[1])
     assert (Path(path.removeprefix("PYTHONPATH=")) / f"{line[2]}.py").is_file()
     server.extension = f"{line[2]}.{line[3]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -75,11 +76,18 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
             "and `torchrun`, whose own flags say how many."
         )
     config = config_file(asked or "ddp")
+    if "DEEPSPEED" in config.read_text(encoding="utf-8") and importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            f"--accelerate {asked} shares work by DeepSpeed, which is not installed.",
+            code="C032",
+            fix="pip install deepspeed; or --accelerate fsdp2, which needs no other package",
+        )
     with _temporary() as folder:
         with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET), _ended_like_interrupted():
             child = subprocess.Popen(
                 command(words, processes, config),
-                env={**os.environ, OUTPUT: str(folder)},
+                # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, OUTPUT: str(folder)},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -159,6 +167,8 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
     failed = sorted(rank for rank, own in codes.items() if own)
     log = (folder / LAUNCHER).read_text(errors="replace")
     killed = killed_in(log)
+    if killed is not None and killed[1] == signal.SIGTERM and failed:
+        killed = None  # by the launcher, since another had failed
     if killed is not None:
         _say(killed_words(*killed))
     elif failed[:1] != [0]:
@@ -205,7 +215,7 @@ def _keep(folder: Path, words: Sequence[str]) -> None:
     from podium.recipe import load
 
     with contextlib.suppress(PodiumError, OSError):
-        recipe = load(*recipe_and_flags(words, "train"))
+        recipe = load(*recipe_and_flags([word for word in words if word != "--no-eval"], "train"))
         output = Path(str(recipe.config["output_dir"]))
         if output.is_dir():
             (output / LOGS).mkdir(exist_ok=True)

@@ -15,6 +15,7 @@ import torch
 from podium.forward import unwrap
 from podium.packing import keep
 from podium.precision import ROUNDED
+from podium.processes import optimized_by
 from podium.proof.completions import ends, language, rewards, tokens, turns
 from podium.proof.evidence import (
     EXACT,
@@ -77,7 +78,7 @@ def trainable(trainer: GRPOTrainer) -> Check:
     """What should train requires a gradient and is in the optimizer."""
     tensors = dict(unwrap(trainer.model).named_parameters())
     frozen = sorted(name for name in trainer.parts.should_train if name in tensors and not tensors[name].requires_grad)
-    optimized = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    optimized = {id(p) for p in optimized_by(trainer.optimizer)}
     left_out = [name for name, p in tensors.items() if p.requires_grad and id(p) not in optimized]
     problems = ([f"frozen: {named(frozen)}"] if frozen else []) + (
         [f"in no group of the optimizer: {named(left_out)}"] if left_out else []
