@@ -23,11 +23,11 @@ LEAST_PROMPTS, MOST_PROMPTS = 32, 128
 """Prompts below which a match by chance is not told from one, and those that are compared, each with each."""
 AGREES, FITS = 0.5, 0.2
 """Share of the best possible match: how far completions must agree about a prompt, and what is no fit to its answer."""
-CONSENSUS = 0.6
+CONSENSUS = 0.85
 """Share of a group that has to say the same."""
 LEAST_LEARNT, LEAST_SUSPECTS = 8, 5
-MOST_SUSPECTS = 0.6
-"""Share of agreeing groups beyond which the model, not the labels, is the likelier to be wrong."""
+LEARNT_SHARE = 0.5
+"""Of the prompts that are not suspected, how many must be learnt: a model that is still learning errs by itself."""
 WORDIER = 4
 """Times the words of an answer, up to which a text is taken for one."""
 SHOWN_TEXT = 40
@@ -162,15 +162,15 @@ def suspicious_labels(sight: Sight) -> Symptom | None:
     """M156: prompts whose completions agree on another answer than the row's, among prompts that are learnt."""
     if not sight.fresh() or len(sight.rounds) < 4:
         return None
-    agreed = [each for each in asked(sight.rounds) if each.said.count(each.most) >= CONSENSUS * each.size]
+    seen = asked(sight.rounds)
+    agreed = [each for each in seen if each.said.count(each.most) >= CONSENSUS * each.size]
     learnt = [each for each in agreed if each.most == each.gold]
     wrong = [each for each in agreed if each.gold not in each.said]
     if len(learnt) < LEAST_LEARNT or len(wrong) < LEAST_SUSPECTS:
         return None
     paid = float(np.median([each.paid for each in learnt]))
     wrong = [each for each in wrong if each.paid < paid and _neighbours_are_learnt(each, agreed)]
-    share = len(wrong) / (len(wrong) + len(learnt))
-    if len(wrong) < LEAST_SUSPECTS or share > MOST_SUSPECTS:
+    if len(wrong) < LEAST_SUSPECTS or len(learnt) < LEARNT_SHARE * (len(seen) - len(wrong)):
         return None
     golds = [each.gold for each in agreed]
     if len(set(golds)) > len(golds) / 3:  # many answers: whether the wrong ones are at least near
@@ -179,7 +179,7 @@ def suspicious_labels(sight: Sight) -> Symptom | None:
             return None
     return Symptom(
         severity="warning",
-        what=f"Suspicious labels: {len(wrong)} of {len(agreed)} prompts ({percent(len(wrong) / len(agreed))}) have an "
+        what=f"Suspicious labels: {len(wrong)} of {len(seen)} prompts ({percent(len(wrong) / len(seen))}) have an "
         "answer that no completion gives and that is far from the one on which they agree, while "
         f"{len(learnt)} others are learnt: {some([each.shown for each in wrong], 3)}.",
         why="Wrong answers in the dataset pay for mistakes and punish what is right.",
