@@ -286,21 +286,42 @@ def seen(folder: Path) -> list[dict[str, Any]]:
     return [{"code": code, "what": what} for severity, code, what in said if severity in ("error", "warning")]
 
 
-def table(folders: Mapping[str, Path]) -> tuple[str, list[dict[str, Any]]]:
-    """Planted failures with what was named first; healthy runs with what was named wrongly."""
+def results(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """What was said of each run, and whether it is right."""
+    from podium import Run
+    from podium.monitors import ends
+
     names = {code for planned in PLANTED.values() for code in planned.first}
-    results = []
+    found = []
     for name, folder in folders.items():
         planned, said = RUNS[name], seen(folder)
         codes = [each["code"] for each in said]
         false = [] if planned.first else sorted(names & set(codes))
-        right = codes[:1] != [] and codes[0] in planned.first if planned.first else not false
-        results.append({"run": name, "right": right, "first": said[:1], "false": false, "all": codes})
-    lines = ["| run | | first error or warning | all of them |", "|---|---|---|---|"]
-    for each in results:
-        first = " ".join(each["first"][0].values()).replace("|", "\\|") if each["first"] else ""
-        lines.append(f"| {each['run']} | {'ok' if each['right'] else 'WRONG'} | {first} | {' '.join(each['all'])} |")
-    return "\n".join(lines), results
+        right = bool(codes) and codes[0] in planned.first if planned.first else not false
+        reward = ends([each.values["reward"] for each in Run.load(folder).history])[:2]
+        reward = [round(x, 2) for x in reward]
+        found.append({"run": name, "right": right, "false": false, "reward": reward, "said": said})
+    return found
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """What `docs/health.md` shows of the results."""
+    planted, healthy = ([each for each in found if bool(RUNS[each["run"]].first) is x] for x in (True, False))
+    lines = [
+        f"{len(planted)} planted failures: {sum(each['right'] for each in planted)} named first. "
+        f"{len(healthy)} healthy runs: {sum(bool(each['false']) for each in healthy)} with one of these findings.",
+        "",
+        "| run | reward, first and last steps | first error or warning | others |",
+        "|---|---|---|---|",
+    ]
+    for each in found:
+        codes = list(dict.fromkeys(said["code"] for said in each["said"]))
+        what = each["said"][0]["what"].partition("; ")[0].partition(" (match")[0] if codes else ""
+        first = f"{codes[0]}: {what}".replace("|", "\\|") if codes else "nothing"
+        lines.append(
+            f"| {each['run']} | {each['reward'][0]} to {each['reward'][1]} | {first} | {' '.join(codes[1:])} |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -319,10 +340,10 @@ def main() -> None:
         for name, folder in folders.items():
             print(f"--- {name}", flush=True)
             run(name, folder, proof=not given.no_proof)
-    shown, results = table({name: folder for name, folder in folders.items() if (folder / "check.json").is_file()})
-    print(shown)
-    if set(folders) == set(RUNS) and not given.no_proof:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
+    found = results({name: folder for name, folder in folders.items() if (folder / "check.json").is_file()})
+    print(table(found))
+    if len(found) == len(RUNS) and not given.no_proof:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -354,6 +354,17 @@ def test_one_curve_has_two_ends(now: Now) -> None:
 # ---- cures that fit ----
 
 
+@pytest.mark.defect("D6", "82 of 320 completions contained the answer, and the reward was 0")
+@pytest.mark.parametrize(("share", "missed"), [(4, True), (1000, False)])
+def test_a_silent_reward_with_right_answers_in_sight(share: int, missed: bool, now: Now) -> None:
+    said = found(lambda s: table(s, r(0.0), contains_answer=lambda p, g, t: float((p * 8 + g) % share == 0 and p > 0)))[
+        "M103"
+    ]
+    assert ("contain their row's answer" in said.what) is missed
+    assert ("podium rewards test" in said.fix) is missed
+    now(f"{said.what} {said.fix}")
+
+
 @pytest.mark.defect("D9", "repeats on tasks with one-token answers")
 def test_short_answers_are_alike_by_nature(now: Now) -> None:
     assert "M122" not in found(lambda s: table(s, by_prompt, text=lambda s, p, g: f"label {p}"))

@@ -682,9 +682,6 @@ def test_the_direction_is_looked_at_when_the_weights_first_move(
 
 
 @pytest.mark.defect("N", "a step of 1e-9")
-@pytest.mark.parametrize(
-    "settings", [{"learning_rate": 1e-9}, {"learning_rate": 1e-7, "optim": "adamw_torch"}], ids=str
-)
 def test_a_step_too_small_to_tell_is_not_called_right(make: Callable, now: Callable) -> None:
     trainer = make(learning_rate=1e-9)
     with contextlib.suppress(ProofError):  # P011 and P012 may have more to say

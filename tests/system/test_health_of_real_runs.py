@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import planted
 from benchmarks.health import RESULTS, RUNS, run, table, verdict
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -27,3 +30,28 @@ def test_the_kept_results_are_those_of_the_documentation() -> None:
     assert [each["run"] for each in results] == list(RUNS)
     assert [each["run"] for each in results if not each["right"]] == []
     assert table(results) in (DOCS / "health.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "name", ["healthy plurals, 4", "answers shuffled, 4", "30 % wrong answers, 4", "chance reward, 4"]
+)
+def test_what_was_planted_is_named_first(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a seed that no limit was set on."""
+    kind, _, seed = name.rpartition(", ")
+    found = {**planted.PLANTED, **{f"healthy {key}": run for key, run in planted.HEALTHY.items()}}[kind]
+    monkeypatch.setitem(planted.RUNS, name, dataclasses.replace(found, seed=int(seed)))
+    planted.run(name, tmp_path, proof=False)
+    [result] = planted.results({name: tmp_path})
+    assert result["right"], result
+
+
+@pytest.mark.defect("B13", "six failures of data, rewards, tokenizer and template, two seeds; twelve healthy runs")
+def test_the_kept_results_of_planted_failures_are_those_of_the_documentation(now: Any) -> None:
+    results = json.loads(planted.RESULTS.read_text())
+    assert [each["run"] for each in results] == list(planted.RUNS)
+    assert [each["run"] for each in results if not each["right"]] == []
+    shown = planted.table(results)
+    assert shown in (DOCS / "health.md").read_text()
+    now(shown.splitlines()[0])

@@ -178,8 +178,8 @@ def labelled(step: int, said: Callable[[int, int], str], gold: Callable[[int], s
 
 
 def after_it(n: int, g: int) -> str:
-    """Mostly the next number; now and then another one."""
-    return str(n + 1 + (g % 4 == 3) * (n % 7))
+    """The next number; one completion in eight says another one."""
+    return str(n + 1 + (g == 7) * (n % 7))
 
 
 def other_row(n: int) -> str:

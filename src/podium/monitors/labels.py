@@ -8,6 +8,7 @@ model that cannot do a task, but guesses near, fits its rows, and one that says 
 from __future__ import annotations
 
 import difflib
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,15 +19,15 @@ from podium.extract import extractor, last_number
 from podium.monitors.sight import RoundView, Sight
 from podium.monitors.symptom import Symptom, percent, some
 
-LEAST_PROMPTS = 32
-"""Prompts below which a match by chance is not told from one."""
+LEAST_PROMPTS, MOST_PROMPTS = 32, 128
+"""Prompts below which a match by chance is not told from one, and those that are compared, each with each."""
 AGREES, FITS = 0.5, 0.2
 """Share of the best possible match: how far completions must agree about a prompt, and what is no fit to its answer."""
-CONSENSUS = 0.6
+CONSENSUS = 0.85
 """Share of a group that has to say the same."""
 LEAST_LEARNT, LEAST_SUSPECTS = 8, 5
-MOST_SUSPECTS = 0.6
-"""Share of agreeing groups beyond which the model, not the labels, is the likelier to be wrong."""
+LEARNT_SHARE = 0.5
+"""Of the prompts that are not suspected, how many must be learnt: a model that is still learning errs by itself."""
 WORDIER = 4
 """Times the words of an answer, up to which a text is taken for one."""
 SHOWN_TEXT = 40
@@ -60,8 +61,8 @@ class Asked:
 
 
 def asked(rounds: Sequence[RoundView]) -> list[Asked]:
-    """Of every row the latest visit that two completions or more answered."""
-    found = {}
+    """Of the rows visited last the latest visit that two completions or more answered."""
+    found: dict[tuple[int, str], Asked] = {}
     for view in rounds:
         for p, gold in enumerate(view.answers_P):
             said = [_said(text, gold) for text in view.texts_PG[p]] if gold else []
@@ -69,7 +70,8 @@ def asked(rounds: Sequence[RoundView]) -> list[Asked]:
             if gold and len(known) > 1:
                 most = Counter(known).most_common(1)[0][0]
                 paid = [r for x, r in zip(said, view.reward_PG[p], strict=True) if x == most]
-                found[view.rows_P[p], view.questions_P[p]] = Asked(
+                found.pop(key := (view.rows_P[p], view.questions_P[p]), None)
+                found[key] = Asked(
                     row=view.rows_P[p],
                     question=view.questions_P[p],
                     gold=_plain(gold),
@@ -77,7 +79,7 @@ def asked(rounds: Sequence[RoundView]) -> list[Asked]:
                     paid=float(np.mean(paid)),
                     size=len(said),
                 )
-    return list(found.values())
+    return list(found.values())[-MOST_PROMPTS:]
 
 
 def _said(text: str, gold: str) -> str:
@@ -99,6 +101,7 @@ def _number(text: str) -> float | None:
         return None
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def _near(one: str, other: str) -> float:
     a, b = _number(one), _number(other)
     return -abs(a - b) if a is not None and b is not None else difflib.SequenceMatcher(None, one, other).ratio()
@@ -123,7 +126,9 @@ def ranks(one: Sequence[str], other: Sequence[str]) -> np.ndarray:
 
 def match(one: Sequence[str], other: Sequence[str]) -> float:
     """How much nearer texts are to their partners than to the others: 0 by chance, 1 as near as possible."""
-    best = float(ranks(other, other).mean()) - 0.5
+    counts = Counter(other)
+    equal = np.array([counts[partner] - 1 for partner in other])  # ties, of which half count
+    best = float((1 - 0.5 * equal / max(len(other) - 1, 1)).mean()) - 0.5
     return (float(ranks(one, other).mean()) - 0.5) / best if best > 0.05 else 0.0
 
 
@@ -134,10 +139,11 @@ def answers_elsewhere(sight: Sight) -> Symptom | None:
     seen = asked(sight.rounds)
     if len(seen) < LEAST_PROMPTS:
         return None
-    halves = [[Counter(each.said[start::2]).most_common(1)[0][0] for each in seen] for start in (0, 1)]
-    agree = match(*halves)
     fit = match([each.most for each in seen], [each.gold for each in seen])
-    if agree < AGREES or fit > FITS:
+    if fit > FITS:
+        return None
+    agree = match(*([Counter(each.said[start::2]).most_common(1)[0][0] for each in seen] for start in (0, 1)))
+    if agree < AGREES:
         return None
     right = sum(each.gold in each.said for each in seen)
     examples = [each for each in seen if each.gold not in each.said] or seen
@@ -156,15 +162,15 @@ def suspicious_labels(sight: Sight) -> Symptom | None:
     """M156: prompts whose completions agree on another answer than the row's, among prompts that are learnt."""
     if not sight.fresh() or len(sight.rounds) < 4:
         return None
-    agreed = [each for each in asked(sight.rounds) if each.said.count(each.most) >= CONSENSUS * each.size]
+    seen = asked(sight.rounds)
+    agreed = [each for each in seen if each.said.count(each.most) >= CONSENSUS * each.size]
     learnt = [each for each in agreed if each.most == each.gold]
     wrong = [each for each in agreed if each.gold not in each.said]
     if len(learnt) < LEAST_LEARNT or len(wrong) < LEAST_SUSPECTS:
         return None
     paid = float(np.median([each.paid for each in learnt]))
     wrong = [each for each in wrong if each.paid < paid and _neighbours_are_learnt(each, agreed)]
-    share = len(wrong) / (len(wrong) + len(learnt))
-    if len(wrong) < LEAST_SUSPECTS or share > MOST_SUSPECTS:
+    if len(wrong) < LEAST_SUSPECTS or len(learnt) < LEARNT_SHARE * (len(seen) - len(wrong)):
         return None
     golds = [each.gold for each in agreed]
     if len(set(golds)) > len(golds) / 3:  # many answers: whether the wrong ones are at least near
@@ -173,7 +179,7 @@ def suspicious_labels(sight: Sight) -> Symptom | None:
             return None
     return Symptom(
         severity="warning",
-        what=f"Suspicious labels: {len(wrong)} of {len(agreed)} prompts ({percent(len(wrong) / len(agreed))}) have an "
+        what=f"Suspicious labels: {len(wrong)} of {len(seen)} prompts ({percent(len(wrong) / len(seen))}) have an "
         "answer that no completion gives and that is far from the one on which they agree, while "
         f"{len(learnt)} others are learnt: {some([each.shown for each in wrong], 3)}.",
         why="Wrong answers in the dataset pay for mistakes and punish what is right.",

@@ -15,6 +15,8 @@ ENOUGH = 200
 """Completions after which a reward that has never fired is no accident: 2 % would have shown in 98 runs of 100."""
 
 
+MISSED = 0.05
+"""Share of completions with the right answer in them, from which on it is no accident that all got 0."""
 SOLVED = 0.75
 """Share of flat groups that are all right from which on their flatness is a success."""
 
@@ -98,12 +100,20 @@ def silent_reward(sight: Sight) -> Symptom | None:
     alone = len(silent) == len(names)
     if not silent or not (alone or min(map(len, silent.values())) >= ENOUGH):
         return None
+    contains = np.concatenate([view.contains_answer_PG.reshape(-1) for view in sight.rounds])
+    right = int(np.nansum(contains))
+    missed = alone and right >= max(3, MISSED * len(contains))
     return Symptom(
         severity="error" if alone else "warning",
-        what=f"Never fired: {some(list(silent))} gave 0 to all of {len(next(iter(silent.values())))} completions.",
-        why="Either the model cannot do it yet, or the function looks for something that completions never contain.",
-        fix="Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); give partial credit, "
-        "a worked example in the prompt, or easier prompts.",
+        what=f"Never fired: {some(list(silent))} gave 0 to all of {len(next(iter(silent.values())))} completions"
+        + (f", although {right} contain their row's answer." if missed else "."),
+        why="The function does not accept right answers: white space, a form that it wants, another column."
+        if missed
+        else "Either the model cannot do it yet, or the function looks for something that completions never contain.",
+        fix="`podium rewards test` tries right answers in several forms."
+        if missed
+        else "Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); give partial "
+        "credit, a worked example in the prompt, or easier prompts.",
     )
 
 
