@@ -102,7 +102,7 @@ def describe(step: int, max_steps: int, logs: Mapping[str, float], marks: tuple[
 
     >>> logs = {"reward": 1.25, "frac_reward_zero_std": 0.25, "loss": 0.5}
     >>> describe(3, 5, logs, ((0.0, 1, 0.0), (4.0, 3, 4000.0)))
-    'step 3/5  reward 1.250  groups with signal 75 %  1,000 tokens/s  0:04 left  loss 0.5000 (no measure of progress)'
+    'step 3/5  reward 1.250  groups with signal 75 %  1,000 tokens/s  0:04 left  loss 0.5000'
     """
     parts = [f"step {step}/{max_steps}"]
     if "reward" in logs:
@@ -113,5 +113,5 @@ def describe(step: int, max_steps: int, logs: Mapping[str, float], marks: tuple[
     if steps > 0 and seconds > 0:
         parts += [f"{tokens / seconds:,.0f} tokens/s", f"{clock((max_steps - step) * seconds / steps)} left"]
     if "loss" in logs:
-        parts.append(f"loss {logs['loss']:.4f} (no measure of progress)")
+        parts.append(f"loss {logs['loss']:.4f}")
     return "  ".join(parts)

@@ -116,9 +116,8 @@ def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
     """One split by its name. Raises `DataError` (D038)."""
     if wanted not in splits:
         near = (get_close_matches(wanted, splits) or [*splits, ""])[0]
-        raise DataError(
-            f"{name} has no split `{wanted}`, but {', '.join(splits)}.", code="D038", fix=as_line(key, near)
-        )
+        what = f"`{key}`: {name} has no split `{wanted}`, but {', '.join(splits)}."
+        raise DataError(what, code="D038", fix=as_line(key, near))
     return splits[wanted]
 
 

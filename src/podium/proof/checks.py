@@ -254,13 +254,14 @@ def moved(x: After) -> Check:
     ]
     bad = [name for name, t in now.items() if not math.isfinite(t.norm)]
     count = len(now) - len(still)
+    nothing = "" if count or bad else _without_advantages(x)
     detail = f"{count} of {len(now)} tensors changed"
     return Check(
         name="the step moved the weights",
         code="P011",
-        passed=count > 0 and not bad,
+        passed=None if nothing else count > 0 and not bad,
         measured=float(count),
-        detail=f"not finite after the step: {named(bad)}" if bad else detail,
+        detail=f"not finite after the step: {named(bad)}" if bad else nothing or detail,
         fix="Train in float32 weights (model_init_kwargs: {dtype: float32}), or raise the learning rate.",
     )
 
@@ -272,7 +273,7 @@ def followed(x: After) -> Check:
     old = stale_copies(x.trainer)
     shift = max((float(np.abs(a - b).max()) for a, b in zip(now, x.logps_before, strict=True)), default=0.0)
     too_small = same and not old and tolerance_of(x.trainer, exact=False) == HALF and _follows_a_larger_change(x, now)
-    nothing = None if now or old else "no group to train on in this step"
+    nothing = "" if old or (now and not same) else _without_advantages(x)
     problem = f"old copies of {named(old)}" if old else "the same log-probabilities with other weights" if same else ""
     return Check(
         name="the weights moved the log-probabilities",
@@ -284,6 +285,11 @@ def followed(x: After) -> Check:
         else problem or f"by up to {shift:.2g} nats",
         fix="Something keeps a copy of the weights: look at hooks, caches and compiled modules.",
     )
+
+
+def _without_advantages(x: After) -> str:
+    """Why a step need not move anything; empty where it has to."""
+    return "" if any(group.advantages_G.any() for group in x.trained) else "no completion has an advantage in this step"
 
 
 def direction(x: After) -> Check:
