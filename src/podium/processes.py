@@ -86,8 +86,7 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
     """Refuse what cannot work; make every process read the weights where one of them could not hand them on.
 
     Raises:
-        ConfigError: FSDP 1; all weights trained under ZeRO-3; a copy of weights that are divided;
-            vLLM under ZeRO-3.
+        ConfigError: FSDP 1; a copy of weights that are divided; vLLM under ZeRO-3.
     """
     if torch.distributed.is_initialized():  # on a CPU transformers (5.17) hands ddp_timeout to nobody
         _set_pg_timeout(timedelta(seconds=args.ddp_timeout))
@@ -112,12 +111,6 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
             "use_vllm sends the policy's weights, which ZeRO-3 divides in a way that cannot be sent yet.",
             code="C014",
             fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out.",
-        )
-    if zero_stage(args) == 3 and not adapter:
-        raise ConfigError(
-            "All weights are trained under ZeRO-3: the backward of the head needs a weight that ZeRO-3 has given away "
-            "by then. Use FSDP2 (`--accelerate fsdp2`), ZeRO-2, or an adapter.",
-            code="C014",
         )
     if adapter and fsdp_version(args) == 2:  # an adapter stays whole on every process
         disable_fsdp_ram_efficient_loading()
