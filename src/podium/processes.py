@@ -86,7 +86,7 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
     """Refuse what cannot work; make every process read the weights where one of them could not hand them on.
 
     Raises:
-        ConfigError: FSDP 1; a copy of weights that are divided; vLLM under ZeRO-3.
+        ConfigError: FSDP 1; a copy of weights that are divided; vLLM, or a reference of all weights, under ZeRO-3.
     """
     if torch.distributed.is_initialized():  # on a CPU transformers (5.17) hands ddp_timeout to nobody
         _set_pg_timeout(timedelta(seconds=args.ddp_timeout))
@@ -111,6 +111,12 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
             "use_vllm sends the policy's weights, which ZeRO-3 divides in a way that cannot be sent yet.",
             code="C014",
             fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out.",
+        )
+    if zero_stage(args) == 3 and args.beta and not adapter:
+        raise ConfigError(
+            "beta needs a copy of the model as reference, and ZeRO-3 has divided the one that it would be of.",
+            code="C014",
+            fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, train an adapter, or set beta: 0.",
         )
     if adapter and fsdp_version(args) == 2:  # an adapter stays whole on every process
         disable_fsdp_ram_efficient_loading()

@@ -126,7 +126,7 @@ def test_the_model_folder_does_not_filter(make_trainer: Callable, now: Now, adap
 
 def divided(**given: Any) -> Any:
     """Arguments of one of two processes."""
-    nothing = {"fsdp_plugin_args": None, "deepspeed_plugin": None, "async_rollouts": 0, "use_vllm": False}
+    nothing = {"fsdp_plugin_args": None, "deepspeed_plugin": None, "async_rollouts": 0, "use_vllm": False, "beta": 0.0}
     return SimpleNamespace(**{"world_size": 2, "ddp_timeout": 20, "product_precision": "auto", **nothing, **given})
 
 
@@ -150,6 +150,16 @@ def test_rounded_copies_that_are_left_out_are_said(caplog: Any, now: Now) -> Non
     prepare_to_load(divided(product_precision="bfloat16", fsdp_plugin_args={"fsdp_version": 2}), adapter=False)
     now(caplog.text)
     assert "product_precision: bfloat16 is left out" in caplog.text
+
+
+@pytest.mark.defect("N", "ZeRO-3 with beta and all weights")
+def test_a_reference_of_divided_weights(now: Now) -> None:
+    args = divided(deepspeed_plugin=SimpleNamespace(zero_stage=3), beta=0.1)
+    with pytest.raises(ConfigError) as error:
+        prepare_to_load(args, adapter=False)
+    now(str(error.value))
+    assert "train an adapter, or set beta: 0" in str(error.value)
+    prepare_to_load(args, adapter=True)
 
 
 @pytest.mark.parametrize(
