@@ -60,12 +60,21 @@ def token_logps(
         head_outputs.extend(head_logps(module, hidden_PD, places, pack.target_N, unwrapped.config, temperature))
         # What the model does to these "logits" does not matter. That they lead to the head's weight does: data-parallel
         # wrappers look from a forward's outputs for the parameters that will get no gradient.
-        return head_outputs[0][None, :, None].clone()
+        return torch.stack(head_outputs, dim=-1)[None] if zero3 else head_outputs[0][None, :, None].clone()
 
+    def hooked(_module: nn.Module, _inputs: Any, output_1N2: Tensor) -> None:
+        """ZeRO-3's own hooks, which came first, gather the weight for the backward of what they returned."""
+        head_outputs[:] = output_1N2[0].unbind(-1)
+
+    embeddings: Any = unwrapped.get_output_embeddings()
+    zero3 = hasattr(embeddings.weight, "ds_id")
     if router:
         inputs["output_router_logits"] = True
     with replaced_head(unwrapped, head):
+        hook = embeddings.register_forward_hook(hooked) if zero3 else None
         outputs = model(use_cache=False, **inputs)
+        if hook is not None:
+            hook.remove()
     logps_N, entropy_N = head_outputs
     return TokenLogps(logps_N=logps_N, entropy_N=entropy_N, router_loss=outputs.aux_loss if router else None)
 

@@ -86,8 +86,7 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
     """Refuse what cannot work; make every process read the weights where one of them could not hand them on.
 
     Raises:
-        ConfigError: FSDP 1; all weights trained under ZeRO-3; a copy of weights that are divided;
-            vLLM under ZeRO-3.
+        ConfigError: FSDP 1; a copy of weights that are divided; vLLM, or a reference of all weights, under ZeRO-3.
     """
     if torch.distributed.is_initialized():  # on a CPU transformers (5.17) hands ddp_timeout to nobody
         _set_pg_timeout(timedelta(seconds=args.ddp_timeout))
@@ -113,11 +112,11 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
             code="C014",
             fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out.",
         )
-    if zero_stage(args) == 3 and not adapter:
+    if zero_stage(args) == 3 and args.beta and not adapter:
         raise ConfigError(
-            "All weights are trained under ZeRO-3: the backward of the head needs a weight that ZeRO-3 has given away "
-            "by then. Use FSDP2 (`--accelerate fsdp2`), ZeRO-2, or an adapter.",
+            "beta needs a copy of the model as reference, and ZeRO-3 has divided the one that it would be of.",
             code="C014",
+            fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, train an adapter, or set beta: 0.",
         )
     if adapter and fsdp_version(args) == 2:  # an adapter stays whole on every process
         disable_fsdp_ram_efficient_loading()

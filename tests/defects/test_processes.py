@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from podium import GRPOConfig
 from podium.errors import ConfigError
+from podium.processes import prepare_to_load
+from podium.proof.checks import trainable
 
 Now = Callable[[str], None]
 
@@ -114,3 +119,83 @@ def test_the_model_folder_does_not_filter(make_trainer: Callable, now: Now, adap
 
     assert sampled(min_p=0.9, suppress_tokens=list(range(4, 200))) == sampled()
     now("the completions without it")
+
+
+# ---- several processes ----
+
+
+def divided(**given: Any) -> Any:
+    """Arguments of one of two processes."""
+    nothing = {"fsdp_plugin_args": None, "deepspeed_plugin": None, "async_rollouts": 0, "use_vllm": False, "beta": 0.0}
+    return SimpleNamespace(**{"world_size": 2, "ddp_timeout": 20, "product_precision": "auto", **nothing, **given})
+
+
+@pytest.mark.defect("E4", "ddp_timeout: 20 on a CPU")
+def test_a_process_that_hangs_is_not_waited_for_longer_than_ddp_timeout(now: Now) -> None:
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        prepare_to_load(divided(), adapter=False)
+        backend = distributed.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        now(f"the group waits {backend.options._timeout}")
+        assert backend.options._timeout == timedelta(seconds=20)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.defect("E11", "product_precision: bfloat16 with --accelerate fsdp2")
+def test_rounded_copies_that_are_left_out_are_said(caplog: Any, now: Now) -> None:
+    prepare_to_load(divided(product_precision="bfloat16"), adapter=False)
+    assert not caplog.messages, "with DDP they are there"
+    prepare_to_load(divided(product_precision="bfloat16", fsdp_plugin_args={"fsdp_version": 2}), adapter=False)
+    now(caplog.text)
+    assert "product_precision: bfloat16 is left out" in caplog.text
+
+
+@pytest.mark.defect("N", "ZeRO-3 with beta and all weights")
+def test_a_reference_of_divided_weights(now: Now) -> None:
+    args = divided(deepspeed_plugin=SimpleNamespace(zero_stage=3), beta=0.1)
+    with pytest.raises(ConfigError) as error:
+        prepare_to_load(args, adapter=False)
+    now(str(error.value))
+    assert "train an adapter, or set beta: 0" in str(error.value)
+    prepare_to_load(args, adapter=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("bit16_groups", marks=pytest.mark.defect("E2", "ZeRO-1 and 2: trained tensors")),
+        pytest.param("fp16_groups", marks=pytest.mark.defect("E2", "ZeRO-3: trained tensors")),
+    ],
+)
+def test_what_deepspeed_flattens_is_trained(name: str, make_trainer: Callable, now: Now) -> None:
+    trainer = make_trainer()
+    parameters = list(trainer.model.parameters())
+    flat = [{"params": [torch.zeros(3)]}]
+    trainer.optimizer = SimpleNamespace(param_groups=flat, optimizer=SimpleNamespace(**{name: [parameters]}))
+    check = trainable(trainer)
+    now(f"{check.name}: {check.detail}")
+    assert check.passed
+    trainer.optimizer = SimpleNamespace(param_groups=flat, optimizer=SimpleNamespace(**{name: [parameters[1:]]}))
+    assert not trainable(trainer).passed
+
+
+@pytest.mark.defect("E2", "health/update_ratio and M138")
+def test_a_step_inside_the_last_backward_is_measured(make_trainer: Callable, now: Now, monkeypatch: Any) -> None:
+    """As DeepSpeed steps: the optimizer that the Trainer calls does nothing."""
+    trainer = make_trainer(max_steps=2)
+    backward = trainer.processes.backward.__func__
+
+    def steps(processes: Any, loss: Any) -> None:
+        backward(processes, loss)
+        with torch.no_grad():
+            for p in trainer.model.parameters():
+                p.add_(0.01)
+
+    monkeypatch.setattr(type(trainer.processes), "backward", steps)
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: None)
+    trainer.train()
+    ratio = trainer.state.log_history[0]["health/update_ratio"]
+    now(f"health/update_ratio {ratio:.2g}")
+    assert ratio > 1e-3

@@ -242,7 +242,34 @@ Root Cause (first observed failure):
   rank      : 3 (local_rank: 1)
   exitcode  : -9 (pid: 12)
 """
-    assert killed_in(report) == (3, 9)
+    assert killed_in(report) == ("Process 3", 9)
     assert killed_in(report.replace("-", "")) is None
-    assert killed_words(1, 11).startswith("error: Process 1 was ended by SIGSEGV")
-    assert "signal 99" in killed_words(1, 99)
+    assert killed_words("Process 1", 11).startswith("error: Process 1 was ended by SIGSEGV")
+    assert "signal 99" in killed_words("Process 1", 99)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        pytest.param("zero1", (), marks=pytest.mark.defect("E2", "ZeRO-1")),
+        pytest.param("zero2", (), marks=pytest.mark.defect("E2", "ZeRO-2")),
+        pytest.param("zero3", (), marks=pytest.mark.defect("E2", "ZeRO-3")),
+        pytest.param("zero3", ("--lora", "{r: 4}"), marks=pytest.mark.defect("E2", "ZeRO-3 with LoRA")),
+    ],
+)
+def test_deepspeed_trains_at_its_defaults(kind: str, words: tuple[str, ...], folder: Path) -> None:
+    common = ("--no-eval", "--max_steps", "3", "--product_precision", "float32", *words)
+    two = ("--processes", "2", "--accelerate", kind, "--output_dir", "two")
+    one = ("--per_device_train_batch_size", "16", "--output_dir", "one")
+    rows = []
+    for line in (two, one):
+        done = subprocess.run(podium(*common, *line), capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        metrics = (folder / line[-1] / "metrics.jsonl").read_text().splitlines()
+        rows.append([json.loads(each)["values"] for each in metrics][:3])
+    for many, alone in zip(*rows, strict=True):
+        assert many["loss"] == pytest.approx(alone["loss"], abs=1e-4)
+        assert many["health/update_ratio"] > 0

@@ -166,7 +166,7 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
     codes = {int(file.stem): int(file.read_text()) for file in folder.glob("*.code")}
     failed = sorted(rank for rank, own in codes.items() if own)
     log = (folder / LAUNCHER).read_text(errors="replace")
-    killed = killed_in(log)
+    killed = ("The launcher", -code) if code < 0 else killed_in(log)
     if killed is not None and killed[1] == signal.SIGTERM and failed:
         killed = None  # by the launcher, since another had failed
     if killed is not None:
@@ -178,7 +178,7 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
         _keep(folder, words)
     if killed is not None:
         return 128 + killed[1]
-    return (code if code > 0 else 128 - code) if not failed else codes[failed[0]]
+    return codes[failed[0]] if failed else code
 
 
 def _text(folder: Path, rank: int) -> str:
@@ -186,26 +186,26 @@ def _text(folder: Path, rank: int) -> str:
     return file.read_text(errors="replace") if file.is_file() else ""
 
 
-def killed_in(log: str) -> tuple[int, int] | None:
+def killed_in(log: str) -> tuple[str, int] | None:
     """The process that a signal ended, and the signal's number, from the launcher's report; None: it names none.
 
     Of several it is the first that the launcher did not end itself, by SIGTERM, since another had failed.
     """
-    found = [(int(rank), int(number)) for rank, number in _KILLED.findall(log)]
+    found = [(f"Process {rank}", int(number)) for rank, number in _KILLED.findall(log)]
     return min(found, key=lambda one: one[1] == signal.SIGTERM, default=None)
 
 
 _KILLED = re.compile(r"rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: -(\d+)")
 
 
-def killed_words(rank: int, number: int) -> str:
+def killed_words(who: str, number: int) -> str:
     """What to say of a process that a signal ended."""
     try:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
     why = " Linux sends it where memory runs out (`dmesg` tells)." if number == signal.SIGKILL else ""
-    return f"error: Process {rank} was ended by {name}, and the run with it.{why}"
+    return f"error: {who} was ended by {name}, and the run with it.{why}"
 
 
 def _keep(folder: Path, words: Sequence[str]) -> None:
