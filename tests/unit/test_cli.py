@@ -218,10 +218,6 @@ def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tin
         assert piece in out
     assert re.search(r"accuracy \(pass@1\) +\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] +\d\.\d{3} \[", out)
     assert "No difference shown: accuracy" in out
-<<<<<<< HEAD
-=======
-    assert "no measure of progress" in out
->>>>>>> w-detect
     assert (tiny / "out" / "model.safetensors").is_file()
     assert yaml.safe_load((tiny / "out" / "config.yaml").read_text())["seed"] == 1
     code, _, err = cli("train out/config.yaml --no-eval --output_dir again")
