@@ -153,8 +153,9 @@ def started(folder: Path, *words: str) -> tuple[subprocess.Popen[bytes], list[ps
     return run, family
 
 
-def temporary() -> set[Path]:
-    return set(Path("/tmp").glob("podium-processes-*"))
+def temporary(family: list[psutil.Process]) -> Path:
+    """The folder that a run's processes write to."""
+    return next(Path(p.environ()["PODIUM_PROCESS_OUTPUT"]) for p in family)
 
 
 @pytest.mark.slow
@@ -169,8 +170,8 @@ def temporary() -> set[Path]:
     ids=str,
 )
 def test_an_interrupt_ends_all(number: signal.Signals, folder: Path, now: Callable[[str], None]) -> None:
-    before = temporary()
     run, family = started(folder)
+    left = temporary(family)
     os.kill(run.pid, number)
     began = time.monotonic()
     run.wait(timeout=120)
@@ -181,7 +182,7 @@ def test_an_interrupt_ends_all(number: signal.Signals, folder: Path, now: Callab
     assert "Traceback" not in said
     assert said.count("interrupted") == 1
     assert not psutil.wait_procs(family, timeout=10)[1]
-    assert temporary() <= before
+    assert not left.exists()
 
 
 @pytest.mark.slow
@@ -194,14 +195,14 @@ def test_an_interrupt_ends_all(number: signal.Signals, folder: Path, now: Callab
     ],
 )
 def test_no_process_is_left_behind(victim: str, folder: Path, now: Callable[[str], None]) -> None:
-    before = temporary()
     run, family = started(folder)
+    left = temporary(family)
     (run if victim == "podium" else psutil.Process(run.pid).children()[0]).kill()
     _, alive = psutil.wait_procs(family, timeout=60)
     now(f"{len(alive)} processes are left")
     assert not alive
     assert run.wait(timeout=60) == (-9 if victim == "podium" else 137)
-    assert temporary() <= before
+    assert not left.exists()
 
 
 @pytest.mark.slow
@@ -211,8 +212,8 @@ def test_no_process_is_left_behind(victim: str, folder: Path, now: Callable[[str
     [pytest.param(rank, marks=pytest.mark.defect("E6", f"kill -9 of process {rank}")) for rank in (0, 1)],
 )
 def test_a_killed_process_is_named(rank: int, folder: Path, now: Callable[[str], None]) -> None:
-    before = temporary()
     run, family = started(folder, "--save_strategy", "steps", "--save_steps", "1")
+    left = temporary(family)
     while not list((folder / "out").glob("checkpoint-*/manifest.json")):
         time.sleep(0.2)
     next(p for p in family if p.environ().get("RANK") == str(rank)).kill()
@@ -226,7 +227,7 @@ def test_a_killed_process_is_named(rank: int, folder: Path, now: Callable[[str],
     assert "Traceback" not in said
     assert (folder / "out" / "processes" / "launcher.txt").is_file()
     assert not psutil.wait_procs(family, timeout=30)[1]
-    assert temporary() <= before
+    assert not left.exists()
 
 
 def test_what_the_launcher_says_of_a_signal() -> None:
