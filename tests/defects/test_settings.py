@@ -31,7 +31,9 @@ from podium.records import Finding
 from podium.testing import save_tiny_model
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
-REWARD = "def right(completions, answer):\n    return [float(c.strip() == a.strip()) for c, a in zip(completions, answer)]\n"
+REWARD = (
+    "def right(completions, answer):\n    return [float(c.strip() == a.strip()) for c, a in zip(completions, answer)]\n"
+)
 RECIPE = {
     "model": "./model",
     "dataset": "rows.jsonl",
