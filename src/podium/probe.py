@@ -45,6 +45,6 @@ class WeightProbe:
         return {"health/update_ratio": ratio, "health/moved_share": share}
 
     def _sample(self) -> Tensor:
-        mine = [local(p.detach()).flatten() for p in self._parameters]
+        mine = [local(p).detach().flatten() for p in self._parameters]
         parts = [x[:: max(1, len(x) // VALUES)][:VALUES].float() for x in mine]
         return torch.cat(parts).clone() if parts else torch.zeros(0)

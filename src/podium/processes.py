@@ -433,8 +433,9 @@ def _units(model: nn.Module) -> list[FSDPModule]:
 
 
 def local(x: Tensor) -> Tensor:
-    """What this process has of a tensor."""
-    return x.to_local() if isinstance(x, DTensor) else x
+    """What this process has of a tensor, or of a parameter that ZeRO-3 has divided."""
+    part: Tensor = getattr(x, "ds_tensor", x)
+    return part.to_local() if isinstance(part, DTensor) else part
 
 
 def _fill(parts: dict[str, Tensor], path: Path) -> None:

@@ -82,21 +82,25 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
             code="C032",
             fix="pip install deepspeed; or --accelerate fsdp2, which needs no other package",
         )
-    with _temporary() as folder:
-        with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET), _ended_like_interrupted():
-            child = subprocess.Popen(
-                command(words, processes, config),
-                # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
-                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, OUTPUT: str(folder)},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            try:
-                code = child.wait()
-            except KeyboardInterrupt:
-                _end(child)
-                raise
+    with (
+        _temporary() as folder,  # which processes whose connection is lost remove, too
+        (folder / LAUNCHER).open("wb") as log,
+        _lending_output(folder / SOCKET),
+        _ended_like_interrupted(),
+    ):
+        child = subprocess.Popen(
+            command(words, processes, config),
+            # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
+            env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, OUTPUT: str(folder)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            _end(child)
+            raise
         return _explained(folder, code, words) if code else 0
 
 
