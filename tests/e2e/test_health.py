@@ -110,7 +110,7 @@ def trained(trainer: Any) -> Path:
 
 
 def test_findings_are_said_recorded_and_tracked(make_trainer: Callable, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = make_trainer(one, max_steps=5)
+    trainer = make_trainer(one, max_steps=5, max_completion_length=64)
     with caplog.at_level(logging.INFO, logger="podium.health"):
         trainer.train()
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("M102")]

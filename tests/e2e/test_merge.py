@@ -40,6 +40,7 @@ save_steps: 1
 eval_rows: 8
 eval_samples: 2
 prove_first_batch: false
+seed: 1
 hub_token: {token}
 """
 TOKEN = "hf_" + "q" * 34

@@ -575,7 +575,7 @@ def test_the_reference_is_a_copy_of_what_was_passed_in(make_trainer: Callable, t
 
 def test_kl_holds_the_policy_back(make_trainer: Callable) -> None:
     ends = []
-    for beta in (0.001, 1.0):
+    for beta in (0.001, 10.0):
         trainer = make_trainer(beta=beta, max_steps=6, learning_rate=0.05)
         trainer.train()
         ends.append(logs(trainer, "kl")[-1])
