@@ -172,7 +172,7 @@ def test_a_reference_of_divided_weights(now: Now) -> None:
 def test_what_deepspeed_flattens_is_trained(name: str, make_trainer: Callable, now: Now) -> None:
     trainer = make_trainer()
     parameters = list(trainer.model.parameters())
-    flat = [{"params": [torch.zeros(3)]}]
+    flat = [{"params": [torch.zeros(3)], "lr": 1e-3}]
     trainer.optimizer = SimpleNamespace(param_groups=flat, optimizer=SimpleNamespace(**{name: [parameters]}))
     check = trainable(trainer)
     now(f"{check.name}: {check.detail}")

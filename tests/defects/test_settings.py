@@ -733,7 +733,7 @@ def test_resume_with_other_code_or_data(
     Path("run.yaml").write_text(yaml.safe_dump(keys))
     load("run.yaml").trainer().train()
     if changed == "reward":
-        Path("mine.py").write_text(REWARD.replace("float(a in", "2 * float(a in"))
+        Path("mine.py").write_text(REWARD.replace("float(c", "2 * float(c"))
     else:
         Path("rows.jsonl").write_text(
             "".join(json.dumps({**row, "prompt": f"0{row['prompt']}"}) + "\n" for row in ROWS)

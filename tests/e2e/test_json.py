@@ -90,7 +90,7 @@ def test_every_page_has_the_three_sections() -> None:
 def test_one_reward() -> None:
     [reward] = spoken("rewards show numeric_match --json")[1]["rewards"]
     assert reward["columns"] == ["answer"]
-    assert reward["settings"]["tolerance"] == {"needed": False, "default": 1e-6}
+    assert reward["settings"]["tolerance"] == {"needed": False, "default": None}
     assert "numeric_match" in reward["page"]
 
 

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "epsilon_high": 0.3,
     "reward_weights": [0.5, 2.0],
     "entropy_coef": 0.01,
-    "generation_kwargs": {"top_p": 0.9},
+    "generation_kwargs": {"do_sample": True},
     "chat_template_kwargs": {"enable_thinking": False},
     "use_cpu": True,
     "bf16": False,

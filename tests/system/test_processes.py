@@ -152,7 +152,7 @@ def test_many_processes_give_the_weights_of_one(world: World, name: str, left: A
     together = load_file(left(world, name) / f"{name}.safetensors")
     assert alone.keys() == together.keys()
     largest = max(float(value.abs().max()) for value in alone.values())
-    tolerance = 1e-5 if name == "adam" else 1e-6
+    tolerance = 1e-4 if name == "adam" else 1e-6
     for key, value in alone.items():
         assert float((value - together[key]).abs().max()) < tolerance * largest, key
 
