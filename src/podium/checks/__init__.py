@@ -45,9 +45,9 @@ def check(
     >>> def right(completions, answer):
     ...     return [float(a in text) for text, a in zip(completions, answer)]
     >>> args = GRPOConfig("out", per_device_train_batch_size=2, num_generations=2)
-    >>> found = check("./my-model", right, args, rows)
+    >>> found = check("./nowhere", right, args, rows)
     >>> [(finding.code, finding.what) for finding in found if finding.severity == "error"]
-    [('M001', 'There is no folder ./my-model.'), ('D005', 'train_dataset, row 1: prompt is null')]
+    [('M001', 'There is no folder ./nowhere.'), ('D005', 'train_dataset, row 1: prompt is null')]
     """
     from podium.checks.process import process_as_it_was
     from podium.checks.setup import from_arguments, of_recipe
