@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shlex
 import subprocess
 import sys
@@ -113,7 +112,7 @@ def test_verbs_on_a_terminal_that_is_not_utf_8(
         with pytest.raises(SystemExit) as ended:
             app(shlex.split(line))
         monkeypatch.undo()
-        os.chdir(place)
+        monkeypatch.chdir(place)
         assert ended.value.code in (0, 1, 2)
         for stream in streams:
             stream.flush()
