@@ -119,7 +119,7 @@ NOTES: Mapping[str, str] = {
     "environment_factories": "always None: the constructor refuses `environment_factory`",
     "rollout_func": "always None: the constructor refuses `rollout_func`",
 }
-"""What differs from TRL in one that is there."""
+"""Differences from TRL of attributes that exist here."""
 
 NOT_HERE: Mapping[str, str] = {
     "max_tool_calling_iterations": "tools are not supported",

@@ -246,7 +246,7 @@ def repeats(setup: Setup) -> Iterator[Finding]:
 
 
 def _one_of_each(setup: Setup, train: RowSurvey) -> str:
-    """What to type so that no prompt occurs twice."""
+    """Return the command or key that removes repeated prompts."""
     names, file = _asking_columns(setup, "prompt"), Path(train.name)
     kind = kind_of(file)
     if not setup.given:
@@ -304,7 +304,7 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
 
 
 def _without_nulls(setup: Setup, name: str) -> str:
-    """What to type so that no row has null in a column."""
+    """Return the command or key that removes rows with null in a column."""
     if not setup.given:
         return f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)'
     names = _asking_columns(setup, name)

@@ -34,7 +34,7 @@ class DistinctSample:
     first_repeat: tuple[int, int] | None = None
     """The first row that repeats another that was kept, and that other."""
     answers: dict[int, str] = field(default_factory=dict)
-    """What goes with a value, by hash, as its first row says."""
+    """Value of the first row -> what stands beside it, by hash."""
     num_contradicting: int = 0
     """Rows that say otherwise."""
     first_contradiction: tuple[int, str, int, str] | None = None

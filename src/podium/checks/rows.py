@@ -77,7 +77,7 @@ class Source:
     """None: those of the rows."""
     is_stream: bool = False
     form: str = ""
-    """What is unusual about the file."""
+    """Notes about the format of the file."""
 
 
 @dataclass(slots=True)

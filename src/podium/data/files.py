@@ -91,7 +91,7 @@ class Form(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is unusual about it; empty: nothing."""
+        """Note about an unusual format; empty where there is none."""
         code = "UTF-8 with a byte-order mark, which is skipped" if self.encoding == "utf-8-sig" else self.encoding
         return ", ".join(filter(None, [self.compression, "" if code == "utf-8" else code.replace("utf", "UTF")]))
 
