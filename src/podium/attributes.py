@@ -108,19 +108,6 @@ ATTRIBUTES: Mapping[str, Read] = {
 }
 """Name -> how it is read."""
 
-NOTES: Mapping[str, str] = {
-    "pad_to_multiple_of": "nothing is padded",
-    "log_multimodal": "there are no images to log",
-    "use_transformers_continuous_batching": "the live engine lets rows enter and leave as they end, too",
-    "chat_template": "None, as in TRL without tools: the tokenizer's own is used as it is",
-    "reward_weights": "with `adaptive_rewards` the weights of the round to come",
-    "tools": "always `[]`: the constructor refuses `tools`",
-    "environments": "always None: the constructor refuses `environment_factory`",
-    "environment_factories": "always None: the constructor refuses `environment_factory`",
-    "rollout_func": "always None: the constructor refuses `rollout_func`",
-}
-"""Differences from TRL of attributes that exist here."""
-
 NOT_HERE: Mapping[str, str] = {
     "max_tool_calling_iterations": "tools are not supported",
     "async_loop_ready_event": "`async_loop` runs when it is read",

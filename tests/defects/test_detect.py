@@ -341,9 +341,8 @@ def test_the_doctor_says_no_more_than_it_saw(made: Report, words: str, now: Now)
 def test_one_curve_has_two_ends(now: Now) -> None:
     from podium.report.summary import ends as of_report
 
+    assert of_report is ends
     curve = [0.1 * (i % 7) + 0.01 * i for i in range(60)]
-    for length in (1, 2, 3, 5, 8, 40, 60):
-        assert ends(curve[:length])[:2] == pytest.approx(of_report(curve[:length]))
     flat = found(numbers=lambda s: {"reward": curve[s - 1]}, steps=60)
     shown = report(60, 0.0, planned=80)
     assert shown.head == "60 of 80 steps, reward 0.000 in the first 6 steps, 0.000 in the last 6 steps"

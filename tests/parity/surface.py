@@ -20,7 +20,7 @@ import trl
 from trl.trainer import grpo_config, grpo_trainer
 
 import podium
-from podium.attributes import ATTRIBUTES, NOT_HERE, NOTES
+from podium.attributes import ATTRIBUTES, NOT_HERE
 from podium.config import REFUSED, WITHOUT_EFFECT, GRPOConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
@@ -30,6 +30,19 @@ Row = tuple[str, str, str]
 """Name, `same`, `note`, `refused because` or `missing`, and what to know."""
 
 SAME, NOTE, NOT, MISSING = "same", "note", "refused because", "missing"
+
+NOTES: dict[str, str] = {
+    "pad_to_multiple_of": "nothing is padded",
+    "log_multimodal": "there are no images to log",
+    "use_transformers_continuous_batching": "the live engine lets rows enter and leave as they end, too",
+    "chat_template": "None, as in TRL without tools: the tokenizer's own is used as it is",
+    "reward_weights": "with `adaptive_rewards` the weights of the round to come",
+    "tools": "always `[]`: the constructor refuses `tools`",
+    "environments": "always None: the constructor refuses `environment_factory`",
+    "environment_factories": "always None: the constructor refuses `environment_factory`",
+    "rollout_func": "always None: the constructor refuses `rollout_func`",
+}
+"""Differences from TRL of attributes that exist here."""
 
 WARNINGS: dict[str, tuple[str, str]] = {
     "You passed `model_init_kwargs` to the": (SAME, "given where the model is loaded"),

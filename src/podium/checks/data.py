@@ -44,7 +44,7 @@ UNREADABLE = frozenset(
 """Why rows could not be had."""
 
 _FOLLOWING = frozenset({"C015", "C028", "D001", "D015", "D022", "D023"})
-"""What is said of rows that are not there, or cannot be used, and of settings that follow from them."""
+"""Codes of findings that only follow from rows that are missing or cannot be used."""
 
 
 def without_consequences(setup: Setup, found: list[Finding]) -> list[Finding]:

@@ -20,7 +20,7 @@ ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "note": 2}
 
 
 TESTED = ("W002", "W008", "W009", "W011", "W016", "W017", "W018", *(f"W{number}" for number in range(101, 123)))
-"""What the reward tester may say of a function."""
+"""Codes of the reward tester's findings."""
 
 
 @dataclass(frozen=True, slots=True)

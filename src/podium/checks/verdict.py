@@ -1,4 +1,4 @@
-"""What the numbers of sampled groups ask for: one function a finding, R001 to R010, of a `Diagnosis` alone."""
+"""Findings R001 to R010 about sampled groups: one function each, of a `Diagnosis` alone."""
 
 from __future__ import annotations
 

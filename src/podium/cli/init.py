@@ -18,7 +18,7 @@ def init(
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="The column with the question, of --data. Else found by its name.")
     ] = None,
-    answer: Annotated[str | None, typer.Option("--answer", help="Likewise, the column with the right answer.")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", help="The column with the right answer, of --data.")] = None,
     task: Annotated[
         str | None, typer.Option("--task", help="What is rewarded: number, exact, json, code or format.")
     ] = None,

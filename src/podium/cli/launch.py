@@ -115,8 +115,10 @@ def _temporary() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _lending_output(path: Path) -> Iterator[None]:
-    """Whoever connects gets our standard output and error (torch's launcher closes what it could inherit), and a
-    connection that lasts as long as we do."""
+    """Serve this process's standard output and error on a socket, since torch's launcher closes inherited ones.
+
+    The connection stays open as long as this process lives, so its loss tells the others to end.
+    """
     connections: list[socket.socket] = []
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -203,7 +205,7 @@ _KILLED = re.compile(r"rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: -(\d+)")
 
 
 def killed_words(who: str, number: int) -> str:
-    """What to say of a process that a signal ended."""
+    """Describe a process that a signal ended."""
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -59,7 +59,7 @@ def push(
 
 
 def _size_of(base: str) -> str:
-    """Of the weights in a local folder."""
+    """Size of the weights in a local folder, in words; empty where there are none."""
     size = sum(path.stat().st_size for path in Path(base).glob("*.safetensors"))
     return f", about {_size(size)} of weights" if size else ""
 

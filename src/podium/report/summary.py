@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from podium.monitors import ends
 from podium.report.series import Column, Steps, columns
 from podium.run import Run
 
@@ -80,19 +81,9 @@ def headline(steps: Steps) -> str:
         return "No reward has been logged yet."
     if len(values) < 8:
         return f"Reward is {values[-1]:.2f} after {steps.steps[-1]} steps: too early to tell."
-    start, end = (_fixed(x) for x in ends(values))
+    start, end, count = ends(values)
     verb = {1: "rose", -1: "fell", 0: "has no clear trend:"}[trend(values)]
-    return f"Reward {verb} from {start} to {end} (means of the first and last {_end_size(values)} steps)."
-
-
-def ends(values: Sequence[float]) -> tuple[float, float]:
-    """Means of the first and the last tenth (at least three steps, at most a half)."""
-    size = _end_size(values)
-    return math.fsum(values[:size]) / size, math.fsum(values[-size:]) / size
-
-
-def _end_size(values: Sequence[float]) -> int:
-    return min(max(3, len(values) // 10), (len(values) + 1) // 2)
+    return f"Reward {verb} from {_fixed(start)} to {_fixed(end)} (means of the first and last {count} steps)."
 
 
 def _fixed(value: float) -> str:
@@ -140,7 +131,7 @@ def _start_to_end(label: str, column: Column | None, form: Callable[[float], str
     values = [value for value in column or [] if value is not None]
     if not values:
         return None
-    start, end = ends(values)
+    start, end, _ = ends(values)
     return {"label": label, "value": form(end), "detail": f"from {form(start)}"}
 
 
