@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bench import hardware, save
-from podium.run import Run
+from podium.runs.run import Run
 
 PRECISIONS = ("bfloat16", "float32")
 WINDOW = 9

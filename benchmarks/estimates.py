@@ -57,8 +57,8 @@ def one(name: str) -> dict[str, int]:
     from transformers.models.llama import modeling_llama  # noqa: F401  part of what is imported before a model
 
     from podium import GRPOConfig, GRPOTrainer
-    from podium.estimates.memory import estimate_memory
     from podium.models.builtin import resolve_model
+    from podium.recipe.estimates.memory import estimate_memory
 
     shape = SHAPES[name]
     model = "builtin:smollm2-135m-instruct"

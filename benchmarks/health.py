@@ -198,7 +198,7 @@ def run(name: str, folder: Path) -> None:
 
 def verdict(name: str, folder: Path) -> dict[str, Any]:
     """What `podium doctor` says about a run, against what it should say."""
-    from podium.doctor import examine
+    from podium.runs.doctor import examine
 
     report = examine(folder)
     conditions = report.conditions

@@ -273,7 +273,7 @@ def run(name: str, folder: Path, *, proof: bool) -> None:
 
 def seen(folder: Path) -> list[dict[str, Any]]:
     """All errors and warnings in the order in which a user sees them."""
-    from podium.doctor import examine
+    from podium.runs.doctor import examine
 
     said = [(each["severity"], each["code"], each["what"]) for each in json.loads((folder / "check.json").read_text())]
     if (folder / "proof.json").is_file():
@@ -289,7 +289,7 @@ def seen(folder: Path) -> list[dict[str, Any]]:
 def results(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
     """What was said of each run, and whether it is right."""
     from podium import Run
-    from podium.monitors import ends
+    from podium.runs.monitors import ends
 
     names = {code for planned in PLANTED.values() for code in planned.first}
     found = []

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from podium.isolation.sandbox import BackendName, choose, passed, probe, run_program
 from podium.rewards import CodeTests
-from podium.rewards.sandbox import BackendName, choose, passed, probe, run_program
 
 PROGRAM = "n = int(input())\nprint(sum(i * i for i in range(n)))"
 ROUNDS = 15

@@ -35,10 +35,10 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
 
     from benchmarks.worker import load, peak_resident_gib
     from podium.engines.live.engine import LiveEngine
-    from podium.forward import token_logps
     from podium.models.attention import tree_attention
     from podium.models.blocks import lean_precision
-    from podium.packing import pack
+    from podium.models.forward import token_logps
+    from podium.models.packing import pack
     from podium.records import Prompt, SamplingSettings, TrainingGroup
 
     torch.set_num_threads(threads)

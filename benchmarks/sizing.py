@@ -19,9 +19,9 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from benchmarks.tracked import LORA, Division, Trained, track
-from podium.assembly import default_tokens_per_pack
-from podium.devices import kind_of
-from podium.estimates.memory import Load, Sizes, model_sizes, sampling_bytes
+from podium.models.devices import kind_of
+from podium.recipe.estimates.memory import Load, Sizes, model_sizes, sampling_bytes
+from podium.trainer.assembly import default_tokens_per_pack
 
 SHAPES = {
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bench import hardware, save
-from podium.run import Run
+from podium.runs.run import Run
 
 STAGED, ALONE = "format_then_correctness", "quickstart"
 

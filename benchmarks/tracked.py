@@ -35,10 +35,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from podium import devices, forward, precision
-from podium.forward import token_logps
+from podium.models import devices, forward, precision
 from podium.models.attention import tree_attention
-from podium.packing import Pack, pack
+from podium.models.forward import token_logps
+from podium.models.packing import Pack, pack
 from podium.records import TrainingGroup
 
 Trained = Literal["full", "lora", "qlora"]

@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from podium.advantages import Advantages, AdvantageSettings, advantages
+from podium.algorithm.advantages import Advantages, AdvantageSettings, advantages
+from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.data.prompts import PromptBuilder
 from podium.data.tasks import load_task
 from podium.engines.live.engine import LiveEngine
-from podium.forward import token_logps
-from podium.losses import LossInputs, LossSettings, policy_loss
 from podium.models.attention import tree_attention
 from podium.models.builtin import resolve_model
+from podium.models.forward import token_logps
 from podium.models.loading import context_length, end_ids
-from podium.packing import Pack, pack
-from podium.precision import ProductPrecision, measure_products
+from podium.models.packing import Pack, pack
+from podium.models.precision import ProductPrecision, measure_products
 from podium.records import SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards import answer_correct, answer_format, resolve_rewards, score
 from podium.testing import tiny_model, tiny_tokenizer

@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from podium import devices, precision
+from podium.models import devices, precision
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
@@ -59,7 +59,7 @@ def _without_old_objects() -> None:
 
 @pytest.fixture(scope="session")
 def _trainer_loaded() -> None:
-    import podium.trainer  # noqa: F401  seconds, which most unit tests do not need
+    import podium.trainer.trainer  # noqa: F401  seconds, which most unit tests do not need
 
     forget_garbage()
 

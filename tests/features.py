@@ -49,12 +49,12 @@ def flags(group: TyperGroup, prefix: str) -> Iterator[str]:
 
 def features() -> Iterator[str]:
     """All of them."""
+    from podium.algorithm.losses import OBJECTIVES
+    from podium.algorithm.metrics import METRICS
     from podium.cli import app
-    from podium.config import ENGINES, REFUSED
-    from podium.losses import OBJECTIVES
-    from podium.metrics import METRICS
     from podium.recipe.schema import key_types
     from podium.rewards import LIBRARY
+    from podium.trainer.config import ENGINES, REFUSED
 
     yield from public_names()
     group = typer.main.get_command(app)

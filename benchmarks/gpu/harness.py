@@ -149,7 +149,7 @@ def take_gpu_branches() -> None:
     import torch
     from accelerate import Accelerator
 
-    from podium import devices
+    from podium.models import devices
 
     devices.KINDS["cpu"] = devices.KINDS["cuda"]
     original = Accelerator.__init__

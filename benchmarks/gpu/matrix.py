@@ -99,7 +99,7 @@ def trained_weights(model: Any) -> Any:
 def count_waits(given: Mapping[str, Any], device: str) -> dict[str, Any]:
     """How often the host waits for the device in a decoded token, and in forward and backward of a pack."""
     from benchmarks.gpu.samples import prompts, training_groups
-    from podium.packing import pack
+    from podium.models.packing import pack
     from podium.records import SamplingSettings
 
     with tempfile.TemporaryDirectory() as folder:

@@ -51,9 +51,9 @@ def prepare(group: str, options: Options) -> Measure:
     import torch
 
     from benchmarks.gpu.samples import training_groups
-    from podium.forward import token_logps
     from podium.models.attention import tree_attention
-    from podium.packing import pack
+    from podium.models.forward import token_logps
+    from podium.models.packing import pack
 
     shape, name = group.split()
     dtype = getattr(torch, name)
@@ -98,8 +98,8 @@ def float32_logps(model: Any, packed: Any) -> Any:
     """Log-probabilities [N] with every product in float32."""
     import torch
 
-    from podium.forward import in_float32, token_logps
     from podium.models.attention import tree_attention
+    from podium.models.forward import in_float32, token_logps
 
     with torch.no_grad(), in_float32(model), tree_attention(model):
         return token_logps(model, packed, temperature=1.0).logps_N
@@ -108,7 +108,7 @@ def float32_logps(model: Any, packed: Any) -> Any:
 @contextlib.contextmanager
 def head_block(device: str, size: int) -> Iterator[None]:
     """Within this context a block of logits has so many bytes."""
-    from podium import devices
+    from podium.models import devices
 
     before = devices.KINDS[device]
     devices.KINDS[device] = dataclasses.replace(before, logits_bytes=size)

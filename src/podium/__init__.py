@@ -18,30 +18,38 @@ warnings.filterwarnings("ignore", r"`(is_)?gradient_checkpointing", FutureWarnin
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from podium import advantages, data, losses, packing, rewards
-    from podium.checks import check
-    from podium.config import GRPOConfig
+    from podium import data, rewards
+    from podium.algorithm import advantages, losses
+    from podium.models import packing
+    from podium.recipe.checks import check
+    from podium.recipe.stages.api import Stages
     from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
-    from podium.run import Run
-    from podium.stages.api import Stages
-    from podium.trainer import GRPOTrainer
+    from podium.runs.run import Run
+    from podium.trainer.config import GRPOConfig
+    from podium.trainer.trainer import GRPOTrainer
 
 _HOME = {
-    "check": "podium.checks",
-    "GRPOConfig": "podium.config",
-    "GRPOTrainer": "podium.trainer",
+    "check": "podium.recipe.checks",
+    "GRPOConfig": "podium.trainer.config",
+    "GRPOTrainer": "podium.trainer.trainer",
     "Completion": "podium.records",
     "Finding": "podium.records",
     "Group": "podium.records",
     "Prompt": "podium.records",
-    "Run": "podium.run",
+    "Run": "podium.runs.run",
     "ScoredGroup": "podium.records",
-    "Stages": "podium.stages.api",
+    "Stages": "podium.recipe.stages.api",
     "StepMetrics": "podium.records",
 }
 """Where each public name lives."""
 
-_MODULES = frozenset({"advantages", "data", "losses", "packing", "rewards"})
+_MODULES = {
+    "advantages": "podium.algorithm.advantages",
+    "data": "podium.data",
+    "losses": "podium.algorithm.losses",
+    "packing": "podium.models.packing",
+    "rewards": "podium.rewards",
+}
 """Public modules, `podium.losses` and so on."""
 
 __all__ = [
@@ -68,7 +76,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a public name on first use (PEP 562)."""
     if name in _MODULES:
-        return import_module(f"podium.{name}")
+        return import_module(_MODULES[name])
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value

@@ -22,11 +22,11 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from podium.checks import check_recipe
 from podium.cli.words import recipe_and_flags
 from podium.data.loading import DataSpec, load, load_data
 from podium.data.selection import is_held_out
 from podium.errors import DataError
+from podium.recipe.checks import check_recipe
 from podium.testing import save_tiny_model, tiny_tokenizer
 
 QUESTIONS = [(f"What is {n} + 1?", str(n + 1)) for n in range(40)]
@@ -522,7 +522,7 @@ def test_another_http_library_is_caught(monkeypatch: pytest.MonkeyPatch, now: Ca
 
     from podium.errors import HubError, ModelError
     from podium.models.check import check_model_name
-    from podium.shipping.hub import find_place
+    from podium.runs.shipping.hub import find_place
 
     class HTTPError(Exception):
         """Of httpx2."""

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podium.doctor import FEW_STEPS, Report
 from podium.evaluation.comparison import verdict
 from podium.evaluation.measured import alike
 from podium.evaluation.statistics import paired_difference
-from podium.monitors import ends, settings_of
-from podium.monitors.hacking import in_common
-from podium.monitors.labels import match
 from podium.records import StepMetrics
+from podium.runs.doctor import FEW_STEPS, Report
+from podium.runs.monitors import ends, settings_of
+from podium.runs.monitors.hacking import in_common
+from podium.runs.monitors.labels import match
 from tests.unit.test_monitors import (
     WORDS,
     Table,
@@ -37,7 +37,7 @@ Now = Callable[[str], None]
 
 def found(rounds: Callable[[int], Table] = lambda s: table(s), numbers: Any = None, **settings: Any) -> dict[str, Any]:
     """Findings by code."""
-    from podium.monitors import RunSettings, diagnose
+    from podium.runs.monitors import RunSettings, diagnose
     from tests.unit.test_monitors import healthy
 
     steps = settings.pop("steps", 12)
@@ -339,7 +339,7 @@ def test_the_doctor_says_no_more_than_it_saw(made: Report, words: str, now: Now)
 
 @pytest.mark.defect("H11", "three ends of one curve")
 def test_one_curve_has_two_ends(now: Now) -> None:
-    from podium.report.summary import ends as of_report
+    from podium.runs.report.summary import ends as of_report
 
     assert of_report is ends
     curve = [0.1 * (i % 7) + 0.01 * i for i in range(60)]
@@ -490,7 +490,7 @@ def test_notes_are_shown_above_the_bar(
 ) -> None:
     from tqdm import tqdm
 
-    from podium.health import AboveTheBar, show_notes
+    from podium.trainer.health import AboveTheBar, show_notes
 
     podium, root = logging.getLogger("podium"), logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
@@ -503,8 +503,8 @@ def test_notes_are_shown_above_the_bar(
         assert [type(handler) for handler in podium.handlers] == [AboveTheBar]
         with tqdm(total=2) as bar:
             bar.update()
-            logging.getLogger("podium.proof.first_batch").info("proof on the first batch, 1.0 s")
-            logging.getLogger("podium.health").warning("M122 86 %% of completions repeat")
+            logging.getLogger("podium.trainer.proof.first_batch").info("proof on the first batch, 1.0 s")
+            logging.getLogger("podium.trainer.health").warning("M122 86 %% of completions repeat")
     finally:
         podium.setLevel(level)
     lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
@@ -515,7 +515,7 @@ def test_notes_are_shown_above_the_bar(
 
 @pytest.mark.defect("N", "a program with logging of its own")
 def test_logging_that_was_set_up_is_left_alone(monkeypatch: pytest.MonkeyPatch, now: Now) -> None:
-    from podium.health import show_notes
+    from podium.trainer.health import show_notes
 
     podium = logging.getLogger("podium")
     monkeypatch.setattr(podium, "handlers", [])

@@ -19,7 +19,7 @@ from podium.cli.compare import _whose_rewards
 from podium.cli.progress import fitting
 from podium.cli.targets import Target
 from podium.cli.terminal import say
-from podium.models.finding import ModelSource
+from podium.runs.find_model import ModelSource
 from podium.testing import save_tiny_model
 
 Say = Callable[[str], None]
@@ -71,7 +71,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [pytest.param(*item, marks=pytest.mark.defect("N", f"podium {item[0]}"), id=item[0]) for item in MISTAKES.items()],
 )
 def test_a_mistake_is_one_message(place: Path, monkeypatch: pytest.MonkeyPatch, now: Say, line: str, says: str) -> None:
-    monkeypatch.setattr("podium.shipping.export.load", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("podium.runs.shipping.export.load", lambda *_, **__: pytest.fail("weights were loaded"))
     before = sorted(place.rglob("*"))
     result = CliRunner().invoke(app, shlex.split(line))
     assert isinstance(result.exception, SystemExit), result.exception
@@ -192,7 +192,7 @@ def test_the_older_name_of_checkpointing_is_not_warned_of(now: Say, name: str) -
 def test_checkpointing_has_both_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """transformers 5.23 reads `activation_checkpointing`; without it a run would not recompute what it was to."""
     from podium import GRPOConfig
-    from podium.assembly import _decide_checkpointing
+    from podium.trainer.assembly import _decide_checkpointing
 
     args = GRPOConfig(str(tmp_path), max_completion_length=5000)
     assert args.gradient_checkpointing is None

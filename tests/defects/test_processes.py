@@ -13,8 +13,8 @@ import torch
 
 from podium import GRPOConfig
 from podium.errors import ConfigError
-from podium.processes import prepare_to_load
-from podium.proof.checks import trainable
+from podium.trainer.processes import prepare_to_load
+from podium.trainer.proof.checks import trainable
 
 Now = Callable[[str], None]
 

@@ -25,8 +25,8 @@ import yaml
 from peft import LoraConfig
 
 from podium import GRPOConfig, GRPOTrainer
-from podium.checks import check_recipe
 from podium.errors import CheckpointError, ConfigError, PodiumError
+from podium.recipe.checks import check_recipe
 from podium.records import Finding
 from podium.testing import save_tiny_model
 
@@ -798,7 +798,7 @@ class Full:
     ],
 )
 def test_a_full_disk(run: Callable, where: str, file: str, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
-    from podium import checkpoint
+    from podium.runs import checkpoint
 
     run(max_steps=1).train()
     with monkeypatch.context() as full:
@@ -951,9 +951,9 @@ def test_permissions_of_weights(run: Callable, now: Callable) -> None:
 def test_sigterm(run: Callable, capsys: pytest.CaptureFixture[str], now: Callable) -> None:
     from transformers import TrainerCallback
 
-    from podium import checkpoint
     from podium.cli.train import TERMINATED, resumable
-    from podium.saving import StopsOnTerm
+    from podium.runs import checkpoint
+    from podium.trainer.saving import StopsOnTerm
 
     class Terminates(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -990,7 +990,7 @@ def test_a_refused_resume_moves_nothing(run: Callable, now: Callable) -> None:
 
 @pytest.mark.defect("E13", "a checkpoint of another number of processes")
 def test_a_checkpoint_of_other_processes(run: Callable, now: Callable) -> None:
-    from podium.processes import WEIGHTS
+    from podium.trainer.processes import WEIGHTS
 
     run(max_steps=2).train()
     for rank in range(2):
@@ -1084,8 +1084,8 @@ SECRETS = {
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.defect("B7", name)) for name in SECRETS])
 def test_secrets_are_hidden(name: str, now: Callable) -> None:
-    from podium.redaction import without_secrets
-    from podium.report.tables import flat
+    from podium.runs.redaction import without_secrets
+    from podium.runs.report.tables import flat
 
     given = {"rewards": [{"name": "judge", "args": {name: SECRETS[name], "pad_token": "</s>", "num_tokens": 5}}]}
     hidden = without_secrets(given)

@@ -23,7 +23,7 @@ from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine
 from podium.errors import ConfigError, RewardError
 from podium.records import ScoredGroup
-from podium.rounds import Plan, PromptOrder, RoundKey
+from podium.trainer.rounds import Plan, PromptOrder, RoundKey
 
 ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]
@@ -379,7 +379,7 @@ def test_a_run_that_stops_early_does_not_finish_the_round_ahead(make_trainer: Ca
 def test_a_reward_that_never_returns_does_not_keep_the_run(
     make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podium.ahead.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("podium.trainer.prefetch.PATIENCE_SECONDS", 0.2)
     never = threading.Event()
 
     def stuck(completions: list[str], calls: list[int] = [], **_: Any) -> list[float]:  # noqa: B006

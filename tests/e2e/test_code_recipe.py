@@ -8,9 +8,9 @@ from statistics import mean
 
 import pytest
 
+from podium.isolation.sandbox import choose
 from podium.models.builtin import resolve_model
-from podium.rewards.sandbox import choose
-from podium.run import Run
+from podium.runs.run import Run
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 import podium
-from podium.doctor import examine
 from podium.errors import ConfigError
+from podium.runs.doctor import examine
 
 
 def one(completions: list[str], **_: Any) -> list[float]:
@@ -111,7 +111,7 @@ def trained(trainer: Any) -> Path:
 
 def test_findings_are_said_recorded_and_tracked(make_trainer: Callable, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(one, max_steps=5, max_completion_length=64)
-    with caplog.at_level(logging.INFO, logger="podium.health"):
+    with caplog.at_level(logging.INFO, logger="podium.trainer.health"):
         trainer.train()
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("M102")]
     assert len(said) == 1

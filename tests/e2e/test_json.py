@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from podium import rules
 from podium.cli import app
 from podium.cli.structured import print_json
 from podium.records import Finding
 from podium.rewards import LIBRARY
+from podium.runs import findings
 from podium.testing import save_tiny_model
 
 LOG = "step,reward,kl\n" + "".join(f"{i},0.5,{x}\n" for i, x in enumerate([0.01, 0.02, 0.01, 1.4, 2.6], start=1))
@@ -77,7 +77,7 @@ def test_a_sample_has_every_number_and_null_where_a_reward_said_none(tiny_run: P
 
 def test_lists() -> None:
     assert {each["name"] for each in spoken("recipes --json")[1]["recipes"]} >= {"quickstart", "code"}
-    assert [page["code"] for page in spoken("explain --json")[1]["pages"]] == list(rules.codes())
+    assert [page["code"] for page in spoken("explain --json")[1]["pages"]] == list(findings.codes())
     assert [each["name"] for each in spoken("rewards list --json")[1]["rewards"]] == list(LIBRARY)
 
 

@@ -18,11 +18,11 @@ from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, pipeline
 from typer.testing import CliRunner
 
-from podium.checkpoint import damage
 from podium.cli import app
 from podium.errors import ProofError
-from podium.models.finding import find_model
-from podium.shipping.export import merged_folder
+from podium.runs.checkpoint import damage
+from podium.runs.find_model import find_model
+from podium.runs.shipping.export import merged_folder
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 RECIPE = """\
@@ -363,7 +363,7 @@ def test_a_run_in_four_bits_says_what_was_compared(place: Path, now: Callable[[s
 def test_mistakes_are_said_before_weights_are_loaded(
     place: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
 ) -> None:
-    monkeypatch.setattr("podium.shipping.export.load", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("podium.runs.shipping.export.load", lambda *_, **__: pytest.fail("weights were loaded"))
     code, _, err = podium(line)
     assert code == 2
     assert message in err

@@ -12,14 +12,14 @@ import torch
 from peft import LoraConfig
 from torch import nn
 
-from podium.config import GRPOConfig
 from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine
 from podium.errors import ConfigError, ModelError
-from podium.estimates.memory import model_sizes
-from podium.packing import pack
+from podium.models.packing import pack
+from podium.recipe.estimates.memory import model_sizes
 from podium.records import TrainingGroup
 from podium.testing import save_tiny_model
+from podium.trainer.config import GRPOConfig
 
 ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")
 HAS_IT = importlib.util.find_spec("bitsandbytes") is not None

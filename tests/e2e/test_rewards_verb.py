@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from podium.cli import app
 from podium.rewards import LIBRARY, audit
-from podium.rules import codes, page
+from podium.runs.findings import codes, page
 
 LENIENT = """
 def correct(completions, answer):

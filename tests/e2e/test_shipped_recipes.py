@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from podium import Run
+from podium.cli.start.choices import TASKS
 from podium.models.builtin import BUILTIN, resolve_model
 from podium.recipe import shipped_recipes
-from podium.start.choices import TASKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from podium import Run, Stages
 from podium.cli import main
-from podium.doctor import examine
 from podium.errors import ConfigError
+from podium.runs.doctor import examine
 from podium.testing import save_tiny_model
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(2, 6) for b in range(4)]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from podium.engines.live.engine import LiveEngine
-from podium.forward import token_logps
 from podium.models.attention import tree_attention
-from podium.packing import pack
+from podium.models.forward import token_logps
+from podium.models.packing import pack
 from podium.records import Prompt, SamplingSettings, TrainingGroup
 from podium.testing import tiny_model, tiny_tokenizer
 

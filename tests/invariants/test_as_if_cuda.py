@@ -18,17 +18,18 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from podium import config, forward
 from podium.cli.train import run as train
 from podium.engines.live import engine as live
 from podium.engines.live.cache import Decode
 from podium.engines.live.engine import LiveEngine
 from podium.errors import ProofError
-from podium.forward import head_logps
+from podium.models import forward
 from podium.models.builtin import resolve_model
-from podium.packing import Places
+from podium.models.forward import head_logps
+from podium.models.packing import Places
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model, tiny_tokenizer
+from podium.trainer import config
 
 pytestmark = pytest.mark.usefixtures("as_if_cuda")
 
@@ -196,7 +197,7 @@ def test_attention_that_asks_for_its_type_where_autocast_is_off_is_found(
 
 
 def test_accelerates_wrapper_around_forward_is_found(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podium.trainer.without_autocast_wrapper", lambda accelerator: None)
+    monkeypatch.setattr("podium.trainer.trainer.without_autocast_wrapper", lambda accelerator: None)
     with pytest.raises(ProofError):
         make_trainer(prove_first_batch=True).train()
 

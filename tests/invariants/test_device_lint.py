@@ -28,19 +28,20 @@ from torch.utils._python_dispatch import _disable_current_modes as disabled
 from torch.utils._pytree import tree_leaves
 
 import podium
-from podium import devices, forward, losses, precision
+from podium.algorithm import losses
+from podium.algorithm.losses import CORRECTIONS, OBJECTIVES, LossInputs, LossSettings, policy_loss
 from podium.engines.live.engine import Round, WideHead
 from podium.engines.live.schedule import Row, Schedule
 from podium.engines.sampling import Drawn
-from podium.forward import ChunkedLogps, replaced_head, token_logps, unwrap
-from podium.health import Health
-from podium.losses import CORRECTIONS, OBJECTIVES, LossInputs, LossSettings, policy_loss
+from podium.models import devices, forward, precision
 from podium.models.attention import tree_attention
-from podium.packing import pack
+from podium.models.forward import ChunkedLogps, replaced_head, token_logps, unwrap
+from podium.models.packing import pack
 from podium.records import Prompt, SamplingSettings, TrainingGroup
-from podium.rounds import MicroBatch
 from podium.testing import tiny_model
-from podium.trainer import GRPOTrainer
+from podium.trainer.health import Health
+from podium.trainer.rounds import MicroBatch
+from podium.trainer.trainer import GRPOTrainer
 
 aten = torch.ops.aten
 SOURCES = str(Path(podium.__file__).parent)

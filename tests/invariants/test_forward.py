@@ -16,12 +16,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from podium import forward
-from podium.devices import KINDS
-from podium.forward import choose_path, token_logps
-from podium.models import attention
+from podium.models import attention, forward
 from podium.models.attention import attention_implementation, tree_attention
-from podium.packing import Places, pack
+from podium.models.devices import KINDS
+from podium.models.forward import choose_path, token_logps
+from podium.models.packing import Places, pack
 from podium.records import TrainingGroup
 from podium.testing import tiny_model
 

@@ -18,14 +18,14 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from podium import devices
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
-from podium.forward import token_logps
+from podium.models import devices
 from podium.models.attention import attention_implementation, tree_attention
 from podium.models.blocks import lean_precision
 from podium.models.builtin import resolve_model
-from podium.packing import pack
+from podium.models.forward import token_logps
+from podium.models.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 

@@ -19,15 +19,15 @@ import torch
 from peft import LoraConfig
 from torch import nn
 
-import podium.forward
-import podium.packing
-import podium.rollouts
+import podium.models.forward
+import podium.models.packing
+import podium.trainer.rollouts
 from podium import Run
 from podium.errors import ProofError
-from podium.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
-from podium.proof.evidence import telling_prompts
 from podium.records import Completion, Group, Prompt, ScoredGroup
 from podium.testing import tiny_tokenizer
+from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
+from podium.trainer.proof.evidence import telling_prompts
 
 pytestmark = pytest.mark.usefixtures("both_devices")
 
@@ -181,8 +181,8 @@ def test_adapter_not_applied_in_sampling(make: Callable, monkeypatch: pytest.Mon
 
 
 def test_temperature_ignored_in_training(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = podium.forward.LogitAdjustment.of
-    monkeypatch.setattr(podium.forward.LogitAdjustment, "of", lambda config, _temperature: of(config, 1.0))
+    of = podium.models.forward.LogitAdjustment.of
+    monkeypatch.setattr(podium.models.forward.LogitAdjustment, "of", lambda config, _temperature: of(config, 1.0))
     message = failed(make(temperature=1.5), "P004", "P005", "P007")
     assert "these are log-probabilities at temperature 1, not 1.5" in message
 
@@ -201,19 +201,19 @@ def test_temperature_ignored_in_sampling(make: Callable, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_positions_shifted(make: Callable, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Rotary models do not even change when all positions move together; absolute ones do."""
-    inputs = podium.forward.FORWARDS["shared"]
+    inputs = podium.models.forward.FORWARDS["shared"]
 
     def shifted(packed: Any) -> Any:
         kwargs, *how = inputs(packed)
         return {**kwargs, "position_ids": kwargs["position_ids"] + 1}, *how
 
     trainer = make(model=kind)
-    monkeypatch.setitem(podium.forward.FORWARDS, "shared", shifted)
+    monkeypatch.setitem(podium.models.forward.FORWARDS, "shared", shifted)
     assert "token 0 of completion 0 stands at position 1" in failed(trainer, "P005")
 
 
 def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = podium.forward.FORWARDS["shared"]
+    inputs = podium.models.forward.FORWARDS["shared"]
 
     def shifted(packed: Any) -> Any:
         kwargs, *how = inputs(packed)
@@ -223,7 +223,7 @@ def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.Mo
         return {**kwargs, "position_ids": positions}, *how
 
     trainer = make()
-    monkeypatch.setitem(podium.forward.FORWARDS, "shared", shifted)
+    monkeypatch.setitem(podium.models.forward.FORWARDS, "shared", shifted)
     assert re.search(r"token (\d+) of completion 0 stands at position (?!\1 )", failed(trainer, "P005", "P004"))
 
 
@@ -297,7 +297,7 @@ def test_gradient_scaled_twice_by_accumulation(make: Callable) -> None:
 
 def test_loss_counted_by_micro_step(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right in one micro-step, wrong in two: the classic mean of means."""
-    import podium.proof.evidence as evidence
+    import podium.trainer.proof.evidence as evidence
 
     counted = evidence.micro_batches
 
@@ -361,7 +361,7 @@ def test_completions_that_are_alike_are_all_counted(make: Callable) -> None:
 
 def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
-    group_of = podium.rollouts.training_group
+    group_of = podium.trainer.rollouts.training_group
 
     def from_text(scored: Any, advantage_G: Any) -> Any:
         group = group_of(scored, advantage_G)
@@ -369,7 +369,7 @@ def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.Mo
         logps = [np.resize(x, len(i)) for x, i in zip(group.sampled_logps, ids, strict=True)]
         return dataclasses.replace(group, completion_ids=tuple(ids), sampled_logps=tuple(logps))
 
-    monkeypatch.setattr(podium.rollouts, "training_group", from_text)
+    monkeypatch.setattr(podium.trainer.rollouts, "training_group", from_text)
     message = failed(trainer, "P009")
     assert "of a trained completion is" in message
     assert "was sampled" in message

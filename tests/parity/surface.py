@@ -20,8 +20,8 @@ import trl
 from trl.trainer import grpo_config, grpo_trainer
 
 import podium
-from podium.attributes import ATTRIBUTES, NOT_HERE
-from podium.config import REFUSED, WITHOUT_EFFECT, GRPOConfig
+from podium.trainer.attributes import ATTRIBUTES, NOT_HERE
+from podium.trainer.config import REFUSED, WITHOUT_EFFECT, GRPOConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
 MARKS = ("<!-- surface -->\n", "\n<!-- /surface -->")

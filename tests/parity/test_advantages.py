@@ -16,8 +16,8 @@ import torch
 import trl
 from datasets import Dataset
 
-from podium.advantages import AGGREGATIONS, AdvantageSettings, advantages
-from podium.metrics import rollout_metrics, rollout_table
+from podium.algorithm.advantages import AGGREGATIONS, AdvantageSettings, advantages
+from podium.algorithm.metrics import rollout_metrics, rollout_table
 from podium.records import Completion, Group, Prompt, ScoredGroup
 from podium.testing import tiny_model, tiny_tokenizer
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from trl.trainer import grpo_trainer as trl_module
 
 from podium import GRPOConfig, GRPOTrainer
+from podium.algorithm.losses import OBJECTIVES
 from podium.engines.base import make_groups
-from podium.losses import OBJECTIVES
 from podium.records import Group, Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_tokenizer
 

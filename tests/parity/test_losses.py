@@ -20,8 +20,7 @@ import trl
 from accelerate import Accelerator
 from torch import Tensor
 
-from podium.config import GRPOConfig
-from podium.losses import (
+from podium.algorithm.losses import (
     LossInputs,
     LossSettings,
     keep_high_entropy,
@@ -30,8 +29,9 @@ from podium.losses import (
     reduce_sums,
     skips_zero_advantage,
 )
-from podium.metrics import loss_metrics, mean_kept_entropy
-from podium.settings import entropy_control, loss_settings
+from podium.algorithm.metrics import loss_metrics, mean_kept_entropy
+from podium.trainer.config import GRPOConfig
+from podium.trainer.settings import entropy_control, loss_settings
 
 LENGTHS = (4, 7, 1, 5, 3, 6)
 WIDTH = 8

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from podium.report import live, write_report
-from podium.report.live import PageServer
+from podium.runs.report import live, write_report
+from podium.runs.report.live import PageServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -15,14 +15,14 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-import podium.report
+import podium.runs.report
 from podium.cli import app
 from podium.cli.report import report_of_finished_run
 from podium.errors import DataError
-from podium.report import write_report
-from podium.report.columns import MAX_CHARACTERS, columns, fewer, packed
-from podium.report.page import in_element, run_data
-from podium.run import Run
+from podium.runs.report import write_report
+from podium.runs.report.columns import MAX_CHARACTERS, columns, fewer, packed
+from podium.runs.report.page import in_element, run_data
+from podium.runs.run import Run
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def changed(folder, *, steps):
 
 @pytest.mark.defect("H1", "the picture's height is its own")
 def test_the_style_does_not_cut_a_picture():
-    style = (Path(podium.report.__file__).parent / "assets/page.css").read_text()
+    style = (Path(podium.runs.report.__file__).parent / "assets/page.css").read_text()
     [rule] = re.findall(r"^\.ab \{(.*)\}", style, re.MULTILINE)
     assert "height" not in rule
 

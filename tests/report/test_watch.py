@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.errors import ConfigError
-from podium.report import live
-from podium.report.live import PageServer
+from podium.runs.report import live
+from podium.runs.report.live import PageServer
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from attacks import ATTACKS, ENDLESS, SYSCALLS, program
 
-from podium.rewards.sandbox import Limits, choose, probe, run_program
-from podium.rewards.sandbox.inside import load_filter
+from podium.isolation.sandbox import Limits, choose, probe, run_program
+from podium.isolation.sandbox.inside import load_filter
 
 SECRET = "kept-outside-5ca1ab1e"
 SECRET_NAME = "PODIUM_TEST_TOKEN"

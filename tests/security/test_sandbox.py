@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from podium.isolation.sandbox import probe, run_program, seccomp
 from podium.rewards.code import CodeTests
-from podium.rewards.sandbox import probe, run_program, seccomp
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"

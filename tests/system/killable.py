@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback
 
 from podium import GRPOConfig, GRPOTrainer, Run, Stages
-from podium.checkpoint import PREFIX, STAGING
+from podium.runs.checkpoint import PREFIX, STAGING
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 LINES = os.dup(1)

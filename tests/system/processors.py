@@ -10,7 +10,8 @@ import sys
 import torch
 from datasets import Dataset
 
-from podium import GRPOConfig, GRPOTrainer, precision
+from podium import GRPOConfig, GRPOTrainer
+from podium.models import precision
 from podium.testing import tiny_model, tiny_tokenizer
 
 

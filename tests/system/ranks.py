@@ -27,7 +27,8 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from podium import GRPOConfig, GRPOTrainer, devices
+from podium import GRPOConfig, GRPOTrainer
+from podium.models import devices
 from podium.testing import tiny_model, tiny_tokenizer
 
 # Rounds of four prompts are dealt to two processes as 0 and 3, 1 and 2.

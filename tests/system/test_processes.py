@@ -20,9 +20,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from podium import checkpoint
 from podium.cli.launch import CONFIGS
 from podium.errors import CheckpointError
+from podium.runs import checkpoint
 from podium.testing import tiny_model
 
 SCRIPT = Path(__file__).with_name("ranks.py")

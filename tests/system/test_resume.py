@@ -22,8 +22,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from podium import checkpoint
 from podium.errors import CheckpointError
+from podium.runs import checkpoint
 
 RUNS = ("base", "reuse", "lora", "adapter", "sync", "entropy", "stream", "generate", "ahead")
 

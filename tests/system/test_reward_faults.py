@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from podium.errors import ConfigError, PodiumError, RewardError
+from podium.isolation.workers import pool
 from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, from_file, resolve_rewards, resolve_weights, score
 from podium.rewards.from_file import file_reward
 from podium.rewards.score import CallSettings
-from podium.workers import pool
 
 FILE = Path(__file__).with_name("faulty_rewards.py")
 LIMIT = 0.6
@@ -411,7 +411,7 @@ import sys, time
 from podium.rewards.from_file import file_reward
 number = file_reward(sys.argv[1] + ":process_number")
 busy = file_reward(sys.argv[1] + ":busy")
-from podium.workers.pool import _workers
+from podium.isolation.workers.pool import _workers
 print([worker.process.pid for workers in _workers.values() for worker in workers][0], flush=True)
 {then}
 """

@@ -21,7 +21,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from podium import Run, checkpoint
+from podium import Run
+from podium.runs import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 

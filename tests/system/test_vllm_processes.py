@@ -19,7 +19,7 @@ import podium
 from podium.testing import save_tiny_model
 
 HERE = Path(__file__).parent
-CONFIG = Path(podium.__file__).parent / "recipes" / "accelerate" / "fsdp2.yaml"
+CONFIG = Path(podium.__file__).parent / "recipe" / "recipes" / "accelerate" / "fsdp2.yaml"
 FLAGS = {"one": [], "ddp": ["--multi_gpu"], "fsdp2": ["--config_file", str(CONFIG)]}
 
 _spec = importlib.util.spec_from_file_location("stand_in", HERE.parent / "vllm" / "stand_in.py")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from podium.advantages import AGGREGATIONS, Advantages, AdvantageSettings, advantages, combine
+from podium.algorithm.advantages import AGGREGATIONS, Advantages, AdvantageSettings, advantages, combine
 
 NAN = math.nan
 SCALES = ("group", "batch", "none")

@@ -12,11 +12,11 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from podium.engines.live.engine import LiveEngine
-from podium.forward import token_logps
 from podium.models.attention import tree_attention
 from podium.models.blocks import Block, Blocks, lean_precision
-from podium.packing import pack
-from podium.precision import ProductPrecision
+from podium.models.forward import token_logps
+from podium.models.packing import pack
+from podium.models.precision import ProductPrecision
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
 from podium.testing import tiny_model, tiny_tokenizer
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from podium import GRPOConfig
-from podium.advantages import AdvantageSettings
-from podium.checks.rollouts import Sampled, diagnose
+from podium.algorithm.advantages import AdvantageSettings
 from podium.cli.sample_page import page
+from podium.recipe.checks.rollouts import Sampled, diagnose
 from podium.records import Completion, Group, Prompt, ScoredGroup
 
 ARGS = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "report_to": "none"}

@@ -17,10 +17,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import podium
-from podium import rules
-from podium.checks import check_recipe, table
 from podium.data.selection import fingerprint
-from podium.estimates import memory
+from podium.recipe.checks import check_recipe, table
+from podium.recipe.estimates import memory
+from podium.runs import findings
 from podium.testing import CHATML, save_tiny_model
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
@@ -470,7 +470,7 @@ def test_memory(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) ->
         peaks.append((made := real(*given, **named)).peak_bytes)
         return made
 
-    monkeypatch.setattr("podium.checks.model.estimate_memory", remembered)
+    monkeypatch.setattr("podium.recipe.checks.model.estimate_memory", remembered)
     assert of_memory(folder).code == "C029"
     for free, keys, code, says, cure in (
         (peaks[0] + weights // 2, {"beta": 0.1}, "C015", f"run.yaml:{LAST}: beta is 0.1", "beta: 0"),
@@ -514,7 +514,7 @@ def test_a_model_that_was_made(saved: Path) -> None:
 def test_every_code_has_a_page_and_the_reverse() -> None:
     """W pages are of `podium reward test`, which finds more of them."""
     ours = {code for code in table.codes() if code[0] in "DCM"}
-    pages = {code for code in rules.codes() if code[0] in "DC" or (code[0] == "M" and code < "M100")}
+    pages = {code for code in findings.codes() if code[0] in "DC" or (code[0] == "M" and code < "M100")}
     assert ours == pages - {"M024"}, "which a device says while training: tests/unit/test_out_of_memory.py"
 
 
@@ -524,9 +524,9 @@ def test_every_case_and_rule_is_covered() -> None:
     assert unseen == {"C015", "C028"}  # see `test_memory`
 
 
-@pytest.mark.parametrize("code", rules.codes())
+@pytest.mark.parametrize("code", findings.codes())
 def test_a_page_has_its_sections(code: str) -> None:
-    page = rules.page(code)
+    page = findings.page(code)
     assert page.startswith(f"# {code}: ")
     assert [line for line in page.splitlines() if line.startswith("## ")] == [
         "## What it means",

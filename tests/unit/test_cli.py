@@ -19,11 +19,11 @@ from podium.cli import app
 from podium.cli.terminal import clean
 from podium.cli.train import resumable
 from podium.errors import ConfigError
-from podium.models.finding import find_model
 from podium.recipe.flags import parse_flags
-from podium.saving import StopsOnTerm
-from podium.shipping.opening import opening
+from podium.runs.find_model import find_model
+from podium.runs.shipping.prompt_prefix import opening
 from podium.testing import save_tiny_model
+from podium.trainer.saving import StopsOnTerm
 
 
 @pytest.fixture

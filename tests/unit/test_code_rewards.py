@@ -9,14 +9,14 @@ import time
 
 import pytest
 
+from podium.data.extract import fenced
 from podium.errors import ConfigError, RewardError
-from podium.extract import fenced
+from podium.isolation import sandbox as sandbox_module
+from podium.isolation.sandbox import FAULT, Limits, Result, SandboxFault, cure, inside, passed, probe, run_program
 from podium.rewards import CodeStages, CodeTests, library_reward
 from podium.rewards import code as code_module
-from podium.rewards import sandbox as sandbox_module
 from podium.rewards.code import read_tests
 from podium.rewards.resolve import resolve_rewards
-from podium.rewards.sandbox import FAULT, Limits, Result, SandboxFault, cure, inside, passed, probe, run_program
 
 BACKENDS = ["bubblewrap", "landlock", "none"]
 
@@ -105,7 +105,7 @@ def test_what_is_expected_never_goes_in(monkeypatch):
         sent.append(json.dumps(tests))
         return original(self, source, tests)
 
-    monkeypatch.setattr("podium.rewards.sandbox.Sandbox.run", spy)
+    monkeypatch.setattr("podium.isolation.sandbox.Sandbox.run", spy)
     tests = [{"call": "f", "args": [1], "expected": "secret"}, {"stdin": "1", "stdout": "secret"}]
     CodeTests(extract="raw", sandbox="none")(completions=["def f(x): return x"], tests=[tests])
     assert len(sent) == 1
@@ -160,7 +160,7 @@ def test_sandbox_faults_are_no_opinion_and_not_zero(monkeypatch, caplog):
     def broken(*_):
         raise SandboxFault("it broke")
 
-    monkeypatch.setattr("podium.rewards.sandbox.Sandbox.start", broken)
+    monkeypatch.setattr("podium.isolation.sandbox.Sandbox.start", broken)
     tests = [[{"stdin": "", "stdout": "1"}]] * 2
     for reward in (CodeTests(sandbox="none"), CodeStages(sandbox="none")):
         assert reward(completions=["```python\nprint(1)\n```", "no code"], tests=tests) == [None, 0.0]
@@ -258,7 +258,7 @@ def test_rewards_keep_their_names_and_travel_to_worker_processes():
 
 
 def test_no_sandbox_is_said_at_the_start(caplog):
-    from podium.rewards.sandbox.choice import _warn_unconfined
+    from podium.isolation.sandbox.choice import _warn_unconfined
 
     _warn_unconfined.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -271,7 +271,7 @@ def test_a_machine_without_sandbox_refuses_and_names_the_cure(monkeypatch):
         "bubblewrap": "bwrap: No permissions to create new namespace, likely because ...",
         "landlock": "OSError: [Errno 95] landlock: EOPNOTSUPP Operation not supported",
     }
-    monkeypatch.setattr("podium.rewards.sandbox.choice.probe", said.get)
+    monkeypatch.setattr("podium.isolation.sandbox.choice.probe", said.get)
     with pytest.raises(RewardError) as refused:
         CodeTests()
     for part in ("namespaces are denied", "lsm=", "sandbox: none"):

@@ -22,17 +22,17 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import podium
-from podium.assembly import NOT_SUPPORTED
-from podium.attributes import NOT_HERE
+from podium.algorithm.losses import OBJECTIVES
+from podium.algorithm.metrics import METRICS
 from podium.cli import app
-from podium.config import REFUSED, GRPOConfig
 from podium.errors import ConfigError
-from podium.losses import OBJECTIVES
-from podium.metrics import METRICS
 from podium.recipe import load
 from podium.recipe.schema import key_types
 from podium.rewards import LIBRARY, _settings
-from podium.rules import codes
+from podium.runs.findings import codes
+from podium.trainer.assembly import NOT_SUPPORTED
+from podium.trainer.attributes import NOT_HERE
+from podium.trainer.config import REFUSED, GRPOConfig
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(podium.__file__).parent

@@ -11,9 +11,9 @@ import pytest
 from peft import LoraConfig, get_peft_model
 
 from podium import GRPOConfig
-from podium.estimates import duration, memory
-from podium.estimates.duration import Measurement, estimate_time
-from podium.estimates.memory import estimate_memory
+from podium.recipe.estimates import duration, memory
+from podium.recipe.estimates.duration import Measurement, estimate_time
+from podium.recipe.estimates.memory import estimate_memory
 from podium.testing import KINDS, tiny_model
 
 GB = 10**9

@@ -9,10 +9,10 @@ pytest.importorskip("reasoning_gym")
 
 from podium.data.gym import gym_rows
 from podium.errors import ConfigError, DataError, RewardError
+from podium.isolation.sandbox import probe
 from podium.rewards import library_reward
 from podium.rewards.gym import ReasoningGym
 from podium.rewards.gym_inside import checked_formula
-from podium.rewards.sandbox import probe
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])

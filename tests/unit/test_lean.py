@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from podium.models.lean import LeanLayers, lean_forward
-from podium.precision import ProductPrecision
+from podium.models.precision import ProductPrecision
 from podium.testing import tiny_model
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import trl
 
-from podium import losses
-from podium.losses import (
+from podium.algorithm import losses
+from podium.algorithm.losses import (
     OBJECTIVES,
     EntropyControl,
     LossInputs,
@@ -25,7 +25,7 @@ from podium.losses import (
     skips_zero_advantage,
     with_skipped,
 )
-from podium.metrics import loss_metrics
+from podium.algorithm.metrics import loss_metrics
 
 LEVELS = ("token", "sequence")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from podium import machine
+from podium.isolation import machine
 
 GIB = 1 << 30
 

@@ -12,9 +12,9 @@ import transformers
 import trl
 from trl.trainer.utils import nanstd as trl_nanstd
 
-from podium.advantages import AdvantageSettings, advantages
-from podium.losses import OBJECTIVES, LossInputs, LossSettings, policy_loss
-from podium.metrics import (
+from podium.algorithm.advantages import AdvantageSettings, advantages
+from podium.algorithm.losses import OBJECTIVES, LossInputs, LossSettings, policy_loss
+from podium.algorithm.metrics import (
     LOSS_METRICS,
     METRICS,
     MetricsBuffer,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podium import rules
-from podium.monitors import DETECTORS, RunSettings, Watch, diagnose
 from podium.records import StepMetrics
+from podium.runs import findings
+from podium.runs.monitors import DETECTORS, RunSettings, Watch, diagnose
 
 Table = dict[str, list[Any]]
 
@@ -278,11 +278,11 @@ def test_a_reward_that_was_learnt_is_not_constant(early: float, said: bool) -> N
 
 def test_every_detector_is_tried_and_has_a_page() -> None:
     assert set(NUMBERS) | set(ROUNDS) == set(DETECTORS)
-    pages = {code for code in rules.codes() if code.startswith("M") and int(code[1:]) > 100}
+    pages = {code for code in findings.codes() if code.startswith("M") and int(code[1:]) > 100}
     assert pages == set(DETECTORS) | {"M191"}
     for code in DETECTORS:
         for section in ("What it means", "Usual causes", "What to do"):
-            assert f"## {section}" in rules.page(code), code
+            assert f"## {section}" in findings.page(code), code
 
 
 def test_ranks_are_distinct() -> None:
@@ -344,6 +344,6 @@ def test_a_step_without_trained_tokens_is_no_accident() -> None:
 
 
 def test_pages_say_when_to_expect_it() -> None:
-    folder = Path(rules.__file__).parent / "pages"
+    folder = Path(findings.__file__).parent / "pages"
     texts = {code: (folder / f"{code}.md").read_text() for code in DETECTORS}
     assert not [code for code, text in texts.items() if not any(w in text for w in ("step", "round", "note", "cores"))]

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from podium import assembly, devices
 from podium.engines.live import engine
 from podium.errors import ModelError
-from podium.out_of_memory import fewer_rows, smaller_packs
+from podium.models import devices
+from podium.models.out_of_memory import fewer_rows, smaller_packs
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model
+from podium.trainer import assembly
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation."
 

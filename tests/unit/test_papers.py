@@ -9,11 +9,11 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from podium.assembly import plan_of
-from podium.config import GRPOConfig
-from podium.losses import OBJECTIVES
+from podium.algorithm.losses import OBJECTIVES
 from podium.recipe import load
-from podium.settings import loss_settings
+from podium.trainer.assembly import plan_of
+from podium.trainer.config import GRPOConfig
+from podium.trainer.settings import loss_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n.*?^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))

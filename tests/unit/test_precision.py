@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from podium import precision
+from podium.models import precision
 from podium.models.lean import LeanLayers
-from podium.precision import Measured, ProductPrecision, can_pack, measure_products, narrow_product
+from podium.models.precision import Measured, ProductPrecision, can_pack, measure_products, narrow_product
 from podium.testing import tiny_model
 
 

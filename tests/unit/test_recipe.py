@@ -13,7 +13,7 @@ import trl
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, load, shipped_recipes
 from podium.recipe.schema import key_types
-from podium.settings import call_settings
+from podium.trainer.settings import call_settings
 
 BASE = """\
 model: builtin:smollm2-135m-instruct

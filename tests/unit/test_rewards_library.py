@@ -22,7 +22,7 @@ from podium.rewards import LIBRARY, check_rewards, library_reward, math_pool, re
 
 ROOMS = ("answers", "chat_client", "combine", "coverage", "format", "json_format", "judge", "languages")
 ROOMS += ("length", "mathematics", "resolve", "style", "text", "words")
-MODULES = ["podium.extract", "podium.rewards", *(f"podium.rewards.{name}" for name in ROOMS)]
+MODULES = ["podium.data.extract", "podium.rewards", *(f"podium.rewards.{name}" for name in ROOMS)]
 
 
 @pytest.fixture(params=["plain", "chat"])

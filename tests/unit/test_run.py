@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import podium
-from podium.environment import _hidden_flags
 from podium.errors import DataError
-from podium.recording import FILES_TO_JOIN, RunFolder, rollout_rows
 from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
-from podium.redaction import without_secrets
-from podium.run import Run
+from podium.runs.environment import _hidden_flags
+from podium.runs.recording import FILES_TO_JOIN, RunFolder, rollout_rows
+from podium.runs.redaction import without_secrets
+from podium.runs.run import Run
 
 
 def scored(prompt_id: int = 0, texts: tuple[str, ...] = ("7", "8"), **columns: Any) -> ScoredGroup:

@@ -14,7 +14,7 @@ from podium.data.conditions import filtered, parse_condition
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, load
 from podium.recipe.completions import Completions
-from podium.recipe.stages import reference_start, schedule_steps
+from podium.recipe.stage import reference_start, schedule_steps
 from podium.testing import save_tiny_model
 
 BASE = """\

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from podium.checks import check_recipe
 from podium.cli import app
-from podium.start import in_yaml
-from podium.start.choices import MACHINES, TASKS
+from podium.cli.start import in_yaml
+from podium.cli.start.choices import MACHINES, TASKS
+from podium.recipe.checks import check_recipe
 from podium.testing import save_tiny_model
 
 

@@ -23,8 +23,6 @@ import torch
 from peft import LoraConfig
 
 from podium import GRPOConfig
-from podium.checks.settings import vllm as rule
-from podium.checks.setup import from_arguments
 from podium.engines.vllm.colocate import build
 from podium.engines.vllm.connect import url_of
 from podium.engines.vllm.engine import ServerEngine
@@ -32,9 +30,11 @@ from podium.engines.vllm.requests import read, sampling_of
 from podium.engines.vllm.server import Server
 from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError, EngineError, ModelError
+from podium.recipe.checks.settings import vllm as rule
+from podium.recipe.checks.setup import from_arguments
 from podium.records import Prompt, SamplingSettings
-from podium.rounds import RoundKey
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
+from podium.trainer.rounds import RoundKey
 
 _spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parents[1] / "vllm" / "stand_in.py")
 stand_in = importlib.util.module_from_spec(_spec)

@@ -22,7 +22,7 @@ from podium.errors import ConfigError
 from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
-from podium.rounds import RoundKey
+from podium.trainer.rounds import RoundKey
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here"),

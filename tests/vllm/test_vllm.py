@@ -34,8 +34,8 @@ from podium.errors import EngineError, ModelError
 from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
-from podium.rounds import RoundKey
 from podium.testing import save_tiny_model
+from podium.trainer.rounds import RoundKey
 
 logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)

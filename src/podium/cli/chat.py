@@ -28,8 +28,8 @@ def chat(
     What stood in front of every question in training, a system prompt and examples, stands there again.
     """
     from podium.cli.terminal import errors, prepare_output, shown
-    from podium.models.finding import find_model, load
-    from podium.shipping.opening import opening
+    from podium.runs.find_model import find_model, load
+    from podium.runs.shipping.prompt_prefix import opening
 
     source = find_model(model)
     prepare_output()

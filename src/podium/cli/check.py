@@ -38,10 +38,10 @@ def check(
     `podium explain CODE` says more about each.
     """
     gc.disable()  # a seventh of the time went into collections while modules load
-    from podium.checks import check_recipe
     from podium.cli.structured import findings, print_json
     from podium.cli.terminal import console, quiet
     from podium.cli.words import recipe_and_flags
+    from podium.recipe.checks import check_recipe
 
     path, overrides = recipe_and_flags(context.args, "check")
     _check_save(save, rollouts)

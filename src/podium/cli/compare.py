@@ -134,7 +134,7 @@ def _evaluate(
 
 def _whose_rewards(targets: Sequence[Target], measuring: Target) -> str:
     """Name the run whose rewards measure both, where they were trained on different ones."""
-    from podium.run import Run
+    from podium.runs.run import Run
 
     runs = {target.run.resolve(): Run(folder=target.run) for target in targets if target.run is not None}
     given = [

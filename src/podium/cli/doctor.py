@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from podium.doctor import Report
-    from podium.monitors import Condition
+    from podium.runs.doctor import Report
+    from podium.runs.monitors import Condition
 
 FAILED = 1
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -34,7 +34,7 @@ def doctor(
     The run may be finished, or still going on; logs of TRL and verl are read, too.
     """
     from podium.cli.structured import print_json
-    from podium.doctor import examine
+    from podium.runs.doctor import examine
 
     report = examine(run)
     if as_json:

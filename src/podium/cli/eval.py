@@ -91,7 +91,7 @@ def made_folder(output: Path | None, *targets: Target) -> Path:
     Raises:
         ConfigError: it cannot be made.
     """
-    from podium.run import EVALUATION
+    from podium.runs.run import EVALUATION
 
     runs = [target.run for target in targets if target.run is not None]
     folder = output or (runs[-1] / EVALUATION if runs else FOLDER)
@@ -202,7 +202,7 @@ def progress(done: int, total: int | None, seconds: float) -> str:
     >>> progress(20, 80, 10.0), progress(20, None, 10.0)
     ('20/80 prompts, 0:30 left', '20 prompts, 0:10')
     """
-    from podium.estimates.duration import clock
+    from podium.recipe.estimates.duration import clock
 
     if total is None:
         return f"{done} prompts, {clock(seconds)}"

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from podium import rules
+from podium.runs import findings
 
 SECTIONS = {"What it means": "means", "Usual causes": "causes", "What to do": "fix"}
 """Of a page, and what they are called in JSON."""
@@ -19,7 +19,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """What a finding means, what usually causes it, and what to do."""
-    pages = [rules.page(code)] if code else [rules.page(known) for known in rules.codes()]
+    pages = [findings.page(code)] if code else [findings.page(known) for known in findings.codes()]
     if as_json:
         from podium.cli.structured import print_json
 
@@ -27,8 +27,8 @@ def explain(
     elif code:
         Console().print(Markdown(pages[0]))
     else:
-        for known in rules.codes():
-            typer.echo(f"{known}  {rules.title(known)}")
+        for known in findings.codes():
+            typer.echo(f"{known}  {findings.title(known)}")
 
 
 def _plain(page: str) -> dict[str, str]:

@@ -34,9 +34,9 @@ def init(
 
     What is not given as a flag is asked.
     """
-    from podium.start import check_free, files, write
-    from podium.start.choices import MACHINES, TASKS, Choices, known
-    from podium.start.own_data import look_at
+    from podium.cli.start import check_free, files, write
+    from podium.cli.start.choices import MACHINES, TASKS, Choices, known
+    from podium.cli.start.own_data import look_at
 
     folder = Path(name).expanduser()
     check_free(folder)

@@ -22,7 +22,7 @@ import typer
 from podium.cli.terminal import clean
 from podium.errors import ConfigError, PodiumError, did_you_mean
 
-CONFIGS = Path(__file__).parent.parent / "recipes" / "accelerate"
+CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 OUTPUT = "PODIUM_PROCESS_OUTPUT"
 """Environment variable: the folder for what the processes write. Its socket hands our own output to the first one,
 and every process ends when its connection to it does."""

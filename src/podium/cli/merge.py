@@ -20,8 +20,8 @@ def merge(
 ) -> None:
     """Merge a run's adapter into its base, compare both on prompts of the run, and save one plain model."""
     from podium.cli.terminal import prepare_output
-    from podium.models.finding import find_model, run_of
-    from podium.shipping.export import export
+    from podium.runs.find_model import find_model, run_of
+    from podium.runs.shipping.export import export
 
     source = find_model(run, base=base)
     prepare_output()

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from podium.estimates.duration import clock
+from podium.recipe.estimates.duration import clock
 
 WINDOW = 8
 """Optimizer steps over which speed is averaged."""

@@ -24,9 +24,9 @@ def push(
 ) -> None:
     """Send a model and its card to the hub, after showing which files, how large, where, and who will see them."""
     from podium.cli.terminal import clean, prepare_output
-    from podium.models.finding import find_model
-    from podium.shipping.export import describe, is_merged, merged_folder
-    from podium.shipping.hub import files_to_send, find_place, left_out, send
+    from podium.runs.find_model import find_model
+    from podium.runs.shipping.export import describe, is_merged, merged_folder
+    from podium.runs.shipping.hub import files_to_send, find_place, left_out, send
 
     source = find_model(run)
     title = describe(source, address="").title

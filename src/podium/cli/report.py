@@ -20,7 +20,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a report: curves, findings and every completion in one HTML file that needs no network."""
-    from podium.report import write_report
+    from podium.runs.report import write_report
 
     if len(runs) > 2:
         raise ConfigError(f"`podium report` shows one run, or two side by side; {len(runs)} were given.")
@@ -33,7 +33,7 @@ def report(
 
 def report_of_finished_run(folder: str | Path) -> str:
     """Write `report.html` into a run's folder; the line to print. A page that fails does not fail the run."""
-    from podium.report import write_report
+    from podium.runs.report import write_report
 
     try:
         return f"Report: {write_report([folder], Path(folder) / NAME)}"

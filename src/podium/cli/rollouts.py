@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from podium.checks.rollouts import Diagnosis
-    from podium.estimates.duration import TimeEstimate
     from podium.recipe import Recipe
+    from podium.recipe.checks.rollouts import Diagnosis
     from podium.recipe.document import Document
+    from podium.recipe.estimates.duration import TimeEstimate
     from podium.records import ScoredGroup
-    from podium.trainer import GRPOTrainer
+    from podium.trainer.trainer import GRPOTrainer
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -25,8 +25,8 @@ def sample_groups(
     path: str | Document, overrides: Mapping[str, Any], num_prompts: int, save: str = ""
 ) -> tuple[Diagnosis, list[tuple[str, str]]]:
     """Load the model, sample, score; and the lines about memory and time. Pass rates are written into `save`."""
-    from podium.checks.rollouts import diagnose, sample
     from podium.cli.sample import opened
+    from podium.recipe.checks.rollouts import diagnose, sample
 
     with opened(path, overrides) as (recipe, trainer, rows, held_out):
         sampled = sample(trainer, rows, num_prompts)
@@ -46,7 +46,7 @@ def estimated(path: str | Document, overrides: Mapping[str, Any]) -> TimeEstimat
 
 
 def _estimate(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) -> TimeEstimate:
-    from podium.estimates.duration import estimate_time, measure
+    from podium.recipe.estimates.duration import estimate_time, measure
 
     looked_at = 0 if held_out is None else sum(1 for _ in islice(held_out, recipe.eval_rows))
     return estimate_time(
@@ -59,7 +59,7 @@ def _estimate(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) ->
 
 def _write_rates(file: Path, groups: Sequence[ScoredGroup], accuracy: str | None) -> None:
     """Beside its place first, so that a measurement that is stopped leaves the older one whole."""
-    from podium.checks.rollouts import measured_rates
+    from podium.recipe.checks.rollouts import measured_rates
 
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in measured_rates(groups, accuracy)]
     beside = file.with_name(f".{file.name}.tmp")

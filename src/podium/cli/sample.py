@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.records import ScoredGroup
-    from podium.trainer import GRPOTrainer
+    from podium.trainer.trainer import GRPOTrainer
 
 
 def sample(
@@ -77,7 +77,7 @@ def tables(scored: list[ScoredGroup], settings: Any) -> list[Table]:
     from rich import box
     from rich.table import Table
 
-    from podium.advantages import advantages
+    from podium.algorithm.advantages import advantages
     from podium.cli.terminal import last_user_turn, shown
 
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings)
@@ -101,7 +101,7 @@ def plain(scored: list[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     """The same as plain values; a reward that said None is NaN."""
     import numpy as np
 
-    from podium.advantages import advantages
+    from podium.algorithm.advantages import advantages
 
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings)
     return [

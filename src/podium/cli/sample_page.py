@@ -15,7 +15,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from podium.advantages import advantages
+from podium.algorithm.advantages import advantages
 from podium.cli.terminal import clean
 from podium.records import ScoredGroup
 

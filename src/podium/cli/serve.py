@@ -20,10 +20,10 @@ def serve(
 ) -> None:
     """Serve a run's model with `transformers serve` or `vllm serve`. An adapter is merged into its folder first."""
     from podium.cli.terminal import errors, prepare_output
-    from podium.models.finding import MERGED, find_model
-    from podium.shipping.export import merged_folder
-    from podium.shipping.opening import opening
-    from podium.shipping.serving import LOOPBACK, become, server
+    from podium.runs.find_model import MERGED, find_model
+    from podium.runs.shipping.export import merged_folder
+    from podium.runs.shipping.prompt_prefix import opening
+    from podium.runs.shipping.serving import LOOPBACK, become, server
 
     source = find_model(run)
     model = source.base if source.adapter is None else str(source.adapter / MERGED)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from podium.recipe import Recipe
-    from podium.recipe.stages import Stage
-    from podium.stages.running import StagedRun
+    from podium.recipe.stage import Stage
+    from podium.recipe.stages.running import StagedRun
 
 
 def run_stages(recipe: Recipe, *, evaluate: bool) -> None:
@@ -20,7 +20,7 @@ def run_stages(recipe: Recipe, *, evaluate: bool) -> None:
     from podium.cli.report import report_of_finished_run
     from podium.cli.terminal import console, prepare_output
     from podium.cli.train import closing, end, look, nothing, show_looks
-    from podium.stages.running import StagedRun
+    from podium.recipe.stages.running import StagedRun
 
     started = time.perf_counter()
     prepare_output()
@@ -52,7 +52,7 @@ def _train(run: StagedRun, say: Callable[..., None]) -> Any:
     from podium.cli.progress import ProgressLine
     from podium.cli.terminal import console
     from podium.cli.train import resumable, silence
-    from podium.saving import StopsOnTerm
+    from podium.trainer.saving import StopsOnTerm
 
     lines: list[ProgressLine] = []
     stop = StopsOnTerm()

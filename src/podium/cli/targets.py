@@ -14,8 +14,8 @@ from podium.errors import ConfigError
 if TYPE_CHECKING:
     from podium.data.loading import DataSpec
     from podium.evaluation.evaluate import Policy, Task
-    from podium.models.finding import ModelSource
     from podium.recipe import Recipe
+    from podium.runs.find_model import ModelSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Target:
     def name(self) -> str:
         """Short, for tables and files: `quickstart`, `quickstart/checkpoint-20`, `smollm2-135m-instruct`.
 
-        >>> from podium.models.finding import ModelSource
+        >>> from podium.runs.find_model import ModelSource
         >>> Target(given="runs/x/checkpoint-20", source=ModelSource(base=""), run=Path("runs/x")).name
         'x/checkpoint-20'
         """
@@ -69,8 +69,8 @@ def find_target(name: str) -> Target:
     Raises:
         ModelError: nothing there.
     """
-    from podium.models.finding import find_model
-    from podium.run import CONFIG
+    from podium.runs.find_model import find_model
+    from podium.runs.run import CONFIG
 
     source = find_model(name)
     folder = Path(name).expanduser()
@@ -88,7 +88,7 @@ def base_of(target: Target) -> Target:
     """
     import yaml
 
-    from podium.run import CONFIG
+    from podium.runs.run import CONFIG
 
     if target.run is None:
         raise ConfigError(
@@ -110,7 +110,7 @@ def recipe_of(target: Target, asked: Asked) -> Recipe:
     from podium.recipe import load
     from podium.recipe.document import Document
     from podium.recipe.reading import read
-    from podium.run import CONFIG
+    from podium.runs.run import CONFIG
 
     overrides = dict(asked.overrides)
     if asked.recipe:

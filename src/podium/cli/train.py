@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.records import ScoredGroup
-    from podium.saving import StopsOnTerm
-    from podium.trainer import GRPOTrainer
+    from podium.trainer.saving import StopsOnTerm
+    from podium.trainer.trainer import GRPOTrainer
 
 STOPPED = 3
 """Exit code of a run that a finding has stopped."""
@@ -72,8 +72,8 @@ def train(
 
 def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> None:
     """Everything `podium train` does."""
-    from podium.occupied import occupying
     from podium.recipe import load
+    from podium.runs.occupied import occupying
 
     started = time.perf_counter()
     _check_first(path, overrides)
@@ -93,8 +93,8 @@ def _run(recipe: Recipe, started: float, *, evaluate: bool) -> None:
     from podium.cli.report import report_of_finished_run
     from podium.cli.terminal import console, prepare_output
     from podium.data.loading import load_data
-    from podium.redaction import without_secrets
-    from podium.saving import StopsOnTerm
+    from podium.runs.redaction import without_secrets
+    from podium.trainer.saving import StopsOnTerm
 
     arguments = recipe.arguments()
     prepare_output()
@@ -143,7 +143,7 @@ def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> I
 
 def going_on(folders: Sequence[Path]) -> str:
     """How a run that has ended early goes on from the newest checkpoint in `folders`."""
-    from podium.checkpoint import checkpoints
+    from podium.runs.checkpoint import checkpoints
 
     newest = next((path for folder in reversed(folders) for path in checkpoints(folder)), None)
     if newest is None:
@@ -171,10 +171,10 @@ def _check_first(path: str | Document, overrides: dict[str, Any]) -> None:
     Raises:
         ConfigError: with all of them.
     """
-    from podium.checks import as_error, check_recipe
-    from podium.checks.table import NOT_HERE
     from podium.cli.check import show_findings
     from podium.cli.terminal import errors, quiet
+    from podium.recipe.checks import as_error, check_recipe
+    from podium.recipe.checks.table import NOT_HERE
 
     quiet()
     found = check_recipe(path, overrides)
@@ -231,9 +231,9 @@ def _keep(
     from podium.cli.targets import held_out_name
     from podium.evaluation.evaluate import how
     from podium.evaluation.saved import Settings, Writer, write_json
-    from podium.rollouts import EVALUATION as EVALUATION_ROUND
-    from podium.run import EVALUATION
-    from podium.settings import sampling_settings
+    from podium.runs.run import EVALUATION
+    from podium.trainer.rollouts import EVALUATION as EVALUATION_ROUND
+    from podium.trainer.settings import sampling_settings
 
     folder = Path(str(recipe.config["output_dir"]))
     sampling = sampling_settings(
@@ -268,7 +268,7 @@ def show_looks(console: Any, folder: Path, before: Looked, after: Looked) -> Non
     from podium.cli.comparison import show_comparison
     from podium.evaluation import compare, numbers
     from podium.evaluation.saved import write_json
-    from podium.run import EVALUATION
+    from podium.runs.run import EVALUATION
 
     found = compare(before.measured, after.measured, names=("before", "after"))
     write_json(folder / EVALUATION / "comparison.json", numbers(found))
@@ -278,7 +278,7 @@ def show_looks(console: Any, folder: Path, before: Looked, after: Looked) -> Non
 
 def closing(steps: int, trained: float, total: float, folder: str | None) -> str:
     """What a run took, in seconds; None: no model was saved."""
-    from podium.estimates.duration import clock
+    from podium.recipe.estimates.duration import clock
 
     saved = f". Model saved in {folder}" if folder else ""
     return f"{steps} steps in {clock(trained)}, all in {clock(total)}; {peak_words()}{saved}"

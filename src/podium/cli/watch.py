@@ -12,8 +12,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from podium.report.series import Steps
-    from podium.run import Run
+    from podium.runs.report.series import Steps
+    from podium.runs.run import Run
 
 EVERY_SECONDS = 2.0
 
@@ -53,7 +53,7 @@ def watch(
 
 
 def _serve(run: Path, host: str, port: int, key: str) -> None:
-    from podium.report.live import PageServer
+    from podium.runs.report.live import PageServer
 
     with PageServer([run], host=host, port=port, key=key) as server:
         typer.echo(f"{run} is at {server.url}  (Ctrl-C ends this; training does not notice)")
@@ -64,7 +64,7 @@ def _watch_text(run: Path, *, once: bool) -> None:
     from rich.live import Live
 
     from podium.cli.terminal import console
-    from podium.run import Run
+    from podium.runs.run import Run
 
     plain = not console.encoding.lower().startswith("utf")
     drawn = screen(Run.load(run), console.width, plain=plain)
@@ -82,8 +82,8 @@ def screen(run: Run, width: int, *, plain: bool = False) -> RenderableType:
     from rich.console import Group
 
     from podium.cli.terminal import shown
-    from podium.report.series import columns
-    from podium.report.summary import headline
+    from podium.runs.report.series import columns
+    from podium.runs.report.summary import headline
 
     steps = columns(run)
     title = shown(f"{run.name}, step {steps.steps[-1] if steps.steps else 0}: {headline(steps)}")

@@ -21,8 +21,8 @@ from podium.records import Finding
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from podium.config import GRPOConfig
     from podium.data.prompts import PromptBuilder
+    from podium.trainer.config import GRPOConfig
 
 logger = logging.getLogger(__name__)
 

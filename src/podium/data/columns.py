@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from podium.data.extract import Extractor, extractor
 from podium.data.templates import Template, parse
 from podium.errors import ConfigError, DataError, did_you_mean
-from podium.extract import Extractor, extractor
 
 Row = dict[str, Any]
 
@@ -217,7 +217,7 @@ def _message(role: str, content: Any) -> dict[str, Any]:
 
 @functools.cache
 def answer_extractor(way: str) -> Extractor:
-    """The function that takes the final answer: `podium.extract`'s ways, in words too, or a regular expression.
+    """The function that takes the final answer: `podium.data.extract`'s ways, in words too, or a regular expression.
 
     `after ####` ends with its line. Raises `ConfigError` for a pattern that is none.
 

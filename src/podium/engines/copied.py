@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import Interrupted
 from podium.engines.live.engine import LiveEngine
-from podium.forward import unwrap
 from podium.models.blocks import lean_precision
-from podium.precision import ProductPrecision
+from podium.models.forward import unwrap
+from podium.models.precision import ProductPrecision
 
 
 class CopyEngine(LiveEngine):

@@ -19,9 +19,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from podium.engines.base import make_groups
 from podium.engines.live.engine import evaluation
 from podium.engines.sampling import row_key
-from podium.forward import Path, token_logps, unwrap
 from podium.models.attention import tree_attention
-from podium.packing import pack
+from podium.models.forward import Path, token_logps, unwrap
+from podium.models.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
 
 

@@ -24,26 +24,26 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 
-from podium.assembly import engine_for, load_settings, prompt_builder
-from podium.config import GRPOConfig
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
-from podium.devices import kind_of
 from podium.engines.base import RolloutEngine
 from podium.engines.live.engine import LiveEngine
 from podium.engines.transformers import TransformersEngine
 from podium.errors import DataError
 from podium.evaluation.measured import Measured, join, measure
 from podium.evaluation.saved import Settings, Writer
-from podium.machine import fit_threads
+from podium.isolation.machine import fit_threads
 from podium.models import loading
-from podium.models.finding import ModelSource
-from podium.precision import release_free_memory, rounds_products
+from podium.models.devices import kind_of
+from podium.models.precision import release_free_memory, rounds_products
 from podium.records import Prompt, SamplingSettings
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
-from podium.rollouts import EVALUATION
-from podium.settings import advantage_settings, call_settings, sampling_settings
+from podium.runs.find_model import ModelSource
+from podium.trainer.assembly import engine_for, load_settings, prompt_builder
+from podium.trainer.config import GRPOConfig
+from podium.trainer.rollouts import EVALUATION
+from podium.trainer.settings import advantage_settings, call_settings, sampling_settings
 
 COMPLETIONS_AT_ONCE = 256
 """Sampled, scored and written together. A prompt's completions always are."""

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from podium.advantages import combine
+from podium.algorithm.advantages import combine
 from podium.evaluation.statistics import mean_of_prompt
-from podium.monitors.hacking import in_common
 from podium.records import Prompt, ScoredGroup
 from podium.rewards.resolve import GOLD
+from podium.runs.monitors.hacking import in_common
 
 RIGHT = 1.0
 """A reward that says right or wrong says right from here on."""

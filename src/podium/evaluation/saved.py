@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from podium.errors import DataError
 from podium.evaluation.measured import Measured, alike, key_of, label
-from podium.recording import utf8
 from podium.records import ScoredGroup, last_user_turn
+from podium.runs.recording import utf8
 
 _KEY = b"podium.evaluation"
 _LABEL = "column/"

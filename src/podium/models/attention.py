@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from podium.devices import kind_of
 from podium.errors import ModelError
-from podium.layout import Bucket, Layout, Part
+from podium.models.devices import kind_of
+from podium.models.layout import Bucket, Layout, Part
 
 NAME = "podium"
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podium.devices import kind_of
 from podium.models.attention import NAME, Attends, LayerShape, attention_implementation
+from podium.models.devices import kind_of
 from podium.models.lean import CLOSE, LeanLayers, epsilon, gated_unit, inverse_size, is_gated, is_norm
-from podium.precision import ProductPrecision, product
+from podium.models.precision import ProductPrecision, product
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

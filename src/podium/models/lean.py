@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podium.devices import kind_of
-from podium.precision import accumulated, narrow_product, rounded_weight
+from podium.models.devices import kind_of
+from podium.models.precision import accumulated, narrow_product, rounded_weight
 
 CLOSE = 1e-4
 """Largest difference from a layer's own output, relative to that output's size, at which it may be replaced."""

@@ -22,12 +22,12 @@ from podium.errors import ConfigError, did_you_mean
 from podium.recipe.document import Document, read_document
 
 if TYPE_CHECKING:
-    from podium.config import GRPOConfig
     from podium.recipe.rewards import RewardSpec
-    from podium.recipe.stages import Stage
-    from podium.trainer import GRPOTrainer
+    from podium.recipe.stage import Stage
+    from podium.trainer.config import GRPOConfig
+    from podium.trainer.trainer import GRPOTrainer
 
-SHIPPED = Path(__file__).parent.parent / "recipes"
+SHIPPED = Path(__file__).parent / "recipes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Recipe:
         Raises:
             ConfigError: two settings that do not go together, with the line of the one that is named first.
         """
-        from podium.config import GRPOConfig
+        from podium.trainer.config import GRPOConfig
 
         try:
             return GRPOConfig(**self.config)
@@ -95,7 +95,7 @@ class Recipe:
             PodiumError: settings, rows, rewards or a model that cannot work, before any weight is loaded.
         """
         from podium.data.loading import load_data
-        from podium.trainer import GRPOTrainer
+        from podium.trainer.trainer import GRPOTrainer
 
         if self.stages:
             raise ConfigError(
@@ -150,7 +150,7 @@ def load(path: str | Path | Document, overrides: Mapping[str, Any] | None = None
         if isinstance(variables, Mapping):  # before transformers is imported, which reads some of them once
             os.environ.update({str(key): str(value) for key, value in variables.items()})
     from podium.recipe.reading import read
-    from podium.recipe.stages import is_staged, read_stages
+    from podium.recipe.stage import is_staged, read_stages
 
     return read_stages(document, overrides) if is_staged(document) else read(document, overrides)
 

@@ -33,8 +33,8 @@ from podium.recipe.schema import (
     of_flag,
     unknown_key,
 )
-from podium.redaction import HIDDEN
 from podium.rewards.resolve import callable_name, distinct_names
+from podium.runs.redaction import HIDDEN
 
 _DATA_KEYS = (
     "eval_dataset",
@@ -383,7 +383,7 @@ def _compute_dtype() -> str:
     """In which 4-bit weights multiply: bfloat16 where the GPU has units for it."""
     import torch
 
-    from podium.config import has_bfloat16
+    from podium.trainer.config import has_bfloat16
 
     return "bfloat16" if torch.cuda.is_available() and has_bfloat16() else "float32"
 

@@ -28,10 +28,10 @@ from types import ModuleType
 from typing import Any
 
 from podium.errors import ConfigError, as_line, did_you_mean
+from podium.isolation.workers.functions import apply_args, attribute, run_users_code
 from podium.recipe.document import Place, Problem
 from podium.rewards.adaptive import adaptive_settings
 from podium.rewards.resolve import callable_name
-from podium.workers.functions import apply_args, attribute, run_users_code
 
 ENTRY_KEYS = ("name", "function", "weight", "args", "adaptive", "row_wise", "env")
 

@@ -20,11 +20,11 @@ from peft import LoraConfig
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from trl.scripts.grpo import GRPOScriptArguments
 
-from podium.config import CHOICES, GONE, RANGES, SENSIBLE, GRPOConfig, out_of_range
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
 from podium.errors import as_line, did_you_mean
 from podium.recipe import Recipe
+from podium.trainer.config import CHOICES, GONE, RANGES, SENSIBLE, GRPOConfig, out_of_range
 
 OWN_KEYS: Mapping[str, Any] = {
     "model": str,

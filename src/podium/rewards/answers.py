@@ -1,7 +1,7 @@
 """Rewards for the right answer: 1 or 0 (by degrees in one), and None where a row has no answer to compare with.
 
 Each takes plain and chat completions. `extract` says where in a completion the final answer stands; the ways are listed
-in `podium.extract`. Where the `answer` column holds a list, each of its entries is right.
+in `podium.data.extract`. Where the `answer` column holds a list, each of its entries is right.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from podium.data.extract import Extract, extractor, last_number, tagged
 from podium.errors import ConfigError
-from podium.extract import Extract, extractor, last_number, tagged
 from podium.rewards.text import text_of
 
 

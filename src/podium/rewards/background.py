@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from podium.errors import PodiumError
+from podium.isolation.workers.replies import Outcome, Stopped, raised, returned
 from podium.rewards.limits import OURS, last_resort, named, overran
-from podium.workers.replies import Outcome, Stopped, raised, returned
 
 GRACE_SECONDS = 0.2
 """After the limit, how long the loop has to cancel a function; then one of them does not let go."""

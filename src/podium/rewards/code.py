@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from podium.data.extract import fenced, tagged
 from podium.errors import ConfigError, RewardError
-from podium.extract import fenced, tagged
-from podium.machine import cores
-from podium.rewards.sandbox import BackendName, Limits, Result, check_settings, choose, passed, run_program
+from podium.isolation.machine import cores
+from podium.isolation.sandbox import BackendName, Limits, Result, check_settings, choose, passed, run_program
 from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]

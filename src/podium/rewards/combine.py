@@ -24,11 +24,11 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.errors import ConfigError, RewardError, as_line, did_you_mean
+from podium.isolation.workers.replies import returned
 from podium.rewards.joins import SCALES, Clip, Gate, Join, Normalise, Schedule, Sum
 from podium.rewards.resolve import Reward, resolve_rewards
 from podium.rewards.results import Batch, column_of
 from podium.rewards.text import text_of
-from podium.workers.replies import returned
 
 Part = Callable[..., Any] | str | Mapping[str, Any]
 """A reward as a part of another one."""

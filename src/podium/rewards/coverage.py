@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from podium.data.extract import Extract, extractor
 from podium.errors import ConfigError
-from podium.extract import Extract, extractor
 from podium.rewards.text import text_of
 from podium.rewards.words import STOP_WORDS, words_of
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from podium.data.extract import compiled_pattern
 from podium.errors import ConfigError
-from podium.extract import compiled_pattern
 from podium.rewards.text import text_of, visible
 
 _ONLY_ANSWER = re.compile(r"<answer>\s*[^<\s][^<]*</answer>")

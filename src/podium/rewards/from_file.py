@@ -21,9 +21,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from podium.errors import ConfigError, RewardError
-from podium.workers.functions import find_file
-from podium.workers.pool import Lost, exchange, workers_of
-from podium.workers.replies import Odd, Outcome, Returned, Stopped, from_json
+from podium.isolation.workers.functions import find_file
+from podium.isolation.workers.pool import Lost, exchange, workers_of
+from podium.isolation.workers.replies import Odd, Outcome, Returned, Stopped, from_json
 
 LOAD_SECONDS = 60.0
 """Longest that the import of a file may take."""

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from podium.data.extract import tagged
 from podium.data.gym import check_task
 from podium.errors import RewardError
-from podium.extract import tagged
-from podium.machine import cores
-from podium.rewards.sandbox import (
+from podium.isolation.machine import cores
+from podium.isolation.sandbox import (
     BackendName,
     Extras,
     Limits,

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from podium.data.extract import Extract, extractor
 from podium.errors import ConfigError, RewardError
-from podium.extract import Extract, extractor
 from podium.rewards.chat_client import ChatClient, Reply
 from podium.rewards.text import text_of
 

@@ -29,9 +29,9 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from podium.errors import PodiumError
+from podium.isolation.workers import serve
+from podium.isolation.workers.replies import Outcome, Stopped, in_hand, is_ours, raised, returned
 from podium.rewards.from_file import OVERRUN_FIX
-from podium.workers import serve
-from podium.workers.replies import Outcome, Stopped, in_hand, is_ours, raised, returned
 
 LAST_RESORT_SECONDS = 0.7
 """After the limit, how long a call may resist before the process ends."""

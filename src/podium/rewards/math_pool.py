@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError, RewardError
-from podium.machine import cores
+from podium.isolation.machine import cores
 
 MAX_WORKERS = 4
 START_SECONDS = 60.0

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from podium.extract import Extract, extractor
+from podium.data.extract import Extract, extractor
 from podium.rewards.math_pool import Formula, Verdict, compare
 from podium.rewards.text import text_of
 
@@ -27,8 +27,8 @@ def math_match(
 ) -> list[float | None]:
     r"""1 where the final answer is the same formula as the `answer` column, by math-verify.
 
-    `extract` says where the final answer stands (`podium.extract`). 0 for a completion without one, for one that takes
-    longer than `timeout_seconds`, has another unit, or is a chain of different numbers. Of the column counts what is in
+    `extract` says where the final answer stands (`podium.data.extract`). 0 for a completion without one, for one that
+    takes longer than `timeout_seconds`, has another unit, or is a chain of different numbers. Of the column counts what is in
     `\boxed{}` or follows `####`, else all of it. None where it holds nothing that can be read.
 
     >>> math_match([r"\boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}", "1/2"], answer=[r"\frac{1}{2}"] * 4)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podium.errors import ConfigError, RewardError, did_you_mean
+from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
+from podium.isolation.workers.verl import GOLD_COLUMNS, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward
 from podium.rewards.model import RewardModel
-from podium.workers.functions import function_name, is_async, location, parameters_of, unwrapped
-from podium.workers.verl import GOLD_COLUMNS, as_reward, asks_for_gold
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What every reward function may ask for besides the columns of the dataset."""

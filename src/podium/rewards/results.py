@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from podium.errors import RewardError
+from podium.isolation.workers.replies import Odd, Outcome, Raised, Returned, Stopped, Value
 from podium.rewards.resolve import Reward
-from podium.workers.replies import Odd, Outcome, Raised, Returned, Stopped, Value
 
 EXCERPT_LENGTH = 80
 """Characters of a completion that messages show."""

@@ -25,6 +25,9 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.errors import RewardError
+from podium.isolation.workers.functions import unwrapped
+from podium.isolation.workers.replies import Outcome, Raised, user_traceback
+from podium.isolation.workers.serve import checked_extra
 from podium.records import Finding, Group, ScoredGroup
 from podium.rewards.background import AsyncCall, Timed, call_together
 from podium.rewards.from_file import SERVICES, FileReward, replay
@@ -40,9 +43,6 @@ from podium.rewards.resolve import (
 )
 from podium.rewards.results import Batch, Column, column_of
 from podium.rewards.surroundings import kept
-from podium.workers.functions import unwrapped
-from podium.workers.replies import Outcome, Raised, user_traceback
-from podium.workers.serve import checked_extra
 
 __all__ = [
     "GIVEN",

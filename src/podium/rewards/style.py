@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from podium.data.extract import compiled_pattern
 from podium.errors import ConfigError
-from podium.extract import compiled_pattern
 from podium.rewards.text import group_of_each, text_of
 from podium.rewards.words import words_of
 

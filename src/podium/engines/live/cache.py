@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podium.devices import kind_of, put
-from podium.layout import prefill_layout
 from podium.models.attention import LayerShape, TreeAttention, attention_dtype, without_autocast
-from podium.precision import wide_product
+from podium.models.devices import kind_of, put
+from podium.models.layout import prefill_layout
+from podium.models.precision import wide_product
 
 _LANE_STEP = 32
 """Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""

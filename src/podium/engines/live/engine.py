@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.devices import free_bytes, kind_of, put
 from podium.engines.base import make_groups
 from podium.engines.live.cache import Cache, Decode, Prefill
 from podium.engines.live.schedule import Member, Row, Schedule
 from podium.engines.sampling import Drawn, draw, levels, uniforms
-from podium.forward import replaced_head, unwrap
 from podium.models.attention import tree_attention, without_autocast
-from podium.packing import common_beginning
-from podium.precision import product_weight, wide_product
+from podium.models.devices import free_bytes, kind_of, put
+from podium.models.forward import replaced_head, unwrap
+from podium.models.packing import common_beginning
+from podium.models.precision import product_weight, wide_product
 from podium.records import Group, Prompt, SamplingSettings
 
 PREFILL_TOKENS = 4096

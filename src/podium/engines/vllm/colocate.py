@@ -19,13 +19,13 @@ from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.config import GRPOConfig
 from podium.engines.base import make_groups
 from podium.engines.vllm.requests import OLDEST, PROCESSED, Sampled, checked, sampling_of
 from podium.engines.vllm.server import REFRESH
 from podium.engines.vllm.weights import changes, tensors
 from podium.errors import ConfigError, EngineError
 from podium.records import Group, Prompt, SamplingSettings
+from podium.trainer.config import GRPOConfig
 
 EXTENSION = "podium.engines.vllm.worker.podium_worker.FreshHead"
 """On a CPU."""

@@ -15,7 +15,6 @@ from packaging.version import InvalidVersion, Version
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 
 import podium
-from podium.config import GRPOConfig
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import OLDEST, PROCESSED
@@ -23,6 +22,7 @@ from podium.engines.vllm.server import Server, ServerGone, ServerRefused, is_her
 from podium.engines.vllm.transfer import Folder, Nccl, Transfer
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
+from podium.trainer.config import GRPOConfig
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.checkpoint import checkpoints
 from podium.engines.base import make_groups
 from podium.engines.vllm.requests import Sampled, body, read
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, ServerSlow
@@ -27,6 +26,7 @@ from podium.engines.vllm.transfer import LOADING, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
 from podium.records import Group, Prompt, SamplingSettings
+from podium.runs.checkpoint import checkpoints
 
 logger = logging.getLogger(__name__)
 

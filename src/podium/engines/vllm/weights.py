@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers.utils import logging
 
 from podium.errors import ModelError
-from podium.forward import unwrap
+from podium.models.forward import unwrap
 
 
 def changes(policy: nn.Module) -> int:

@@ -1,0 +1,1 @@
+"""What GRPO computes: advantages, losses, metrics."""

@@ -1,0 +1,313 @@
+"""What a step measured becomes numbers under TRL's metric names.
+
+`rollout_metrics` and `loss_metrics` are pure: records in, one number per name out. Both look at everything at once, all
+ranks and all packs together: gather `RolloutTable.stack()` and `LossSums.stack()` first. `MetricsBuffer`, the one thing
+here with a memory, averages what came in since the last log. `METRICS` says what every name means.
+
+Shape letters: R rollouts of a generation round over all ranks, K reward functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from podium.algorithm.advantages import Advantages
+from podium.algorithm.losses import OBJECTIVES, LossSettings, LossSums
+from podium.records import ScoredGroup
+
+Mode: TypeAlias = Literal["train", "eval", "step"]
+"""`step`: numbers of training that the Trainer logs itself; they go into the run's folder alone."""
+
+
+class Metric(NamedTuple):
+    """One row of `METRICS`."""
+
+    unit: str
+    meaning: str
+
+
+METRICS: Mapping[str, Metric] = {
+    "num_tokens": Metric("tokens", "Prompt and completion tokens of the run so far; a prompt counts per completion."),
+    "step_time": Metric("seconds", "Time of one optimizer step, with its share of sampling and scoring."),
+    "time/generate_seconds": Metric("seconds", "Sampling one generation round."),
+    "time/sync_seconds": Metric(
+        "seconds", "Weights on their way to an engine that has its own; only with such an engine."
+    ),
+    "time/reward_seconds": Metric("seconds", "The reward functions of one generation round."),
+    "time/reward/<name>_seconds": Metric("seconds", "One reward function of one generation round."),
+    "time/wait_seconds": Metric("seconds", "Training waited for the round ahead; only with `async_rollouts`."),
+    "rollouts/staleness": Metric(
+        "steps", "Optimizer steps the policy had taken since it sampled what is trained on; only with `async_rollouts`."
+    ),
+    "time/compare_seconds": Metric("seconds", "Log-probabilities under the sampling policy and the reference."),
+    "time/train_seconds": Metric("seconds", "Forward and backward of one micro-step."),
+    "time/monitor_seconds": Metric("seconds", "Recording the step before and looking at its health."),
+    "health/update_ratio": Metric(
+        "share", "RMS of an optimizer step's change of the weights over that of the weights."
+    ),
+    "health/moved_share": Metric("share", "Weights that an optimizer step changed at all."),
+    "health/logp_gap_mean": Metric(
+        "nats", "Sampling against training on the first process: mean difference of a token's log-probability."
+    ),
+    "health/logp_gap_max": Metric("nats", "The same for the token where it is largest."),
+    "health/resident_bytes": Metric("bytes", "Memory of the process."),
+    "health/device_bytes": Metric("bytes", "Memory of tensors on the GPU."),
+    "health/tokens_per_second": Metric("tokens/s", "Prompt and completion tokens of a step over its time."),
+    "finding/<code>": Metric("count", "1 in the log after a finding was said; `findings.jsonl` has its words."),
+    "resampled_prompts": Metric("prompts", "Prompts replaced for want of spread; only with `dynamic_sampling`."),
+    "completions/mean_length": Metric("tokens", "Mean length of the completions, with their end token."),
+    "completions/min_length": Metric("tokens", "Shortest completion."),
+    "completions/max_length": Metric("tokens", "Longest completion."),
+    "completions/clipped_ratio": Metric("share", "Completions cut off at `max_completion_length`."),
+    "completions/mean_terminated_length": Metric("tokens", "Mean length of those that ended by themselves; 0: none."),
+    "completions/min_terminated_length": Metric("tokens", "Shortest that ended by itself; 0: none."),
+    "completions/max_terminated_length": Metric("tokens", "Longest that ended by itself; 0: none."),
+    "rewards/<name>/mean": Metric("reward", "Mean of what one reward function returned, where it did not say None."),
+    "rewards/<name>/std": Metric("reward", "Standard deviation of the same over all completions."),
+    "rewards/<name>/failed": Metric("share", "Completions that it failed on; only with `on_reward_error`."),
+    "rewards/<name>/success_rate": Metric("share", "Completions that succeed in it; only where its weight adapts."),
+    "reward_weights/<name>": Metric("weight", "What its reward is multiplied by; only where the weight adapts."),
+    "reward": Metric("reward", "Mean weighted sum of all reward functions."),
+    "reward_std": Metric("reward", "Standard deviation of the weighted sum over all completions."),
+    "frac_reward_zero_std": Metric("share", "Completions in groups with equal rewards: nothing can be learnt there."),
+    "entropy": Metric("nats", "Mean entropy of the next-token distribution over the tokens trained on."),
+    "kl": Metric("nats", "Mean estimated KL divergence from the reference model; only with `beta`."),
+    "policy_loss": Metric("loss", "The loss without the entropy bonus; only with that bonus. No sign of progress."),
+    "entropy_coef": Metric("weight", "Weight of the entropy bonus; only with that bonus."),
+    "aux_loss": Metric("loss", "Load-balancing loss of the router; only for mixtures of experts."),
+    "clip_ratio/low_mean": Metric("share", "Ratios clipped from below: the token is already less likely than allowed."),
+    "clip_ratio/low_min": Metric("share", "The same in the rollout where it is smallest."),
+    "clip_ratio/high_mean": Metric("share", "Ratios clipped from above: the token is already likelier than allowed."),
+    "clip_ratio/high_max": Metric("share", "The same in the rollout where it is largest."),
+    "clip_ratio/region_mean": Metric("share", "Ratios clipped from either side."),
+    "cispo_clip_ratio": Metric("share", "Ratios above the cap, with a positive advantage; only for `cispo`."),
+    "vespo/phi_seq_mean": Metric("weight", "Mean weight of the rollouts; 1 on policy; only for `vespo`."),
+    "sampling/sampling_logp_difference/mean": Metric(
+        "nats", "vLLM against training: mean difference of a trained token's log-probability; only with `use_vllm`."
+    ),
+    "sampling/sampling_logp_difference/max": Metric("nats", "The same for the token where it is largest."),
+    "sampling/importance_sampling_ratio/min": Metric(
+        "weight", "Smallest weight by which the loss corrects that difference; 0: masked. Only with `use_vllm`."
+    ),
+    "sampling/importance_sampling_ratio/mean": Metric("weight", "Mean of these weights, over tokens or rollouts."),
+    "sampling/importance_sampling_ratio/max": Metric("weight", "Largest of these weights."),
+}
+
+
+def describe(name: str) -> Metric | None:
+    """The row of `METRICS` for a logged name, `eval_` and reward names included; None for a user's own metric.
+
+    >>> describe("eval_rewards/accuracy/mean").unit
+    'reward'
+    """
+    name = name.removeprefix("eval_")
+    for start, end in _NAMED:
+        if name.startswith(start) and name.endswith(end):
+            name = f"{start}<name>{end}"
+    if name.startswith("finding/"):
+        name = "finding/<code>"
+    return METRICS.get(name)
+
+
+_NAMED = (
+    *(("rewards/", f"/{what}") for what in ("mean", "std", "failed", "success_rate")),
+    ("reward_weights/", ""),
+    ("time/reward/", "_seconds"),
+)
+"""What stands before and after the name of a reward function."""
+
+
+# ---- rollouts ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutTable:
+    """One row per completion of a generation round: all that the metrics, and other ranks, need of it."""
+
+    names_K: tuple[str, ...]
+    prompt_tokens_R: np.ndarray
+    tokens_R: np.ndarray
+    """Completion length, with the end token."""
+    truncated_R: np.ndarray
+    """bool: ended by reaching its token limit."""
+    rewards_RK: np.ndarray
+    """float64, NaN for None."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and completion tokens."""
+        return int(self.prompt_tokens_R.sum() + self.tokens_R.sum())
+
+    def stack(self) -> np.ndarray:
+        """All columns as float64 [R, 3 + K], to be gathered from all ranks and given to `unstack`."""
+        lengths = np.stack([self.prompt_tokens_R, self.tokens_R, self.truncated_R], axis=1)
+        return np.concatenate([lengths.astype(np.float64), self.rewards_RK], axis=1)
+
+
+def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> RolloutTable:
+    """The rows of these groups, in their order."""
+    completions = [completion for scored in groups for completion in scored.group.completions]
+    rewards = [scored.rewards_GK for scored in groups]
+    return RolloutTable(
+        names_K=names_K,
+        prompt_tokens_R=np.array([len(s.group.prompt.token_ids) for s in groups for _ in s.group.completions], int),
+        tokens_R=np.array([len(completion.token_ids) for completion in completions], int),
+        truncated_R=np.array([completion.finish == "length" for completion in completions], bool),
+        rewards_RK=np.concatenate([np.empty((0, len(names_K))), *rewards]),
+    )
+
+
+def unstack(rows: np.ndarray, names_K: tuple[str, ...]) -> RolloutTable:
+    """The table whose `stack()` this is, or several on top of each other."""
+    return RolloutTable(
+        names_K=names_K,
+        prompt_tokens_R=rows[:, 0].astype(int),
+        tokens_R=rows[:, 1].astype(int),
+        truncated_R=rows[:, 2].astype(bool),
+        rewards_RK=rows[:, 3:],
+    )
+
+
+def rollout_metrics(table: RolloutTable, advantages: Advantages) -> dict[str, float]:
+    """`completions/*`, `rewards/*`, `reward`, `reward_std` and `frac_reward_zero_std` of a generation round.
+
+    Args:
+        table: all completions, of all ranks.
+        advantages: of the same completions.
+    """
+    rewards = {
+        f"rewards/{name}/{what}": of(table.rewards_RK[:, k])
+        for k, name in enumerate(table.names_K)
+        for what, of in (("mean", nanmean), ("std", nanstd))
+    }
+    return {
+        **_lengths(table.tokens_R, "length"),
+        "completions/clipped_ratio": nanmean(table.truncated_R),
+        **_lengths(table.tokens_R[~table.truncated_R], "terminated_length"),
+        **rewards,
+        "reward": nanmean(advantages.reward_PG),
+        "reward_std": nanstd(advantages.reward_PG),
+        "frac_reward_zero_std": nanmean(advantages.zero_std_PG),
+    }
+
+
+def _lengths(tokens: np.ndarray, which: str) -> dict[str, float]:
+    tokens = tokens if len(tokens) else np.zeros(1)  # TRL says 0 where no completion ended by itself
+    return {f"completions/{name}_{which}": float(getattr(tokens, name)()) for name in ("mean", "min", "max")}
+
+
+def nanmean(x: np.ndarray) -> float:
+    """Mean of what is not NaN; NaN when nothing is left."""
+    known = np.asarray(x, dtype=np.float64)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def nanstd(x: np.ndarray) -> float:
+    """Standard deviation (n - 1) of what is not NaN; NaN when fewer than two are left."""
+    known = np.asarray(x, dtype=np.float64)
+    known = known[~np.isnan(known)]
+    return float(known.std(ddof=1)) if known.size > 1 else math.nan
+
+
+# ---- losses ----
+
+
+def loss_metrics(
+    sums: LossSums, settings: LossSettings, *, has_entropy_bonus: bool = False, entropy_coef: float | None = None
+) -> dict[str, float]:
+    """What TRL logs of its loss, for an optimizer step (TRL averages micro-batches; here every token counts the same).
+
+    NaN where nothing was trained on. The only copy from the device to the host is here.
+
+    Args:
+        sums: of all packs of all ranks.
+        settings: choose the names.
+        has_entropy_bonus: whether `policy_loss` is something else than the loss.
+        entropy_coef: logged when given.
+    """
+    names = ["entropy", *(["kl"] if settings.beta else []), *(["policy_loss"] if has_entropy_bonus else [])]
+    names += [name for name in LOSS_METRICS if name.startswith("sampling/")] if settings.correction is not None else []
+    total = dict(zip(LossSums.__dataclass_fields__, sums.stack().tolist(), strict=True))
+    values = {name: LOSS_METRICS[name](total) for name in (*names, *OBJECTIVES[settings.loss_type].metrics)}
+    return values if entropy_coef is None else {**values, "entropy_coef": entropy_coef}
+
+
+def mean_kept_entropy(sums: LossSums) -> float:
+    """Mean entropy over the tokens that the policy term keeps: what `EntropyControl` steers by."""
+    return float(sums.kept_entropy) / max(float(sums.kept_tokens), 1.0)
+
+
+def _share(*parts: str) -> Callable[[Mapping[str, float]], float]:
+    *over, count = parts
+    return lambda total: sum(total[part] for part in over) / total[count] if total[count] else math.nan
+
+
+def _finite(name: str) -> Callable[[Mapping[str, float]], float]:
+    return lambda total: total[name] if math.isfinite(total[name]) else math.nan
+
+
+LOSS_METRICS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
+    "entropy": _share("entropy", "tokens"),
+    "kl": _share("kl", "tokens"),
+    "policy_loss": lambda total: total["policy_loss"],
+    "clip_ratio/low_mean": _share("low_clipped", "ratios"),
+    "clip_ratio/low_min": _finite("low_min"),
+    "clip_ratio/high_mean": _share("high_clipped", "ratios"),
+    "clip_ratio/high_max": _finite("high_max"),
+    "clip_ratio/region_mean": _share("low_clipped", "high_clipped", "ratios"),
+    "cispo_clip_ratio": _share("cap_clipped", "ratios"),
+    "vespo/phi_seq_mean": _share("phi", "ratios"),
+    "sampling/sampling_logp_difference/mean": _share("gap", "gap_tokens"),
+    "sampling/sampling_logp_difference/max": _finite("gap_max"),
+    "sampling/importance_sampling_ratio/min": _finite("weight_min"),
+    "sampling/importance_sampling_ratio/mean": _share("weight", "weights"),
+    "sampling/importance_sampling_ratio/max": _finite("weight_max"),
+}
+
+
+# ---- the window between two logs ----
+
+
+@dataclass(slots=True)
+class MetricsBuffer:
+    """Numbers since the last log, training and evaluation apart.
+
+    A log takes the mean of what is not NaN: a reward function that had nothing to say for one batch does not spoil the
+    window. What is left over at the end of a run goes into its summary.
+    """
+
+    _windows: dict[Mode, dict[str, list[float]]] = field(default_factory=lambda: {"train": {}, "eval": {}})
+    _step: dict[str, list[float]] = field(default_factory=dict)
+    """The same of training since the last optimizer step, for the run's folder."""
+
+    def add(self, mode: Mode, values: Mapping[str, float]) -> None:
+        """One more value under each name."""
+        for name, value in values.items():
+            if mode != "step":
+                self._windows[mode].setdefault(name, []).append(float(value))
+            if mode != "eval":
+                self._step.setdefault(name, []).append(float(value))
+
+    def replace(self, mode: Mode, values: Mapping[str, float]) -> None:
+        """Values that count up, such as `num_tokens`: the last one stands for the window."""
+        self._windows[mode].update({name: [float(value)] for name, value in values.items()})
+        if mode == "train":
+            self._step.update({name: [float(value)] for name, value in values.items()})
+
+    def take_step(self) -> dict[str, float]:
+        """The means of the optimizer step that has ended; NaN where all was NaN."""
+        step, self._step = self._step, {}
+        return {name: nanmean(np.array(values)) for name, values in step.items()}
+
+    def flush(self, mode: Mode) -> dict[str, float | None]:
+        """The means, under `eval_` names in evaluation; None where all was NaN. Empties the window."""
+        window, self._windows[mode] = self._windows[mode], {}
+        prefix = "eval_" if mode == "eval" else ""
+        means = {prefix + name: nanmean(np.array(values)) for name, values in window.items()}
+        return {name: None if math.isnan(mean) else mean for name, mean in means.items()}

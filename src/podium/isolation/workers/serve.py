@@ -1,0 +1,245 @@
+"""The process that calls the functions of one file.
+
+    python -m podium.isolation.workers.serve SOCKET SCRATCH PARENT DIE_WITH
+
+A request is a pickle (from the parent alone), a reply is JSON. `SCRATCH` is a file that outlives this process: its
+first eight bytes are the number of the completion that was taken last, then come the stacks that `faulthandler` writes
+when the process is asked for them (SIGUSR1, also in the middle of a C call) or crashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import inspect
+import json
+import os
+import pickle
+import random
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from podium.errors import PodiumError
+from podium.isolation.workers import functions, replies
+
+LENGTH = struct.Struct("!Q")
+INDEX = struct.Struct("=q")
+NOTHING_TAKEN = -1
+PR_SET_PDEATHSIG = 1
+
+_OURS = frozenset({__file__, asyncio.runners.__file__, asyncio.base_events.__file__})
+
+
+class Handed(list[Any]):
+    """The completions as a list that says which of them was taken last."""
+
+    def __init__(self, values: Sequence[Any], took: Callable[[int], None]) -> None:
+        super().__init__(values)
+        self._took = took
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, value in enumerate(super().__iter__()):
+            self._took(index)
+            yield value
+        self._took(NOTHING_TAKEN)
+
+    def __getitem__(self, key: Any) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(key, int):
+            self._took(key % len(self))
+        return value
+
+    def __reduce__(self) -> Any:
+        """Copies, pickled or not, are plain lists."""
+        return list, (list(self),)
+
+
+# ---- one request ----
+
+
+@functools.cache
+def load(path: str, attribute: str, args: bytes, shown: str) -> Callable[..., Any]:
+    """The function, made once a process; `args` are pickled."""
+    folder = str(Path(path).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module = functions.module_from_file(Path(path), shown)
+    found = functions.attribute(module, attribute, shown)
+    return functions.apply_args(found, pickle.loads(args), f"{shown}:{attribute}")
+
+
+def describe(function: Callable[..., Any]) -> dict[str, Any]:
+    """What the parent has to know of a function that it never sees."""
+    parameters = functions.parameters_of(function)
+    return {
+        "name": functions.function_name(function),
+        "where": functions.location(function),
+        "row_wise": bool(getattr(functions.unwrapped(function), "row_wise", False)),
+        "parameters": parameters
+        and [[each.name, each.kind.name, each.default is not inspect.Parameter.empty] for each in parameters],
+    }
+
+
+def call(function: Callable[..., Any], request: Mapping[str, Any], took: Callable[[int], None]) -> dict[str, Any]:
+    """The function's answer, with what it logged, or what it raised."""
+    arguments, logged = dict(request["arguments"]), Logged(request["num_completions"])
+    arguments |= {name: getattr(logged, name) for name in request["services"]}
+    seed(request["seed"])
+    completions = arguments.get("completions", ())
+    if completions:
+        arguments["completions"] = Handed(completions, took)
+    outcome: replies.Returned | replies.Raised
+    try:
+        answer = function(**arguments)
+        outcome = replies.returned(loop().run_until_complete(answer) if functions.is_async(function) else answer)
+    # Nothing that a user's function raises ends this process: also `exit()`, and interrupts that nobody sent.
+    except BaseException as error:  # noqa: BLE001
+        outcome = replies.raised(error, _OURS, completions)
+    return {**replies.to_json(outcome), "extras": logged.extras, "metrics": logged.metrics}
+
+
+class Logged:
+    """What a function hands to `log_extra` and `log_metric`, as plain data."""
+
+    def __init__(self, num_completions: int) -> None:
+        self.num_completions = num_completions
+        self.extras: list[tuple[str, list[Any]]] = []
+        self.metrics: list[tuple[str, float]] = []
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        self.extras.append(
+            (str(column), [plain(value) for value in checked_extra(column, values, self.num_completions)])
+        )
+
+    def log_metric(self, name: str, value: Any) -> None:
+        self.metrics.append((str(name), float(value)))
+
+
+def checked_extra(column: str, values: Sequence[Any], num_completions: int) -> list[Any]:
+    """The values of a column that a reward adds; `ValueError` where it is not one for each completion."""
+    values = list(values)
+    if len(values) != num_completions:
+        raise ValueError(
+            f"log_extra({column!r}, ...) got {len(values)} values for {num_completions} completions; give one for each"
+        )
+    return values
+
+
+def plain(value: Any) -> Any:
+    """Text, numbers, lists and dicts as they are; other things as text."""
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    return value if value is None or type(value) in (str, bool, int, float) else str(value)
+
+
+def seed(number: int) -> None:
+    """The global generators of Python and, where the file imported them, numpy and torch."""
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(number)
+
+
+@functools.cache
+def loop() -> asyncio.AbstractEventLoop:
+    """One event loop for the life of the process, so that sessions and pools opened in it stay usable."""
+    return asyncio.new_event_loop()
+
+
+def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> dict[str, Any]:
+    """The reply to one request: a description of the function, or what came of calling it."""
+    sys.path[:] = [*request["path"], *(entry for entry in sys.path if entry not in request["path"])]
+    try:
+        function = load(*request["function"])
+    except PodiumError as error:
+        return {"refused": error.what, "fix": error.fix, "code": error.code}
+    return call(function, request, took) if "arguments" in request else describe(function)
+
+
+# ---- the process ----
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next request; None at the end."""
+    header = _exactly(connection, LENGTH.size)
+    return None if header is None else pickle.loads(_exactly(connection, *LENGTH.unpack(header)) or b"")
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    buffer = bytearray()
+    while len(buffer) < count:
+        chunk = connection.recv(min(count - len(buffer), 1 << 20))
+        if not chunk:
+            return None
+        buffer += chunk
+    return bytes(buffer)
+
+
+def serve(connection: socket.socket, scratch: int) -> None:
+    """Answers requests until the parent closes the connection."""
+
+    def took(index: int) -> None:
+        os.pwrite(scratch, INDEX.pack(index), 0)
+
+    while True:
+        took(NOTHING_TAKEN)
+        try:
+            request = receive(connection)
+        except Exception as error:  # noqa: BLE001  a class that only the parent knows
+            reply = {"refused": f"what it is called with cannot be read in a worker: {type(error).__name__}: {error}"}
+        else:
+            if request is None:
+                return
+            reply = answer(request, took)
+        message = json.dumps(reply).encode()
+        connection.sendall(LENGTH.pack(len(message)) + message)
+
+
+def end_with(parent: int, *, of_thread: bool) -> None:
+    """Die when the parent does, however it does.
+
+    `of_thread`: the kernel may do it (Linux); its signal comes when the parent's *thread* ends that started this
+    process, so only the main thread's children use it.
+    """
+    if of_thread and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    """Set the process up and serve."""
+    descriptor, scratch, parent, of_thread = map(int, sys.argv[1:])
+    for number in (descriptor, scratch):
+        os.set_inheritable(number, False)
+    end_with(parent, of_thread=bool(of_thread))
+    with contextlib.suppress(OSError):  # where memory runs out, this process goes before the trainer
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    faulthandler.enable(file=scratch, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=scratch, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as connection:
+        serve(connection, scratch)
+    os._exit(0)  # no thread that a function left behind holds this process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Who attends to whom in a pack: attention rows over flat positions, in two forms for two kinds of kernels.
+
+A prompt's text is causal; a completion sees its prompt and itself; everything sees the trunk. Nothing else of Podium
+needs to know that beginnings are shared.
+
+Shape letters: T positions in the pack, B rows of a bucket, L queries a row, K keys a row, M of them behind a prefix.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podium.models.devices import put
+
+FOLDED_ROW = 256
+"""A group of at most this many tokens attends as one row under a tree mask: fewer, larger products. So does what the
+completions of a larger one share."""
+
+CHUNK = 128
+"""Tokens that attend among themselves in one row of a long text; to all before them they attend in another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Attention rows of similar width, on a device: queries `query_BL` and keys `key_BK` of row b.
+
+    Every query of row b sees the row's first `prefix_B` keys; those behind them causally, or as `mask_BLM` says. What
+    is dense (`seen`, `distance`) is made on the device and only where a kernel cannot do without.
+    """
+
+    query_BL: Tensor
+    """int64 positions in T; padded with the row's first query."""
+    key_BK: Tensor
+    """int64 positions in T; padded with the row's first key."""
+    prefix_B: Tensor
+    mask_BLM: Tensor | None
+    """bool, over the keys behind the prefix; None: causal."""
+    position_T: Tensor
+    causal: bool
+    """Plain causal attention of sequences padded on the right: no prefix and no mask."""
+
+    def seen(self) -> Tensor:
+        """Which keys a query sees, bool [B, L, K]; at least one, so that no softmax is empty."""
+        device, length = self.query_BL.device, self.query_BL.shape[1]
+        behind_BK = torch.arange(self.key_BK.shape[1], device=device)[None] - self.prefix_B[:, None]
+        if self.mask_BLM is None:
+            return behind_BK[:, None, :] <= torch.arange(length, device=device)[None, :, None]
+        last = self.mask_BLM.shape[2] - 1
+        place_BLK = behind_BK.clamp(0, last)[:, None, :].expand(-1, length, -1)
+        inside_BK = (behind_BK >= 0) & (behind_BK <= last)
+        return (behind_BK < 0)[:, None, :] | (self.mask_BLM.gather(2, place_BLK) & inside_BK[:, None, :])
+
+    def distance(self) -> Tensor:
+        """Position of the query minus position of the key [B, L, K]: what a sliding window looks at."""
+        return self.position_T[self.query_BL][:, :, None] - self.position_T[self.key_BK][:, None, :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Attention rows of one kind, for kernels that give the log-sum-exp of a row with its output.
+
+    A query may be in several parts, each over other keys; its output is joined from theirs. No position is twice a
+    query, or twice a key, of the same part, padding aside.
+    """
+
+    query_BL: Tensor
+    """int64 positions in T; padded with the row's first query."""
+    key_BK: Tensor
+    """int64 positions in T; padded with the row's first key."""
+    queries_N: Tensor
+    """Where the rows' own queries, without padding, stand in the flattened `query_BL`."""
+    keys_M: Tensor
+    """Where the rows' own keys stand in the flattened `key_BK`."""
+    mask_BLK: Tensor | None
+    """bool; None: causal, or everything is seen."""
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Who attends to whom in a pack, as rows without tensors; a kernel asks for the form that it can take."""
+
+    rows: tuple[_Row, ...]
+    """Every position of T is a query of exactly one row."""
+    part_rows: tuple[tuple[_Row, ...], ...]
+    """The same cut up: every position is a query of one of the first; those that follow add keys to some of them."""
+    position_T: np.ndarray
+    """Position ids."""
+
+    def buckets(self, device: torch.device | str = "cpu") -> tuple[tuple[Bucket, ...], Tensor]:
+        """The rows side by side, and where position t's output stands in the buckets' flattened outputs [T]."""
+        found, output_T, offset = [], np.zeros(len(self.position_T), np.int64), 0
+        position_T = put(self.position_T.astype(np.int32), device)
+        for members in _by_kind(self.rows):
+            query_BL, key_BK = _stacked(members)
+            for i, row in enumerate(members):
+                output_T[row.queries] = offset + i * query_BL.shape[1] + np.arange(len(row.queries))
+            mask = None if members[0].mask is None else put(_stacked_masks(members, query_BL.shape[1]), device)
+            found.append(
+                Bucket(
+                    query_BL=put(query_BL, device),
+                    key_BK=put(key_BK, device),
+                    prefix_B=put(np.array([row.prefix for row in members]), device),
+                    mask_BLM=mask,
+                    position_T=position_T,
+                    causal=members[0].causal,
+                )
+            )
+            offset += query_BL.size
+        return tuple(found), put(output_T, device)
+
+    def parts(self) -> tuple[Part, ...]:
+        """The parts, on the CPU."""
+        return tuple(_part(members) for rows in self.part_rows for members in _by_kind(rows))
+
+    def reach(self) -> int:
+        """The largest distance between a query and a key of its row: a wider sliding window hides nothing."""
+        return max(int(self.position_T[row.queries].max() - self.position_T[row.keys].min()) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Where one rollout stands in T: the trunk at 0, the rest of its prompt, its own input tokens."""
+
+    trunk: int
+    """Tokens of the prompt that stand in the trunk."""
+    prompt_start: int
+    prompt_length: int
+    """With the trunk."""
+    own: np.ndarray
+    """Positions in T of the completion's input tokens; others may share the first ones."""
+
+    @property
+    def length(self) -> int:
+        """Input tokens of the completion."""
+        return len(self.own)
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """Positions in T of the rest of the prompt; at least one."""
+        return np.arange(self.prompt_start, self.prompt_start + self.prompt_length - self.trunk)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Positions in T of the whole rollout, in its order."""
+        return np.concatenate([np.arange(self.trunk), self.prompt, self.own])
+
+
+# ---- who attends to whom ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One attention row: its queries, its keys and which query sees which key."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    mask: np.ndarray | None = None  # over the keys behind the prefix; None: causal, or open
+    open: bool = False  # every query sees every key
+    prefix: int = 0  # keys at the beginning that every query sees
+
+    @property
+    def causal(self) -> bool:
+        return self.mask is None and not self.open and not self.prefix
+
+    @property
+    def kind(self) -> tuple[bool, bool, bool, int, int]:
+        """Rows of a kind are computed together: they have similar widths, or the same where no mask hides padding."""
+        sizes = len(self.queries), len(self.keys)
+        return (self.mask is None, bool(self.prefix), self.open, *(sizes if self.open else map(_width, sizes)))
+
+
+def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
+    """The attention of prompts with shared completions: causal in a prompt; a completion sees its prompt and itself."""
+    found = _Rows([], [], [])
+    for _, group in itertools.groupby(spans, key=lambda span: span.prompt_start):
+        for rows, more in zip(found, _rows_of_group(list(group)), strict=True):
+            rows += more
+    return _layout(*found, trunk=spans[0].trunk, positions_T=np.asarray(positions))
+
+
+class _Rows(NamedTuple):
+    """Attention rows as a whole, and the same in parts: over what is a text's own, and over what is before it."""
+
+    whole: list[_Row]
+    own: list[_Row]
+    shared: list[_Row]
+
+
+def _rows_of_group(group: Sequence[Span]) -> _Rows:
+    prompt, completions = group[0].prompt, [span.own for span in group if span.length]
+    places = np.unique(np.concatenate(completions)) if completions else prompt[:0]
+    if len(prompt) + len(places) <= FOLDED_ROW:
+        folded = _folded([prompt, *(np.concatenate([prompt, x]) for x in completions)])
+        return _Rows([folded], [folded], [])
+    stem, parted = part_ways(completions)
+    tails = [(behind, tail) for behind, tail in parted if len(tail)]
+    rows = _Rows(
+        [_Row(prompt, prompt), *(_above(_Row(tail, tail), np.concatenate([prompt, behind])) for behind, tail in tails)],
+        [],
+        [_Row(places, prompt, open=True)] if completions else [],
+    )
+    if len(stem):
+        folded = _folded([behind for behind, _ in parted if len(behind)])
+        rows.whole.append(_above(folded, prompt))
+        rows.own.append(folded)
+    rows.shared.extend(_over_stem(tails))
+    for text in (prompt, *(tail for _, tail in tails)):
+        chunks, earlier = _chunked(text)
+        rows.own.extend(chunks)
+        rows.shared.extend(earlier)
+    return rows
+
+
+def part_ways(completions: Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """The stem, which is one attention row, and each completion as its part of the stem and the rest.
+
+    The stem is what several completions share; everything, where they share something and that is small.
+
+    >>> part_ways([np.arange(300), np.append(np.arange(2), 300)])[1][1]
+    (array([0, 1]), array([300]))
+    """
+    places, uses = np.unique(np.concatenate(completions), return_counts=True) if completions else (np.empty(0),) * 2
+    stem = places if len(places) <= FOLDED_ROW and (uses > 1).any() else places[uses > 1]
+    within = [np.isin(x, stem, assume_unique=True) for x in completions]
+    return stem, [(x[inside], x[~inside]) for x, inside in zip(completions, within, strict=True)]
+
+
+def _over_stem(tails: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Row]:
+    """What completions have for themselves sees all of its own part of the stem."""
+    pairs = [(behind, tail) for behind, tail in tails if len(behind)]
+    if not pairs:
+        return []
+    keys = np.unique(np.concatenate([behind for behind, _ in pairs]))
+    seen = [np.tile(np.isin(keys, behind, assume_unique=True), (len(tail), 1)) for behind, tail in pairs]
+    return [_Row(np.concatenate([tail for _, tail in pairs]), keys, np.concatenate(seen))]
+
+
+def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:
+    """Independent sequences, one after the other, each causal, behind a trunk that all of them see."""
+    starts = trunk + np.cumsum([0, *lengths[:-1]])
+    texts = [np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
+    chunked = [_chunked(x) for x in texts]
+    return _layout(
+        [_Row(x, x) for x in texts],
+        [row for rows, _ in chunked for row in rows],
+        [row for _, rows in chunked for row in rows],
+        trunk=trunk,
+        positions_T=np.concatenate([np.arange(trunk), *(trunk + np.arange(n) for n in lengths)]),
+    )
+
+
+def _layout(rows: list[_Row], own: list[_Row], shared: list[_Row], *, trunk: int, positions_T: np.ndarray) -> Layout:
+    """What the rows see, and below it the trunk, which everything else sees whole."""
+    parts: list[list[_Row]] = [own, shared]
+    if trunk:
+        below, rest = np.arange(trunk), np.arange(trunk, len(positions_T))
+        chunks, earlier = _chunked(below)
+        rows = [_Row(below, below), *(_above(row, below) for row in rows)]
+        parts = [[*own, *chunks], [*shared, *earlier], [_Row(rest, below, open=True)]]
+    return Layout(rows=tuple(rows), part_rows=tuple(map(tuple, parts)), position_T=positions_T)
+
+
+def _above(row: _Row, trunk: np.ndarray) -> _Row:
+    """The row with the trunk's keys, which every query sees, before its own."""
+    return replace(row, keys=np.concatenate([trunk, row.keys]), prefix=len(trunk) + row.prefix)
+
+
+def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:
+    """A causal text as rows of chunks over themselves, and of chunks over everything before them.
+
+    Kernels compute the half of a causal square that nobody looks at; in chunks that half is smaller.
+    """
+    starts = range(0, len(text), CHUNK)
+    chunks = [text[start : start + CHUNK] for start in starts]
+    earlier = [_Row(x, text[:start], open=True) for x, start in zip(chunks[1:], starts[1:], strict=True)]
+    return [_Row(x, x) for x in chunks], earlier
+
+
+def _folded(paths: Sequence[np.ndarray]) -> _Row:
+    """Texts that share beginnings as one row under a tree mask: each token sees itself and what comes before it."""
+    tokens = np.unique(np.concatenate(paths))
+    visible = np.zeros((len(tokens), len(tokens)), bool)
+    for path in paths:
+        places = np.searchsorted(tokens, path)
+        visible[np.ix_(places, places)] |= np.tri(len(places), dtype=bool)
+    return _Row(tokens, tokens, visible)
+
+
+def _by_kind(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """Rows of one kind and similar width, in powers of two."""
+    kinds: dict[tuple[bool, bool, bool, int, int], list[_Row]] = {}
+    for row in rows:
+        kinds.setdefault(row.kind, []).append(row)
+    return list(kinds.values())
+
+
+def _stacked(rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and keys of rows of one kind, padded to the longest."""
+    length = max(len(row.queries) for row in rows)
+    width = length if rows[0].causal else max(len(row.keys) for row in rows)
+    return np.stack([_pad(row.queries, length) for row in rows]), np.stack([_pad(row.keys, width) for row in rows])
+
+
+def _stacked_masks(rows: Sequence[_Row], length: int) -> np.ndarray:
+    """Masks [B, L, M] of rows that have one, over the keys behind their prefixes."""
+    masks = [row.mask for row in rows if row.mask is not None]
+    stacked = np.zeros((len(rows), length, max(mask.shape[1] for mask in masks)), bool)
+    for i, mask in enumerate(masks):
+        stacked[i, : len(mask), : mask.shape[1]] = mask
+        stacked[i, len(mask) :] = stacked[i, 0]  # a padded query repeats the first one
+    return stacked
+
+
+def _part(rows: Sequence[_Row]) -> Part:
+    query_BL, key_BK = _stacked(rows)
+    return Part(
+        query_BL=torch.from_numpy(query_BL),
+        key_BK=torch.from_numpy(key_BK),
+        queries_N=_without_padding([len(row.queries) for row in rows], query_BL.shape[1]),
+        keys_M=_without_padding([len(row.keys) for row in rows], key_BK.shape[1]),
+        mask_BLK=None if rows[0].mask is None else torch.from_numpy(_stacked_masks(rows, query_BL.shape[1])),
+        causal=rows[0].causal,
+    )
+
+
+def _without_padding(lengths: Sequence[int], width: int) -> Tensor:
+    return torch.from_numpy(np.concatenate([i * width + np.arange(n) for i, n in enumerate(lengths)]))
+
+
+def _width(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def _pad(index: np.ndarray, length: int) -> np.ndarray:
+    return np.concatenate([index, np.full(length - len(index), index[0])])

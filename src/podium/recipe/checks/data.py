@@ -1,0 +1,422 @@
+"""Rules about the rows: what one pass over the datasets has counted, judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from podium.data.check import column_problems, continued, mixed, no_rows, overlong, stream_problems, too_few
+from podium.data.files import kind_of
+from podium.data.row import LEAVE_OUT, no_template
+from podium.data.templates import parse
+from podium.recipe.checks.rows import MAX_SHOWN, MEASURED_ROWS, RowSurvey
+from podium.recipe.checks.setup import Setup
+from podium.records import Finding
+from podium.rewards.resolve import GIVEN, GOLD, Reward
+from podium.trainer.assembly import plan_of
+
+
+def _surveys(setup: Setup) -> list[RowSurvey]:
+    return [survey for survey in (setup.train, setup.evaluation) if survey is not None]
+
+
+def _named(survey: RowSurvey, findings: Iterable[Finding]) -> Iterator[Finding]:
+    yield from (replace(finding, what=f"{survey.name}, {finding.what}") for finding in findings)
+
+
+def columns(setup: Setup) -> Iterator[Finding]:
+    """A column for the prompt, and none with a name that is taken."""
+    seen = set[tuple[str, ...]]()
+    for survey in _surveys(setup):
+        names = survey.source.columns or tuple(survey.columns)
+        if names and names not in seen:
+            yield from _named(survey, column_problems(names, "dataset", by_keys=bool(setup.given)))
+        seen.add(names)
+
+
+UNREADABLE = frozenset(
+    {"D004", "D024", "D025", "D026", "D027", "D030", "D031", "D034", "D035", "D038", "D039", "D056", "D057", "D058"}
+)
+"""Why rows could not be had."""
+
+_FOLLOWING = frozenset({"C015", "C028", "D001", "D015", "D022", "D023"})
+"""Codes of findings that only follow from rows that are missing or cannot be used."""
+
+
+def without_consequences(setup: Setup, found: list[Finding]) -> list[Finding]:
+    """Findings less those that only follow from rows that cannot be had, or have no column for the prompt."""
+    if any(finding.code in UNREADABLE for finding in setup.problems):
+        following = _FOLLOWING
+    elif any(finding.code == "D001" for finding in columns(setup)):
+        following = _FOLLOWING - {"D001"}
+    else:
+        return found
+    return [
+        finding
+        for finding in found
+        if finding.severity != "note"
+        and finding.code not in following
+        and not (finding.code == "C031" and "`rewards`" in finding.what)
+    ]
+
+
+def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:
+    """The columns that a recipe's `prompt` or `answer` names, as the rows have them."""
+    template = setup.given.get(key)
+    return parse(template).columns if isinstance(template, str) and "{" in template else (key,)
+
+
+_CURES = {
+    "D013": "chat: true",
+    "M004": "model: an instruct model, whose tokenizer has one; without `chat`, `system` and `examples` texts stay "
+    "plain",
+}
+"""By code, the cure by keys of a recipe."""
+
+
+def _by_keys(setup: Setup, finding: Finding) -> Finding:
+    """A finding whose cure was written for Python, for the reader of a recipe."""
+    if not setup.given:
+        return finding
+    if LEAVE_OUT not in finding.fix:
+        settings = re.sub(r'(\w+)="?(\w+)"?', r"`\1: \2`", finding.fix) if finding.code == "D014" else finding.fix
+        return replace(finding, fix=_CURES.get(finding.code, settings))
+    names = _asking_columns(setup, "prompt")
+    cure = "leave such rows out: delete them in the data"
+    if finding.code in ("D002", "D005") and len(names) == 1:
+        cure = f"leave such rows out: filter: {names[0]} != ''"
+    return replace(finding, fix=finding.fix.replace(LEAVE_OUT, cure))
+
+
+def bad_rows(setup: Setup) -> Iterator[Finding]:
+    """Rows that cannot be used, the first of each kind written out."""
+    for survey in _surveys(setup):
+        for code, shown in survey.bad.items():
+            if code == "D001" and "prompt" not in survey.columns:
+                continue  # the column is missing altogether, which `columns` says
+            yield from (_by_keys(setup, finding) for finding in shown)
+            more = survey.num_bad[code] - MAX_SHOWN
+            if more > 0:
+                what = f"{survey.name}: {more:,} more rows like these {MAX_SHOWN}"
+                yield replace(shown[-1], what=what)
+
+
+def shapes(setup: Setup) -> Iterator[Finding]:
+    """Chat and plain rows mixed, turns to be continued, prompts too long, chat rows without a template."""
+    for survey in _surveys(setup):
+        counts, builder = survey.counts, survey.builder
+        found = [*mixed(counts), *continued(counts), *overlong(counts, builder)]
+        if counts.chat_rows.count and builder is not None and builder.chat_template is None:
+            found.append(no_template(counts.chat_rows.first[0]))
+        yield from _named(survey, (_by_keys(setup, each) for each in found))
+        if survey.late_system.count:
+            yield Finding(
+                code="D012",
+                severity="warning",
+                what=f"{survey.name}, {survey.late_system.count:,} conversations have a system message that is not the "
+                f"first ({survey.late_system})",
+                why="many chat templates leave it out without a word, or refuse it",
+                fix="put everything the system says into the first message",
+            )
+
+
+def turns(setup: Setup) -> Iterator[Finding]:
+    """Conversations in which nothing is asked, or of which the template leaves something out; control tokens."""
+    for survey in _surveys(setup):
+        if count := survey.nothing_asked.count:
+            yield Finding(
+                code="D042",
+                severity="warning",
+                what=f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})",
+                why="nothing is asked in them, so that there is nothing to answer",
+                fix='write what is asked as {"role": "user", "content": "..."} behind the system message',
+            )
+        if count := survey.left_out.count:
+            yield Finding(
+                code="D043",
+                severity="warning",
+                what=f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})",
+                why="the model is trained on prompts in which that part is missing",
+                fix="a model whose chat template has tools; or write what the tool was asked and said as text of the "
+                "user's turn",
+            )
+        if count := survey.control.count:
+            yield Finding(
+                code="D044",
+                severity="warning",
+                what=f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
+                f"`{survey.first_control}` ({survey.control})",
+                why="the model reads them as the end or the beginning of a turn, so that a text can speak for the "
+                "system or the assistant",
+                fix=f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
+                f"{survey.first_control[1:]}`",
+            )
+
+
+_INSTRUCT = re.compile(r"instruct|chat|[-_]it\b", re.IGNORECASE)
+"""In the names of models that were trained on conversations."""
+
+
+def unasked_in_chat(setup: Setup) -> Iterator[Finding]:
+    """Plain prompts, and a model with a chat template."""
+    train, builder = setup.train, setup.builder
+    if train is None or builder is None or builder.chat_template is None:
+        return
+    counts = train.counts
+    if not counts.plain_rows.count or counts.chat_rows.count or train.written_out.count:
+        return
+    name = f"{setup.given.get('model', '')} {builder.tokenizer.name_or_path}"
+    yield Finding(
+        code="D045",
+        severity="warning" if _INSTRUCT.search(name) else "note",
+        what=f"{train.name}: the prompts are plain texts, and the model's tokenizer has a chat template",
+        why="a model that was trained on conversations continues a plain text rather than to answer it",
+        fix="chat: true" if setup.given else 'prompts as [{"role": "user", "content": text}]',
+    )
+
+
+def room(setup: Setup) -> Iterator[Finding]:
+    """Prompts that are allowed and have no place before the longest completion."""
+    builder = setup.builder
+    if builder is None or builder.max_prompt_length is None or builder.context_room is None:
+        return
+    if builder.max_prompt_length <= builder.context_room:
+        return
+    yield Finding(
+        code="D015",
+        severity="warning",
+        what=f"{setup.at('max_prompt_length')} {builder.max_prompt_length:,} and max_completion_length "
+        f"{builder.max_completion_length or 0:,} are more than the {builder.context_length:,} positions of the model",
+        why=f"a prompt may have {builder.context_room:,} tokens, whatever max_prompt_length says",
+        fix=setup.line("max_prompt_length", builder.context_room),
+    )
+
+
+def enough(setup: Setup) -> Iterator[Finding]:
+    """Rows at all, and as many as one generation round takes."""
+    for survey in _surveys(setup):
+        if not survey.counts.num_rows:
+            yield from _named(survey, [no_rows(survey.name)])
+    train = setup.train
+    if train is None or setup.args is None or not train.counts.num_rows or train.source.is_stream:
+        return
+    dropped = train.counts.long_rows.count if setup.args.overlong_prompts == "drop" else 0
+    left = train.counts.num_rows - dropped
+    yield from _named(train, too_few(left, dropped, plan_of(setup.args).prompts_per_round))
+
+
+def streams(setup: Setup) -> Iterator[Finding]:
+    """Settings that ask for more than a stream can give."""
+    streamed = bool(setup.given.get("dataset_streaming") or setup.given.get("streaming"))
+    is_stream = [streamed or survey.source.is_stream for survey in _surveys(setup)]
+    if setup.args is not None and any(is_stream):
+        yield from stream_problems(setup.args, train=setup.train is not None and is_stream[0])
+
+
+def repeats(setup: Setup) -> Iterator[Finding]:
+    """The same prompt more than once, and with different answers."""
+    train = setup.train
+    if train is None or not train.prompts.num_repeats:
+        return
+    prompts = train.prompts
+    about = "" if prompts.exact else "about "
+    row, first = prompts.first_repeat or (-1, -1)
+    yield Finding(
+        code="D016",
+        severity="warning",
+        what=f"{train.name}: {about}{prompts.num_repeats:,} rows repeat the prompt of another row, white space and "
+        f"capitals aside ({about}{prompts.num_repeated:,} prompts occur more than once; row {row} repeats row {first})",
+        why="a prompt that occurs twice is trained on twice as often, and a split made at random leaks into evaluation",
+        fix=_one_of_each(setup, train),
+    )
+    if prompts.first_contradiction is not None:
+        row, answer, first, other = prompts.first_contradiction
+        yield Finding(
+            code="D041",
+            severity="warning",
+            what=f"{train.name}: {prompts.num_contradicting:,} rows have another answer than an earlier row with the "
+            f"same prompt (row {row}: `{answer}`, row {first}: `{other}`)",
+            why="what one of them rewards the other one punishes",
+            fix="correct the wrong rows; where several answers are right, write one row with a list of them",
+        )
+
+
+def _one_of_each(setup: Setup, train: RowSurvey) -> str:
+    """Return the command or key that removes repeated prompts."""
+    names, file = _asking_columns(setup, "prompt"), Path(train.name)
+    kind = kind_of(file)
+    if not setup.given:
+        return "keep one of each: Dataset.from_pandas(dataset.to_pandas().drop_duplicates('prompt'))"
+    if len(names) > 1 or train.source.form or kind not in _TABLES:
+        return f"keep one row of each {' and '.join(names)} in the data"
+    read, write = _TABLES[kind]
+    to = file.with_name(f"{file.stem}-unique{file.suffix}")
+    alike = f"~t['{names[0]}'].astype(str).str.casefold().str.split().str.join(' ').duplicated()"
+    program = f"import pandas; pandas.{read.format(file)}.loc[lambda t: {alike}].{write.format(to)}"
+    return f'keep one of each: python -c "{program}"; then dataset: {to}'
+
+
+_TABLES = {
+    ".csv": ("read_csv('{}', dtype=str)", "to_csv('{}', index=False)"),
+    ".jsonl": ("read_json('{}', lines=True, dtype=False)", "to_json('{}', orient='records', lines=True)"),
+    ".json": ("read_json('{}', dtype=False)", "to_json('{}', orient='records')"),
+    ".parquet": ("read_parquet('{}')", "to_parquet('{}')"),
+}
+"""How pandas reads and writes a kind of file."""
+
+
+def leaks(setup: Setup) -> Iterator[Finding]:
+    """Held-out prompts that are trained on."""
+    train, held_out = setup.train, setup.evaluation
+    if train is None or held_out is None or not train.shared.count:
+        return
+    about = "" if held_out.prompts.exact else "at least "
+    yield Finding(
+        code="D017",
+        severity="warning",
+        what=f"{about}{train.shared.count:,} rows of {train.name} have a prompt that is in {held_out.name} too "
+        f"({train.shared})",
+        why="numbers on prompts that were trained on say nothing about new ones",
+        fix="take these rows out of the training set"
+        + ("; or `held_out: 0.1` in place of `eval_dataset`, which never overlaps" if setup.given else ""),
+    )
+
+
+def unusable_answers(setup: Setup) -> Iterator[Finding]:
+    """Null values in columns that a reward function asks for."""
+    for survey in _surveys(setup):
+        for name, column in survey.columns.items():
+            askers = [reward for reward in setup.rewards if _asks(reward, name)]
+            if not askers or not column.nulls.count:
+                continue
+            yield Finding(
+                code="D018",
+                severity="error" if column.nulls.count == survey.counts.num_rows else "warning",
+                what=f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.counts.num_rows:,} rows "
+                f"({column.nulls}), and reward `{askers[0].name}` asks for it",
+                why="a reward cannot judge a completion without the answer",
+                fix=_without_nulls(setup, name),
+            )
+
+
+def _without_nulls(setup: Setup, name: str) -> str:
+    """Return the command or key that removes rows with null in a column."""
+    if not setup.given:
+        return f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)'
+    names = _asking_columns(setup, name)
+    if setup.given.get("answer_from") and name == "answer":
+        return "correct `answer_from` or these rows, or leave such rows out: delete them in the data"
+    return f"leave such rows out: filter: {names[0]} != ''"
+
+
+def _asks(reward: Reward, column: str) -> bool:
+    return column not in GIVEN and (column in reward.needs or (reward.wants is not None and column in reward.wants))
+
+
+_TEXTS = {"str", "int", "float", "bool"}
+"""Types that are read as texts where a column of a file mixes them with texts."""
+
+
+def mixed_types(setup: Setup) -> Iterator[Finding]:
+    """Values of several types in one column of answers."""
+    for survey in _surveys(setup):
+        for name, column in survey.columns.items():
+            if name == "prompt" or len(column.kinds) < 2 or not any(_asks(reward, name) for reward in setup.rewards):
+                continue
+            counts = ", ".join(f"{count:,} {kind}" for kind, count in column.kinds.most_common())
+            yield Finding(
+                code="D019",
+                severity="note",
+                what=f"{survey.name}: column `{name}` holds {counts}; they are passed to the rewards as "
+                + ("texts" if setup.given and set(column.kinds) <= _TEXTS else "they are"),
+                why='a reward that compares with == says 4 is not "4"',
+                fix=f'answer: "{{{name}}}", a template, which gives text'
+                if setup.given and name == "answer"
+                else "write one type in every row, for example str(answer)",
+            )
+
+
+def long_answers(setup: Setup) -> Iterator[Finding]:
+    """Gold answers that no completion has room for."""
+    if setup.builder is None:
+        return
+    limit = setup.builder.max_completion_length
+    for survey in _surveys(setup):
+        for name in GOLD:
+            column = survey.columns.get(name)
+            if column is None or not column.long.count:
+                continue
+            tokens, row = column.longest
+            yield Finding(
+                code="D037",
+                severity="warning",
+                what=f"{survey.name}: {column.long.count:,} values of `{name}` have more tokens than "
+                f"max_completion_length {limit} ({column.long}; longest, row {row}: {tokens:,} tokens)",
+                why="the model is cut off before it can have written them",
+                fix=setup.line("max_completion_length", tokens),
+            )
+
+
+def lengths(setup: Setup) -> Iterator[Finding]:
+    """How long the prompts are, and what that leaves."""
+    train, builder = setup.train, setup.builder
+    if train is None or builder is None or not train.lengths:
+        return
+    low, middle, high = np.quantile(train.lengths, [0.05, 0.5, 0.95]).round().astype(int)
+    longest = train.counts.longest[0]
+    completion = builder.max_completion_length or 0
+    room = f" of the model's {builder.context_length:,} positions" if builder.context_length else ""
+    yield Finding(
+        code="D040",
+        severity="note",
+        what=f"{train.name}: {train.counts.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
+        f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
+        f"{longest + completion:,}{room}",
+    )
+
+
+def sampled(setup: Setup) -> Iterator[Finding]:
+    """That not every prompt was measured."""
+    for survey in _surveys(setup):
+        if survey.stride == 1 or not survey.lengths:
+            continue
+        yield Finding(
+            code="D032",
+            severity="note",
+            what=f"{survey.name}: {survey.counts.num_rows:,} rows; every row was looked at, and the tokens counted of "
+            f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
+            f"{survey.num_suspects:,} that may be too long",
+            why=f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken",
+        )
+
+
+def odd_text(setup: Setup) -> Iterator[Finding]:
+    """NUL characters, very large rows, a byte-order mark."""
+    for survey in _surveys(setup):
+        if survey.nul.count:
+            yield Finding(
+                code="D033",
+                severity="warning",
+                what=f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})",
+                why="it is a trace of a wrong decoding, and C libraries end a text there",
+                fix="take them out of the data" if setup.given else r'text.replace("\x00", "")',
+            )
+        if survey.large.count:
+            yield Finding(
+                code="D033",
+                severity="warning",
+                what=f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})",
+                why="they are hardly prompts; a missing line break or quote makes such rows",
+                fix="look at these rows",
+            )
+        if survey.source.form:
+            yield Finding(
+                code="D028",
+                severity="note",
+                what=f"{survey.name} is read as {survey.source.form}",
+                fix="nothing; other tools may trip over it",
+            )

@@ -1,0 +1,111 @@
+"""What is known of a model without its weights: its configurations, and the headers of its files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from podium.errors import ModelError, PodiumError
+from podium.models.builtin import resolve_model
+from podium.models.check import check_model_name
+from podium.models.loading import LoadSettings, load_tokenizer
+from podium.models.weights import stored_shapes
+from podium.recipe.checks.public import MODELS, public_config
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model as far as it can be known without loading it."""
+
+    name: str
+    config: PretrainedConfig | None = None
+    generation_config: GenerationConfig | None = None
+    folder: Path | None = None
+    """None: on the hub and not here, or given as an object."""
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes by name, from the headers of safetensors files; empty where there are none to read."""
+    unasked: bool = False
+    """Whether the hub could not be asked, and the configuration is one that Podium knows."""
+
+    @property
+    def num_parameters(self) -> int:
+        """0: not known."""
+        return sum(prod(shape) for shape in self.tensors.values())
+
+    @property
+    def embedding(self) -> tuple[int, ...] | None:
+        """Shape [vocabulary, width] of the input embedding."""
+        endings = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+        return next((shape for name, shape in self.tensors.items() if name.endswith(endings)), None)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """That the generation configuration names."""
+        ids = getattr(self.generation_config, "eos_token_id", None)
+        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> ModelFacts:
+    """Raises `ModelError` for a name that cannot become a language model."""
+    if not isinstance(model, str):
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        generation = getattr(model, "generation_config", None)
+        name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        return ModelFacts(name=name, config=model.config, generation_config=generation, tensors=shapes)
+    try:
+        check_model_name(model, needs_tokenizer=needs_tokenizer, trust_remote_code=settings.trust_remote_code)
+    except ModelError as error:
+        if error.code != "M002" or model not in MODELS:
+            raise
+        return ModelFacts(name=model, config=public_config(model), unasked=True)
+    source, revision = resolve_model(model), settings.init_kwargs.get("revision")
+    folder = Path(source).expanduser()
+    try:
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelError(
+            f"{model}: transformers does not know how to read its config.json ({_first_line(error)}).",
+            code="M013",
+            fix="Take a causal language model that transformers has, or install a newer transformers.",
+        ) from error
+    return ModelFacts(
+        name=model,
+        config=config,
+        generation_config=_generation_config(source, revision),
+        folder=folder if folder.is_dir() else None,
+        tensors=stored_shapes(folder),
+    )
+
+
+def tokenizer_of(model: Any, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
+    """Raises `ModelError` where there is none that can be used."""
+    try:
+        return load_tokenizer(model, given, settings)
+    except PodiumError:
+        raise
+    except Exception as error:  # tokenizers raises plain `Exception` for a file that it cannot read
+        raise ModelError(
+            f"{model}: its tokenizer cannot be read ({_first_line(error)}).",
+            code="M003",
+            fix="Copy the tokenizer's files from the original model, or pass `processing_class=` in Python.",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+
+
+def _generation_config(source: str, revision: str | None) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(source, revision=revision)
+    except (OSError, ValueError):  # many models have none
+        return None

@@ -1,0 +1,346 @@
+"""Rules about the model and its tokenizer, from their small files and the headers of the large ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from peft import LoraConfig
+
+from podium.errors import as_line
+from podium.models.builtin import BUILTIN
+from podium.models.loading import EIGHT_BITS_ON_CPU, bits_of
+from podium.models.weights import misfits
+from podium.recipe.checks.public import unasked_model
+from podium.recipe.checks.setup import Setup
+from podium.recipe.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
+from podium.records import Finding
+
+LARGE_FOR_CPU = 1_000_000_000
+"""Parameters from which training on a CPU is worth a warning."""
+
+
+def unasked(setup: Setup) -> Iterator[Finding]:
+    """A model whose configuration is known here and that the hub could not be asked for."""
+    if setup.model is not None and setup.model.unasked:
+        yield unasked_model(setup.model.name)
+
+
+def weights(setup: Setup) -> Iterator[Finding]:
+    """Names and shapes in the files against those that the configuration describes."""
+    facts = setup.model
+    if facts is not None and facts.config is not None and facts.folder is not None:
+        yield from misfits(facts.name, facts.config, facts.tensors)
+
+
+def vocabulary(setup: Setup) -> Iterator[Finding]:
+    """A row of the embedding for every token."""
+    facts, tokenizer = setup.model, setup.tokenizer
+    if facts is None or facts.config is None:
+        return
+    shape = facts.embedding
+    rows = facts.config.get_text_config().vocab_size if shape is None else shape[0]
+    if tokenizer is not None and len(tokenizer) > rows:
+        token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)
+        yield Finding(
+            code="M007",
+            severity="error",
+            what=f"{facts.name}: the embedding has {rows:,} rows, but the tokenizer has {len(tokenizer):,} tokens; "
+            f"token {len(tokenizer) - 1} (`{token}`) has no row",
+            why="the first prompt with such a token ends in `index out of range`",
+            fix="take the model's own tokenizer, or once: model.resize_token_embeddings(len(tokenizer)); "
+            "model.save_pretrained(folder)",
+        )
+
+
+def special_tokens(setup: Setup) -> Iterator[Finding]:
+    """Padding and end."""
+    tokenizer = setup.tokenizer
+    if tokenizer is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
+        yield Finding(
+            code="M005",
+            severity="note",
+            what=f"pad and end token are the same (`{tokenizer.eos_token}`, id {tokenizer.eos_token_id})",
+            why="harmless here: what is padding is known by position, never by id",
+        )
+
+
+def end_tokens(setup: Setup) -> Iterator[Finding]:
+    """The tokens that end a turn, as the tokenizer, the generation configuration and the chat template have them."""
+    facts, tokenizer = setup.model, setup.tokenizer
+    if facts is None or tokenizer is None:
+        return
+    ends = facts.end_ids | {tokenizer.eos_token_id} - {None}
+    closing = _closing_token(setup)
+    names = ", ".join(f"`{tokenizer.convert_ids_to_tokens(i)}` ({i})" for i in sorted(ends) if i < len(tokenizer))
+    if closing is not None and closing not in ends:
+        token = tokenizer.convert_ids_to_tokens(closing)
+        yield Finding(
+            code="M018",
+            severity="warning",
+            what=f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at "
+            f"{names}",
+            why="the model writes its end and goes on: completions run to max_completion_length",
+            fix=f"generation_kwargs: {{eos_token_id: {sorted({closing, *ends})}}}",
+        )
+    elif facts.end_ids and tokenizer.eos_token_id not in facts.end_ids:
+        yield Finding(
+            code="M018",
+            severity="note",
+            what=f"{facts.name}: the tokenizer's end token {tokenizer.eos_token_id} is not among the end tokens of the "
+            f"generation configuration, {sorted(facts.end_ids)}; a completion ends at each of {names}",
+        )
+
+
+def _render(setup: Setup, messages: list[dict[str, str]], *, prompt: bool) -> str | None:
+    assert setup.tokenizer is not None
+    kwargs = dict(setup.builder.chat_template_kwargs) if setup.builder is not None else {}
+    try:
+        return str(
+            setup.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **kwargs)
+        )
+    except Exception:  # noqa: BLE001 - a template can raise anything; its rows are tried one by one elsewhere
+        return None
+
+
+_USER, _ANSWER = {"role": "user", "content": "2+2?"}, "It is four."
+
+
+def _closing_token(setup: Setup) -> int | None:
+    """The first special token behind an assistant's answer."""
+    assert setup.tokenizer is not None
+    if not getattr(setup.tokenizer, "chat_template", None):
+        return None
+    text = _render(setup, [_USER, {"role": "assistant", "content": _ANSWER}], prompt=False)
+    if text is None or _ANSWER not in text:
+        return None
+    rest = setup.tokenizer(text.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
+    special = set(setup.tokenizer.all_special_ids) | set(setup.tokenizer.added_tokens_decoder)
+    return next((i for i in rest if i in special), None)
+
+
+def template(setup: Setup) -> Iterator[Finding]:
+    """That the prompt of a turn is the beginning of the text with the answer."""
+    if setup.tokenizer is None or not getattr(setup.tokenizer, "chat_template", None):
+        return
+    before = _render(setup, [_USER], prompt=True)
+    after = _render(setup, [_USER, {"role": "assistant", "content": _ANSWER}], prompt=False)
+    if before is None or after is None:
+        return
+    opening = after.removeprefix(before).partition(_ANSWER)[0].strip()
+    if after.startswith(before):
+        if opening and _ANSWER not in before:
+            yield Finding(
+                code="M025",
+                severity="warning",
+                what=f"the chat template leaves out the assistant's turn: a prompt ends without {opening!r}, which "
+                "stands in front of an answer",
+                why="the model writes it first, as a part of every completion, and rewards see it",
+                fix="use the template that came with the model, or end it with "
+                f"{{% if add_generation_prompt %}}{opening}{{% endif %}}",
+            )
+        return
+    same = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+    )
+    yield Finding(
+        code="M019",
+        severity="note",
+        what=f"the chat template is not prefix-stable: with the answer in place the text differs from the prompt at "
+        f"character {same} ({before[same : same + 30]!r} became {after[same : same + 30]!r})",
+        why="harmless for one answer, which is sampled from the prompt as it is; a conversation of several turns would "
+        "not be seen as it was sampled",
+        fix="give chat_template_kwargs that keep the prompt, such as {enable_thinking: false} for Qwen3",
+    )
+
+
+def pickles(setup: Setup) -> Iterator[Finding]:
+    """Weights in Python's pickle format."""
+    folder = setup.model.folder if setup.model is not None else None
+    if folder is None or any(folder.glob("*.safetensors")):
+        return
+    for file in sorted(folder.glob("pytorch_model*.bin"))[:1]:
+        yield Finding(
+            code="M010",
+            severity="warning",
+            what=f"{folder} has its weights as a pickle ({file.name}) and not as safetensors",
+            why="a pickle is a program; it is read without running it, but cannot be checked before",
+            fix=f'python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{folder}').save_pretrained('{folder}')\"",
+        )
+
+
+def quantized(setup: Setup) -> Iterator[Finding]:
+    """Rounded weights that are to be trained themselves, and the library that reads them."""
+    of_model = getattr(setup.model.config, "quantization_config", None) if setup.model and setup.model.config else None
+    asked = _kind(setup.quantization)
+    if (of_model is not None or asked) and setup.lora is None:
+        what = asked or f"{_kind(of_model) or 'quantized'} (its config.json has a quantization_config)"
+        yield Finding(
+            code="M014",
+            severity="error",
+            what=f"{setup.at('model')}: its weights are {what}, and rounded weights cannot be trained themselves",
+            why="a step is smaller than the distance between two values that they can have",
+            fix="train an adapter: `lora: {r: 16}` (peft_config=LoraConfig(...) in Python)",
+        )
+    if asked and importlib.util.find_spec("bitsandbytes") is None:
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"weights in {asked} need bitsandbytes, which is not installed",
+            fix="pip install bitsandbytes, or leave load_in_4bit and load_in_8bit out",
+        )
+    if asked == "8 bits" and setup.args is not None and setup.args.device.type == "cpu":
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('load_in_8bit')}: {EIGHT_BITS_ON_CPU[0].lower()}{EIGHT_BITS_ON_CPU[1:-1]}",
+            fix="load_in_4bit: true in its place, which a CPU can",
+        )
+
+
+def _kind(settings: Any) -> str:
+    bits = bits_of(settings) if isinstance(settings, dict) else 0
+    return f"{bits} bits" if bits else ""
+
+
+_ATTENTION = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+
+
+def precision(setup: Setup) -> Iterator[Finding]:
+    """A dtype and an attention that are there."""
+    if setup.args is None:
+        return
+    asked = dict(setup.args.model_init_kwargs or {})
+    dtype = str(asked.get("dtype") or asked.get("torch_dtype") or "").removeprefix("torch.")
+    on_gpu = torch.cuda.is_available() and not setup.args.use_cpu
+    if dtype == "float16" and not on_gpu:
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('dtype')} is float16, and there is no GPU",
+            why="products in float16 are slow or missing on a CPU, and gradients below 6e-8 vanish",
+            fix=setup.line("dtype", "float32"),
+        )
+    if dtype == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('dtype')} is bfloat16, which {torch.cuda.get_device_name()} does not have",
+            fix=setup.line("dtype", "float32"),
+        )
+    package = _ATTENTION.get(str(asked.get("attn_implementation")))
+    if package is not None and (not on_gpu or importlib.util.find_spec(package) is None):
+        missing = "there is no GPU" if not on_gpu else f"the package {package} is not installed"
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('attn_implementation')} is {asked['attn_implementation']}, and {missing}",
+            fix="leave it out: attention over shared prefixes is Podium's own",
+        )
+
+
+def adapter_targets(setup: Setup) -> Iterator[Finding]:
+    """Layers that the adapter names and the model has."""
+    targets = (setup.lora or {}).get("target_modules")
+    if setup.model is None or isinstance(targets, str) or not targets:
+        return
+    if "lm_head" in targets:
+        yield Finding(
+            code="M020",
+            severity="error",
+            what=f"{setup.at('lora')}: target_modules names lm_head; an adapter on the head is not supported",
+            fix="take lm_head out of target_modules",
+        )
+    modules = [name.removesuffix(".weight") for name in setup.model.tensors if name.endswith(".weight")]
+    missing = [name for name in sorted(targets) if not any(m == name or m.endswith(f".{name}") for m in modules)]
+    if modules and len(missing) == len(targets):
+        linear = [n for n, shape in setup.model.tensors.items() if len(shape) == 2 and "embed" not in n]
+        layers = sorted({name.split(".")[-2] for name in linear if name.count(".") > 1})
+        yield Finding(
+            code="M020",
+            severity="error",
+            what=f"{setup.at('lora')}: target_modules {', '.join(missing)} name no layer of {setup.model.name}",
+            why=f"its layers are {', '.join(layers)}",
+            fix='target_modules: all-linear ("all-linear" takes them all but the head)',
+        )
+
+
+def router(setup: Setup) -> Iterator[Finding]:
+    """A load-balancing loss for a model without a router."""
+    coef = setup.args.router_aux_loss_coef if setup.args is not None else None
+    config = setup.model.config if setup.model is not None else None
+    if not coef or config is None:
+        return
+    text = config.get_text_config()
+    if not any(hasattr(text, name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        yield Finding(
+            code="M021",
+            severity="error",
+            what=f"{setup.at('router_aux_loss_coef')} is {coef:g}, but this model ({text.model_type}) has no router",
+            fix="leave router_aux_loss_coef out",
+        )
+
+
+def memory(setup: Setup) -> Iterator[Finding]:
+    """The peak, estimated from the configuration, against what the device has."""
+    args, estimate = setup.args, _estimate(setup)
+    if args is None or estimate is None or setup.model is None:
+        return
+    if args.device.type == "cpu" and estimate.num_parameters >= LARGE_FOR_CPU:
+        yield Finding(
+            code="C038",
+            severity="warning",
+            what=f"there is no GPU here, and {setup.at('model')} has {estimate.num_parameters / 1e9:.1f} billion "
+            "parameters: it would be trained on the CPU",
+            why="a step takes minutes to hours",
+            fix="run it on a machine with a GPU, or take a smaller model: " + as_line("model", BUILTIN),
+        )
+    peak, there = gigabytes(estimate.peak_bytes), gigabytes(estimate.available_bytes or 0)
+    if estimate.fits:
+        yield Finding(
+            code="C029",
+            severity="note",
+            what=f"about {peak} at the peak, estimated; {args.device.type} has {there} free; "
+            f"{estimate.num_trained:,} of {estimate.num_parameters:,} parameters are trained",
+        )
+    elif estimate.reference_bytes and estimate.peak_bytes - estimate.reference_bytes <= (estimate.available_bytes or 0):
+        yield Finding(
+            code="C015",
+            severity="error",
+            what=f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "
+            f"{gigabytes(estimate.reference_bytes)}; with it the run takes about {peak}, and {there} are free",
+            why="without the copy it would fit",
+            fix=f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it",
+        )
+    else:
+        most = estimate.largest_num_generations
+        smaller = setup.line("num_generations", most) if most and most < args.num_generations else "`lora: {r: 16}`"
+        yield Finding(
+            code="C028",
+            severity="warning",
+            what=f"the run takes about {peak} at its peak, estimated, and {args.device.type} has {there} free",
+            why=", ".join(f"{what} {much}" for what, much in estimate.rows() if "GB" in much),
+            fix=f"{smaller}, a shorter max_completion_length, or a smaller model",
+        )
+
+
+def _estimate(setup: Setup) -> MemoryEstimate | None:
+    """None where the model cannot be built from its configuration alone."""
+    facts, longest = setup.model, setup.train.counts.longest[0] if setup.train is not None else 0
+    if setup.args is None or facts is None or facts.config is None or any(adapter_targets(setup)):
+        return None
+    lora = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **_given(setup.lora)})
+    try:
+        bits = bits_of(setup.quantization or {}) if lora is not None else 0
+        return estimate_memory(facts.config, setup.args, prompt_tokens=max(longest, 1), peft_config=lora, bits=bits)
+    except (ValueError, AttributeError, RuntimeError):  # architectures that only their own code can build
+        return None
+
+
+def _given(lora: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the size of an adapter."""
+    names = ("r", "target_modules", "modules_to_save", "use_dora", "lora_bias")
+    return {name: lora[name] for name in names if lora.get(name) is not None}

@@ -1,0 +1,164 @@
+"""Rules about the rewards: what they ask for, and what they do with a handful of real rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import TrainerState
+
+from podium.data.row import check_row
+from podium.errors import PodiumError, RewardError, as_line
+from podium.evaluation.measured import accuracy_name
+from podium.isolation.workers.functions import unwrapped
+from podium.recipe.checks.setup import Setup, findings_of
+from podium.records import Completion, Finding, Group, Prompt
+from podium.rewards.classifier import check_reward_models
+from podium.rewards.from_file import FileReward
+from podium.rewards.model import RewardModel
+from podium.rewards.resolve import GOLD, Reward, check_rewards
+from podium.rewards.score import score
+from podium.rewards.tester import quick_test
+from podium.trainer.settings import advantage_settings
+
+SLOW_SECONDS = 0.05
+"""Per completion."""
+
+TESTED_SECONDS = 0.005
+"""Per completion; the tester asks for hundreds of them."""
+
+
+def needs(setup: Setup) -> Iterator[Finding]:
+    """Columns that are there, and a weight for each."""
+    survey, args = setup.train, setup.args
+    if args is not None and setup.rewards:
+        try:
+            advantage_settings(args, len(setup.rewards))
+        except PodiumError as error:
+            names = ", ".join(reward.name for reward in setup.rewards)
+            for finding in findings_of(error):
+                yield replace(finding, what=f"{finding.what} The functions are {names}.")
+    if survey is None or not survey.columns:
+        return
+    columns = ["prompt"] if args is not None and args.remove_unused_columns else list(survey.columns)
+    for reward in setup.rewards:
+        try:
+            check_rewards([reward], columns)
+        except RewardError as error:
+            first, _, rest = error.what.partition("\n")
+            yield Finding(
+                code="W002",
+                severity="error",
+                what=f"{survey.name}: {first}",
+                why=rest.partition("\n")[0],
+                fix=error.fix,
+            )
+
+
+def models(setup: Setup) -> Iterator[Finding]:
+    """Reward models that are not there, have no score, or cannot read the prompts."""
+    prompts = [] if setup.train is None else [row["prompt"] for row in setup.train.examples if "prompt" in row]
+    for reward in setup.rewards:
+        try:
+            check_reward_models([reward], prompts, setup.args and setup.args.max_completion_length)
+        except PodiumError as error:
+            yield from findings_of(error)
+
+
+def trials(setup: Setup) -> Iterator[Finding]:
+    """Every reward on a few rows, with the gold answer and with nothing as the completion."""
+    groups = _groups(setup)
+    for reward in setup.rewards if groups else ():
+        if isinstance(reward.function, RewardModel) or any(finding.code == "W002" for finding in needs(setup)):
+            continue
+        try:
+            seconds = _seconds(groups, reward)
+            if seconds > TESTED_SECONDS:  # the first call imports what it needs
+                seconds = _seconds(groups, reward)
+        except PodiumError as error:
+            yield from findings_of(error)
+        else:
+            yield from _slow(setup, reward, seconds)
+            yield from _tested(setup, reward, seconds)
+
+
+def _seconds(groups: Sequence[Group], reward: Reward) -> float:
+    """A completion, in one call."""
+    started = time.perf_counter()
+    score(groups, [reward], trainer_state=TrainerState())
+    return (time.perf_counter() - started) / (2 * len(groups))
+
+
+def _is_own(reward: Reward) -> bool:
+    """Whether the user wrote it."""
+    function = unwrapped(reward.function)
+    return isinstance(function, FileReward) or not str(getattr(function, "__module__", "")).startswith("podium.")
+
+
+def accuracy(setup: Setup) -> Iterator[Finding]:
+    """Which reward says right or wrong, where only names tell."""
+    if not setup.given or "accuracy" in setup.given or not any(map(_is_own, setup.rewards)):
+        return
+    names = [reward.name for reward in setup.rewards]
+    name = accuracy_name(names)
+    if name is None:
+        what = f"none of {', '.join(f'`{each}`' for each in names)} counts as accuracy: no name says right or wrong"
+    elif _is_own(setup.rewards[names.index(name)]):
+        what = f"`{name}` counts as accuracy, because of its name"
+    else:
+        return
+    why = "held-out accuracy, pass rates and verdicts are of that reward; where there is none, of the weighted sum"
+    yield Finding(code="W123", severity="note", what=what, why=why, fix=as_line("accuracy", name or names[0]))
+
+
+def _tested(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
+    """The worst that the reward tester says of a function of the user's, by a few rows."""
+    if setup.train is None or not _is_own(reward):
+        return
+    more = f"podium rewards test {setup.name if setup.given else 'FILE:FUNCTION --data FILE'}"
+    if reward.is_async or seconds > TESTED_SECONDS:
+        what = f"{reward} was not tested on right and wrong answers here: {seconds:.2g} s a completion"
+        yield Finding(code="W122", severity="note", what=what, fix=more)
+        return
+    rows = [row for row in setup.train.examples if check_row(row, 0) is None]
+    found = [finding for finding in quick_test(reward, rows) if finding.severity != "note"]
+    if found:
+        worst = found[0]
+        others = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+        yield replace(worst, severity="warning", what=f"{worst.what}{others}", fix=f"{worst.fix}; next: {more}")
+
+
+def _slow(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
+    if setup.args is None or seconds < SLOW_SECONDS:
+        return
+    count = setup.args.generation_batch_size or 0
+    yield Finding(
+        code="W009",
+        severity="warning",
+        what=f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions",
+        why="the model waits for it in every round",
+        fix="do the slow part once for all completions, or write it with `async def` and await inside",
+    )
+
+
+def _groups(setup: Setup) -> list[Group]:
+    """The survey's example rows as groups of two completions: the gold answer, and nothing."""
+    if setup.train is None:
+        return []
+    rows = [row for row in setup.train.examples if check_row(row, 0) is None]
+    return [_group(setup, index, row) for index, row in enumerate(rows)]
+
+
+def _group(setup: Setup, index: int, row: dict[str, Any]) -> Group:
+    content = row["prompt"]
+    columns = {key: value for key, value in row.items() if key not in ("prompt", "completion", "completion_ids")}
+    prompt = Prompt(id=index, row=index, token_ids=(0,), text=str(content), content=content, columns=columns)
+    gold = next((str(row[name]) for name in GOLD if row.get(name) is not None), "")
+    return Group(prompt=prompt, completions=tuple(_completion(setup, text) for text in (gold, "")))
+
+
+def _completion(setup: Setup, text: str) -> Completion:
+    ids: Sequence[int] = (0,) if setup.tokenizer is None else setup.tokenizer(text)["input_ids"] or (0,)
+    return Completion(token_ids=tuple(ids), logps=(0.0,) * len(ids), finish="stop", text=text, policy_step=0)

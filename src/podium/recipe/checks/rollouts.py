@@ -1,0 +1,283 @@
+"""Numbers of groups that were sampled before a run is trained; `verdict` says what they ask for.
+
+    diagnosis = diagnose(sample(trainer, rows), trainer.args)
+
+`diagnose` is a pure function of scored groups. Shape letters: P prompts, G completions per prompt, R = P G, K rewards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podium.algorithm.advantages import combine
+from podium.data.selection import fingerprint
+from podium.errors import ConfigError
+from podium.evaluation import accuracy_name
+from podium.evaluation.measured import RIGHT
+from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, verdict
+from podium.records import Finding, ScoredGroup
+from podium.rewards.score import score
+from podium.trainer.config import GRPOConfig
+from podium.trainer.settings import sampling_settings
+
+if TYPE_CHECKING:
+    from podium.trainer.trainer import GRPOTrainer
+
+ROUND = -2
+"""Number of the generation round: its random numbers are nobody else's."""
+
+_BINS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """Groups and what it took to get them."""
+
+    groups: tuple[ScoredGroup, ...]
+    weights_K: np.ndarray
+    generate_seconds: float
+    reward_seconds: Mapping[str, float]
+    longer_lengths: tuple[int, ...] = ()
+    """Tokens of a few completions that were allowed more; empty where few were cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSummary:
+    """One reward over all completions."""
+
+    name: str
+    mean: float
+    std: float
+    low: float
+    high: float
+    histogram: tuple[int, ...]
+    """Counts in ten equal steps from low to high."""
+    none_share: float
+    length_correlation: float
+    """Pearson's, with the number of tokens; NaN where one of the two never changes."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What the groups say."""
+
+    num_prompts: int
+    num_completions: int
+    spread_share: float
+    """Groups whose completions differ in their weighted reward; DAPO's filter drops the others."""
+    flat_reward: float
+    """Mean weighted reward of the groups without spread; NaN: there are none."""
+    mean_reward: float
+    """Of all groups."""
+    pass_rates: tuple[float, ...]
+    """By prompt, of the reward that says right or wrong; empty where none does."""
+    rewards: tuple[RewardSummary, ...]
+    correlations: Mapping[str, float]
+    """Between rewards, by `a ~ b`."""
+    tokens: tuple[int, int, int]
+    """Of the completions, at 5 %, 50 % and 95 %."""
+    truncated_share: float
+    end_gain: float
+    """Mean reward of the completions that ended less that of those cut off, in standard deviations; NaN where all or
+    none were cut off, or all rewards are equal."""
+    empty_share: float
+    duplicate_share: float
+    """Completions with the same tokens as an earlier one of their group."""
+    entropy: float
+    """Nats a token: the mean of -log p of the tokens that were drawn."""
+    unjudged_share: float
+    tokens_per_second: float
+    generate_seconds: float
+    findings: tuple[Finding, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the findings are listed elsewhere."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key != "findings"}
+
+
+# ---- sampling ----
+
+
+def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
+    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings.
+
+    Raises:
+        RewardError: a reward that cannot judge them.
+    """
+    parts, args = trainer.parts, trainer.args
+    prompts = [
+        trainer.rollouts.prompt(row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))
+    ]
+    settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
+    start = time.perf_counter()
+    groups = trainer.rollouts.generate(prompts, settings)
+    generate_seconds = time.perf_counter() - start
+    reward_seconds, columns = {}, []
+    for reward in parts.rewards:
+        start = time.perf_counter()
+        columns.append(score(groups, [reward], trainer_state=trainer.state))
+        reward_seconds[reward.name] = time.perf_counter() - start
+    names = tuple(reward.name for reward in parts.rewards)
+    scored = tuple(
+        ScoredGroup(group=group, names_K=names, rewards_GK=np.hstack([column[i].rewards_GK for column in columns]))
+        for i, group in enumerate(groups)
+    )
+    longer: tuple[int, ...] = ()
+    if _truncated(scored) > TRUNCATED_SHARE:
+        room = (parts.builder.context_length or 1 << 20) - max(len(prompt.token_ids) for prompt in prompts[:8])
+        more = dataclasses.replace(
+            settings, max_tokens=min(LONGER * settings.max_tokens, room), num_completions=min(4, args.num_generations)
+        )
+        again = trainer.rollouts.generate(prompts[:8], more)
+        longer = tuple(len(completion.token_ids) for group in again for completion in group.completions)
+    return Sampled(
+        groups=scored,
+        weights_K=parts.advantage.weights_K,
+        generate_seconds=generate_seconds,
+        reward_seconds=reward_seconds,
+        longer_lengths=longer,
+    )
+
+
+def _drawn(dataset: Any, count: int, args: GRPOConfig) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    if not hasattr(dataset, "__len__"):
+        yield from enumerate(islice(dataset, count))
+        return
+    order = np.random.default_rng(args.seed).permutation(len(dataset))[:count]
+    yield from ((int(index), dataset[int(index)]) for index in sorted(order))
+
+
+def _truncated(groups: Sequence[ScoredGroup]) -> float:
+    return float(np.mean([c.finish == "length" for each in groups for c in each.group.completions]))
+
+
+# ---- numbers ----
+
+
+def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) -> Diagnosis:
+    """Numbers of sampled groups, and what they ask for. `accuracy` names the reward that says right or wrong."""
+    groups = sampled.groups
+    completions = [completion for each in groups for completion in each.group.completions]
+    rewards_RK = np.concatenate([each.rewards_GK for each in groups])
+    reward_PG = [combine(each.rewards_GK, sampled.weights_K) for each in groups]
+    known = [x[~np.isnan(x)] for x in reward_PG]
+    spread = np.array([x.size > 0 and float(np.ptp(x)) > 1e-9 for x in known])
+    flat = [float(x.mean()) for x, differs in zip(known, spread, strict=True) if x.size and not differs]
+    lengths_R = np.array([len(completion.token_ids) for completion in completions])
+    low, middle, high = np.quantile(lengths_R, [0.05, 0.5, 0.95]).round().astype(int).tolist()
+    names = groups[0].names_K
+    logps = np.concatenate([np.asarray(completion.logps) for completion in completions])
+    made = Diagnosis(
+        num_prompts=len(groups),
+        num_completions=len(completions),
+        spread_share=float(spread.mean()),
+        flat_reward=float(np.mean(flat)) if flat else float("nan"),
+        mean_reward=float(np.mean(np.concatenate(known))) if any(x.size for x in known) else float("nan"),
+        pass_rates=_pass_rates(groups, accuracy),
+        rewards=tuple(
+            _summary(name, rewards_RK[:, k], lengths_R, sampled.reward_seconds[name]) for k, name in enumerate(names)
+        ),
+        correlations={
+            f"{names[a]} ~ {names[b]}": _correlation(rewards_RK[:, a], rewards_RK[:, b])
+            for a in range(len(names))
+            for b in range(a + 1, len(names))
+        },
+        tokens=(low, middle, high),
+        truncated_share=_truncated(groups),
+        end_gain=_end_gain(groups, reward_PG),
+        empty_share=float(np.mean([not completion.text.strip() for completion in completions])),
+        duplicate_share=_duplicates(groups),
+        entropy=float(-logps.mean()),
+        unjudged_share=float(np.isnan(rewards_RK).all(axis=1).mean()),
+        tokens_per_second=float(lengths_R.sum() / max(sampled.generate_seconds, 1e-9)),
+        generate_seconds=sampled.generate_seconds,
+    )
+    return dataclasses.replace(made, findings=tuple(verdict(made, sampled, args)))
+
+
+def _summary(name: str, values_R: np.ndarray, lengths_R: np.ndarray, seconds: float) -> RewardSummary:
+    known = values_R[~np.isnan(values_R)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (float("nan"), float("nan"))
+    steps = (low, high) if high > low else (low, low + 1)
+    counts = np.histogram(known, bins=_BINS, range=steps)[0].tolist() if known.size else [0] * _BINS
+    return RewardSummary(
+        name=name,
+        mean=float(known.mean()) if known.size else float("nan"),
+        std=float(known.std()) if known.size else float("nan"),
+        low=low,
+        high=high,
+        histogram=tuple(counts),
+        none_share=float(np.isnan(values_R).mean()),
+        length_correlation=_correlation(values_R, lengths_R.astype(float)),
+        seconds=seconds,
+    )
+
+
+def _correlation(a_R: np.ndarray, b_R: np.ndarray) -> float:
+    both = ~np.isnan(a_R) & ~np.isnan(b_R)
+    a, b = a_R[both], b_R[both]
+    if a.size < 3 or a.std() < 1e-12 or b.std() < 1e-12:
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _pass_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> tuple[float, ...]:
+    name = accuracy or accuracy_name(groups[0].names_K)
+    if name is None:
+        return ()
+    k = groups[0].names_K.index(name)
+    return tuple(float(np.nanmean(np.append(each.rewards_GK[:, k] >= RIGHT, np.nan))) for each in groups)
+
+
+def _end_gain(groups: Sequence[ScoredGroup], reward_PG: Sequence[np.ndarray]) -> float:
+    reward_R = np.concatenate(reward_PG)
+    cut_R = np.array([c.finish == "length" for each in groups for c in each.group.completions])
+    known_R = ~np.isnan(reward_R)
+    ended, cut = reward_R[known_R & ~cut_R], reward_R[known_R & cut_R]
+    size = float(reward_R[known_R].std()) if known_R.any() else 0.0
+    return float(ended.mean() - cut.mean()) / size if ended.size and cut.size and size > 1e-9 else float("nan")
+
+
+def measured_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> list[dict[str, Any]]:
+    """One row a prompt with how often it was solved: what the recipe's key `pass_rates` takes as JSONL.
+
+    Raises:
+        ConfigError: no reward says right or wrong.
+    """
+    names = groups[0].names_K
+    name = accuracy or accuracy_name(names)
+    if name is None:
+        raise ConfigError(
+            f"none of the rewards {', '.join(names)} is known to say right or wrong.", fix="accuracy: NAME"
+        )
+    rows = []
+    for each in groups:
+        right_G = each.rewards_GK[:, names.index(name)]
+        right_G = right_G[~np.isnan(right_G)] >= RIGHT
+        if right_G.size:
+            content = each.group.prompt.content
+            asked = content if isinstance(content, str) else str(content[-1].get("content"))
+            rows.append(
+                {
+                    "fingerprint": fingerprint(content),
+                    "pass_rate": round(float(right_G.mean()), 6),
+                    "right": int(right_G.sum()),
+                    "completions": int(right_G.size),
+                    "reward": name,
+                    "prompt": asked,
+                }
+            )
+    return rows
+
+
+def _duplicates(groups: Sequence[ScoredGroup]) -> float:
+    repeated = [len(e.group.completions) - len({c.token_ids for c in e.group.completions}) for e in groups]
+    return sum(repeated) / sum(each.num_completions for each in groups)

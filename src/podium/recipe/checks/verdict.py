@@ -1,0 +1,227 @@
+"""Findings R001 to R010 about sampled groups: one function each, of a `Diagnosis` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from podium.records import Finding
+from podium.trainer.config import GRPOConfig
+
+if TYPE_CHECKING:
+    from podium.recipe.checks.rollouts import Diagnosis, Sampled
+
+FLAT_SHARE = 0.5
+"""Of groups without spread, from which on it is worth a word."""
+HOPELESS_SHARE = 0.8
+"""Of groups without spread, from which on a run should not start: too few are left to learn from."""
+FEW_GROUPS = 8
+TRUNCATED_SHARE = 0.3
+LEARNS_TO_END = 0.3
+"""Standard deviations of reward that an end must be worth, so that completions that are cut off learn to end. First
+steps of ten recorded runs that learnt: 0.8 to 1.6; of a limit too short for the answer -0.5, of a reward for length
+-1.9."""
+DUPLICATE_SHARE = 0.3
+CORRELATION = 0.7
+SAME = 0.95
+SLOW_SHARE = 0.5
+LONGER = 4
+"""How many times the limit is, where it is looked how long completions would have become."""
+
+
+def verdict(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    """What to change and to what, and whether a run would learn: "not ready", "ready, but", "ready"."""
+    found = [finding for rule in _VERDICTS for finding in rule(seen, sampled, args)]
+    yield from found
+    warned = dict.fromkeys(finding.code for finding in found if finding.severity == "warning")
+    blocking = [code for code in warned if code not in _BEARABLE or not _BEARABLE[code](seen)]
+    words = "ready" if not warned else f"ready, but see {', '.join(warned)}"
+    if seen.num_prompts < FEW_GROUPS:
+        words += f"; {seen.num_prompts} groups are few to judge by: --rollouts 32"
+    yield Finding(
+        code="R009",
+        severity="note",
+        what=f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; "
+        + (f"not ready: {', '.join(blocking)} first" if blocking else words)
+        + ("" if seen.pass_rates else "; of the reward alone: none is known to say right or wrong (accuracy: NAME)"),
+    )
+
+
+def _enough_signal(seen: Diagnosis) -> bool:
+    return 1 - seen.spread_share <= HOPELESS_SHARE
+
+
+def _learns_to_end(seen: Diagnosis) -> bool:
+    return seen.end_gain >= LEARNS_TO_END
+
+
+_BEARABLE: Mapping[str, Callable[[Diagnosis], bool]] = {"R001": _enough_signal, "R002": _learns_to_end}
+"""Warnings with which a run may start, and when."""
+
+
+def _flat(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    if 1 - seen.spread_share <= FLAT_SHARE:
+        return
+    easy = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) > 0.5
+    hard = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) < 0.1
+    yield Finding(
+        code="R001",
+        severity="warning",
+        what=f"{1 - seen.spread_share:.0%} of the groups have equal rewards ({seen.flat_reward:.2f} on average); "
+        "DAPO's filter drops them" + (": nearly all right" if easy else ": nearly all wrong" if hard else ""),
+        why="their advantages are 0: they cost sampling and teach nothing",
+        fix=f"{_EASY if easy else _HARD}{_hotter(seen, args)}; then dynamic_sampling: true",
+    )
+
+
+_EASY = "harder prompts"
+_HARD = (
+    "one worked example in the prompt, in the form that the reward looks for (`examples:` in a recipe); then partial "
+    "credit in the reward, or easier prompts"
+)
+CERTAIN = 0.5
+"""Nats a token, below which a higher temperature makes completions differ; above it, it makes them worse."""
+
+
+NOISE = 5.0
+"""Nats a token, as of 150 equal tokens, above which completions are hardly text. The built-in model has 2 at
+temperature 1; a fresh recipe without an example 4.8 at 1.15, and at 1.45 a word salad of 7.3."""
+
+
+def _hotter(seen: Diagnosis, args: GRPOConfig) -> str:
+    if not seen.entropy < CERTAIN:
+        return ""
+    return f"; temperature: {min(args.temperature + 0.3, 1.5):g}, as entropy is only {seen.entropy:.2f} nats a token"
+
+
+def _cut_off(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    if seen.truncated_share <= TRUNCATED_SHARE:
+        return
+    limit = args.max_completion_length
+    lengths = np.array(sampled.longer_lengths or [limit])
+    needed = int(np.quantile(lengths, 0.95))
+    still = float((lengths >= lengths.max()).mean()) if lengths.max() >= LONGER * limit else 0.0
+    measured = (
+        f"; with {lengths.max():,} allowed, 95 % end within {needed:,}"
+        if still < 0.05
+        else (f"; with {lengths.max():,} allowed, {still:.0%} still do not end")
+    )
+    learns = _learns_to_end(seen)
+    why = "without an end, and often without an answer, they are judged by where they were cut"
+    if learns:
+        why = f"those that end are worth {seen.end_gain:.1f} standard deviations more, so the policy will learn to end"
+    longer = f"max_completion_length: {needed}"
+    shorter = "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?"
+    fix = longer if still < 0.05 else "nothing yet; watch completions/clipped_ratio fall" if learns else shorter
+    yield Finding(
+        code="R002",
+        severity="warning",
+        what=f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}{measured}",
+        why=why,
+        fix=fix,
+    )
+
+
+def _alike(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    share = max(seen.duplicate_share, seen.empty_share)
+    if share <= DUPLICATE_SHARE:
+        return
+    kind = "empty" if seen.empty_share >= seen.duplicate_share else "the same as another of their group"
+    yield Finding(
+        code="R003",
+        severity="note" if seen.spread_share > FLAT_SHARE and kind != "empty" else "warning",
+        what=f"{share:.0%} of the completions are {kind}",
+        why="there is less to compare than num_generations says",
+        fix=_hotter(seen, args).removeprefix("; ")
+        or ("look at a prompt's end with `podium sample`" if kind == "empty" else "more different prompts or answers"),
+    )
+
+
+def _noise(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    if seen.entropy > NOISE:
+        cooler = f"temperature: 1.0 (it is {args.temperature:g}); " if args.temperature > 1 else ""
+        yield Finding(
+            code="R010",
+            severity="warning",
+            what=f"completions are close to noise: {seen.entropy:.1f} nats a token, as of {np.exp(seen.entropy):,.0f} "
+            "equal tokens",
+            why="groups differ by accident, so a run would learn from accidents",
+            fix=f"{cooler}one worked example in the prompt; look at completions with `podium sample`",
+        )
+
+
+def _constant(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    for reward in seen.rewards:
+        if reward.none_share < 1 and reward.high - reward.low < 1e-9:
+            yield Finding(
+                code="R004",
+                severity="warning" if len(seen.rewards) == 1 else "note",
+                what=f"reward `{reward.name}` gave {reward.low:g} to every one of {seen.num_completions} completions",
+                why="a reward that never changes adds nothing to an advantage",
+                fix="look at completions with `podium sample`, then at the reward",
+            )
+
+
+def _by_length(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    for reward in seen.rewards:
+        if abs(reward.length_correlation) > CORRELATION:
+            kind = "longer" if reward.length_correlation > 0 else "shorter"
+            yield Finding(
+                code="R005",
+                severity="note",
+                what=f"reward `{reward.name}` is higher for {kind} completions "
+                f"(correlation {reward.length_correlation:+.2f})",
+                why="length is the easiest thing to learn; watch it",
+                fix="look at both ends with `podium sample`; get_soft_overlong_punishment limits length",
+            )
+
+
+def _doubled(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    for pair, correlation in seen.correlations.items():
+        if abs(correlation) > SAME:
+            yield Finding(
+                code="R006",
+                severity="note",
+                what=f"the rewards {pair} {'say the same' if correlation > 0 else 'cancel out'} "
+                f"(correlation {correlation:+.2f})",
+                fix="leave one out, or lower its weight",
+            )
+
+
+def _slow(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    name, seconds = max(sampled.reward_seconds.items(), key=lambda item: item[1])
+    total = seen.generate_seconds + sum(sampled.reward_seconds.values())
+    if seconds > SLOW_SHARE * total:
+        yield Finding(
+            code="R007",
+            severity="note",
+            what=f"reward `{name}` took {seconds:.1f} s of {total:.1f} s of sampling and scoring",
+            fix="write it with `async def`, or do the slow part once for all completions",
+        )
+
+
+def _unjudged(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+    if seen.unjudged_share:
+        yield Finding(
+            code="R008",
+            severity="warning" if seen.unjudged_share > FLAT_SHARE else "note",
+            what=f"every reward returned None for {seen.unjudged_share:.0%} of the completions",
+            why="they are not trained on",
+            fix="give those rows a reward, or leave them out",
+        )
+
+
+_VERDICTS: tuple[Callable[[Diagnosis, Sampled, GRPOConfig], Iterator[Finding]], ...] = (
+    _flat,
+    _cut_off,
+    _noise,
+    _alike,
+    _constant,
+    _by_length,
+    _doubled,
+    _slow,
+    _unjudged,
+)
+"""All but R009, in this order."""

@@ -1,0 +1,430 @@
+"""Memory of a run at its worst case, from the model's config and the run's arguments: no weight is loaded.
+
+    estimate = estimate_memory(config, args, prompt_tokens=300)
+    estimate.fits, estimate.peak_bytes, estimate.rows()
+
+The worst case is the longest prompt with completions of full length. Parameters are counted on a model without storage
+(torch's meta device). What is kept for the backward is counted per token and layer, as `tokens_per_pack` is chosen.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from podium.isolation.machine import group_memory
+from podium.models.devices import DeviceKind, kind_of
+from podium.models.precision import NARROW, can_pack, families_of, rounds_products
+from podium.trainer.assembly import activation_bytes_per_token, default_tokens_per_pack, half_dtype, plan_of
+from podium.trainer.config import GRPOConfig
+
+KEPT_BESIDES = 1.15
+"""Activations over those that `activation_bytes_per_token` counts, on a CPU: gathered keys and values, masks, graph
+nodes. Of a GPU see `gathered_bytes_per_token`."""
+
+HEAD_BLOCKS = 3
+"""Blocks of logits alive at once: the logits, their gradient, and its rounded copy."""
+
+UNLOOKED_HEAD_BLOCKS = 3.25
+"""The same where the host does not look whether they are finite: logits, exponentials, these times the logits, and a
+byte an element that says which exponentials are 0."""
+
+OPTIMIZER_BYTES: Mapping[str, int] = {
+    "adamw_torch": 8,
+    "adamw_torch_fused": 8,
+    "adamw_apex_fused": 8,
+    "adamw_8bit": 2,
+    "adamw_bnb_8bit": 2,
+    "paged_adamw_8bit": 2,
+    "paged_adamw_32bit": 8,
+    "lion_32bit": 4,
+    "lion_8bit": 1,
+    "adagrad": 4,
+    "rmsprop": 4,
+    "sgd": 0,
+}
+"""Bytes of optimizer state a trained parameter; others count as Adam's, but Adafactor's, which are nearly none."""
+
+LARGEST = 1 << 16
+"""Where the search for the largest setting that fits ends."""
+
+
+ROUNDED_BYTES: Mapping[int, float] = {4: 0.5 + 4 / 64, 8: 1.0}
+"""Of a weight in so many bits, by bitsandbytes: 64 weights of 4 bits share a scale in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A model in numbers."""
+
+    num_parameters: int
+    num_trained: int
+    num_wide: int
+    """Parameters of the linear layers whose products may be rounded: each has a bfloat16 copy then."""
+    weight_bytes: int
+    """Of all parameters in the type they are loaded in."""
+    trained_bytes: int
+    largest_bytes: int
+    """Of the largest trained tensor."""
+    num_layers: int
+    adapter_width: int
+    """Outputs of all adapter matrices: each is kept in float32 beside the layer's own."""
+    vocabulary: int
+    cache_bytes_per_token: int
+    """Keys and values of one token in all layers, in float32 on a CPU, else as attention computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What goes through the model at once, at worst."""
+
+    prompts: int
+    """Prompts of a generation round on this process."""
+    num_generations: int
+    prompt_tokens: int
+    completion_tokens: int
+    tokens_per_pack: int
+    checkpointing: bool
+
+    @property
+    def pack_tokens(self) -> int:
+        """Input tokens of the largest pack: as in `packing`, a part of a group holds as many tokens as its prompt."""
+        share = self.prompts * (self.prompt_tokens + self.num_generations * (self.completion_tokens - 1))
+        rollout = self.prompt_tokens + self.completion_tokens
+        return min(share, max(self.tokens_per_pack, 2 * self.prompt_tokens, rollout))
+
+    @property
+    def predicting_tokens(self) -> int:
+        """Tokens of a pack that predict a trained token: those of completions, and the last one of each prompt."""
+        completions = self.num_generations * (self.completion_tokens - 1)
+        return -(-self.pack_tokens * (completions + 1) // (completions + self.prompt_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes of one process at its peak, part by part."""
+
+    num_parameters: int
+    num_trained: int
+    runtime_bytes: int
+    weights_bytes: int
+    rounded_bytes: int
+    """Copies of float32 weights in half precision: our own (CPU, `product_precision`), or autocast's, which live as
+    long as its context: that of sampling, and that of all packs of a step."""
+    reference_bytes: int
+    copy_bytes: int
+    """What `async_rollouts` samples from, on this device."""
+    gradients_bytes: int
+    optimizer_bytes: int
+    sampling_bytes: int
+    """Cache, logits and packed weights while sampling: not at the same time as the activations, but for `overlaps`."""
+    activations_bytes: int
+    """What one pack keeps for its backward, and the head's blocks of logits."""
+    available_bytes: int | None
+    """What the device has left for this process; None: unknown."""
+    overlaps: bool
+    """Whether this device samples while it trains (`async_rollouts`)."""
+    keeps_gradients: bool
+    """Whether they keep their memory from step to step (CPU)."""
+    tokens_per_pack: int
+    largest_num_generations: int | None
+    """Largest group that fits with everything else as it is; None: nothing fits, or the device is unknown."""
+    largest_tokens_per_pack: int | None
+    """Largest `tokens_per_pack` that fits, likewise."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The sum, with the larger of sampling and training; with both where they overlap."""
+        fixed = self.runtime_bytes + self.weights_bytes + self.rounded_bytes + self.reference_bytes + self.copy_bytes
+        kept = self.gradients_bytes if self.keeps_gradients else 0
+        both = self.sampling_bytes + kept, self.gradients_bytes + self.activations_bytes
+        return fixed + self.optimizer_bytes + (sum(both) - kept if self.overlaps else max(both))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has that much; True where that is unknown."""
+        return self.available_bytes is None or self.peak_bytes <= self.available_bytes
+
+    def rows(self) -> list[tuple[str, str]]:
+        """A short table: what, how much."""
+        parts = [
+            ("parameters", f"{self.num_parameters:,}, of which trained {self.num_trained:,}"),
+            ("runtime", gigabytes(self.runtime_bytes)),
+            ("weights", gigabytes(self.weights_bytes)),
+            ("rounded copies of weights", gigabytes(self.rounded_bytes)),
+            ("reference model", gigabytes(self.reference_bytes)),
+            ("copy to sample from", gigabytes(self.copy_bytes)),
+            ("gradients", gigabytes(self.gradients_bytes)),
+            ("optimizer", gigabytes(self.optimizer_bytes)),
+            ("sampling (cache, logits)", gigabytes(self.sampling_bytes)),
+            ("activations of a pack", f"{gigabytes(self.activations_bytes)} ({self.tokens_per_pack:,} tokens)"),
+            ("peak", gigabytes(self.peak_bytes)),
+        ]
+        if self.available_bytes is not None:
+            parts.append(("the device has", gigabytes(self.available_bytes)))
+            parts.append(("largest num_generations", _or_none(self.largest_num_generations)))
+            parts.append(("largest tokens_per_pack", _or_none(self.largest_tokens_per_pack)))
+        return [(what, much) for what, much in parts if much != "0.0 GB"]
+
+
+def gigabytes(count: int) -> str:
+    """
+    >>> gigabytes(1_540_000_000)
+    '1.5 GB'
+    """
+    return f"{count / 1e9:.1f} GB"
+
+
+def _or_none(largest: int | None) -> str:
+    if largest is None:
+        return "none fits"
+    return f"{largest:,} or more" if largest >= LARGEST else f"{largest:,}"
+
+
+def estimate_memory(
+    config: PretrainedConfig,
+    args: GRPOConfig,
+    *,
+    prompt_tokens: int,
+    peft_config: Any = None,
+    bits: int = 0,
+    runtime_bytes: int | None = None,
+    available_bytes: int | None = None,
+) -> MemoryEstimate:
+    """The peak of one process, and what would fit.
+
+    Args:
+        config: of the model; no weight is looked at.
+        args: the run's.
+        prompt_tokens: of the longest prompt.
+        peft_config: of the adapter to train; None: all weights.
+        bits: of the linear layers' weights under that adapter, where they are rounded (QLoRA): 4 or 8.
+        runtime_bytes: what the process takes before it loads a model; None: `DeviceKind.runtime_bytes`.
+        available_bytes: what the process may take; None: what the device has free now.
+    """
+    device, kind = args.device.type, kind_of(args.device)
+    rounded = _rounds(args)
+    sizes = model_sizes(config, args, peft_config, bits=bits)
+    available = available_memory(device) if available_bytes is None else available_bytes
+    load = worst_case(config, args, prompt_tokens, rounded=rounded)
+    elsewhere = args.rollout_device is not None and not kind.host_memory
+    overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
+
+    def estimate(load: Load) -> MemoryEstimate:
+        return MemoryEstimate(
+            num_parameters=sizes.num_parameters,
+            num_trained=sizes.num_trained,
+            runtime_bytes=(kind.runtime_bytes if runtime_bytes is None else runtime_bytes) + kind.working_bytes,
+            weights_bytes=sizes.weight_bytes,
+            rounded_bytes=2 * sizes.num_wide if rounded or _casts(args) else 0,
+            reference_bytes=sizes.weight_bytes if args.beta and peft_config is None else 0,
+            copy_bytes=sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0) if overlaps else 0,
+            gradients_bytes=sizes.trained_bytes,
+            optimizer_bytes=optimizer_bytes(args, sizes),
+            sampling_bytes=0 if elsewhere else sampling_bytes(sizes, load, kind, rounded=bool(rounded)),
+            activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded),
+            available_bytes=available,
+            overlaps=overlaps,
+            keeps_gradients=kind.host_memory,
+            tokens_per_pack=load.tokens_per_pack,
+            largest_num_generations=None,
+            largest_tokens_per_pack=None,
+        )
+
+    here = estimate(load)
+    if available is None:
+        return here
+
+    def fits(**changed: Any) -> bool:
+        return estimate(dataclasses.replace(load, **changed)).fits
+
+    return dataclasses.replace(
+        here,
+        largest_num_generations=largest(lambda count: fits(num_generations=count), first=2),
+        largest_tokens_per_pack=largest(lambda count: fits(tokens_per_pack=count), first=128),
+    )
+
+
+def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *, rounded: bool | None) -> Load:
+    """The largest load of a step: longest prompts, completions of full length."""
+    plan = plan_of(args)
+    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(config, args, rounded=rounded)
+    checkpointing = args.gradient_checkpointing
+    if checkpointing is None:
+        checkpointing = args.max_completion_length + (args.max_prompt_length or 0) > 4 * tokens_per_pack
+    return Load(
+        prompts=max(1, plan.prompts_per_round // plan.ranks),
+        num_generations=plan.num_generations,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=args.max_completion_length,
+        tokens_per_pack=tokens_per_pack,
+        checkpointing=checkpointing,
+    )
+
+
+def _rounds(args: GRPOConfig) -> bool | None:
+    """Whether products are rounded; None on devices where that is autocast's business."""
+    if kind_of(args.device).autocast:
+        return None
+    return rounds_products(args.product_precision)
+
+
+def _casts(args: GRPOConfig) -> bool:
+    """Whether autocast rounds float32 weights."""
+    return kind_of(args.device).autocast and half_dtype(args) is not None
+
+
+# ---- the model ----
+
+
+def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None, *, bits: int = 0) -> Sizes:
+    """Counted on a model without storage. `bits` as in `estimate_memory`."""
+    model = meta_model(config, args, peft_config)
+    parameters = list(model.parameters())
+    rounded = _rounded_weights(model) if bits else frozenset()
+    trained = [p for p in parameters if p.requires_grad]
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    weight = max(parameters, key=nn.Parameter.numel)
+    cached = (2 if _casts(args) else weight.element_size()) if kind_of(args.device).half_attention else 4
+    return Sizes(
+        num_parameters=sum(p.numel() for p in parameters),
+        num_trained=sum(p.numel() for p in trained),
+        num_wide=sum(
+            member.weight.numel()
+            for family in families_of(model)
+            for member in family.members
+            if id(member.weight) not in rounded
+        ),
+        weight_bytes=sum(
+            int(p.numel() * (ROUNDED_BYTES[bits] if id(p) in rounded else p.element_size())) for p in parameters
+        ),
+        trained_bytes=sum(p.numel() * p.element_size() for p in trained),
+        largest_bytes=max((p.numel() * p.element_size() for p in trained), default=0),
+        num_layers=text.num_hidden_layers,
+        adapter_width=sum(p.shape[0] for name, p in model.named_parameters() if "lora_B" in name),
+        vocabulary=text.vocab_size,
+        cache_bytes_per_token=2 * text.num_hidden_layers * heads * width * cached,
+    )
+
+
+def _rounded_weights(model: Any) -> frozenset[int]:
+    """Ids of the weights that bitsandbytes rounds: of linear layers that are not trained, but for the head."""
+    head = model.get_output_embeddings()
+    linears = (m for m in model.modules() if type(m) is nn.Linear and m is not head)
+    return frozenset(id(m.weight) for m in linears if not m.weight.requires_grad)
+
+
+def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None) -> nn.Module:
+    """The model with its adapter, every tensor without storage."""
+    frozen = (half_dtype(args) if peft_config is not None else None) or torch.float32
+    dtype = (args.model_init_kwargs or {}).get("dtype") or frozen
+    if isinstance(dtype, str):
+        dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=bool(args.trust_remote_code)
+        )
+        if peft_config is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, copy.deepcopy(peft_config))  # it writes the names of the layers into it
+    return model
+
+
+# ---- the parts ----
+
+
+def optimizer_bytes(args: GRPOConfig, sizes: Sizes) -> int:
+    """State of the optimizer, in the trained tensors' own type for Adam."""
+    name = str(getattr(args.optim, "value", args.optim))
+    if name == "adafactor":
+        return sizes.num_trained // 256
+    per_parameter = OPTIMIZER_BYTES.get(name, 8)
+    return int(per_parameter * sizes.trained_bytes / 4) if per_parameter >= 4 else per_parameter * sizes.num_trained
+
+
+def sampling_bytes(sizes: Sizes, load: Load, kind: DeviceKind, *, rounded: bool) -> int:
+    """Keys and values of the running rows and their prompts, logits, and weights packed for sampling."""
+    rows = min(load.prompts * load.num_generations, max(kind.max_rows, load.num_generations))
+    prompts = -(-rows // load.num_generations)
+    cached = rows * load.completion_tokens + prompts * load.prompt_tokens
+    logits = 3 * 4 * rows * sizes.vocabulary
+    packed = 2 * sizes.num_wide if rounded and can_pack(torch.ones(NARROW, NARROW, dtype=torch.bfloat16)) else 0
+    return cached * sizes.cache_bytes_per_token + logits + packed
+
+
+def activations_bytes(
+    config: PretrainedConfig, args: GRPOConfig, sizes: Sizes, load: Load, *, rounded: bool | None
+) -> int:
+    """What a pack keeps for its backward; under checkpointing a layer's input each, and one layer in full.
+
+    The thin products of an adapter keep their inputs in float32, whatever the wide ones do.
+    """
+    kind, tokens = kind_of(args.device), load.pack_tokens
+    if rounded and sizes.num_trained < sizes.num_parameters / 2:
+        rounded = False
+    one_layer: float = activation_bytes_per_token(config, args, rounded=rounded, half_weights=not sizes.num_wide)
+    if kind.autocast:
+        one_layer += gathered_bytes_per_token(config, args, load)
+    else:
+        one_layer = KEPT_BESIDES * one_layer + 4 * sizes.adapter_width / sizes.num_layers
+    inputs = sizes.num_layers * 4 * config.get_text_config().hidden_size
+    head = max(kind.logits_bytes, 64 * sizes.vocabulary)
+    if kind.immediate:
+        kept = inputs + one_layer if load.checkpointing else sizes.num_layers * one_layer
+        return int(tokens * kept) + HEAD_BLOCKS * head
+    logits = UNLOOKED_HEAD_BLOCKS * min(head, 4 * load.predicting_tokens * sizes.vocabulary)
+    if load.checkpointing:  # the head is done when the first layer is computed again
+        return int(tokens * inputs + max(tokens * one_layer, logits))
+    return int(tokens * sizes.num_layers * one_layer + logits)
+
+
+def gathered_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, load: Load) -> float:
+    """Bytes kept per completion token and layer for its prompt, where a bucket of rows is one attention call.
+
+    Every row gathers its prompt's keys and values for every head, and has a mask over them, of which the
+    memory-efficient kernel keeps a copy of its own in every layer unless the number of keys is a multiple of eight.
+    """
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
+    size = 4 if half_dtype(args) is None else 2
+    return size * (
+        2 * width * load.prompt_tokens / load.completion_tokens + load.prompt_tokens + load.completion_tokens
+    )
+
+
+def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
+    """The largest of first, 2 first, 4 first, ... that fits; None: not even the first.
+
+    >>> largest(lambda count: count <= 100, first=3)
+    96
+    """
+    best = None
+    while first <= LARGEST and fits(first):
+        best, first = first, 2 * first
+    return LARGEST if first > LARGEST else best
+
+
+# ---- the device ----
+
+
+def available_memory(device: str) -> int | None:
+    """Bytes that a new process could take here now; None: unknown."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    if device != "cpu":
+        return None
+    import psutil
+
+    free, left = int(psutil.virtual_memory().available), group_memory()
+    return free if left is None else min(free, left)

@@ -1,0 +1,417 @@
+"""The loop over stages: a trainer for each, one set of weights that goes from one to the next.
+
+    for stage: begin(policy, border) -> train -> border
+
+A border is a whole checkpoint in the stage's folder, and a line in `stages.json` of the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import set_seed
+
+from podium.errors import CheckpointError, ConfigError
+from podium.models import loading
+from podium.recipe import Recipe
+from podium.recipe.stage import Stage, reference_start, schedule_steps
+from podium.recipe.stages.gate_callback import GateKeeper, was_met
+from podium.recipe.stages.handover import Border, StageTrainer, follow_on
+from podium.recipe.stages.sft import sft_trainer
+from podium.runs import checkpoint
+from podium.runs.occupied import occupying
+from podium.runs.recording import RunFolder, set_aside
+from podium.runs.redaction import without_secrets
+from podium.runs.run import CONFIG, STAGES
+from podium.trainer.assembly import load_settings
+from podium.trainer.config import GRPOConfig
+from podium.trainer.snapshot import clear_gradients, same_random_numbers
+from podium.trainer.trainer import GRPOTrainer
+
+logger = logging.getLogger(__name__)
+
+Callbacks = Callable[[Stage], Sequence[TrainerCallback]]
+
+
+def no_callbacks(stage: Stage) -> Sequence[TrainerCallback]:
+    """None."""
+    return ()
+
+
+@dataclass
+class StagedRun:
+    """One run through all stages of a recipe.
+
+    Attributes:
+        callbacks: of each stage's trainer.
+        began: told of each stage and its trainer before it trains; whether it goes on from a checkpoint inside it.
+        policy: the weights there are; None before they are loaded.
+        stopped: whether a finding ended the run.
+    """
+
+    recipe: Recipe
+    callbacks: Callbacks = no_callbacks
+    began: Callable[[Stage, Any, str | None], None] = lambda stage, trainer, inside: None
+    policy: Any = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    stopped: bool = False
+    ended: list[dict[str, Any]] = field(default_factory=list)
+    """Of the stages that are done, in order: `steps`, `ended_by`, `checkpoint`."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return Path(str(self.recipe.config["output_dir"]))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Of the recipe."""
+        return self.recipe.stages
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes."""
+        return int(os.environ.get("RANK", 0)) == 0
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the folder says that every stage is done."""
+        entries = _recorded(self.folder)
+        return len(entries) == len(self.stages) and all(entry.get("ended_by") for entry in entries)
+
+    # ---- the loop ----
+
+    def train(self, *, resume_from_checkpoint: str | bool | None = None) -> Any:
+        """All stages, or those that are left; the trainer of the last, or None where nothing was left to do.
+
+        Raises:
+            CheckpointError: nothing to resume from.
+            PodiumError: what a stage's trainer raises.
+        """
+        with occupying(self.folder) if self.is_main else contextlib.nullcontext():
+            return self._train(asked=resume_from_checkpoint)
+
+    def _train(self, *, asked: str | bool | None) -> Any:
+        for stage in self.stages:
+            refuse_sharded(stage)
+        inside = self._find_place(asked=asked)
+        if self.ended:  # what may have been loaded to look at is where the run began
+            self.policy = None
+            gc.collect()
+        if len(self.ended) == len(self.stages) and not self.is_written:
+            self._save_last()
+        self._write()
+        trainer = None
+        for stage in self.stages[len(self.ended) :]:
+            if trainer is not None:
+                del trainer
+                gc.collect()  # optimizer and reference of the stage before
+            trainer = self._trainer(stage)
+            self.began(stage, trainer, inside)
+            trainer.train(resume_from_checkpoint=inside)
+            inside = None
+            if self._was_stopped(trainer):
+                self.stopped = True
+                break
+            self._end(stage, trainer)
+        return trainer
+
+    def _was_stopped(self, trainer: Any) -> bool:
+        return isinstance(trainer, GRPOTrainer) and trainer.health.decision == "stop"
+
+    # ---- where to begin ----
+
+    def _find_place(self, *, asked: str | bool | None) -> str | None:
+        """Reads which stages are done; the checkpoint inside the next one to go on from, if there is one."""
+        if not asked:
+            self._set_aside([self.folder / stage.folder for stage in self.stages])
+            return None
+        done = self._done()
+        if asked is not True:
+            return self._place_of(Path(str(asked)), done)
+        self.ended = done
+        if len(done) == len(self.stages):
+            return None
+        stage = self.stages[len(done)]
+        found = self._newest_inside(stage)
+        if found is None and not done:
+            raise CheckpointError(f"There is no checkpoint in {self.folder}. Start without resume_from_checkpoint.")
+        if found is None:
+            return None
+        if was_met(json.loads((found / "trainer_state.json").read_text())):
+            self.ended.append(_ending(checkpoint.step_of(found), "gate"))  # killed before it could be written down
+            return None
+        return str(found)
+
+    def _newest_inside(self, stage: Stage) -> Path | None:
+        """The newest checkpoint of a stage that verifies. Where none does, the border before it is gone on from."""
+        try:
+            return checkpoint.newest(self.folder / stage.folder)
+        except CheckpointError as error:
+            if not self.ended:
+                raise
+            logger.warning("%s Stage %s begins anew.", error.what, stage.name)
+            return None
+
+    def _place_of(self, path: Path, done: list[dict[str, Any]]) -> str:
+        """A checkpoint that was named: its stage, if those before it are done."""
+        numbers = {stage.folder: index for index, stage in enumerate(self.stages)}
+        index = numbers.get(path.resolve().parent.name)
+        if index is None or path.resolve().parent.parent != self.folder.resolve():
+            raise CheckpointError(
+                f"{path} is not a checkpoint of a stage of {self.folder}: those are in {', '.join(numbers)}. "
+                "resume_from_checkpoint=True takes the newest that is whole."
+            )
+        if index > len(done):
+            raise CheckpointError(f"{path} is of stage {index + 1}, but only {len(done)} stages before it are done.")
+        found = str(checkpoint.verified(path))
+        self.ended = done[:index]
+        later = [
+            each for each in checkpoint.checkpoints(path.parent) if checkpoint.step_of(each) > checkpoint.step_of(path)
+        ]
+        self._set_aside([*later, *(self.folder / stage.folder for stage in self.stages[index + 1 :])])
+        return found
+
+    def _done(self) -> list[dict[str, Any]]:
+        """The first stages that were recorded as done and whose borders verify (the last stage needs none)."""
+        done: list[dict[str, Any]] = []
+        for stage, entry in zip(self.stages, _recorded(self.folder), strict=False):
+            is_last = stage is self.stages[-1]
+            if entry.get("folder") != stage.folder or not entry.get("ended_by"):
+                break
+            wrong = None if is_last else checkpoint.damage(self.folder / stage.folder / entry["checkpoint"])
+            if wrong is not None:
+                logger.warning("The border of stage %s cannot be used: %s.", stage.name, wrong)
+                break
+            done.append({name: entry[name] for name in ("steps", "ended_by", "checkpoint")})
+        return done
+
+    def _set_aside(self, paths: Sequence[Path]) -> None:
+        """What is there of an earlier run in the same place."""
+        if self.is_main:
+            set_aside(self.folder, paths)
+
+    # ---- one stage ----
+
+    def load_policy(self) -> Any:
+        """The policy as it is where the run stands: as the recipe names it, or from the last border."""
+        if self.policy is None:
+            if self.tokenizer is None:
+                self.tokenizer = loading.load_tokenizer(self.recipe.model, None, self._settings)
+            self.policy = self._start_of(len(self.ended))
+        return self.policy
+
+    def judge(self) -> GRPOTrainer:
+        """A trainer as the last stage's around the weights there are, to sample and score held-out prompts."""
+        recipe = self.stages[-1].recipe
+        idle = {"beta": 0.0, "sync_ref_model": False, "report_to": "none", "output_dir": str(self.folder)}
+        idle |= {"async_rollouts": 0, "rollout_device": None}
+        rows, held_out = self.stages[-1].load_rows()
+        return GRPOTrainer(
+            model=self.load_policy(),
+            reward_funcs=[spec.function for spec in recipe.rewards],
+            args=replace(recipe, config={**recipe.config, **idle, "model_init_kwargs": None}).arguments(),
+            train_dataset=rows,
+            eval_dataset=held_out,
+            processing_class=self.tokenizer,
+        )
+
+    @cached_property
+    def _settings(self) -> loading.LoadSettings:
+        """How the model is loaded: the same for all stages. Made once, before any trainer: a new `GRPOConfig` takes
+        accelerate's state from one that runs.
+        """
+        arguments = self.recipe.arguments()
+        settings = load_settings(arguments, self.recipe.quantization_config(), self.recipe.peft_config())
+        return replace(settings, needs_reference=False)
+
+    def _start_of(self, index: int) -> Any:
+        """The policy at the beginning of a stage, loaded."""
+        settings = self._settings
+        set_seed(int(self.stages[0].recipe.config.get("seed", 42)))  # a new adapter is random
+        border = self._border(index)
+        if border is not None and settings.peft_config is None:
+            return _from_folder(border.checkpoint, settings)
+        policy = loading.load_policy(self.recipe.model, settings)
+        if isinstance(policy, PeftModel):
+            if any(stage.recipe.config.get("beta") for stage in self.stages):
+                loading.add_reference_adapter(policy)
+            if border is not None:
+                load_adapters(policy, border.checkpoint)
+        return policy
+
+    def _border(self, index: int) -> Border | None:
+        """Between stage `index` and the one before it."""
+        if index == 0:
+            return None
+        before = self.stages[index - 1]
+        return Border(checkpoint=self.folder / before.folder / self.ended[index - 1]["checkpoint"])
+
+    def _trainer(self, stage: Stage) -> Any:
+        """The stage's trainer, around the weights there are."""
+        policy, index = self.load_policy(), stage.number - 1
+        assert self.tokenizer is not None
+        rows, held_out = stage.load_rows()
+        if stage.kind == "sft":
+            return sft_trainer(stage, policy, self.tokenizer, rows, [GateKeeper(stage.until), *self.callbacks(stage)])
+        if stage.reference == "last_stage" and loading.has_reference_adapter(policy):
+            loading.copy_to_reference_adapter(policy)
+        border = self._border(index)
+        trainer = StageTrainer(
+            model=policy,
+            reward_funcs=[spec.function for spec in stage.recipe.rewards],
+            args=self._arguments(stage, border),
+            train_dataset=rows,
+            eval_dataset=held_out,
+            processing_class=self.tokenizer,
+            callbacks=[*self.callbacks(stage)],
+            border=border,
+            keeps=_kept(stage),
+            schedule_steps=schedule_steps(self.stages, index),
+        )
+        trainer.add_callback(GateKeeper(stage.until, lambda: trainer.health.latest))
+        trainer.health.config = without_secrets(stage.recipe.given)
+        self._set_reference(trainer, index)
+        return trainer
+
+    def _arguments(self, stage: Stage, border: Border | None) -> GRPOConfig:
+        arguments = stage.recipe.arguments()
+        if not any(isinstance(spec.function, str) for spec in stage.recipe.rewards):
+            arguments.model_init_kwargs = None  # the policy is loaded; only reward models would ask for them
+        if border is not None and border.product_precision and arguments.product_precision == "auto":
+            arguments.product_precision = border.product_precision
+        return arguments
+
+    def _set_reference(self, trainer: StageTrainer, index: int) -> None:
+        """The full copy of a reference that is kept is loaded from where it started; an adapter has brought its own."""
+        reference, start = trainer.parts.reference, reference_start(self.stages, index)
+        if reference is None or reference.copy is None or start == index:
+            return
+        border = self._border(index)
+        assert border is not None
+        if not follow_on(reference, border):
+            reference.copy = None  # one copy at a time
+            gc.collect()
+            with same_random_numbers():
+                reference.copy = self._start_of(start).eval().requires_grad_(False)
+        reference.to(trainer.args.device)
+
+    # ---- borders ----
+
+    def _end(self, stage: Stage, trainer: Any) -> None:
+        """Leaves the weights, clean, and whatever a resumed run needs."""
+        step = trainer.state.global_step
+        is_last = stage is self.stages[-1]
+        final = self.folder / stage.folder / f"{checkpoint.PREFIX}{step}"
+        if not is_last and (not final.is_dir() or checkpoint.damage(final) is not None):
+            trainer._save_checkpoint(trainer.model, trial=None)
+        self.policy = released(trainer)
+        if is_last:
+            trainer.save_model(str(self.folder))
+        met = any(isinstance(c, GateKeeper) and c.met for c in trainer.callback_handler.callbacks)
+        self.ended.append(_ending(step, "gate" if met else "bound"))
+        self._write()
+
+    def _save_last(self) -> None:
+        """The final model of a run that was killed between its last step and this."""
+        policy = self.load_policy()
+        assert self.tokenizer is not None
+        if self.is_main:
+            policy.save_pretrained(str(self.folder))
+            self.tokenizer.save_pretrained(str(self.folder))
+
+    def _write(self) -> None:
+        """`stages.json` and `config.yaml`: by these the folder reads as one run."""
+        if not self.is_main:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        writer = RunFolder(self.folder)
+        entries = [_planned(stage) for stage in self.stages]
+        done = [{**entry, **end} for entry, end in zip(entries, self.ended, strict=False)]
+        writer.write_json(STAGES, {"stages": [*done, *entries[len(done) :]]})
+        writer.write_yaml(CONFIG, without_secrets(self.recipe.given))
+
+
+def _planned(stage: Stage) -> dict[str, Any]:
+    return {
+        "name": stage.name,
+        "folder": stage.folder,
+        "type": stage.kind,
+        "max_steps": stage.max_steps,
+        "until": stage.until.text if stage.until else None,
+    }
+
+
+def _ending(step: int, ended_by: str) -> dict[str, Any]:
+    return {"steps": step, "ended_by": ended_by, "checkpoint": f"{checkpoint.PREFIX}{step}"}
+
+
+def _recorded(folder: Path) -> list[Mapping[str, Any]]:
+    try:
+        return list(json.loads((folder / STAGES).read_text(encoding="utf-8"))["stages"])
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{folder / STAGES} cannot be read. Start without resume_from_checkpoint.") from None
+
+
+def _kept(stage: Stage) -> frozenset[str]:
+    """Of what `carry` takes over, that which this stage keeps."""
+    named = {"optimizer": stage.optimizer, "schedule": stage.schedule, "adaptive_weights": stage.adaptive_weights}
+    return frozenset() if stage.number == 1 else frozenset(k for k, v in named.items() if v in ("keep", "continue"))
+
+
+# ---- weights ----
+
+
+def _from_folder(folder: Path, settings: loading.LoadSettings) -> Any:
+    """A full model that was saved at a border."""
+    own = {name: value for name, value in settings.init_kwargs.items() if name != "revision"}
+    return loading.load_policy(str(folder), replace(settings, init_kwargs=own))
+
+
+def load_adapters(policy: PeftModel, folder: Path) -> None:
+    """The trained adapter of a checkpoint, and its reference adapter where there is one."""
+    trained = policy.active_adapter
+    policy.load_adapter(str(folder), trained, is_trainable=True)
+    if loading.has_reference_adapter(policy):
+        policy.load_adapter(str(folder / "ref"), "ref")
+        policy.set_adapter(trained)
+        loading.freeze_reference_adapter(policy)
+
+
+def released(trainer: Any) -> Any:
+    """The trained model without what a trainer has put on it."""
+    policy = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    clear_gradients(policy)
+    if getattr(policy, "is_gradient_checkpointing", False):
+        policy.gradient_checkpointing_disable()
+        policy.config.use_cache = True
+    for module in policy.modules():  # TRL's SFT puts a forward of its own on the model
+        if isinstance(module, nn.Module) and getattr(module.__dict__.get("forward"), "__self__", None) is module:
+            del module.__dict__["forward"]
+    return policy
+
+
+def refuse_sharded(stage: Stage) -> None:
+    """Raises `ConfigError` where a trainer would cut the weights in pieces, which the next could not take over."""
+    sharding = [key for key in ("fsdp", "deepspeed") if stage.recipe.config.get(key)]
+    sharding += [key for key in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED") if os.environ.get(key) == "true"]
+    if sharding:
+        raise ConfigError(
+            f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
+            "stages one by one: a recipe each, with `model:` the folder of the one before.",
+            code="C030",
+        )

@@ -1,0 +1,1 @@
+"""A run's folder, written and read: recording, checkpoints, findings, reports, what is shipped."""

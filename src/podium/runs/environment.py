@@ -1,0 +1,125 @@
+"""Where a run ran and with what: versions, hardware, the user's commit, digests of rewards and data. No secrets.
+
+Knows nothing of training; everything that cannot be found out is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from podium.isolation.machine import cores
+from podium.rewards.resolve import Reward
+from podium.runs.redaction import HIDDEN, is_secret, without_secrets
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "safetensors", "tokenizers")
+
+ROWS_IN_DIGEST = 100_000
+
+
+def describe(rewards: Sequence[Reward], dataset: Any) -> dict[str, Any]:
+    """The contents of `environment.json`, but for the settings."""
+    return {
+        "podium": _version("podium"),
+        "python": platform.python_version(),
+        "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
+        "platform": platform.platform(),
+        "hardware": _hardware(),
+        "command": without_secrets(_hidden_flags(sys.argv)),
+        "git": _git(Path.cwd()),
+        "rewards": {reward.name: source(reward) for reward in rewards},
+        "data": _data(dataset),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _hardware() -> dict[str, Any]:
+    import psutil
+    import torch
+
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "devices": [{"name": device.name, "memory_gb": round(device.total_memory / 1e9, 1)} for device in devices],
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _hidden_flags(arguments: Sequence[str]) -> list[str]:
+    """`--hub_token X` and `--hub-token=X` without X."""
+    shown: list[str] = []
+    hide = False
+    for argument in arguments:
+        flag, has_value, _ = argument.partition("=")
+        secret = argument.startswith("--") and is_secret(flag, "text")
+        shown.append(HIDDEN if hide else f"{flag}={HIDDEN}" if secret and has_value else argument)
+        hide = secret and not has_value
+    return shown
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Commit of the working directory and whether files differ from it; None outside of a repository."""
+    commit = _git_says(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git_says(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed_files": len((changes or "").splitlines())}
+
+
+def _git_says(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def source(reward: Reward) -> dict[str, str]:
+    """Where a reward function stands, and the sha256 of that file."""
+    function = getattr(reward.function, "func", reward.function)
+    try:
+        file = getattr(function, "path", None) or inspect.getsourcefile(
+            function if callable(function) and hasattr(function, "__code__") else type(function)
+        )
+        assert file is not None
+        return {"where": reward.where, "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
+    except (TypeError, OSError, AssertionError):
+        return {"where": reward.where}
+
+
+def _data(dataset: Any) -> dict[str, Any]:
+    """Rows, columns and a digest: the fingerprint of a `datasets.Dataset`, else sha256 of the rows as JSON."""
+    columns = getattr(dataset, "column_names", None)
+    found: dict[str, Any] = {"columns": list(columns)} if columns else {}
+    if not hasattr(dataset, "__len__"):
+        return {**found, "stream": True}
+    rows = len(dataset)
+    digest = hashlib.sha256()
+    for i in range(min(rows, ROWS_IN_DIGEST)):
+        digest.update(json.dumps(dataset[i], sort_keys=True, default=str).encode("utf-8", "replace"))
+    return {**found, "rows": rows, "rows_in_digest": min(rows, ROWS_IN_DIGEST), "sha256": digest.hexdigest()}

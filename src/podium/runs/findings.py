@@ -1,0 +1,32 @@
+"""What findings mean: one page a code, `pages/CODE.md` beside this file.
+
+Codes: D data, C configuration, M001-M099 model, W rewards, R sampled rollouts, K checkpoints, P proof on the first
+batch, M101 and up the health of a run. A page starts with `# CODE: title` and has the sections `What it means`,
+`Usual causes`, `What to do`.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from podium.errors import ConfigError, did_you_mean
+
+
+def codes() -> tuple[str, ...]:
+    """Every code that has a page, in order."""
+    folder = resources.files("podium.runs") / "pages"
+    return tuple(sorted(page.name.removesuffix(".md") for page in folder.iterdir() if page.name.endswith(".md")))
+
+
+def page(code: str) -> str:
+    """The page of a code, as markdown. Raises `ConfigError` for a code that has none."""
+    known = codes()
+    code = code.strip().upper()
+    if code not in known:
+        raise ConfigError(f"no rule `{code}`. `podium explain` lists them.", fix=did_you_mean(code, known))
+    return (resources.files("podium.runs") / "pages" / f"{code}.md").read_text(encoding="utf-8")
+
+
+def title(code: str) -> str:
+    """The first line of a code's page, without the code."""
+    return page(code).splitlines()[0].removeprefix(f"# {code}:").strip()

@@ -1,0 +1,151 @@
+"""Does the policy still try different things? Spread, duplicates, entropy, repetition."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from podium.runs.monitors.detection import Symptom, mean, percent
+from podium.runs.monitors.history import RoundView, Sight
+
+COLD = 0.3
+"""Temperatures below this hardly sample."""
+
+
+def spread_vanishes(sight: Sight) -> Symptom | None:
+    """M121: the deviation of rewards goes to zero."""
+    spread = sight.series("reward_std")
+    if len(spread) < 12 or mean(spread[:5]) <= 1e-9 or mean(spread[-5:]) > 0.1 * mean(spread[:5]):
+        return None
+    reward = sight.series("reward")
+    low, high = sight.extremes
+    solved = mean(reward[-5:]) > mean(reward[:5]) and not mean(reward[-5:]) < high - 0.2 * (high - low)
+    right = [view.contains_answer_PG for view in sight.rounds[-5:]]
+    known = bool(right) and bool(np.isfinite(np.concatenate([x.reshape(-1) for x in right])).all())
+    solved = solved and (not known or float(np.mean([x.mean() for x in right])) >= 0.5)
+    return Symptom(
+        severity="note" if solved else "warning",
+        what=f"reward_std fell from {mean(spread[:5]):.3f} to {mean(spread[-5:]):.3f}, while the reward went from "
+        f"{mean(reward[:5]):.3f} to {mean(reward[-5:]):.3f}.",
+        why="Completions have become alike before they became good."
+        if not solved
+        else "The prompts are solved."
+        if known
+        else "The highest reward is reached: the prompts are solved, or the reward has been outwitted.",
+        fix="Lower learning_rate; raise temperature or epsilon_high."
+        if not solved
+        else "Use harder prompts."
+        if known
+        else "Read completions (`podium sample RECIPE`); then use harder prompts, or mend the reward.",
+    )
+
+
+SHORT = 4
+"""Tokens, the last one included, up to which equal completions say nothing of how they were sampled."""
+
+
+def duplicates_of(view: RoundView, top: float) -> float:
+    """Share of duplicates in groups that are not all at the highest reward: where the answer is known, all may well say
+    the same. Answers of a word or two, of which there are few, do not count.
+    """
+    unsolved = [
+        not (flat and high >= top and high > 0) and tokens > SHORT
+        for flat, high, tokens in zip(view.is_flat_P, _tops(view), view.tokens_PG.mean(axis=1), strict=True)
+    ]
+    texts = [texts_G for texts_G, counts in zip(view.texts_PG, unsolved, strict=True) if counts]
+    repeated = sum(len(x) - len({" ".join(text.split()).casefold() for text in x}) for x in texts)
+    return repeated / max(sum(len(x) - 1 for x in texts), 1)
+
+
+def _tops(view: RoundView) -> np.ndarray:
+    return np.array([np.nanmax(x) if np.isfinite(x).any() else -np.inf for x in view.reward_PG])
+
+
+def duplicates(sight: Sight) -> Symptom | None:
+    """M122: the completions of a group say the same."""
+    _, top = sight.extremes
+    shares = [duplicates_of(view, top) for view in sight.rounds[-3:]]
+    if len(shares) < 3 or min(shares) < 0.85:
+        return None
+    reward = sight.series("reward")
+    better = mean(reward[-3:]) > mean(reward[:3]) + 1e-6
+    share, entropy = float(np.mean(shares)), mean(sight.series("entropy", last=3))
+    sampled = entropy > 0.3  # a policy that is unsure, and yet always says the same
+    return Symptom(
+        severity="note" if better else "error" if share >= 0.95 else "warning",
+        what=f"{percent(share)} of completions repeat another of their group, over {len(shares)} rounds"
+        + (f", although the policy is unsure (entropy {entropy:.2f} nats a token)." if sampled else "."),
+        why="Completions are not sampled but chosen: the likeliest token, or one random number for all."
+        if sampled
+        else "The policy has become so sure that sampling finds one text only.",
+        fix=f"Remove {', '.join(sight.settings.narrowed)} from the settings and generation_kwargs."
+        if sight.settings.narrowed
+        else "Raise temperature, lower learning_rate, or go back to an earlier checkpoint.",
+    )
+
+
+def too_cold(sight: Sight) -> Symptom | None:
+    """M123: the temperature is too low to sample different completions."""
+    temperature = sight.settings.temperature
+    if temperature is None or temperature > COLD or len(sight.rounds) < 2:
+        return None
+    same = float(np.mean([view.duplicates for view in sight.rounds[-3:]]))
+    flat = mean(sight.series("frac_reward_zero_std", last=3))
+    if same < 0.4 and not flat > 0.5:
+        return None
+    return Symptom(
+        severity="error",
+        what=f"At temperature {temperature:g}, {percent(same)} of completions repeat another of their group, and "
+        f"{percent(flat)} of groups have equal rewards.",
+        why="Below about 0.3 nearly always the likeliest token is drawn, so there is nothing to compare.",
+        fix="Set temperature: 1.0. For sharper answers after training, lower it when generating, not when training.",
+    )
+
+
+def entropy_collapse(sight: Sight) -> Symptom | None:
+    """M124: the policy has almost stopped exploring."""
+    entropy = sight.series("entropy")
+    if len(entropy) < 8:
+        return None
+    early, late = mean(entropy[:3]), mean(entropy[-3:])
+    if not (late < 0.1 * early and late < 0.15):
+        return None
+    reward = sight.series("reward")
+    return Symptom(
+        severity="error" if mean(reward[-3:]) <= mean(reward[:3]) else "note",
+        what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from "
+        f"{mean(reward[:3]):.3f} to {mean(reward[-3:]):.3f}.",
+        why="A policy that is sure writes the same again and again: equal rewards, no advantage, no learning.",
+        fix="Raise epsilon_high to 0.28 (clip-higher) or temperature, set entropy_coef: 0.001, or lower learning_rate.",
+    )
+
+
+def entropy_explodes(sight: Sight) -> Symptom | None:
+    """M126: the policy dissolves into noise."""
+    entropy = sight.series("entropy")
+    if len(entropy) < 4:
+        return None
+    early, late = mean(entropy[:2]), mean(entropy[-2:])
+    if not late > 1.5 * early + 1.5:
+        return None
+    return Symptom(
+        severity="error" if late > 5 else "warning",
+        what=f"Entropy rose from {early:.2f} to {late:.2f} nats a token (as of {np.exp(late):,.0f} equal tokens).",
+        why="Steps are too large: the model forgets how to write.",
+        fix="Lower learning_rate by ten; set max_grad_norm: 0.2 or beta: 0.04.",
+    )
+
+
+def repetition(sight: Sight) -> Symptom | None:
+    """M125: completions go round in circles."""
+    rounds = sight.rounds
+    if len(rounds) < 3:
+        return None
+    late, early = (float(np.mean([view.repetition for view in part])) for part in (rounds[-3:], rounds[:3]))
+    if late < 0.4:
+        return None
+    return Symptom(
+        severity="error" if late > 0.7 else "warning",
+        what=f"{percent(late)} of four-word sequences repeat in their completion ({percent(early)} at first).",
+        why="The policy loops: long texts are rewarded, or it has been damaged by large steps.",
+        fix="Add a repetition penalty reward, lower max_completion_length or learning_rate.",
+    )

@@ -1,0 +1,97 @@
+"""What a detector says, and the statistics that detectors share. Pure functions of arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from podium.runs.monitors.history import Sight
+
+Severity: TypeAlias = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """A finding before it has a code and a step."""
+
+    severity: Severity
+    what: str
+    """One sentence with the evidence in numbers."""
+    why: str
+    fix: str
+    """The setting to change."""
+
+
+Detector: TypeAlias = Callable[[Sight], Symptom | None]
+
+
+def trend(x: np.ndarray) -> float:
+    """Mann-Kendall's z: over 2 a series rises, below -2 it falls, and between it may well do neither.
+
+    It asks only which of two values is larger, so outliers and curvature do not mislead it (Kendall, "Rank Correlation
+    Methods", 4th edition 1975, section 4.9).
+
+    >>> round(trend(np.arange(10.0)), 1), trend(np.ones(10))
+    (3.9, 0.0)
+    """
+    x = x[np.isfinite(x)]
+    n = len(x)
+    if n < 4:
+        return 0.0
+    s = float(np.sign(x[None, :] - x[:, None])[np.triu_indices(n, 1)].sum())
+    _, ties = np.unique(x, return_counts=True)
+    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    return (s - math.copysign(1, s)) / math.sqrt(variance) if s and variance > 0 else 0.0
+
+
+def mean(x: np.ndarray) -> float:
+    """Of what is finite; NaN of nothing."""
+    known = x[np.isfinite(x)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def ends(x: Sequence[float] | np.ndarray) -> tuple[float, float, int]:
+    """Means of the first and of the last steps of a curve, and of how many: a tenth of it, at least 3, at most half.
+
+    >>> ends([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]), ends([1.0])
+    ((0.0, 1.0, 3), (1.0, 1.0, 1))
+    """
+    known = np.asarray(x, float)
+    known = known[np.isfinite(known)]
+    count = max(1, min(max(3, len(known) // 10), (len(known) + 1) // 2))
+    return mean(known[:count]), mean(known[-count:]), count
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Pearson's, over pairs that are both known; 0 where one of them is constant.
+
+    >>> round(correlation(np.array([1.0, 2.0, np.nan]), np.array([2.0, 4.0, 0.0])), 3)
+    1.0
+    """
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    if len(x) < 2 or np.ptp(x) < 1e-12 or np.ptp(y) < 1e-12:
+        return 0.0
+    return float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1))
+
+
+def percent(share: float) -> str:
+    """
+    >>> percent(0.256)
+    '26 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
+def some(items: list[str], limit: int = 5) -> str:
+    """The first few of a list, with how many more there are.
+
+    >>> some(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    rest = len(items) - limit
+    return ", ".join(items[:limit]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,184 @@
+"""How far and how steadily the weights move: divergence, ratios, gradients, steps that are too large or do nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from podium.runs.monitors.detection import Symptom, mean, percent, trend
+from podium.runs.monitors.history import Sight
+
+TOO_FAR = {False: (0.006, 0.02), True: (0.08, 0.16)}
+"""By whether an adapter is trained: change of the weights in one step, relative to their size, that warns and errs."""
+
+TOO_LITTLE = {False: 5e-7, True: 5e-6}
+"""Likewise, below which a run of ordinary length goes nowhere."""
+
+
+def non_finite(sight: Sight) -> Symptom | None:
+    """M131: a loss, a gradient or a weight is not a number."""
+    now = sight.history[-1].values
+    bad = [name for name in ("loss", "grad_norm", "health/update_ratio") if not np.isfinite(now.get(name, 0.0))]
+    # A mean over the trained tokens is NaN where all groups were flat, so that there were none.
+    if np.isinf(now.get("kl", 0.0)) or (np.isnan(now.get("kl", 0.0)) and np.isfinite(now.get("entropy", np.nan))):
+        bad.append("kl")
+    if not bad:
+        return None
+    again = sum(not np.isfinite(each.values.get(bad[0], 0.0)) for each in sight.history[-3:])
+    ruined = "health/update_ratio" in bad or again > 1
+    return Symptom(
+        severity="error" if ruined else "warning",
+        what=f"{', '.join(bad)} not finite in step {sight.step}" + (": the weights are ruined." if ruined else "."),
+        why="A product overflowed (float16), a division by zero in a custom loss or module, or rates far too high.",
+        fix="Resume from the checkpoint before; use bf16 instead of fp16, a lower learning_rate, max_grad_norm: 1.0.",
+    )
+
+
+def kl_explodes(sight: Sight) -> Symptom | None:
+    """M132: the policy runs away from the reference."""
+    kl = sight.series("kl")
+    if len(kl) < 3:
+        return None
+    now = float(np.nanmedian(kl[-3:])) if np.isfinite(kl[-3:]).any() else np.nan  # single steps spike in healthy runs
+    rising = len(kl) >= 6 and now > 0.2 and now > 4 * mean(kl[-6:-3]) and trend(kl[-8:]) > 2
+    if not (now > 0.5 or rising):
+        return None
+    return Symptom(
+        severity="error" if now > 1.0 else "warning",
+        what=f"KL divergence from the reference is {now:.2f} nats a token; at first it was {mean(kl[:2]):.3f}.",
+        why="Steps are too large for beta to hold the policy back; beyond 0.5 it no longer writes as it was taught.",
+        fix=f"Lower learning_rate by ten, or raise beta (now {sight.settings.beta or 0:g}); set max_grad_norm: 0.2.",
+    )
+
+
+def clips_much(sight: Sight) -> Symptom | None:
+    """M133: a large share of ratios is clipped."""
+    share = sight.series("clip_ratio/region_mean", last=3)
+    if len(share) < 3 or not mean(share) > 0.3:
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"{percent(mean(share))} of token ratios are clipped, over {len(share)} steps.",
+        why="The policy moves far while one round is trained on, and clipped tokens carry no gradient.",
+        fix="Lower learning_rate or num_iterations, or steps_per_generation.",
+    )
+
+
+def gradient_spikes(sight: Sight) -> Symptom | None:
+    """M134: gradients now and then are many times the usual."""
+    norms = sight.series("grad_norm")
+    norms = norms[np.isfinite(norms) & (norms > 0)]
+    if len(norms) < 12:
+        return None
+    usual = float(np.median(norms[:-1]))
+    recent = norms[-20:]
+    spikes = int((recent > 10 * usual).sum())
+    if norms[-1] <= 10 * usual and spikes < 3:
+        return None
+    return Symptom(
+        severity="warning" if spikes >= 3 else "note",
+        what=f"Gradient norm {recent.max():.3g} against a median of {usual:.3g}; {spikes} of the last {len(recent)} "
+        "steps over ten times it.",
+        why="Single rollouts with very unlikely tokens, or few groups with signal, make steps of random size.",
+        fix=f"Set max_grad_norm: {max(round(2 * usual, 2), 0.01):g}; more prompts a step.",
+    )
+
+
+def sampler_disagrees(sight: Sight) -> Symptom | None:
+    """M135: sampling and training compute different log-probabilities for the same weights."""
+    own, trl = (
+        sight.series("health/logp_gap_mean", last=3),
+        sight.series("sampling/sampling_logp_difference/mean", last=3),
+    )
+    gap = own if len(own) else trl
+    if len(gap) < 2 or not mean(gap) > 0.1:
+        return None
+    return Symptom(
+        severity="error" if mean(gap) > 0.5 else "warning",
+        what=f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training.",
+        why="The sampler has other weights, precision or template than the trainer, so gradients are biased.",
+        fix="Set rollout_engine: live; keep one precision for both; refresh a served model each step.",
+    )
+
+
+def _moves(sight: Sight) -> tuple[np.ndarray, np.ndarray]:
+    """Relative change of the weights and learning rate of steps that had a gradient."""
+    rows = [each.values for each in sight.history]
+    found = [
+        (row["health/update_ratio"], row.get("learning_rate", np.nan))
+        for row in rows
+        if row.get("health/update_ratio") is not None and row.get("grad_norm", 1.0) > 0
+    ]
+    return (np.array([x for x, _ in found]), np.array([x for _, x in found]))
+
+
+def steps_too_large(sight: Sight) -> Symptom | None:
+    """M136: a step changes the weights by a large share of themselves."""
+    moved, rates = sight.series("health/update_ratio", last=50), sight.series("learning_rate", last=50)
+    warns, errs = TOO_FAR[sight.settings.adapter]
+    if len(moved) < 2 or not np.isfinite(moved).any() or np.nanmax(moved) < warns:
+        return None
+    size, rate = float(np.nanmax(moved)), float(np.nanmax(rates)) if np.isfinite(rates).any() else np.nan
+    flat = sight.series("frac_reward_zero_std")
+    ruined = mean(flat[-3:]) > 0.95 and flat[0] < 0.9
+    return Symptom(
+        severity="error" if size > errs or ruined else "warning",
+        what=f"One step changed the weights by {100 * size:.1f} % of their size, at learning rate {rate:.1e}"
+        + ("; since then all groups have equal rewards." if ruined else f"; {100 * warns:.1f} % is much."),
+        why="Such steps overwrite what the model knows faster than rewards can tell what to keep.",
+        fix=f"Set learning_rate: {rate * warns / size / 10:.0e}.",
+    )
+
+
+def steps_too_small(sight: Sight) -> Symptom | None:
+    """M137: steps change the weights by next to nothing."""
+    moved, rates = _moves(sight)
+    full = rates >= 0.5 * np.nanmax(rates) if len(rates) and np.isfinite(rates).any() else np.zeros(0, bool)
+    moved, rate = moved[full], float(np.nanmax(rates)) if full.any() else 0.0
+    if len(moved) < 4 or rate <= 0 or not 0 < np.median(moved[-20:]) < TOO_LITTLE[sight.settings.adapter]:
+        return None
+    size = float(np.median(moved[-20:]))
+    usual = rate * 100 * TOO_LITTLE[sight.settings.adapter] / size
+    share = mean(sight.series("health/moved_share", last=10))
+    lost = share < 0.5
+    return Symptom(
+        severity="error" if size < 0.5 * TOO_LITTLE[sight.settings.adapter] else "warning",
+        what=f"Each step changes the weights by {size:.1e} of their size, at learning rate {rate:.1e}"
+        + (f"; only {percent(share)} of weights change at all." if lost else "."),
+        why="The weights' precision swallows such updates."
+        if lost
+        else "At this pace a thousand steps change the weights by less than a thousandth part: the run goes nowhere.",
+        fix=f"Set learning_rate: {usual:.0e}" + ("; keep trained weights in float32." if lost else "."),
+    )
+
+
+def weights_frozen(sight: Sight) -> Symptom | None:
+    """M138: there are gradients, but no weight moves."""
+    rows = [each.values for each in sight.history[-8:]]
+    rows = [row for row in rows if row.get("learning_rate", 0) > 0 and "health/moved_share" in row]
+    signal = [row for row in rows if row.get("frac_reward_zero_std", 0.0) < 1]
+    if len(signal) < 3 or any(row["health/moved_share"] > 0 for row in signal):
+        return None
+    norm = mean(np.array([row.get("grad_norm", np.nan) for row in signal]))
+    what = "adapter" if sight.settings.adapter else "weights"
+    return Symptom(
+        severity="error",
+        what=f"The {what} did not move in {len(signal)} steps with signal in their groups (gradient norm {norm:.3g}).",
+        why="The optimizer holds other parameters than the model trains (it was made before the adapter was added), or "
+        "gradients are stopped on their way."
+        if norm > 0
+        else "No gradient arrives: parameters or activations are cut off.",
+        fix="Let the trainer make the optimizer (leave out `optimizers`); check requires_grad.",
+    )
+
+
+def adapter_rate_low(sight: Sight) -> Symptom | None:
+    """M139: a learning rate for full fine-tuning, with an adapter."""
+    rate = sight.settings.learning_rate
+    if not sight.settings.adapter or rate is None or not 0 < rate < 8e-6 or len(sight.history) < 3:
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"learning_rate is {rate:.1e} with a LoRA adapter.",
+        why="Adapters need about ten times the rate of full fine-tuning: few weights do the work.",
+        fix=f"Set learning_rate: {max(10 * rate, 1e-5):.0e} to 1e-4.",
+    )

@@ -1,0 +1,268 @@
+"""Is the reward earned, or only collected? Held-out prompts, held-back rewards, length, phrases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from podium.runs.monitors.detection import Symptom, correlation, mean, percent, trend
+from podium.runs.monitors.history import RoundView, Sight
+
+WORDS = re.compile(r"[^\W\d_]{2,}")
+
+
+def held_out_falls(sight: Sight) -> Symptom | None:
+    """M151: reward on training prompts rises, on held-out prompts it does not."""
+    held_out = sight.series("eval_reward")
+    reward = sight.series("reward")
+    if len(held_out) < 4 or len(reward) < 20 or trend(reward) < 2.5:
+        return None
+    gained, lost = mean(reward[-5:]) - mean(reward[:5]), mean(held_out[:2]) - mean(held_out[-2:])
+    if lost < 0 or (lost < 0.1 * gained and trend(held_out) > -1.5):
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"The training reward rose by {gained:.3f}, the held-out reward fell by {lost:.3f} over {len(held_out)} "
+        "evaluations.",
+        why="The policy learns the training prompts, or a weakness of the reward, instead of the task.",
+        fix="Stop at the best evaluation (load_best_model_at_end: true); use more prompts; read the completions.",
+    )
+
+
+def held_back_falls(sight: Sight) -> Symptom | None:
+    """M154: a reward with weight 0, which only watches, falls while the trained one rises."""
+    reward = sight.series("reward")
+    if len(reward) < 20 or trend(reward[-60:]) < 2.5:
+        return None
+    for name, weight in sight.settings.weights.items():
+        watched = sight.series(f"rewards/{name}/mean", last=60)
+        if not weight and len(watched) >= 20 and trend(watched) < -2.5:
+            return Symptom(
+                severity="warning",
+                what=f"The reward rose to {mean(reward[-5:]):.3f}, while {name} (weight 0, only watched) fell from "
+                f"{mean(watched[:5]):.3f} to {mean(watched[-5:]):.3f}.",
+                why="What is paid for is won at the cost of what is wanted: the usual picture of a hacked reward.",
+                fix=f"Give {name} a weight, or repair the reward that rose; read completions with high reward.",
+            )
+    return None
+
+
+LEAST_GROUPS, LEAST_LENGTHS = 8, 4
+"""Groups, and different lengths in each, before length is held against a reward: in a group of equals, one odd
+completion makes any correlation.
+"""
+
+
+def pays_for_length(sight: Sight) -> Symptom | None:
+    """M152: within groups, reward is length."""
+    rounds = sight.rounds[-8:]
+    if len(rounds) < 3 or np.mean(np.concatenate([view.truncated_PG.reshape(-1) for view in rounds])) > 0.95:
+        return None
+    found = {
+        "characters": _along([(view.characters_PG, view) for view in rounds]),
+        "tokens": _along([(view.tokens_PG, view) for view in rounds]),
+    }
+    telling = {unit: each for unit, each in found.items() if len(each) >= LEAST_GROUPS}
+    if not telling:
+        return None
+    unit, r = max(((unit, float(np.median(each))) for unit, each in telling.items()), key=lambda pair: abs(pair[1]))
+    if abs(r) < 0.9:
+        return None
+    return Symptom(
+        severity="error" if abs(r) > 0.95 else "warning",
+        what=f"Reward is length: in the median of {len(telling[unit])} groups it correlates {r:.2f} with the number of "
+        f"{unit}, over {len(rounds)} rounds.",
+        why=f"{'Longer' if r > 0 else 'Shorter'} completions are paid whatever they say, so that is what is learnt.",
+        fix="Score the content; if length matters, cap it: give nothing beyond what a good answer needs.",
+    )
+
+
+def _along(rounds: Sequence[tuple[np.ndarray, RoundView]]) -> list[float]:
+    """The correlation of reward and length in every group that has a spread of both."""
+    return [
+        correlation(length_G, reward_G)
+        for length_PG, view in rounds
+        for length_G, reward_G, flat in zip(length_PG, view.reward_PG, view.is_flat_P, strict=True)
+        if not flat and len(np.unique(length_G)) >= LEAST_LENGTHS
+    ]
+
+
+def pays_for_a_phrase(sight: Sight) -> Symptom | None:
+    """M153: within groups, reward is whether a phrase stands in the completion."""
+    rounds = sight.rounds[-8:]
+    if len(rounds) < 4:
+        return None
+    reward = np.concatenate([view.within(view.reward_PG) for view in rounds])
+    known = {word for view in rounds for prompt in view.prompts_P for word in _words(prompt)}
+    counts = Counter(phrase for view in rounds for text in view.texts for phrase in set(_pairs(text)))
+    total = sum(len(view.texts) for view in rounds)
+    for phrase, count in counts.most_common(10):
+        if not 0.1 < count / total < 0.9 or set(phrase.split()) <= known:
+            continue
+        has = np.concatenate(
+            [
+                view.within(np.array([[phrase in set(_pairs(t)) for t in g] for g in view.texts_PG], float))
+                for view in rounds
+            ]
+        )
+        r = correlation(has, reward)
+        if r > 0.8:
+            return Symptom(
+                severity="warning",
+                what=f"Reward is a phrase: '{phrase}', in {percent(count / total)} of completions and in no prompt, "
+                f"correlates {r:.2f} with the reward within groups.",
+                why="The policy has found words that a reward function or model likes, whatever else is written.",
+                fix="Read completions with and without it; make the reward ignore it, or check the answer instead.",
+            )
+    return None
+
+
+def differs_on_the_same(sight: Sight) -> Symptom | None:
+    """M157: completions of a prompt that say the same, token for token as long, got different rewards."""
+    if not sight.fresh():
+        return None
+    for k, name in enumerate(sight.rounds[-1].names_K):
+        spread = [x for view in sight.rounds for x in _spread_of_equals(view, k)]
+        differ = [x for x in spread if x > 1e-6]
+        if len(spread) < LEAST_EQUALS or len(differ) < 0.2 * len(spread):
+            continue
+        values = np.concatenate([view.rewards_PGK[:, :, k].reshape(-1) for view in sight.rounds])
+        size = float(np.nanmax(values) - np.nanmin(values))
+        large = float(np.mean(spread)) > 0.1 * size
+        return Symptom(
+            severity="error" if large else "warning",
+            what=f"{name} does not repeat: {len(differ)} of {len(spread)} texts that stand twice or more in a group "
+            f"got different rewards, {np.mean(differ):.2g} apart on average (all its rewards span {size:.2g}).",
+            why="What is drawn by chance, or depends on the order of a batch, teaches nothing about the text.",
+            fix=f"Score one completion twice by hand; take random numbers, times and shared state out of {name}. Of a "
+            "judge that samples, take the mean of several verdicts, or temperature 0.",
+        )
+    return None
+
+
+def _spread_of_equals(view: RoundView, k: int) -> list[float]:
+    """Highest less lowest reward of every text that a group has more than once."""
+    found = []
+    for texts_G, tokens_G, rewards_G in zip(view.texts_PG, view.tokens_PG, view.rewards_PGK[:, :, k], strict=True):
+        same: dict[tuple[str, float], list[float]] = {}
+        for text, tokens, reward in zip(texts_G, tokens_G, rewards_G, strict=True):
+            if np.isfinite(reward):
+                same.setdefault((text, float(tokens)), []).append(float(reward))
+        found += [max(values) - min(values) for values in same.values() if len(values) > 1]
+    return found
+
+
+def pays_for_the_prompt(sight: Sight) -> Symptom | None:
+    """M158: within groups, reward is how much of the prompt stands in the completion; or the best copy it whole."""
+    rounds = sight.rounds[-8:]
+    if len(rounds) < 3:
+        return None
+    copied = [_copied(view) for view in rounds]
+    along = _along(list(zip(copied, rounds, strict=True)))
+    r = float(np.median(along)) if len(along) >= LEAST_GROUPS else 0.0
+    _, top = sight.extremes
+    best = np.concatenate([x[view.reward_PG >= top - 1e-9] for x, view in zip(copied[-3:], rounds[-3:], strict=True)])
+    whole = float(np.mean(best >= WHOLE)) if len(best) >= LEAST_GROUPS else 0.0
+    if r < 0.8 and whole < 0.5:
+        return None
+    example = max(
+        ((x, t) for c, v in zip(copied, rounds, strict=True) for x, t in zip(c.reshape(-1), v.texts, strict=True)),
+        key=lambda pair: pair[0],
+    )[1]
+    said = (
+        f"in the median of {len(along)} groups it correlates {r:.2f} with the share of the prompt's words that stand "
+        "in the completion"
+        if r >= 0.8
+        else f"{percent(whole)} of the completions with the highest reward copy it"
+    )
+    return Symptom(
+        severity="error" if r > 0.9 else "warning",
+        what=f"Reward is the prompt: {said}, as in {example[:80]!r}.",
+        why="Copying the question is the easiest way to such a reward, so that is what is learnt.",
+        fix="Take the prompt's own words out before the completion is scored; pay for what the prompt does not hold.",
+    )
+
+
+LEAST_EQUALS = 8
+"""Texts that stand more than once, before rewards are called unstable."""
+LEAST_WORDS = 4
+"""Different words of a question, before its copy is told from a mention."""
+WHOLE = 0.95
+
+
+def _copied(view: RoundView) -> np.ndarray:
+    """Share of the words of the question that stand in the completion [P, G]; NaN for questions too short."""
+    words_P = [set(question.casefold().split()) for question in view.questions_P]
+    return np.array(
+        [
+            [len(words & set(text.casefold().split())) / len(words) for text in texts_G]
+            if len(words) >= LEAST_WORDS
+            else [math.nan] * len(texts_G)
+            for words, texts_G in zip(words_P, view.texts_PG, strict=True)
+        ]
+    )
+
+
+def one_for_all(sight: Sight) -> Symptom | None:
+    """M159: one text for all prompts, or one that names every answer there is."""
+    rounds = sight.rounds[-3:]
+    if len(rounds) < 3 or not sight.fresh():
+        return None
+    said = in_common([view.texts_PG for view in rounds], [view.answers_P for view in sight.rounds])
+    if said is None:
+        return None
+    answers = {answer for view in rounds for answer in view.answers_P if answer}
+    right = np.concatenate([view.contains_answer_PG.reshape(-1) for view in rounds])
+    return Symptom(
+        severity="error" if mean(sight.series("frac_reward_zero_std", last=3)) > 0.9 else "warning",
+        what=f"{said}, over {len(rounds)} rounds; the reward is {mean(sight.series('reward', last=3)):.3f}"
+        + (f", and {percent(mean(right))} contain their row's answer." if np.isfinite(right).any() else "."),
+        why="The policy has found one answer that is paid whatever is asked"
+        + (f", though rows have {len(answers)} different answers." if len(answers) > 1 else "."),
+        fix="Make the reward depend on the prompt and accept one answer only; lower learning_rate, and go back to a "
+        "checkpoint from before (`podium doctor` says since when).",
+    )
+
+
+ALIKE_SHARE, FEWEST_PROMPTS, MOST_LABELS = 0.9, 8, 12
+
+
+def in_common(rounds: Sequence[Sequence[Sequence[str]]], answers: Sequence[Sequence[str | None]] = ()) -> str | None:
+    """What nearly all completions have in common that they should not: one text, or all of a few answers.
+
+    Args:
+        rounds: texts [P, G], of one or several rounds.
+        answers: of the rows, here or in other rounds.
+    """
+    groups = [texts_G for texts_PG in rounds for texts_G in texts_PG]
+    texts = [" ".join(text.split()) for texts_G in groups for text in texts_G]
+    if len(groups) < FEWEST_PROMPTS:
+        return None
+    labels = {" ".join(x.split()).casefold() for answers_P in answers for x in answers_P if x}
+    if 2 < len(labels) <= MOST_LABELS:
+        words = sum(len(label.split()) for label in labels)
+        named = [t for t in texts if len(t.split()) <= 2 * words + 6 and all(_names(t.casefold(), x) for x in labels)]
+        if len(named) >= 0.5 * len(texts):
+            return f"{percent(len(named) / len(texts))} of completions name every answer there is, as {named[0][:60]!r}"
+    text, count = Counter(texts).most_common(1)[0]
+    if count >= ALIKE_SHARE * len(texts) and text and len(labels) != 1:
+        return f"One text for all prompts: {percent(count / len(texts))} of completions are {text[:60]!r}"
+    return None
+
+
+def _names(text: str, label: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(label)}(?!\w)", text) is not None
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in WORDS.findall(text)]
+
+
+def _pairs(text: str) -> list[str]:
+    words = _words(text)
+    return [f"{a} {b}" for a, b in itertools.pairwise(words)]

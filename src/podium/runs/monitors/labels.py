@@ -1,0 +1,202 @@
+"""Do the answers of the dataset belong to their prompts? Completions are held against the answers of all rows in sight.
+
+What a completion says stands in its answer tags or box, else it is its last number where answers are numbers, else the
+whole text. Nearness is the distance of numbers, or how alike texts are. It is ranked among all answers in sight, so a
+model that cannot do a task, but guesses near, fits its rows, and one that says the same to every prompt shows nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from podium.data.extract import extractor, last_number
+from podium.runs.monitors.detection import Symptom, percent, some
+from podium.runs.monitors.history import RoundView, Sight
+
+LEAST_PROMPTS, MOST_PROMPTS = 32, 128
+"""Prompts below which a match by chance is not told from one, and those that are compared, each with each."""
+AGREES, FITS = 0.5, 0.2
+"""Share of the best possible match: how far completions must agree about a prompt, and what is no fit to its answer."""
+CONSENSUS = 0.85
+"""Share of a group that has to say the same."""
+LEAST_LEARNT, LEAST_SUSPECTS = 8, 5
+SURE_SHARE = 0.2
+"""Of suspected and learnt prompts, from which share on it is a warning. In a healthy run of additions 0.18 at most were
+mistakes that the model made every time."""
+LEARNT_SHARE = 0.5
+"""Of the prompts that are not suspected, how many must be learnt: a model that is still learning errs by itself."""
+WORDIER = 4
+"""Times the words of an answer, up to which a text is taken for one."""
+SHOWN_TEXT = 40
+
+_marked = extractor(["tag:answer", "boxed", "####"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A prompt of a round, its row's answer, and what completions said."""
+
+    row: int
+    question: str
+    gold: str
+    said: tuple[str, ...]
+    """Of the completions that have an answer."""
+    paid: float
+    """Mean reward of the completions that say what most say."""
+    size: int
+    """Of the group."""
+
+    @property
+    def most(self) -> str:
+        """What most of them say."""
+        return Counter(self.said).most_common(1)[0][0]
+
+    @property
+    def shown(self) -> str:
+        """One line."""
+        return f"row {self.row} '{self.question[-SHOWN_TEXT:]}' has {self.gold!r}, completions say {self.most!r}"
+
+
+def asked(rounds: Sequence[RoundView]) -> list[Asked]:
+    """Of the rows visited last the latest visit that two completions or more answered."""
+    found: dict[tuple[int, str], Asked] = {}
+    for view in rounds:
+        for p, gold in enumerate(view.answers_P):
+            said = [_said(text, gold) for text in view.texts_PG[p]] if gold else []
+            known = [x for x in said if x]
+            if gold and len(known) > 1:
+                most = Counter(known).most_common(1)[0][0]
+                paid = [r for x, r in zip(said, view.reward_PG[p], strict=True) if x == most]
+                found.pop(key := (view.rows_P[p], view.questions_P[p]), None)
+                found[key] = Asked(
+                    row=view.rows_P[p],
+                    question=view.questions_P[p],
+                    gold=_plain(gold),
+                    said=tuple(known),
+                    paid=float(np.mean(paid)),
+                    size=len(said),
+                )
+    return list(found.values())[-MOST_PROMPTS:]
+
+
+def _said(text: str, gold: str) -> str:
+    marked = _marked(text)
+    if _number(gold) is not None:
+        return _plain(last_number(text if marked is None else marked) or "")
+    plain = _plain(text if marked is None else marked)
+    return plain if len(plain.split()) <= WORDIER * len(gold.split()) else ""
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold().strip(" .'\"")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _near(one: str, other: str) -> float:
+    a, b = _number(one), _number(other)
+    return -abs(a - b) if a is not None and b is not None else difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def ranks(one: Sequence[str], other: Sequence[str]) -> np.ndarray:
+    """For each text, the share of all others that are further from it than its own partner; ties count half.
+
+    >>> ranks(["1", "5", "9"], ["2", "5", "8"]).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    values, numbers = sorted(set(other)), Counter(other)
+    weights = np.array([numbers[value] for value in values], float)
+    found = []
+    for text, partner in zip(one, other, strict=True):
+        near = np.array([_near(text, value) for value in values])
+        own = near[values.index(partner)]
+        rest = weights - (np.array(values) == partner)  # the partner itself is none of the others
+        found.append(float((rest * ((near < own) + 0.5 * (near == own))).sum() / max(rest.sum(), 1.0)))
+    return np.array(found)
+
+
+def match(one: Sequence[str], other: Sequence[str]) -> float:
+    """How much nearer texts are to their partners than to the others: 0 by chance, 1 as near as possible."""
+    counts = Counter(other)
+    equal = np.array([counts[partner] - 1 for partner in other])  # ties, of which half count
+    best = float((1 - 0.5 * equal / max(len(other) - 1, 1)).mean()) - 0.5
+    return (float(ranks(one, other).mean()) - 0.5) / best if best > 0.05 else 0.0
+
+
+def answers_elsewhere(sight: Sight) -> Symptom | None:
+    """M155: completions agree about prompts, and fit the answers of their rows no better than those of others."""
+    if not sight.fresh() or len(sight.rounds) < 3:
+        return None
+    seen = asked(sight.rounds)
+    if len(seen) < LEAST_PROMPTS:
+        return None
+    fit = match([each.most for each in seen], [each.gold for each in seen])
+    if fit > FITS:
+        return None
+    agree = match(*([Counter(each.said[start::2]).most_common(1)[0][0] for each in seen] for start in (0, 1)))
+    if agree < AGREES:
+        return None
+    right = sum(each.gold in each.said for each in seen)
+    examples = [each for each in seen if each.gold not in each.said] or seen
+    return Symptom(
+        severity="error",
+        what=f"The answers do not belong to their prompts: completions of a prompt agree with one another (match "
+        f"{agree:.2f}), but are no nearer to their row's answer than to other rows' (match {fit:.2f}); {right} of "
+        f"{len(seen)} prompts ever got it. {some([each.shown for each in examples[:3]])}.",
+        why="Prompts and answers were joined by the wrong key, sorted apart or shuffled; or the answers are of "
+        "another kind than the prompts ask for.",
+        fix="Look at three rows by hand (`podium sample RECIPE`), then at how the two columns were put together.",
+    )
+
+
+def suspicious_labels(sight: Sight) -> Symptom | None:
+    """M156: prompts whose completions agree on another answer than the row's, among prompts that are learnt."""
+    if not sight.fresh() or len(sight.rounds) < 4:
+        return None
+    seen = asked(sight.rounds)
+    agreed = [each for each in seen if each.said.count(each.most) >= CONSENSUS * each.size]
+    learnt = [each for each in agreed if each.most == each.gold]
+    wrong = [each for each in agreed if each.gold not in each.said]
+    if len(learnt) < LEAST_LEARNT or len(wrong) < LEAST_SUSPECTS:
+        return None
+    paid = float(np.median([each.paid for each in learnt]))
+    wrong = [each for each in wrong if each.paid < paid and _neighbours_are_learnt(each, agreed)]
+    if len(wrong) < LEAST_SUSPECTS or len(learnt) < LEARNT_SHARE * (len(seen) - len(wrong)):
+        return None
+    golds = [each.gold for each in agreed]
+    if len(set(golds)) > len(golds) / 3:  # many answers: whether the wrong ones are at least near
+        rank_of = dict(zip(agreed, ranks([each.most for each in agreed], golds), strict=True))
+        if float(np.mean([rank_of[each] for each in wrong])) > NEAR_MISS:
+            return None
+    return Symptom(
+        severity="warning" if len(wrong) >= SURE_SHARE * (len(wrong) + len(learnt)) else "note",
+        what=f"Suspicious labels: {len(wrong)} of {len(seen)} prompts ({percent(len(wrong) / len(seen))}) have an "
+        "answer that no completion gives and that is far from the one on which they agree, while "
+        f"{len(learnt)} others are learnt: {some([each.shown for each in wrong], 3)}.",
+        why="A wrong answer in the dataset pays for mistakes; or the model makes the same mistake every time.",
+        fix="Look at these rows; correct or leave out those that are wrong, and look at where they came from.",
+    )
+
+
+NEAR_MISS = 0.8
+"""Mean rank of the row's answer, among all by nearness, above which mistakes are those of a model that nearly knows."""
+
+
+def _neighbours_are_learnt(each: Asked, agreed: Sequence[Asked]) -> bool:
+    """Of few answers: whether those that have this row's, and the one that completions give, are mostly got right."""
+    of_answer: dict[str, list[bool]] = defaultdict(list)
+    for other in agreed:
+        of_answer[other.gold].append(other.most == other.gold)
+    return all(len(of_answer[x]) < 4 or np.mean(of_answer[x]) >= 0.5 for x in (each.gold, each.most))

@@ -1,0 +1,93 @@
+"""The machine under the run: memory that grows, speed that falls, rewards that take most of the time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from podium.runs.monitors.detection import Symptom, mean, percent, trend
+from podium.runs.monitors.history import Sight
+
+WARM_UP = 4
+"""Steps in which buffers and caches still grow."""
+
+
+def memory_creeps(sight: Sight) -> Symptom | None:
+    """M161: memory grows with every step."""
+    for name, where in (("health/resident_bytes", "the process"), ("health/device_bytes", "the device")):
+        used = sight.series(name)[WARM_UP:][-40:]
+        if len(used) < 8:
+            continue
+        per_step, certainty = slope(used)
+        grown = per_step * (len(used) - 1)
+        # Allocators give back and take again by hundreds of megabytes, so the rise has to be large and sure.
+        if trend(used) > 2.6 and certainty > 4 and grown > 0.06 * used[0] and per_step > 4e6:
+            return Symptom(
+                severity="error" if grown > 0.12 * used[0] else "warning",
+                what=f"Memory of {where} grows by {per_step / 1e6:.0f} MB a step: by {grown / 1e9:.2f} to "
+                f"{used[-1] / 1e9:.2f} GB in {len(used)} steps.",
+                why="Something keeps what each step makes: a reward function or callback that appends to a list, "
+                "tensors that are stored with their graph.",
+                fix="Look for lists that grow in rewards and callbacks; store numbers (`float(x)`), not tensors.",
+            )
+    return None
+
+
+def slope(x: np.ndarray) -> tuple[float, float]:
+    """Rise per step of the least-squares line, and how many of its standard errors that is.
+
+    >>> slope(np.array([0.0, 1.0, 2.0, 2.0]))[0]
+    0.7
+    """
+    t = np.arange(len(x)) - (len(x) - 1) / 2
+    rise = float((t * x).sum() / (t**2).sum())
+    left = x - x.mean() - rise * t
+    error = float(np.sqrt((left**2).sum() / max(len(x) - 2, 1) / (t**2).sum()))
+    return rise, rise / error if error > 0 else float(np.sign(rise)) * np.inf
+
+
+def speed_falls(sight: Sight) -> Symptom | None:
+    """M162: tokens a second go down, at the same length of completions."""
+    speed = sight.series("health/tokens_per_second")[WARM_UP:]
+    if len(speed) < 30:
+        return None
+    early, late = float(np.median(speed[:10])), float(np.median(speed[-10:]))
+    if late > 0.5 * early or trend(speed) > -3:
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"Speed fell from {early:,.0f} to {late:,.0f} tokens a second.",
+        why="Completions have become longer, another program uses the machine, or memory is swapped.",
+        fix="Compare the time/... metrics of early and late steps; see also M161.",
+    )
+
+
+def slow_reward(sight: Sight) -> Symptom | None:
+    """M163: most of a step is spent in reward functions."""
+    rows = [each.values for each in sight.history[-5:]]
+    shares = np.array(
+        [
+            row["time/reward_seconds"] / row["step_time"]
+            for row in rows
+            if "time/reward_seconds" in row and row.get("step_time", 0) > 0
+        ]
+    )
+    seconds = mean(sight.series("time/reward_seconds", last=5))
+    if len(shares) < 3 or not np.median(shares) > 0.4 or seconds < 0.2:
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"Reward functions take {percent(float(np.median(shares)))} of a step: {seconds:.1f} s each round"
+        f"{_slowest(sight)}.",
+        why="They call something slow (a model, a sandbox, the network, `sleep`) one completion after the other.",
+        fix="Write the function with `async def`, score all completions in one call, or cache answers that repeat.",
+    )
+
+
+def _slowest(sight: Sight) -> str:
+    """The reward function that takes longest, where each was timed."""
+    now = sight.history[-1].values
+    each = {name: x for name, x in now.items() if name.startswith("time/reward/")}
+    if not each:
+        return ""
+    name = max(each, key=lambda name: each[name])
+    return f", most of it {name.removeprefix('time/reward/').removesuffix('_seconds')} ({each[name]:.1f} s)"

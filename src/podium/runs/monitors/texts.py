@@ -1,0 +1,175 @@
+"""What completions look like: cut off, growing, empty, in another script, without their format, beyond their end."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from podium.runs.monitors.detection import Symptom, correlation, mean, percent, some
+from podium.runs.monitors.history import RoundView, Sight
+from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt
+
+TURN = re.compile(r"<\|[a-z_]+\|>|\n\s*(?:user|human|assistant|system)\s*(?::|\n)", re.IGNORECASE)
+"""The start of another turn, written out by the model."""
+
+
+def truncated(sight: Sight) -> Symptom | None:
+    """M141: completions are cut off at the limit."""
+    share = sight.series("completions/clipped_ratio", last=3)
+    if len(share) < 3 or not min(share) > 0.6:
+        return None
+    limit = sight.settings.max_completion_length
+    short = limit is not None and limit <= 8
+    where = f"max_completion_length: {limit}" if limit else "the limit"
+    return Symptom(
+        severity="error" if min(share) > 0.95 else "warning",
+        what=f"{percent(mean(share))} of completions are cut off at {where}, over {len(share)} steps.",
+        why="A completion without its end rarely gets a reward, so the policy is told that nothing it writes is good."
+        + (" So few tokens hold no answer." if short else ""),
+        fix=f"Set max_completion_length: {4 * limit if limit else 1024}; see mask_truncated_completions.",
+    )
+
+
+def _length_pays(sight: Sight) -> float:
+    """Correlation of reward and length within groups, over the latest rounds."""
+    rounds = sight.rounds[-6:]
+    if not rounds:
+        return 0.0
+    length = np.concatenate([view.within(view.tokens_PG) for view in rounds])
+    return correlation(length, np.concatenate([view.within(view.reward_PG) for view in rounds]))
+
+
+def length_grows(sight: Sight) -> Symptom | None:
+    """M142: completions become longer and longer, and longer ones are paid more."""
+    length, reward = sight.series("completions/mean_length"), sight.series("reward")
+    if len(length) < 10:
+        return None
+    early, late = mean(length[:3]), mean(length[-3:])
+    pays = _length_pays(sight) if sight.rounds else correlation(length, reward[-len(length) :])
+    if late < 1.5 * early or late < early + 16 or pays < 0.5:
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"Completions grew from {early:.0f} to {late:.0f} tokens, and length is paid: correlation {pays:.2f} with "
+        "the reward.",
+        why="Where longer means better paid, the policy learns to write more, not better.",
+        fix="Take length out of the reward, add a length penalty beyond what answers need, or loss_type: dr_grpo.",
+    )
+
+
+def length_collapses(sight: Sight) -> Symptom | None:
+    """M143: completions become shorter and shorter, and shorter ones are paid more."""
+    length, reward = sight.series("completions/mean_length"), sight.series("reward")
+    if len(length) < 10:
+        return None
+    early, late = mean(length[:3]), mean(length[-3:])
+    pays = _length_pays(sight) if sight.rounds else correlation(length, reward[-len(length) :])
+    if late > 0.4 * early or pays > -0.5:
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"Completions shrank from {early:.0f} to {late:.0f} tokens, and shortness is paid: correlation {pays:.2f} "
+        "with the reward.",
+        why="Where shorter means better paid, the policy learns to say less and less.",
+        fix="Check the sign of a length reward; pay for the answer first, and for brevity only where it is right.",
+    )
+
+
+def empty(sight: Sight) -> Symptom | None:
+    """M144: completions without text."""
+    shares = [float(np.mean([not text.strip() for text in view.texts])) for view in sight.rounds[-3:]]
+    if len(shares) < 3 or min(shares) < 0.2:
+        return None
+    return Symptom(
+        severity="error" if min(shares) > 0.8 else "warning",
+        what=f"{percent(float(np.mean(shares)))} of completions are empty, over {len(shares)} rounds.",
+        why="The model ends at once: the chat template already closes the turn, or saying nothing is paid best.",
+        fix="Look at a prompt's end (`podium sample RECIPE`); give empty completions less than wrong ones.",
+    )
+
+
+def script_of(text: str) -> str:
+    """The script of most letters, by the first word of their Unicode names.
+
+    >>> script_of("привет x"), script_of("12")
+    ('CYRILLIC', '')
+    """
+    names = Counter(unicodedata.name(c, "?").split()[0] for c in text[:400] if c.isalpha())
+    return names.most_common(1)[0][0] if names else ""
+
+
+def wrong_language(sight: Sight) -> Symptom | None:
+    """M145: completions are in a script that their prompt is not in."""
+    shares, example = [], ""
+    for view in sight.rounds[-3:]:
+        others = []
+        for prompt, texts in zip(view.prompts_P, view.texts_PG, strict=True):
+            own = {script_of(line) for line in prompt.splitlines()} - {""}
+            others += [script for text in texts if (script := script_of(text)) and own and script not in own]
+        shares.append(len(others) / max(len(view.texts), 1))
+        example = some([name for name, _ in Counter(others).most_common(2)])
+    if len(shares) < 3 or min(shares) < 0.3:
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"{percent(float(np.mean(shares)))} of completions are in another script than their prompt ({example}).",
+        why="Nothing in the reward asks for the prompt's language, and the policy drifts to where it is surest.",
+        fix="Add a reward for the language (weight 0.1 to 0.5), or set beta: 0.04.",
+    )
+
+
+def format_ignored(sight: Sight) -> Symptom | None:
+    """M146: a reward for the format is silent; completions have another one, or none."""
+    if len(sight.rounds) < 4:
+        return None
+    names = sight.rounds[-1].names_K
+    for k, name in enumerate(names):
+        if not any(word in name.lower() for word in FORMAT_WORDS):
+            continue
+        values = np.concatenate([view.rewards_PGK[:, :, k].reshape(-1) for view in sight.rounds])
+        values = values[np.isfinite(values)]
+        if len(values) < 64 or values.max() > 1e-9 or values.min() < -1e-9:
+            continue
+        return _no_format(name, len(values), _tags(sight.rounds), misspelt=looks_misspelt(sight, name))
+    return None
+
+
+def _tags(rounds: Sequence[RoundView]) -> list[tuple[str, float]]:
+    """Tags and in which share of completions they stand, the most frequent first."""
+    total = sum(len(view.texts) for view in rounds)
+    counts: Counter[str] = sum((view.tags for view in rounds), Counter())
+    return [(tag, count / total) for tag, count in counts.most_common(3)]
+
+
+def _no_format(name: str, count: int, tags: list[tuple[str, float]], *, misspelt: bool) -> Symptom:
+    seen = some([f"{tag} in {percent(share)}" for tag, share in tags])
+    return Symptom(
+        severity="error" if misspelt else "warning",
+        what=f"{name} gave 0 to all of {count} completions"
+        + (
+            f", although they do have tags: {seen}." if misspelt else f"; few have any tag{': ' if seen else ''}{seen}."
+        ),
+        why="The tag in the reward's pattern is spelt otherwise than in the prompt."
+        if misspelt
+        else "The model does not know the format, so it never gets the reward that would teach it.",
+        fix=f"Compare the pattern in {name} with the tags above, letter by letter."
+        if misspelt
+        else "Show the format in the system prompt, with one worked example; give partial credit for each tag.",
+    )
+
+
+def beyond_the_end(sight: Sight) -> Symptom | None:
+    """M147: the model writes on after its answer: another turn."""
+    shares = [float(np.mean([TURN.search(text) is not None for text in view.texts])) for view in sight.rounds[-3:]]
+    if len(shares) < 3 or min(shares) < 0.2:
+        return None
+    return Symptom(
+        severity="warning",
+        what=f"{percent(float(np.mean(shares)))} of completions go on with another turn after their answer.",
+        why="The end token is not the one that ends the model's turns, so generation does not stop there.",
+        fix="Use the model's own chat template; put its end of turn into generation_config.eos_token_id.",
+    )

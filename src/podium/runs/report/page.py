@@ -1,0 +1,163 @@
+"""The page: one file that asks nothing of any network.
+
+Its content security policy allows the scripts and styles whose hashes it names and nothing else: no request, no image,
+no form, no frame. Data stand in JSON that cannot end its own element, and the scripts put every text from a run on the
+page as text. Plotly travels compressed and starts after the page has been drawn; its style rules go through the CSS
+object model, which a policy by hashes allows, into an empty style element, whose hash is named too.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from podium.errors import ConfigError
+from podium.runs.report.columns import MAX_BYTES, packed
+from podium.runs.report.series import charts
+from podium.runs.report.summary import summary
+from podium.runs.report.tables import evaluation, finding, flat, gravest, proof
+from podium.runs.run import Run
+
+SCRIPTS = ("dom.js", "charts.js", "sections.js", "browser.js", "page.js")
+"""One script on the page, in this order."""
+
+
+def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
+    """Everything the page shows of one run, as JSON values; completions of the steps after `after_step` only."""
+    rollouts = run.rollouts[run.rollouts["step"] > after_step]
+    return {
+        "name": run.name,
+        "summary": summary(run),
+        "steps": [line.step for line in run.history],
+        "stages": [{"name": part.name, "first": part.offset + 1, "last": part.last_step} for part in run.parts],
+        "charts": charts(run),
+        "findings": [finding(row) for row in gravest(run.findings.to_dict("records"))],
+        "config": list(flat(run.config)),
+        "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
+        "evaluation": evaluation(run.evaluations),
+        "proof": proof(run.proof),
+        "completions": packed(rollouts, max_bytes=max_bytes),
+    }
+
+
+def render(runs: Sequence[Run], *, live: str = "") -> str:
+    """The page of one run, or of two side by side.
+
+    Args:
+        runs: one or two.
+        live: a version of what the page holds: it asks its own server for newer ones. Empty: a file that asks nobody.
+    """
+    shown = [run_data(run, max_bytes=MAX_BYTES // len(runs)) for run in runs]
+    plotly = _plotly()
+    return _template().render(
+        title=" and ".join(run.name for run in runs),
+        policy=policy_of(live=bool(live)),
+        style=_asset("page.css"),
+        script=_script(),
+        plotly=plotly.compressed,
+        plotly_ids=plotly.style_ids,
+        data=in_element({"live": bool(live), "version": live, "runs": shown}),
+    )
+
+
+def policy_of(*, live: bool) -> str:
+    """The page's content security policy."""
+    return policy([_script(), _plotly().text], [_asset("page.css"), ""], live=live)
+
+
+def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
+    """Write the page of these runs, whole or not at all.
+
+    Raises:
+        DataError: a folder that holds no run.
+        ConfigError: the file cannot be written.
+    """
+    output = Path(output)
+    text = render([Run.load(folder) for folder in folders])
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".report-") as folder:
+            unfinished = Path(folder, output.name)
+            unfinished.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(unfinished, output)
+    except OSError as error:
+        what = f"{output} cannot be written ({error.strerror})."
+        raise ConfigError(what, fix="Give another file: -o report.html") from error
+    return output
+
+
+def policy(scripts: Sequence[str], styles: Sequence[str], *, live: bool = False) -> str:
+    """A content security policy that names these and forbids the rest.
+
+    >>> policy([], [""]).split("; ")[-3]
+    "style-src 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+    """
+    rules = {
+        "default-src": ["'none'"],
+        "script-src": [digest(script) for script in scripts],
+        "style-src": [digest(style) for style in styles],
+        **({"connect-src": ["'self'"]} if live else {}),
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+    }
+    return "; ".join(f"{name} {' '.join(values)}" for name, values in rules.items())
+
+
+def digest(text: str) -> str:
+    """How a policy names an inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def in_element(value: Any) -> str:
+    r"""JSON that can stand inside a script element: nothing in it ends the element or opens a comment.
+
+    >>> in_element("</script><!--")
+    '"\\u003c/script\\u003e\\u003c!--"'
+    """
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# ---- parts ----
+
+
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(_asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return (resources.files("podium.runs.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    return '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+
+
+class _Plotly:
+    """Plotly's own script: as it is hashed, as it travels, and elements by which it knows that a style is there."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.compressed = base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+        # Its maps, which no page here has, would add a style by themselves unless an element of this name is there.
+        self.style_ids = sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', text)))
+
+
+@functools.cache
+def _plotly() -> _Plotly:
+    from plotly.offline import get_plotlyjs
+
+    return _Plotly(get_plotlyjs())

@@ -1,0 +1,114 @@
+"""Tables of a page: configuration, environment, before and after, the proof. Rows of text; nothing here is markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from podium.runs.redaction import hide, is_secret
+
+
+def flat(values: Any, prefix: str = "") -> Iterator[list[str]]:
+    """Nested values as rows of `name.name` and text, without secrets.
+
+    >>> list(flat({"a": {"b": 1, "hub_token": "x"}, "c": [1, 2]}))
+    [['a.b', '1'], ['a.hub_token', '(not shown)'], ['c', '[1, 2]']]
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield [f"{prefix}{name}", "(not shown)" if is_secret(str(name), value) else without_secrets(_text(value))]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def without_secrets(text: str) -> str:
+    """
+    >>> without_secrets("token hf_abcdefghijklmnopqrstuvwx in a path")
+    'token (not shown) in a path'
+    """
+    return hide(text, "(not shown)")
+
+
+def gravest(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without those that were said again, under the same code, with more weight.
+
+    >>> gravest([{"code": "M141", "severity": "warning"}, {"code": "M141", "severity": "error"}])
+    [{'code': 'M141', 'severity': 'error'}]
+    """
+    order = ("note", "warning", "error")
+    most = {
+        each["code"]: max(order.index(x["severity"]) for x in findings if x["code"] == each["code"])
+        for each in findings
+    }
+    return [each for each in findings if order.index(each["severity"]) == most[each["code"]]]
+
+
+def finding(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `Run.findings`: texts, and a whole step or None.
+
+    >>> finding({"code": "M101", "severity": "note", "what": "x", "why": None, "fix": "", "step": float("nan")})["step"]
+    """
+    step = row["step"]
+    texts = {name: without_secrets(str(row[name] or "")) for name in ("code", "severity", "what", "why", "fix")}
+    return {**texts, "step": int(step) if step is not None and step == step else None}
+
+
+def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Held-out results, a row a number and a column for each time of looking; None without any."""
+    looks = {when: evaluations[when] for when in ("before", "after") if when in evaluations}
+    if not looks:
+        return None
+    last = list(looks.values())[-1]
+    several = [f"pass_at.{k}" for k in last.get("pass_at") or {} if k != "1"]
+    means = [f"means.{name}" for name in last.get("means") or {}]
+    names = ["accuracy", *several, "reward", *means, "mean_tokens", "truncated"]
+    rows = [{"name": _label(name), "cells": [_cell(look, name) for look in looks.values()]} for name in names]
+    return {
+        "columns": list(looks),
+        "rows": [row for row in rows if any(row["cells"])],
+        "num_prompts": last.get("num_prompts"),
+        "num_completions": last.get("num_completions"),
+        "verdict": str(evaluations.get("comparison", {}).get("verdict") or ""),
+    }
+
+
+_LABELS = {"mean_tokens": "mean length, tokens", "truncated": "cut off at the limit"}
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name.removeprefix("means.").replace("pass_at.", "pass@"))
+
+
+def _cell(look: Mapping[str, Any], name: str) -> dict[str, float] | None:
+    """A number with its interval, where it has one."""
+    head, _, rest = name.partition(".")
+    value = look.get(head)
+    if rest and isinstance(value, Mapping):
+        value = value.get(rest)
+    if isinstance(value, Mapping):
+        return {key: value[key] for key in ("value", "low", "high") if isinstance(value.get(key), int | float)} or None
+    return {"value": value} if isinstance(value, int | float) else None
+
+
+_PROOF = ("result", "name", "detail", "measured", "tolerance", "code")
+
+
+def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The checks in `proof.json` as a table; None without any.
+
+    >>> proof({"checks": [{"result": "ok", "name": "loss", "measured": 1.2345e-7, "tolerance": 0.0}]})["rows"]
+    [['ok', 'loss', '', '1.23e-07', '', '']]
+    """
+    checks = content.get("checks") or []
+    rows = [[_measured(check.get(name)) for name in _PROOF] for check in checks]
+    return {"columns": list(_PROOF), "rows": rows} if rows else None
+
+
+def _measured(value: Any) -> str:
+    """Three digits of a number; nothing for a 0, which stands where nothing was measured."""
+    return "" if value in (None, 0) else f"{value:.3g}" if isinstance(value, float) else _text(value)

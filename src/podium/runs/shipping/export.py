@@ -1,0 +1,355 @@
+"""A run's model as one plain folder that anything reads: `export(find_model("runs/x"), Path("x-merged"))`.
+
+The base of an adapter is compared with what the run recorded of it; then the adapter is merged in float32 and compared
+with what it was; a full fine-tune is copied. Either is cast, saved, loaded again from what was saved and compared with
+the trained model on prompts of the run. Only then the folder gets its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podium.errors import ConfigError, ModelError, ProofError
+from podium.runs.checkpoint import PREFIX, damage, step_of, whole
+from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load, load_tokenizer, run_of, with_adapter
+from podium.runs.run import ROLLOUTS, STAGES, Run
+from podium.runs.shipping.card import CARD, Shipped, card
+from podium.runs.shipping.origin import Base, base_named, publishable
+from podium.runs.shipping.prompt_prefix import OPENING, RECORD, opening
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from podium.models.merging import BaseProof, Expected, MergeProof
+
+logger = logging.getLogger(__name__)
+
+DTYPES = ("float32", "bfloat16", "float16")
+PROMPTS = 8
+"""Of the run, each with a completion, that the trained and the saved model are compared on."""
+
+COMPLETIONS = 64
+"""Of the run, at most, that its base is compared on."""
+
+QUANTIZED = ("load_in_4bit", "load_in_8bit")
+"""Keys of a recipe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A model that was written."""
+
+    folder: Path
+    dtype: str
+    proof: MergeProof
+    merged: bool
+    """False: there was no adapter."""
+
+
+def export(source: ModelSource, out: Path, *, dtype: str | None = None) -> Export:
+    """Write the model into `out`, which must not be there; see the top of this module.
+
+    Args:
+        source: from `find_model`.
+        out: the folder to make.
+        dtype: of the saved weights, one of `DTYPES`; None: the type in which the base (of a full fine-tune: the model
+            itself) is stored.
+
+    Raises:
+        ConfigError: `out` is there, or no such dtype.
+        ModelError: the base is quantized.
+        ProofError: the saved model answers differently from the trained one (P013). Nothing is left of it.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} is there already.", fix="Give a folder that is not: --out DIR.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent):
+            pass
+    except OSError as error:
+        what = f"{out} cannot be made ({error.strerror})."
+        raise ConfigError(what, fix="Give another place: --out DIR.") from error
+    return _write(source, out, dtype)
+
+
+def merged_folder(source: ModelSource) -> Path:
+    """Where an adapter lies merged, in its own folder: written now, unless what is there is whole and of these weights.
+
+    Raises as `export` does.
+    """
+    assert source.adapter is not None
+    out = source.adapter / MERGED
+    if is_merged(source):
+        return out
+    logger.info("Merging the adapter into %s.", out)
+    return _write(source, out, None).folder
+
+
+def is_merged(source: ModelSource) -> bool:
+    """Whether an adapter lies merged in its own folder, whole and of these weights."""
+    assert source.adapter is not None
+    out = source.adapter / MERGED
+    return _made_from(out) == _digest(source) and damage(out) is None
+
+
+def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
+    import torch
+
+    try:
+        return _written(source, out, dtype)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"The accelerator has not enough memory for {base_named(source.base).name} in float32.",
+            fix="On the CPU it takes longer, but has more: set CUDA_VISIBLE_DEVICES= and type the same again.",
+        ) from error
+
+
+def _written(source: ModelSource, out: Path, dtype: str | None) -> Export:
+
+    from podium.models.merging import TEXTS, expect
+
+    stored = _stored_type(source, dtype)
+    run = run_of(source)
+    trained, tokenizer, base = _on_its_base(source, run)
+    expected = expect(trained, tokenizer, (*_texts(run), *TEXTS))
+    model = _merged(trained, expected, base).to(stored)
+    del trained
+    _end_where_training_did(model, tokenizer)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with whole(out) as staging:
+        _save(model, tokenizer, staging)
+        del model
+        proof = _prove(staging, expected, stored, base)
+        name = str(stored).removeprefix("torch.")
+        proved = {**asdict(proof), "passed": proof.passed}
+        record = {"weights": _digest(source), "dtype": name, "proof": proved, OPENING: opening(source)}
+        (staging / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        described = describe(source, address=out.name, dtype=name, proof=str(proof), merged=True)
+        (staging / CARD).write_text(card(described, run), encoding="utf-8")
+    return Export(folder=out, dtype=name, proof=proof, merged=source.adapter is not None)
+
+
+def _stored_type(source: ModelSource, asked: str | None) -> torch.dtype:
+    """The type to save in, after a look at the base's config."""
+    import torch
+    from transformers import AutoConfig
+
+    if asked is not None and asked not in DTYPES:
+        raise ConfigError(f"--dtype is {asked!r}; it must be one of {', '.join(DTYPES)}.")
+    config = AutoConfig.from_pretrained(source.base)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(
+            f"The base {base_named(source.base).name} is stored quantized: a merge into it would lose the adapter.",
+            code="M009",
+            fix="Give the model it was made from: --base OWNER/NAME.",
+        )
+    dtype = getattr(torch, asked) if asked else config.dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _merged(model: Any, expected: Expected, base: BaseProof | None) -> PreTrainedModel:
+    """Without an adapter beside it, and proved before its weights are rounded."""
+    import torch
+    from peft import PeftModel
+
+    from podium.models.merging import merge, prove
+
+    if not isinstance(model, PeftModel):
+        return model
+    plain = merge(model)
+    prove(plain, expected, torch.float32, base)
+    return plain
+
+
+def _on_its_base(source: ModelSource, run: Run | None) -> tuple[Any, PreTrainedTokenizerBase, BaseProof | None]:
+    """The trained model in float32; of an adapter, with what the run's record says of the base.
+
+    The first completions were sampled from the base, before the adapter changed anything. Where training began with a
+    trained adapter only later ones can be compared, with the model as it is a step after them.
+
+    Raises:
+        ModelError: the adapter does not fit the base.
+        ProofError: neither fits the record (P013).
+    """
+    import torch
+
+    if source.adapter is None or run is None:
+        return *load(source, dtype=torch.float32), None
+    whole_run = Run(folder=run.folder.parent) if (run.folder.parent / STAGES).is_file() else run
+    begun = whole_run.parts[0].run if whole_run.parts else run
+    base, _ = load(replace(source, adapter=None), dtype=torch.float32)
+    tokenizer = load_tokenizer(source)
+    found = _base_proof(begun, base, tokenizer, 0)
+    trained = with_adapter(base, source)
+    if found is None or not found.passed:
+        found = _base_proof(run, trained, tokenizer, _step(source.adapter.resolve())) or found
+    if found is not None and not found.passed:
+        raise ProofError(
+            f"The merge is refused: {base_named(source.base).name} is not the base that was trained on: {found}.",
+            code="P013",
+            fix="Name the base that was trained on, with the weights it had then: --base OWNER/NAME or a folder.",
+        )
+    return trained, tokenizer, found
+
+
+def _base_proof(run: Run, model: Any, tokenizer: PreTrainedTokenizerBase, step: int | None) -> BaseProof | None:
+    """Completions of the run that were sampled after `step` steps (None: the last ones), against `model`."""
+    from podium.models.merging import Sampled, check_base
+
+    config = run.config
+    filtered = config.get("top_p", 1.0) < 1 or config.get("top_k") or config.get("min_p")
+    if config.get("use_vllm") and filtered:  # recorded as probabilities of what the filter left
+        return None
+    rows = _rollouts(run, first=step == 0)
+    if rows is None:
+        return None
+    rows = rows[rows["policy_step"] <= (rows["policy_step"].max() if step is None else step)].dropna(subset="mean_logp")
+    rows = rows[rows["policy_step"] == rows["policy_step"].max()]
+    fields = [field.name for field in dataclasses.fields(Sampled)]
+    sampled = [Sampled(**row) for row in rows[fields].to_dict("records")][:COMPLETIONS]
+    quantized = run.environment.get("model", {}).get("quantized") or any(map(config.get, QUANTIZED))
+    return check_base(
+        model, tokenizer, sampled, temperature=config.get("temperature") or 1.0, quantized=bool(quantized)
+    )
+
+
+def _rollouts(run: Run, *, first: bool = False) -> pd.DataFrame | None:
+    """The run's last recorded rounds, or its first; None: there are none, or a crash has cut them short."""
+    import pandas as pd
+    import pyarrow
+
+    files = sorted((run.folder / ROLLOUTS).glob("*.parquet"))
+    try:
+        return pd.read_parquet(files[0 if first else -1]) if files else None
+    except (OSError, ValueError, pyarrow.ArrowInvalid):
+        return None
+
+
+def _texts(run: Run | None) -> list[str]:
+    """Prompts of the run's last recorded round, each with the first of its completions."""
+    rows = None if run is None else _rollouts(run)
+    if rows is None:
+        return []
+    rows = rows.drop_duplicates("prompt").head(PROMPTS)
+    return [f"{prompt}{completion}" for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)]
+
+
+def _end_where_training_did(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A base model's generation config may not know the token that ended completions in training."""
+    from podium.models.loading import end_ids
+
+    ends = sorted(end_ids(model, tokenizer))
+    if ends and model.generation_config is not None:
+        model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
+
+
+def _save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Model and tokenizer, with nothing of this machine."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in config.items() if name not in OF_THIS_MACHINE}
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+OF_THIS_MACHINE = ("is_local", "local_files_only", "name_or_path")
+"""What a tokenizer's config says of where it was loaded from."""
+
+
+def _prove(folder: Path, expected: Expected, stored: torch.dtype, base: BaseProof | None) -> MergeProof:
+    """Of what lies on the disk, in float32: what its weights have lost, without the rounding of computing."""
+    import torch
+
+    from podium.models.merging import prove
+
+    saved, _ = load(ModelSource(base=str(folder)), dtype=torch.float32)
+    return prove(saved, expected, stored, base)
+
+
+# ---- what it was made from ----
+
+
+def describe(
+    source: ModelSource,
+    *,
+    address: str,
+    base: Base | None = None,
+    dtype: str | None = None,
+    proof: str | None = None,
+    merged: bool = False,
+) -> Shipped:
+    """What a card says of a model that was found.
+
+    Args:
+        source: from `find_model`.
+        address: where it will be: a folder's name or a hub id.
+        base: the model it was trained from; None: as the adapter or the run says.
+        dtype: of its weights, where that is known.
+        proof: of its merge.
+        merged: the adapter is in the weights now.
+    """
+    run, folder = run_of(source), source.folder
+    here = folder.resolve().name if folder is not None else source.base
+    step = None if run is None else _step(Path(here))
+    name = here if run is None else run.name
+    return Shipped(
+        kind="full" if source.adapter is None else "merged" if merged else "adapter",
+        base=base or _base(source, run),
+        title=name if step is None else f"{name}, checkpoint {step}",
+        address=address,
+        dtype=dtype,
+        checkpoint=step,
+        proof=proof,
+        has_chat_template=folder is None or _has_chat_template(folder, source),
+        opening=publishable({"opening": opening(source)})["opening"],
+        lora=None if source.adapter is None else json.loads((source.adapter / ADAPTER).read_text(encoding="utf-8")),
+    )
+
+
+def _step(folder: Path) -> int | None:
+    return step_of(folder) if folder.name.startswith(PREFIX) else None
+
+
+def _base(source: ModelSource, run: Run | None) -> Base:
+    """The model that training started from: the adapter's, or the one that the run's record names."""
+    if source.adapter is not None:
+        return base_named(source.base)
+    recorded = (run.given.get("model") or run.given.get("model_name_or_path")) if run is not None else None
+    return base_named(str(recorded or source.base))
+
+
+def _has_chat_template(folder: Path, source: ModelSource) -> bool:
+    places = (folder, Path(source.base))
+    return any((place / "chat_template.jinja").is_file() for place in places) or any(
+        "chat_template" in path.read_text(encoding="utf-8", errors="replace")
+        for place in places
+        if (path := place / "tokenizer_config.json").is_file()
+    )
+
+
+def _digest(source: ModelSource) -> str:
+    """sha256 of the adapter's files, or of the model's: another training, another digest."""
+    folder = source.folder
+    files = sorted(folder.glob("*.safetensors")) if folder is not None else []
+    digest = hashlib.sha256(source.base.encode())
+    for path in (*files, *([source.adapter / ADAPTER] if source.adapter is not None else [])):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _made_from(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / RECORD).read_text(encoding="utf-8"))["weights"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

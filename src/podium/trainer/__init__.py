@@ -1,0 +1,1 @@
+"""GRPOTrainer, its configuration, and the parts of a training step."""

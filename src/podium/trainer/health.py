@@ -1,0 +1,345 @@
+"""Records every optimizer step of a run in its folder, looks at its health, and acts on what it finds.
+
+The trainer and the rollouts tell `Health` what they measured; the rest it learns as a callback. Only the main process
+writes and looks; the others send it their rows, and do what it decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import psutil
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor, nn
+from tqdm import tqdm  # type: ignore[import-untyped]
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from podium.algorithm.metrics import MetricsBuffer
+from podium.records import Finding, ScoredGroup, StepMetrics
+from podium.runs import checkpoint, environment
+from podium.runs.doctor import rounds_of
+from podium.runs.monitors import Watch, settings_of
+from podium.runs.recording import RunFolder, joined, rollout_rows
+from podium.runs.redaction import without_secrets
+from podium.runs.run import CONFIG, ENVIRONMENT, Run
+from podium.trainer.assembly import Parts
+from podium.trainer.probe import WeightProbe
+
+logger = logging.getLogger(__name__)
+
+MOST_ROLLBACKS = 3
+
+
+class AboveTheBar(logging.Handler):
+    """Prints notes and warnings on lines of their own, above a progress bar of tqdm."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        word = {"INFO": "note"}.get(record.levelname, record.levelname.lower())
+        tqdm.write(f"{word}: {record.getMessage()}", file=sys.stderr)
+
+
+def show_notes() -> None:
+    """Show what Podium notes, findings and the proof included, where the program has set up no logging of its own."""
+    podium = logging.getLogger("podium")
+    if not podium.handlers and not logging.getLogger().handlers:
+        podium.addHandler(AboveTheBar())
+        podium.setLevel(logging.INFO)
+        podium.propagate = False
+
+
+LEVELS = {"note": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Health(TrainerCallback):
+    """One for each trainer.
+
+    Attributes:
+        config: what `config.yaml` will hold; the command line puts the recipe here, else it is the settings that
+            differ from their defaults.
+        found: everything said in this run, in order.
+        decision: what a finding asked for: `stop`, `rollback`, or None.
+        latest: on the main process the numbers of the optimizer step that ended last, as recorded.
+    """
+
+    def __init__(self, parts: Parts, measured: MetricsBuffer) -> None:
+        self.parts = parts
+        self.args = parts.args
+        self.measured = measured
+        self.config: Mapping[str, Any] | None = None
+        self.found: list[Finding] = []
+        self.decision: str | None = None
+        self.latest: Mapping[str, float] = {}
+        self.folder = RunFolder(Path(str(self.args.output_dir)), rollouts_megabytes=self.args.record_megabytes)
+        self._wishes = cast("dict[str, str]", self.args.on_finding or {})
+        self._watch = Watch()
+        self._rounds: list[dict[str, list[Any]]] = []
+        self._gaps: list[Tensor] = []
+        self._probe: WeightProbe | None = None
+        self._learning_rate = 0.0
+        self._num_tokens = 0.0
+        self._spent = 0.0
+        self._rollbacks = 0
+        self._went_back: Finding | None = None
+        """Of a rollback, until the record is cut."""
+
+    # ---- what it is told ----
+
+    def saw_round(
+        self,
+        scored: Sequence[ScoredGroup],
+        advantages_PG: Sequence[np.ndarray],
+        kept_PG: Sequence[np.ndarray],
+        step: int,
+    ) -> None:
+        """A generation round of this process; `step` is the optimizer step it is for."""
+        if not self.args.record:
+            return
+        with self._timed():
+            weights = self.parts.advantage.weights_K
+            rows = gather_object(rollout_rows(scored, advantages_PG, kept_PG, weights_K=weights, step=step))
+            if self._is_main and rows:
+                self.folder.add_rollouts(rows)
+                self._rounds.append(joined(rows))
+
+    def saw_logps(self, sampled_N: Tensor, now_N: Tensor) -> None:
+        """Log-probabilities of the same tokens under the same weights, by the sampler and by the trainer."""
+        gap_N = (sampled_N - now_N.detach()).abs()
+        if gap_N.numel():
+            self._gaps.append(torch.stack([gap_N.mean(), gap_N.max()]))
+
+    # ---- as a callback ----
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._probe = WeightProbe(kwargs["model"]) if isinstance(kwargs.get("model"), nn.Module) else None
+        self.decision = None
+        if not (self.args.record and self._is_main):
+            return
+        with self._timed():
+            described = self.described
+            self._watch = Watch(settings_of(described), ignored=self._ignored())
+            self.folder.begin(resumed_step=state.global_step or None)
+            self.folder.write_json(ENVIRONMENT, described)
+            self.folder.write_yaml(CONFIG, self.config if self.config is not None else self._given())
+            if state.global_step:
+                self._remember(Run.load(self.folder.folder))
+            if self._went_back is not None:
+                self.folder.add_finding(self._went_back)
+                self._went_back = None
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Before any backward: DeepSpeed steps in the last one."""
+        if self.args.record and self._probe is not None:
+            with self._timed():
+                self._probe.before()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not self.args.record:
+            return
+        with self._timed():
+            self._learning_rate = kwargs["optimizer"].param_groups[0]["lr"] if kwargs.get("optimizer") else 0.0
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.args.record and self._probe is not None:
+            with self._timed():
+                self.measured.add("train", self._probe.after())
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not self.args.record:
+            return
+        decision = None
+        if self._is_main:
+            with self._timed():
+                metrics = StepMetrics(step=state.global_step, values=self._step_values())
+                self.latest = metrics.values
+                self.folder.add_metrics(metrics)
+                decision = self._look(metrics)
+        self._act(decision, control)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        values = {name: value for name, value in (metrics or {}).items() if isinstance(value, (int, float))}
+        if self.args.record and self._is_main and values and state.global_step:
+            self.folder.add_metrics(StepMetrics(step=state.global_step, values=values))
+            self._watch.also(values)
+
+    # ---- numbers ----
+
+    def _step_values(self) -> dict[str, float]:
+        """Everything measured in this step, with what only the process knows."""
+        own = {"learning_rate": self._learning_rate, "health/resident_bytes": float(psutil.Process().memory_info().rss)}
+        if torch.cuda.is_available():
+            own["health/device_bytes"] = float(torch.cuda.memory_allocated())
+        if self._gaps:
+            gaps = torch.stack(self._gaps)
+            own["health/logp_gap_mean"], own["health/logp_gap_max"] = float(gaps[:, 0].mean()), float(gaps[:, 1].max())
+            self._gaps = []
+        self.measured.add("train", {name: value for name, value in own.items() if name != "learning_rate"})
+        values = {**self.measured.take_step(), **own}
+        tokens, self._num_tokens = values.get("num_tokens", 0.0) - self._num_tokens, values.get("num_tokens", 0.0)
+        if tokens > 0 and values.get("step_time", 0) > 0:
+            values["health/tokens_per_second"] = tokens / values["step_time"]
+            self.measured.add("train", {"health/tokens_per_second": values["health/tokens_per_second"]})
+        spent, self._spent = self._spent, 0.0
+        self.measured.add("train", {"time/monitor_seconds": spent})
+        return {**values, "time/monitor_seconds": spent}
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Seconds spent here; a step's line carries those since the line before."""
+        start = time.perf_counter()
+        yield
+        self._spent += time.perf_counter() - start
+
+    # ---- findings ----
+
+    def _look(self, metrics: StepMetrics) -> str | None:
+        rounds, self._rounds = self._rounds, []
+        wishes = []
+        for finding in self._watch.step(metrics, rounds):
+            self.say(finding)
+            wishes.append(self._wish(finding))
+        return next((wish for wish in ("rollback", "stop") if wish in wishes), None)
+
+    def _remember(self, run: Run) -> None:
+        """A resumed run is looked at whole: the detectors see its steps again, and what they say is said already."""
+        rounds = rounds_of(run)
+        for metrics in run.history:
+            self._watch.step(metrics, rounds.get(metrics.step, ()))
+
+    def say(self, finding: Finding) -> None:
+        """Into the folder, the terminal and, as a number, the trackers."""
+        self.found.append(finding)
+        self.folder.add_finding(finding)
+        self.measured.add("train", {f"finding/{finding.code}": 1.0})
+        ends = self._wish(finding) == "stop"
+        level = LEVELS[finding.severity] if ends else min(LEVELS[finding.severity], logging.WARNING)
+        on = "" if ends or finding.severity != "error" else " (the run goes on; `strict: true` would end it)"
+        logger.log(level, "%s %s Fix: %s%s", finding.code, finding.what, finding.fix, on)
+
+    def _wish(self, finding: Finding) -> str | None:
+        asked = self._wishes.get(finding.code)
+        return asked if asked else "stop" if self.args.strict and finding.severity == "error" else None
+
+    def _ignored(self) -> frozenset[str]:
+        return frozenset(code for code, wish in self._wishes.items() if wish == "ignore")
+
+    def _act(self, decision: str | None, control: TrainerControl) -> None:
+        """All processes do the same; a run that stops leaves a checkpoint."""
+        if (self.args.strict or self.args.on_finding) and self.args.world_size > 1:
+            decision = broadcast_object_list([decision])[0]
+        if decision is not None:
+            self.decision = decision
+            control.should_training_stop = True
+            control.should_save = decision == "stop"
+
+    # ---- rolling back ----
+
+    def back_to(self) -> Path | None:
+        """After training has ended: the checkpoint to go on from, or None where the run is to end here.
+
+        Later checkpoints are set aside. The same on every process.
+        """
+        if self.decision != "rollback":
+            return None
+        healthy = self._newest_healthy() if self._is_main and self._rollbacks < MOST_ROLLBACKS else None
+        if self.args.world_size > 1:
+            healthy = broadcast_object_list([healthy])[0]
+        self.decision = "stop" if healthy is None else None
+        self._rollbacks += 1
+        if healthy is None and self._is_main:
+            logger.error("There is no healthy checkpoint to go back to (save_steps), or it did not help: the run ends.")
+        return healthy
+
+    def _newest_healthy(self) -> Path | None:
+        """The newest whole checkpoint from before the finding began; those after it are set aside."""
+        bad = next(finding for finding in reversed(self.found) if self._wishes.get(finding.code) == "rollback")
+        began = self._watch.conditions[bad.code].first_step
+        folders = checkpoint.checkpoints(self.folder.folder)
+        earlier = (folder for folder in folders if checkpoint.step_of(folder) < began)
+        healthy = next((folder for folder in earlier if checkpoint.damage(folder) is None), None)
+        if healthy is None:
+            return None
+        kept = checkpoint.step_of(healthy)
+        for folder in folders:
+            if checkpoint.step_of(folder) > kept:
+                folder.rename(folder.with_name(f"set-aside-{folder.name}"))
+        what = f"{bad.code} in step {bad.step}: went back to step {kept}, with half the learning rate."
+        self._went_back = Finding(code="M191", severity="warning", what=what, why=bad.what, fix=bad.fix, step=kept)
+        self.found.append(self._went_back)
+        logger.warning("%s", what)
+        return healthy
+
+    def slow_down(self, optimizer: Any, scheduler: Any) -> None:
+        """Half the learning rate for every rollback so far, also for the rest of the schedule."""
+        factor = 0.5**self._rollbacks
+        if factor == 1:
+            return
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+            group["initial_lr"] = group.get("initial_lr", group["lr"]) * factor
+        scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+
+    # ---- what is written once ----
+
+    @property
+    def _is_main(self) -> bool:
+        return self.args.process_index == 0
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """The contents of `environment.json`."""
+        parts = self.parts
+        trained = sum(p.numel() for p in parts.policy.parameters() if p.requires_grad)
+        return {
+            **environment.describe(parts.rewards, parts.train_dataset),
+            "model": {
+                "name": getattr(parts.policy.config, "_name_or_path", ""),
+                "parameters": parts.num_parameters,
+                "trained_parameters": trained,
+                "adapter": hasattr(parts.policy, "peft_config"),
+                "quantized": getattr(parts.policy.config, "quantization_config", None) is not None,
+            },
+            "reward_weights": dict(
+                zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
+            ),
+            "settings": without_secrets(self.args.to_dict()),
+        }
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """For `resume.State`: what of it a run that goes on must have, too."""
+        adapters = getattr(self.parts.policy, "peft_config", None)
+        adapter = adapters[self.parts.policy.active_adapter].to_dict() if adapters else None
+        kept = {name: self.described[name] for name in ("settings", "model", "rewards", "data")}
+        return without_secrets({**kept, "adapter": adapter})
+
+    def _given(self) -> dict[str, Any]:
+        """Without a recipe: the settings that are not the defaults."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self.args)}
+        settings = {name: x for name, x in self.args.to_dict().items() if x is not None and x != defaults.get(name)}
+        named = {"model": getattr(self.parts.policy.config, "_name_or_path", "")}
+        return without_secrets({**named, "rewards": [r.name for r in self.parts.rewards], **settings})

@@ -1,0 +1,110 @@
+"""Settings that cannot work together, in this place or on this machine.
+
+`podium check` makes findings of what the trainer raises before it loads weights: both ask the functions here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from transformers.integrations import integration_utils
+
+from podium.errors import ConfigError, did_you_mean
+from podium.trainer.config import GRPOConfig
+from podium.trainer.settings import ARGUMENTS
+
+_OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
+    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
+    "torchao": (r"adamw_torch_[48]bit", ""),
+}
+"""Package, names of the optimizers that need it, and Podium's extra that has it."""
+
+_TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flytekit"}
+"""Trackers that transformers asks for under another name: `is_NAME_available`."""
+
+
+def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[ConfigError]:
+    """Errors of settings that exclude each other, or what the run is made of.
+
+    Args:
+        args: the run's.
+        adapter: whether an adapter is trained.
+        evaluation: whether there are rows for evaluation.
+    """
+    if args.sync_ref_model and adapter:
+        yield ConfigError(
+            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it.",
+            code="C030",
+            fix="leave sync_ref_model out, or train all weights",
+        )
+    if args.eval_strategy != "no" and not evaluation:
+        yield ConfigError(
+            f"eval_strategy is {args.eval_strategy.value}, and there are no rows to evaluate on.",
+            code="C030",
+            fix="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`",
+        )
+    if args.rollout_engine == "live" and (reasons := only_generate(args)):
+        what = f"rollout_engine: live is not possible here: {'; '.join(reasons)}."
+        yield ConfigError(what, code="C030", fix="rollout_engine: auto")
+    if args.n_gpu > 1:
+        yield ConfigError(
+            f"One process sees {args.n_gpu} GPUs.",
+            code="C030",
+            fix=f"podium train RECIPE --processes {args.n_gpu}, for a script accelerate launch --num_processes "
+            f"{args.n_gpu}; or show it one: CUDA_VISIBLE_DEVICES=0",
+        )
+    trackers = integration_utils.INTEGRATION_TO_CALLBACK
+    for name in args.report_to or ():
+        if name not in trackers:
+            what = f"report_to names {name}, which is no tracker; there are {', '.join(trackers)}, none and all."
+            yield ConfigError(what, code="C004", fix=did_you_mean(name, trackers) or "report_to: none")
+    if error := _no_folder(str(args.output_dir)):
+        yield error
+
+
+def only_generate(args: GRPOConfig) -> list[str]:
+    """Settings that transformers' `generate` alone takes, in words."""
+    unknown = sorted(set(args.generation_kwargs or {}) - {*ARGUMENTS, "do_sample", "eos_token_id"})
+    reasons = [f"generation_kwargs {', '.join(unknown)} are `generate`'s alone"] if unknown else []
+    return reasons + ["cache_implementation is `generate`'s alone"] * (args.cache_implementation is not None)
+
+
+def _no_folder(name: str) -> ConfigError | None:
+    """The error of an `output_dir` that cannot be made or written to."""
+    folder = Path(name)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    why = ""
+    if not name.strip():
+        why = "is empty; it must name a folder"
+    elif not there.is_dir():
+        why = f"is {name}, and {there} is a file" if there != folder.absolute() else f"is {name}, which is a file"
+    else:
+        try:
+            with tempfile.TemporaryDirectory(prefix=".podium-", dir=there):
+                pass
+        except OSError as error:
+            why = f"is {name}, and nothing can be written in {there} ({os.strerror(error.errno or 0)})"
+    fix = "output_dir: runs/first, or another folder that can be written"
+    return ConfigError(f"output_dir {why}.", code="C036", fix=fix) if why else None
+
+
+def missing_packages(args: GRPOConfig) -> Iterator[ConfigError]:
+    """Errors of packages that settings need and that are not installed here."""
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    for package, (names, extra) in _OPTIMIZER_PACKAGES.items():
+        if re.fullmatch(names, optimizer) and importlib.util.find_spec(package) is None:
+            what = f"optim is {optimizer}, which needs the package {package}; it is not installed here."
+            yield ConfigError(what, code="C032", fix="pip install " + (f"'podium[{extra}]'" if extra else package))
+    for name in args.report_to or ():
+        is_there = getattr(integration_utils, f"is_{_TRACKER_PACKAGES.get(name, name)}_available", lambda: True)
+        with contextlib.suppress(Exception):  # a package that is there and broken says so itself
+            if not is_there():
+                what = f"report_to names {name}, whose package is not installed here."
+                package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
+                yield ConfigError(what, code="C032", fix=f"pip install {package}, or report_to: none")

@@ -1,0 +1,478 @@
+"""The checks: plain functions from evidence to a `Check`, in three tables for the three moments at which they run.
+
+Each has gone wrong, silently, in a trainer that people use. Adding one is adding a function and a row, and its page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from podium.models.forward import unwrap
+from podium.models.packing import keep
+from podium.models.precision import ROUNDED
+from podium.records import TrainingGroup
+from podium.trainer.processes import optimized_by
+from podium.trainer.proof.completions import ends, language, rewards, tokens, turns
+from podium.trainer.proof.evidence import (
+    EXACT,
+    HALF,
+    Sample,
+    Traces,
+    difference,
+    exactly,
+    nudge_names,
+    nudged,
+    sampler_tolerance,
+    tolerance_of,
+    training_logps,
+    weight_traces,
+)
+from podium.trainer.proof.records import After, Before, Check, named, shown_token
+
+if TYPE_CHECKING:
+    from podium.trainer.trainer import GRPOTrainer
+
+TRAINED_TOKENS = 32
+"""First tokens of a completion whose log-probabilities are compared."""
+EXACT_GRADIENT, HALF_GRADIENT = 1e-2, 0.5
+"""Largest difference of a gradient, relative to it: of every tensor in float32, of all together in half precision."""
+
+
+LEAST_DOUBT = 1e-2
+"""Below it, gradients of float32 log-probabilities are known to fewer digits than are compared."""
+STEP_TOKENS = 16_384
+"""Of the completions, prompts included, by which it is seen where a step goes."""
+LEAST_SHIFT = 1e-5
+"""Nats a token, below which a change of a log-probability is rounding."""
+AGAINST = 0.2
+"""Share of all changes, weighed by advantages, by which a step may go against them: other terms of the loss do."""
+
+LARGE_CHANGE = 50.0
+"""Times their own size: a fresh adapter's second matrix is tiny after its first step."""
+
+
+# ---- before anything is sampled ----
+
+
+def weights(trainer: GRPOTrainer) -> Check:
+    """No weight is NaN or infinite."""
+    bad = [_not_finite(name, p) for name, p in unwrap(trainer.model).named_parameters() if _is_bad(p)]
+    count = sum(1 for _ in unwrap(trainer.model).parameters())
+    return Check(
+        name="weights are finite",
+        code="P001",
+        passed=not bad,
+        measured=float(len(bad)),
+        tolerance=0.0,
+        detail=named(bad) if bad else f"{count} tensors",
+        fix="Load the model again, from another copy.",
+    )
+
+
+def trainable(trainer: GRPOTrainer) -> Check:
+    """What should train requires a gradient and is in the optimizer."""
+    tensors = dict(unwrap(trainer.model).named_parameters())
+    frozen = sorted(name for name in trainer.parts.should_train if name in tensors and not tensors[name].requires_grad)
+    optimized = {id(p) for p in optimized_by(trainer.optimizer)}
+    left_out = [name for name, p in tensors.items() if p.requires_grad and id(p) not in optimized]
+    problems = ([f"frozen: {named(frozen)}"] if frozen else []) + (
+        [f"in no group of the optimizer: {named(left_out)}"] if left_out else []
+    )
+    trained = [p for p in tensors.values() if p.requires_grad]
+    rates = [group.get("initial_lr", group["lr"]) for group in trainer.optimizer.param_groups]
+    still = {
+        id(p)
+        for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True)
+        if not rate
+        for p in group["params"]
+    }
+    at_rest = [name for name, p in tensors.items() if p.requires_grad and id(p) in still] if any(rates) else []
+    by_caller = [] if hasattr(unwrap(trainer.model), "peft_config") else [n for n, p in tensors.items() if _off(p)]
+    note = f"; frozen by the caller: {named(by_caller)}" if by_caller else ""
+    note += f"; learning rate 0: {named(at_rest)}" if at_rest else ""
+    return Check(
+        name="trained tensors",
+        code="P002",
+        passed=not problems,
+        note=bool(note),
+        measured=float(len(frozen) + len(left_out)),
+        tolerance=0.0,
+        detail="; ".join(problems) or f"{len(trained)} tensors, {sum(p.numel() for p in trained):,} numbers{note}",
+        fix="Unfreeze them before training (parameter.requires_grad_(True)), and give the optimizer all of them.",
+    )
+
+
+# ---- before the first step ----
+
+
+def rollouts(x: Before) -> Check:
+    """The log-probabilities that came with the rollouts are those that training computes."""
+    groups = () if x.trainer.parts.filtered_logps else shortened(x.trained)
+    tolerance = sampler_tolerance(x.trainer, exact=False)
+    mine = training_logps(x.trainer, groups)
+    theirs = [values for group in groups for values in group.sampled_logps]
+    apart = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
+    flat = [np.concatenate(v) if v else np.zeros(0, np.float32) for v in (mine, theirs)]
+    measured = difference(flat[0], flat[1], tolerance) if groups else 0.0
+    worst = int(np.argmax(apart)) if apart else 0
+    return Check(
+        name="rollout and training log-probabilities",
+        code="P004",
+        passed=None if not groups else measured <= tolerance,
+        measured=measured,
+        tolerance=tolerance,
+        detail=f"{_nats(measured, tolerance)} over {len(flat[0])} tokens"
+        + ("" if measured <= tolerance else f"; most in {_worst(x, groups, worst, mine, theirs)}")
+        if groups
+        else "they are of what a filter (top_p, top_k, min_p, repetition_penalty) left of the distribution"
+        if x.trained
+        else "no group to train on in this step",
+        fix="The engine samples from another distribution than is trained: look at temperature, adapter and precision.",
+    )
+
+
+def sampler(x: Before) -> Check:
+    """The engine's log-probabilities are the model's, also after its weights (or adapter) were changed."""
+    s, tolerance = x.sample, sampler_tolerance(x.trainer, exact=True)
+    measured = difference(s.sampled_N, s.plain_N, tolerance)
+    effect = difference(s.before_N, s.plain_N, tolerance)
+    what = "adapter" if hasattr(unwrap(x.trainer.model), "peft_config") else "weights"
+    stale = difference(s.sampled_N, s.before_N, tolerance) <= tolerance < measured
+    reason = (
+        f"the {what} do{'es' if what == 'adapter' else ''} not reach the sampler: its log-probabilities are those from "
+        f"before a change that moves them by {effect:.3g} nats"
+        if stale
+        else f"the sampler is off by {_nats(measured, tolerance)}{_temperature(x, s.sampled_N, tolerance)}"
+    )
+    return Check(
+        name=f"the {what} reach{'es' if what == 'adapter' else ''} the sampler",
+        code="P006" if stale else "P004",
+        passed=measured <= tolerance and (effect > 2 * tolerance or None),
+        measured=measured,
+        tolerance=tolerance,
+        detail=f"{_nats(measured, tolerance)} after a change worth {effect:.2g} nats"
+        if measured <= tolerance
+        else reason,
+        fix="The engine must sample from the model that is trained, with its adapter switched on.",
+    )
+
+
+def packed(x: Before) -> Check:
+    """The packed, shared-prefix forward gives what a plain forward of every row gives."""
+    s, tolerance = x.sample, tolerance_of(x.trainer, exact=True)
+    measured = difference(s.packed_N, s.plain_N, tolerance)
+    where = f"; first in {s.misplaced}" if s.misplaced else ""
+    problem = f"off by {_nats(measured, tolerance)}{_temperature(x, s.packed_N, tolerance)}{where}"
+    passed = measured <= tolerance and not s.misplaced
+    return Check(
+        name="packed forward equals plain rows",
+        code="P005",
+        passed=passed,
+        measured=measured,
+        tolerance=tolerance,
+        detail=f"{_nats(measured, tolerance)} over {len(s.plain_N)} tokens" if passed else problem,
+        fix="Report this model; until then set rollout_engine: transformers.",
+    )
+
+
+def cutting(x: Before) -> Check:
+    """Packs and micro-steps change neither loss nor gradient, and both are those of the plain model."""
+    s = x.sample
+    rows = [("two micro-steps", s.cut, s.cut_loss, True), ("one micro-step", s.whole, s.whole_loss, False)]
+    problems, measured, limit = [], 0.0, 0.0
+    for name, traces, loss, exact in rows:
+        tight = tolerance_of(x.trainer, exact=exact) == EXACT
+        error, length, worst = gradient_error(traces, s.plain, each=tight)
+        tolerance = EXACT_GRADIENT if tight else HALF_GRADIENT
+        measured, limit = max((measured, limit), (error, tolerance), key=lambda pair: pair[0] / (pair[1] or 1))
+        if not error <= tolerance:
+            problems.append(f"{name}: the gradient is {length:.3g} times the plain one, {worst} differs most")
+        if not abs(loss - s.plain_loss) <= tolerance * max(1.0, abs(s.plain_loss)):
+            problems.append(f"{name}: the loss is {loss:.4g}, not {s.plain_loss:.4g}")
+    certain = _certain(s) if s.doubt < LEAST_DOUBT else ""
+    return Check(
+        name="cutting the batch changes nothing",
+        code="P007",
+        passed=None if certain else not problems,
+        measured=measured,
+        tolerance=limit,
+        detail=certain or "; ".join(problems) or f"gradients differ by {measured:.2g} of their length",
+        fix="Something scales loss or gradient by packs or micro-steps: look at overridden methods and callbacks.",
+    )
+
+
+def gradients(x: Before) -> Check:
+    """Every trained tensor gets a gradient, finite and not zero."""
+    bad = [name for name, t in x.sample.whole.items() if not math.isfinite(t.norm)]
+    parameters = dict(unwrap(x.trainer.model).named_parameters())
+    zero = [n for n, t in x.sample.whole.items() if t.norm == 0 and not _may_be_zero(n) and parameters[n].numel()]
+    problems = ([f"not finite: {named(bad)}"] if bad else []) + ([f"none: {named(zero)}"] if zero else [])
+    certain = _certain(x.sample) if zero and not bad and x.sample.doubt < LEAST_DOUBT else ""
+    return Check(
+        name="every trained tensor gets a gradient",
+        code="P008",
+        passed=None if certain else not problems,
+        measured=float(len(bad) + len(zero)),
+        tolerance=0.0,
+        detail=certain or "; ".join(problems) or f"{len(x.sample.whole)} tensors",
+        fix="Freeze what is not part of the forward (parameter.requires_grad_(False)), or repair the layer named.",
+    )
+
+
+def reference(x: Before) -> Check:
+    """Training starts at its reference, from which the KL divergence is measured."""
+    groups, tolerance = shortened(x.trained), tolerance_of(x.trainer, exact=False)
+    theirs = reference_logps(x.trainer, groups)
+    mine = training_logps(x.trainer, groups) if theirs else []
+    measured = max((difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)), default=0.0)
+    return Check(
+        name="training starts at its reference",
+        code="P016",
+        passed=None if not theirs else True,
+        suspect=measured > tolerance,
+        measured=measured,
+        tolerance=tolerance,
+        detail=_nats(measured, tolerance) + " between policy and reference" if theirs else "beta is 0: there is none",
+        fix="The KL divergence is measured from another model than training starts from: load the adapter or weights "
+        "that the reference should be as `model`.",
+    )
+
+
+# ---- after a step that moved ----
+
+
+def moved(x: After) -> Check:
+    """The optimizer step changed weights."""
+    now = weight_traces(unwrap(x.trainer.model))
+    still = [
+        n for n, t in now.items() if n in x.weights_before and np.array_equal(t.numbers, x.weights_before[n].numbers)
+    ]
+    bad = [name for name, t in now.items() if not math.isfinite(t.norm)]
+    count = len(now) - len(still)
+    nothing = "" if count or bad else _without_advantages(x)
+    detail = f"{count} of {len(now)} tensors changed"
+    return Check(
+        name="the step moved the weights",
+        code="P011",
+        passed=None if nothing else count > 0 and not bad,
+        measured=float(count),
+        detail=f"not finite after the step: {named(bad)}" if bad else nothing or detail,
+        fix="Train in float32 weights (model_init_kwargs: {dtype: float32}), or raise the learning rate.",
+    )
+
+
+def followed(x: After) -> Check:
+    """New weights give new log-probabilities: nobody computes with an old copy."""
+    now = training_logps(x.trainer, x.groups)
+    same = bool(now) and all(np.array_equal(a, b) for a, b in zip(now, x.logps_before, strict=True))  # none: no prompt
+    old = stale_copies(x.trainer)
+    shift = max((float(np.abs(a - b).max()) for a, b in zip(now, x.logps_before, strict=True)), default=0.0)
+    too_small = same and not old and tolerance_of(x.trainer, exact=False) == HALF and _follows_a_larger_change(x, now)
+    nothing = "" if old or (now and not same) else _without_advantages(x)
+    problem = f"old copies of {named(old)}" if old else "the same log-probabilities with other weights" if same else ""
+    return Check(
+        name="the weights moved the log-probabilities",
+        code="P012",
+        passed=None if too_small or nothing else not problem,
+        measured=shift,
+        detail=nothing or "the step is too small for half precision; a larger change moves them"
+        if too_small
+        else problem or f"by up to {shift:.2g} nats",
+        fix="Something keeps a copy of the weights: look at hooks, caches and compiled modules.",
+    )
+
+
+def _without_advantages(x: After) -> str:
+    """Why a step need not move anything; empty where it has to."""
+    return "" if any(group.advantages_G.any() for group in x.trained) else "no completion has an advantage in this step"
+
+
+def direction(x: After) -> Check:
+    """The step made what had an advantage likelier, and the rest less likely."""
+    with exactly(x.trainer):
+        now = training_logps(x.trainer, x.trained)
+    advantages = [a for group in x.trained for a in group.advantages_G.tolist()]
+    lengths = [max(len(logps), 1) for logps in now]
+    gains = [
+        a * float((after - before).sum()) for a, after, before in zip(advantages, now, x.trained_before, strict=True)
+    ]
+    total, shift = sum(map(abs, gains)), sum(abs(a) * n for a, n in zip(advantages, lengths, strict=True))
+    small = total <= LEAST_SHIFT * shift or tolerance_of(x.trainer, exact=True) == HALF
+    share = sum(gains) / total if total else 0.0
+    return Check(
+        name="the step follows the advantages",
+        code="P015",
+        passed=None if small else share > -AGAINST,
+        measured=share,
+        tolerance=-AGAINST,
+        detail="the step is too small, or the weights too coarse, to tell"
+        if small
+        else f"advantages x changes of log-probability sum to {share:+.2f} of their absolute sum",
+        fix="The step makes good completions less likely: look at the optimizer (maximize), at a custom loss and at "
+        "callbacks that change gradients.",
+    )
+
+
+def stayed(x: After) -> Check:
+    """The reference did not move with the policy."""
+    theirs = reference_logps(x.trainer, x.groups)
+    now = training_logps(x.trainer, x.groups) if theirs else []
+    moved_by, shift = (
+        max((float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True)), default=0.0)
+        for one, other in ((theirs, x.reference_before), (now, x.logps_before if theirs else ()))
+    )
+    follows = x.trainer.args.sync_ref_model
+    return Check(
+        name="the reference stays where it is",
+        code="P016",
+        passed=None if not theirs or follows or shift <= LEAST_SHIFT else moved_by < 0.5 * shift,
+        measured=moved_by,
+        detail="beta is 0: there is none"
+        if not theirs
+        else "sync_ref_model moves it"
+        if follows
+        else f"it moved by {moved_by:.2g} nats, the policy by {shift:.2g}",
+        fix="The reference shares weights with the policy, so that KL is 0 whatever is learnt: give it a copy.",
+    )
+
+
+def reference_logps(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
+    """Under the reference; empty where there is none."""
+    if trainer.parts.reference is None:
+        return []
+    with trainer.parts.reference.model(unwrap(trainer.model)) as model:
+        return training_logps(trainer, groups, model)
+
+
+def _certain(sample: Sample) -> str:
+    return f"no token of the sample is uncertain (at most {sample.doubt:.1g}): gradients are of the size of rounding"
+
+
+def _follows_a_larger_change(x: After, now: Sequence[np.ndarray]) -> bool:
+    """Whether log-probabilities move with weights that are moved further than the step did."""
+    model = unwrap(x.trainer.model)
+    with nudged(model, nudge_names(model, x.trainer.parts.should_train), LARGE_CHANGE):
+        moved = training_logps(x.trainer, x.groups)
+    return not all(np.array_equal(a, b) for a, b in zip(moved, now, strict=True))
+
+
+BEFORE_ROLLOUTS: tuple[Callable[[GRPOTrainer], Check], ...] = (weights, trainable, ends)
+BEFORE_STEP: tuple[Callable[[Before], Check], ...] = (
+    language,
+    rewards,
+    tokens,
+    turns,
+    rollouts,
+    sampler,
+    packed,
+    cutting,
+    gradients,
+    reference,
+)
+AFTER_STEP: tuple[Callable[[After], Check], ...] = (moved, followed, direction, stayed)
+
+
+# ---- what the checks share ----
+
+
+def gradient_error(traces: Traces, plain: Traces, *, each: bool) -> tuple[float, float, str]:
+    """How far gradients are from the plain ones, how long they are against them, and the tensor that differs most.
+
+    `each`: the largest error of a tensor, relative to it; else that of all together.
+    """
+    scale = max((float(np.linalg.norm(t.numbers)) for t in plain.values()), default=0.0)
+    errors = {
+        name: float(np.linalg.norm(traces[name].numbers - t.numbers))
+        / max(float(np.linalg.norm(t.numbers)), 1e-3 * scale, 1e-30)
+        for name, t in plain.items()
+    }
+    mine, theirs = (np.concatenate([t.numbers for t in x.values()]) for x in (traces, plain))
+    norms = [math.sqrt(sum(t.norm**2 for t in x.values())) for x in (traces, plain)]
+    together = float(np.linalg.norm(mine - theirs)) / max(float(np.linalg.norm(theirs)), 1e-30)
+    worst = max(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)
+    error = errors[worst] if each else together
+    return (error if math.isfinite(error) else math.inf), norms[0] / max(norms[1], 1e-30), worst
+
+
+def shortened(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
+    """Two completions of two groups, their first tokens; only what log-probabilities need."""
+    chosen = sorted(groups, key=lambda group: len(group.prompt_ids))[:2]
+    return tuple(
+        TrainingGroup(
+            prompt_ids=group.prompt_ids,
+            completion_ids=tuple(ids[:TRAINED_TOKENS] for ids in group.completion_ids),
+            advantages_G=group.advantages_G,
+            sampled_logps=tuple(x[:TRAINED_TOKENS] for x in group.sampled_logps),
+        )
+        for group in (keep(group, range(min(2, len(group.completion_ids)))) for group in chosen)
+    )
+
+
+def enough(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
+    """As many groups, the first at least, as hold `STEP_TOKENS` tokens."""
+    tokens = np.cumsum([sum(len(group.prompt_ids) + len(ids) for ids in group.completion_ids) for group in groups])
+    return tuple(groups[: max(1, int((tokens <= STEP_TOKENS).sum()))])
+
+
+def stale_copies(trainer: GRPOTrainer) -> list[str]:
+    """Layers whose rounded copy is not the rounded weight."""
+    with trainer.parts.precision():
+        return [
+            name
+            for name, module in unwrap(trainer.model).named_modules()
+            if ROUNDED in module.__dict__
+            and not torch.equal(module.__dict__[ROUNDED].rounded(), module.weight.detach().to(torch.bfloat16))
+        ]
+
+
+def _is_bad(p: torch.Tensor) -> bool:
+    if not p.is_floating_point():
+        return False
+    return not math.isfinite(float(torch.linalg.vector_norm(p.detach(), dtype=torch.float32)))
+
+
+def _not_finite(name: str, p: torch.Tensor) -> str:
+    """`q_proj.weight (128 numbers, rows 8 to 15)`."""
+    where = ~p.detach().isfinite()
+    rows = where.reshape(len(p), -1).any(-1).nonzero()[:, 0].tolist() if p.dim() else [0]
+    return f"{name} ({int(where.sum())} numbers, rows {rows[0]} to {rows[-1]})" if rows else name
+
+
+def _off(p: torch.Tensor) -> bool:
+    return p.is_floating_point() and not p.requires_grad
+
+
+def _may_be_zero(name: str) -> bool:
+    """Experts that no token of the sample was sent to."""
+    return "expert" in name
+
+
+def _nats(measured: float, tolerance: float) -> str:
+    which = "at most" if tolerance == EXACT else "on average"
+    return f"{measured:.2g} nats {which} ({tolerance:g} allowed)"
+
+
+def _temperature(x: Before, logps_N: np.ndarray, tolerance: float) -> str:
+    """Whether it is the temperature that is missing."""
+    at_1, asked = x.sample.plain_at_1_N, x.trainer.args.temperature
+    if at_1 is None or asked == 1 or not difference(logps_N, at_1, tolerance) <= tolerance:
+        return ""
+    return f": these are log-probabilities at temperature 1, not {asked:g}"
+
+
+def _worst(
+    x: Before, groups: Sequence[TrainingGroup], which: int, mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
+) -> str:
+    """The token that differs most."""
+    ids = [ids for group in groups for ids in group.completion_ids][which]
+    if mine[which].shape != theirs[which].shape:
+        return f"completion {which}: {len(theirs[which])} log-probabilities for {len(mine[which])} tokens"
+    apart = np.abs(mine[which] - theirs[which])
+    at = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
+    values = f"{theirs[which][at]:.3f} sampled, {mine[which][at]:.3f} in training"
+    return f"token {at} of completion {which}, {shown_token(x.trainer, ids[at])}: {values}"

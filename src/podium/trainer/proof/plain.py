@@ -1,0 +1,122 @@
+"""Log-probabilities and gradients as anyone would compute them: one row, one forward, the model's own logits.
+
+No shared prefix, no packing, no chunked head, no rounded products, no cache. What everything faster is held against.
+
+Shape letters: T tokens of a row, C tokens of a completion, N all completion tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from podium.models.attention import attention_implementation
+from podium.models.forward import TokenLogps, unwrap
+from podium.records import TrainingGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One prompt with one completion."""
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+
+
+def rows_of(groups: Sequence[TrainingGroup]) -> list[Row]:
+    """In the order in which `packing` lays out trained tokens."""
+    return [Row(prompt_ids=group.prompt_ids, completion_ids=ids) for group in groups for ids in group.completion_ids]
+
+
+@contextlib.contextmanager
+def plainly(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and the attention that leaves nothing out, soft-capping included."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    base = base_model(model)
+    eager = getattr(base, "_supports_attention_backend", False)
+    try:
+        with attention_implementation(base, "eager") if eager else contextlib.nullcontext():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def base_model(model: nn.Module) -> Any:
+    """The transformers model inside wrappers and adapters."""
+    inner: Any = unwrap(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def row_logps(model: nn.Module, row: Row, temperature: float) -> TokenLogps:
+    """Log-probability and entropy [C] of a completion's tokens."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([row.prompt_ids + row.completion_ids], device=device)
+    logits_TV = model(input_ids=ids, use_cache=False).logits[0].float()
+    logp_CV = (logits_TV[len(row.prompt_ids) - 1 : -1] / temperature).log_softmax(-1)
+    targets = ids[0, len(row.prompt_ids) :, None]
+    p_CV = logp_CV.exp()
+    return TokenLogps(
+        logps_N=logp_CV.gather(1, targets)[:, 0], entropy_N=-torch.where(p_CV > 0, p_CV * logp_CV, 0.0).sum(-1)
+    )
+
+
+@torch.no_grad()
+def plain_logps(model: nn.Module, rows: Sequence[Row], temperature: float) -> TokenLogps:
+    """Of all rows [N], without gradients."""
+    with plainly(model):
+        outputs = [row_logps(model, row, temperature) for row in rows]
+    return TokenLogps(
+        logps_N=torch.cat([out.logps_N for out in outputs]), entropy_N=torch.cat([out.entropy_N for out in outputs])
+    )
+
+
+def plain_backward(
+    model: nn.Module,
+    rows: Sequence[Row],
+    temperature: float,
+    values: TokenLogps,
+    loss_of: Callable[[TokenLogps], Tensor],
+) -> float:
+    """Gradients of `loss_of` into the parameters, a row at a time; gives the loss. `values` are `plain_logps`."""
+    leaf = TokenLogps(
+        logps_N=values.logps_N.clone().requires_grad_(), entropy_N=values.entropy_N.clone().requires_grad_()
+    )
+    loss = loss_of(leaf)
+    loss.backward()
+    lengths = [len(row.completion_ids) for row in rows]
+    upstream = [x.grad if x.grad is not None else torch.zeros_like(x) for x in (leaf.logps_N, leaf.entropy_N)]
+    with plainly(model):
+        for row, of_logps, of_entropy in zip(rows, *(x.split(lengths) for x in upstream), strict=True):
+            out = row_logps(model, row, temperature)
+            ((out.logps_N * of_logps).sum() + (out.entropy_N * of_entropy).sum()).backward()
+    return float(loss.detach())
+
+
+def first_not_finite(model: nn.Module, forward: Callable[[], object]) -> str:
+    """The name of the first layer whose output has a NaN or an infinity while `forward` runs; empty: none."""
+    found: list[str] = []
+
+    def look(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: object, output: object) -> None:
+            outputs = output if isinstance(output, (tuple, list)) else [output]
+            tensors = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
+            if not found and any(not bool(x.isfinite().all()) for x in tensors):
+                found.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    try:
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else ""

@@ -1,0 +1,304 @@
+"""What a checkpoint of Podium holds beyond the Trainer's: the round that is being trained on, with `async_rollouts` the
+one after it, the reference that has moved, the entropy controller, the weights that adapt, the precision that was
+chosen. Plain numpy arrays, safetensors and JSON: nothing here is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.torch import load_model, save_model
+
+from podium.algorithm.losses import EntropyControl
+from podium.errors import CheckpointError, PodiumError
+from podium.models.loading import Reference
+from podium.models.precision import ProductPrecision
+from podium.records import Finding
+from podium.rewards.adaptive import AdaptiveWeights
+from podium.runs.redaction import without_secrets
+from podium.trainer import prefetch
+from podium.trainer.prefetch import Sampled
+from podium.trainer.rounds import Plan, Round, from_arrays, to_arrays
+
+logger = logging.getLogger(__name__)
+
+STATE = "podium_state.json"
+REFERENCE = "reference.safetensors"
+
+
+class State(NamedTuple):
+    """What is saved and restored."""
+
+    round: Round | None
+    entropy: EntropyControl
+    weights: AdaptiveWeights
+    reference: Reference | None
+    precision: Any
+    plan: Plan
+    sharded: bool = False
+    """Whether every process writes its part of a reference by itself: see `Processes.save_parts`."""
+    ahead: Sampled | None = None
+    """The round that is trained on next."""
+    made_of: Mapping[str, Any] = {}
+    """What the run is made of: `settings`, `model`, `adapter`, `rewards`, `data`, in plain values."""
+
+
+class Loaded(NamedTuple):
+    """What is not restored in place."""
+
+    round: Round | None
+    entropy: EntropyControl
+    weights: AdaptiveWeights
+    ahead: Mapping[str, np.ndarray] | None = None
+    """For `prefetch.from_arrays`."""
+
+
+def save(folder: Path, rank: int, state: State) -> None:
+    """Write this rank's part; the first rank also what all share."""
+    if state.round is not None:
+        np.savez(folder / f"round-{rank}.npz", **to_arrays(state.round))
+    if state.ahead is not None:
+        np.savez(folder / f"ahead-{rank}.npz", **prefetch.to_arrays(state.ahead))
+    if rank:
+        return
+    entropy = {name: value if math.isfinite(value) else None for name, value in asdict(state.entropy).items()}
+    precision = state.precision.enabled if isinstance(state.precision, ProductPrecision) else None
+    contents = {
+        "entropy": entropy,
+        "reward_weights": state.weights.to_json(),
+        "bfloat16_products": precision,
+        "plan": _arithmetic(state.plan),
+        "made_of": state.made_of,
+    }
+    (folder / STATE).write_text(json.dumps(contents))
+    if state.reference is not None and state.reference.moved and not state.sharded:
+        assert state.reference.copy is not None
+        save_model(state.reference.copy, str(folder / REFERENCE))
+
+
+def load(folder: Path, rank: int, state: State) -> Loaded:
+    """What `save` wrote; a checkpoint of another trainer has none of it and changes nothing.
+
+    The reference and the precision are restored in place: a resumed run must compute as it did, whatever the machine
+    would measure now.
+    """
+    if not (folder / STATE).is_file():
+        return Loaded(None, state.entropy, state.weights)
+    saved = json.loads((folder / STATE).read_text())
+    if saved["bfloat16_products"] is not None and isinstance(state.precision, ProductPrecision):
+        state.precision.enabled = saved["bfloat16_products"]
+    if state.reference is not None and (folder / REFERENCE).is_file():
+        assert state.reference.copy is not None
+        load_model(state.reference.copy, str(folder / REFERENCE))
+        state.reference.moved = True
+    entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
+    weights = state.weights.restored(saved.get("reward_weights", {}))
+    found = _arrays(folder / f"round-{rank}.npz")
+    if found is None or _replanned(saved["plan"], _arithmetic(state.plan), folder):
+        return Loaded(None, entropy, weights)
+    return Loaded(from_arrays(found), entropy, weights, _arrays(folder / f"ahead-{rank}.npz"))
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray] | None:
+    """Of a file; None: there is none."""
+    if not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _arithmetic(plan: Plan) -> dict[str, int]:
+    """What all ranks share of the plan."""
+    return {name: value for name, value in asdict(plan).items() if name != "rank"}
+
+
+def _replanned(saved: dict[str, int], now: dict[str, int], folder: Path) -> bool:
+    """Whether rounds are cut differently than when the checkpoint was written, so that its round cannot be used."""
+    changed = [f"{name} {saved.get(name)} -> {value}" for name, value in now.items() if saved.get(name) != value]
+    if changed:
+        logger.warning(
+            "%s was written with other batch settings (%s): its generation round is drawn anew, so the run will not "
+            "be bit-equal to one that was never stopped.",
+            folder.name,
+            ", ".join(changed),
+        )
+    return bool(changed)
+
+
+# ---- what has changed since a checkpoint was written ----
+
+_ELSEWHERE = re.compile(
+    r"(output_dir|run_name|logging|log_|report_to|save_|push_to|hub_|eval_|do_|disable_tqdm|record|dataloader_|project|"
+    r"trackio|print_|num_completions_to_print|reward_workers|reward_timeout|vllm_|ddp_|fsdp|deepspeed|parallelism|"
+    r"resume_from|restore_callback|local_rank|use_cpu|bf16|tf32|prove_|on_finding|strict|per_device_eval|"
+    r"generation_batch_size|num_generations_eval|tokens_per_pack|rollout_|ignore_data_skip|load_best|metric_for|"
+    r"greater_is|skip_memory|include_|auto_find|accelerator_config|remove_unused|full_determinism|product_precision|"
+    r"debug|torch_empty|past_index|label|length_column|batch_eval|prediction|neftune|gradient_checkpointing|seq_parallel)"
+)
+"""Settings that do not change what is trained: where it is written, shown, evaluated, computed."""
+
+_ONE_KIND = {"adamw_torch_fused": "adamw_torch"}
+"""Optimizers whose states are the same."""
+
+_OWN_STATE = ("reduce_lr_on_plateau", "greedy")
+"""Schedules whose state no other can load."""
+
+_SCHEDULE = {
+    "learning_rate",
+    "max_steps",
+    "num_train_epochs",
+    "warmup_steps",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+}
+"""Settings that the learning rate of a step follows from."""
+
+_SHAPES = ("peft_type", "r", "target_modules", "modules_to_save", "use_dora", "rank_pattern", "bias", "lora_bias")
+"""Arguments of an adapter that decide which weights it has."""
+
+
+def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
+    """How a run differs from the one that wrote a checkpoint: errors where it cannot go on from there, else a note.
+
+    Args:
+        folder: of the checkpoint.
+        now: as `State.made_of`; parts that are not known are left out.
+    """
+    state = _json(folder / STATE).get("made_of") or {}
+    settings, saved = now.get("settings") or {}, state.get("settings") or {}
+    if "adapter" in now:
+        yield from _other_weights(folder, now["adapter"])
+    for key in ("optim", "lr_scheduler_type"):
+        was, is_now = saved.get(key), settings.get(key)
+        alike = _ONE_KIND.get(str(was), was) == _ONE_KIND.get(str(is_now), is_now)
+        if None not in (was, is_now) and not alike and (key == "optim" or {was, is_now} & {*_OWN_STATE}):
+            what = f"{key} is {is_now}, and {folder.name} holds the state of {was}, which it cannot take over"
+            yield _refused(what, f"{key}: {was}")
+    was, is_now = (str((each.get("model") or {}).get("name") or "") for each in (state, now))
+    if _last(was) != _last(is_now) and not any("checkpoint-" in name or not name for name in (was, is_now)):
+        what = f"model is {is_now}, and {folder.name} holds the weights of a run on {was}, which would be gone on from"
+        yield _refused(what, f"model: {was}")
+    changed = [
+        f"{key} {saved.get(key)} -> {value}"
+        for key, value in settings.items()
+        if key in saved and saved[key] != value and not _ELSEWHERE.match(key)
+    ]
+    changed += _other_rewards(state.get("rewards"), now.get("rewards"))
+    digests = [(each.get("data") or {}).get("sha256") for each in (state, now)]
+    changed += ["the training rows are others"] * (None not in digests and digests[0] != digests[1])
+    if changed:
+        yield Finding(
+            code="K002",
+            severity="note",
+            what=f"the run that wrote {folder.name} was made of something else: {'; '.join(changed)}",
+            why="what is given now holds from here on; the curves before and after are of two runs",
+            fix="to go on as before, give what was given then; to compare, start without resume_from_checkpoint",
+        )
+
+
+def _refused(what: str, fix: str) -> Finding:
+    return Finding(
+        code="K001", severity="error", what=what, fix=f"{fix}, or start a new run without resume_from_checkpoint"
+    )
+
+
+def _other_weights(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """An adapter where the checkpoint has all weights, all weights where it has an adapter, or another adapter."""
+    was = _json(folder / "adapter_config.json")
+    if bool(was) != (adapter is not None):
+        if not was and not (folder / "config.json").is_file():
+            return
+        kind, fix = (
+            ("an adapter, and all weights are trained here", f"lora: {{r: {was.get('r', 16)}}}")
+            if was
+            else ("all weights, and an adapter is trained here", "take `lora` out")
+        )
+        yield _refused(f"{folder.name} holds {kind}", fix)
+        return
+    for key in _SHAPES:
+        then, now = (_plain((each or {}).get(key)) for each in (was, adapter))
+        if then != now and not (key == "target_modules" and (isinstance(now, str) or now is None)):
+            yield _refused(
+                f"lora: {key} is {now}, and the adapter in {folder.name} has {then}", f"lora: {{{key}: {then}}}"
+            )
+
+
+def _plain(value: Any) -> Any:
+    """Of a configuration, for comparing: sets in order, enumerations as text, nothing as None."""
+    if isinstance(value, (set, list, tuple)):
+        return sorted(map(str, value)) or None
+    return getattr(value, "value", value) or None
+
+
+def _other_rewards(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+    if was is None or now is None:
+        return []
+    if list(was) != list(now):
+        return [f"rewards {', '.join(was)} -> {', '.join(now)}"]
+    other = [name for name in now if was[name].get("sha256") != now[name].get("sha256")]
+    return [f"the code of {name} ({now[name].get('where')}) is another" for name in other]
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
+def apply_settings(folder: Path, args: Any, optimizer: Any, scheduler: Any) -> None:
+    """Give a loaded optimizer and its schedule the rates of this run where they are others than the checkpoint's."""
+    saved = (_json(folder / STATE).get("made_of") or {}).get("settings") or {}
+    now = {key: value for key, value in without_secrets(args.to_dict()).items() if saved.get(key, value) != value}
+    if "learning_rate" in now and hasattr(scheduler, "base_lrs"):
+        factor = args.learning_rate / saved["learning_rate"] if saved["learning_rate"] else 1.0
+        scheduler.base_lrs = [rate * factor or args.learning_rate for rate in scheduler.base_lrs]
+    for number, group in enumerate(optimizer.param_groups):
+        if _SCHEDULE & now.keys() and hasattr(scheduler, "lr_lambdas"):
+            group["initial_lr"] = scheduler.base_lrs[number]
+            group["lr"] = group["initial_lr"] * scheduler.lr_lambdas[number](scheduler.last_epoch)
+        if (
+            "weight_decay" in now
+            and group["weight_decay"] == saved["weight_decay"]
+            and (saved["weight_decay"] or not number)
+        ):
+            group["weight_decay"] = args.weight_decay
+        if {"adam_beta1", "adam_beta2"} & now.keys() and "betas" in group:
+            group["betas"] = (args.adam_beta1, args.adam_beta2)
+        if "adam_epsilon" in now and isinstance(group.get("eps"), float):
+            group["eps"] = args.adam_epsilon
+
+
+@contextmanager
+def readable(folder: str | None, part: str) -> Iterator[None]:
+    """Make one message of whatever keeps a part of a checkpoint from being loaded."""
+    try:
+        yield
+    except PodiumError:
+        raise
+    except (RuntimeError, ValueError, KeyError, AttributeError, TypeError, EOFError, OSError, UnpicklingError) as error:
+        if folder is None or "out of memory" in str(error).lower():
+            raise
+        reason = " ".join(str(error).split())[:200]
+        if isinstance(error, UnpicklingError):
+            reason = "a pickle that holds more than tensors and numbers; nothing in it was run"
+        raise CheckpointError(
+            f"{folder} cannot be gone on from: its {part} cannot be loaded ({type(error).__name__}: {reason}).",
+            fix="give model, lora and optim as they were, take an older checkpoint, or start without "
+            "resume_from_checkpoint",
+        ) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

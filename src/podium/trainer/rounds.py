@@ -1,0 +1,360 @@
+"""Generation rounds: which prompts are drawn when, what is kept of them, and which optimizer step gets what.
+
+TRL's arithmetic (compat: B = per-device batch, S = steps per generation, mu = iterations, W ranks): a round draws
+B W S / G prompts and is trained on for S mu micro-steps, each with the share of B W completions. The order of prompts
+is a pure function of (seed, epoch), so a resumed run needs no history.
+
+Shape letters: P prompts of a round over all ranks, G completions per prompt, R = P G rollouts, S shares of a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from podium.algorithm.losses import LossInputs
+from podium.errors import DataError
+from podium.models.forward import TokenLogps
+from podium.models.packing import Pack, keep
+from podium.records import TrainingGroup
+
+
+class RoundKey(NamedTuple):
+    """Which round: number `number` of epoch `epoch`."""
+
+    epoch: int
+    number: int
+
+
+class MicroStep(NamedTuple):
+    """One micro-step: share `share` of a round."""
+
+    round: RoundKey
+    share: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The arithmetic of batches."""
+
+    prompts_per_round: int
+    num_generations: int
+    shares: int
+    """S: micro-steps that go once through a round."""
+    iterations: int
+    """mu: how often they do."""
+    accumulation: int
+    """Micro-steps of an optimizer step."""
+    ranks: int
+    rank: int
+
+    @property
+    def micro_steps_per_round(self) -> int:
+        """S mu."""
+        return self.shares * self.iterations
+
+    @property
+    def reuses_rollouts(self) -> bool:
+        """Whether the policy moves while a round is trained on, so that its ratios are not all 1."""
+        return self.accumulation % self.micro_steps_per_round != 0
+
+    def micro_step(self, epoch: int, index: int) -> MicroStep:
+        """Micro-step number `index` of an epoch."""
+        number, step = divmod(index, self.micro_steps_per_round)
+        return MicroStep(RoundKey(epoch, number), step % self.shares)
+
+    def deal(self, num_tokens_P: Sequence[int]) -> list[list[int]]:
+        """Which of the P prompts of a round each rank samples, from the prompts' lengths; the same on every rank.
+
+        Every share is dealt out by itself, its longest prompts first, each to the rank that has fewest prompts of the
+        share, then of the round, then fewest tokens (Graham 1969, "longest processing time"): what completions will
+        add is not known yet, and is alike for all.
+
+        >>> plan = Plan(prompts_per_round=4, num_generations=2, shares=1, iterations=1, accumulation=1, ranks=2, rank=0)
+        >>> plan.deal([100, 90, 20, 10])
+        [[0, 3], [1, 2]]
+        """
+        dealt: list[list[int]] = [[] for _ in range(self.ranks)]
+        tokens = [0] * self.ranks
+        for share in range(self.shares):
+            here = [p for p in range(self.prompts_per_round) if self.share_of(p, 0) == share]
+            in_share = [0] * self.ranks
+            for prompt in sorted(here, key=lambda p: (-num_tokens_P[p], p)):
+                rank = min(range(self.ranks), key=lambda r: (in_share[r], len(dealt[r]), tokens[r], r))
+                dealt[rank].append(prompt)
+                in_share[rank] += 1
+                tokens[rank] += num_tokens_P[prompt]
+        return [sorted(prompts) for prompts in dealt]
+
+    def share_of(self, prompt: int, completion: int) -> int:
+        """The share that completion g of prompt p of a round belongs to: consecutive, groups whole where they fit."""
+        rollouts = self.prompts_per_round * self.num_generations
+        return (prompt * self.num_generations + completion) * self.shares // rollouts
+
+
+class PromptOrder:
+    """Rows of the training set in the order they are drawn. A stream is read on and on; a set is permuted per epoch."""
+
+    def __init__(self, dataset: Any, plan: Plan, *, shuffle: bool, seed: int, max_steps: int) -> None:
+        self.dataset = dataset
+        self.plan = plan
+        self.shuffle = shuffle
+        self.seed = seed
+        self.is_stream = not hasattr(dataset, "__len__")
+        assert max_steps > 0 or not self.is_stream, "refused before: a stream's epochs cannot be counted"
+        self.num_micro_steps = max_steps * plan.accumulation if self.is_stream else self._micro_steps_per_epoch()
+        self._stream: Iterator[Mapping[str, Any]] | None = None
+        self._read = 0
+
+    def _micro_steps_per_epoch(self) -> int:
+        return len(self.dataset) // self.plan.prompts_per_round * self.plan.micro_steps_per_round
+
+    def after(self, key: RoundKey, max_steps: int) -> RoundKey | None:
+        """The round that follows in a run of so many optimizer steps; None: it is the last. An epoch ends with a step,
+        which may have fewer micro-steps than others."""
+        plan, micro_steps = self.plan, self.num_micro_steps
+        epoch, step = divmod(max_steps - 1, -(-micro_steps // plan.accumulation))
+        last = plan.micro_step(epoch, min((step + 1) * plan.accumulation, micro_steps) - 1).round
+        ends = (key.number + 1) * plan.micro_steps_per_round >= micro_steps
+        following = RoundKey(key.epoch + 1, 0) if ends else RoundKey(key.epoch, key.number + 1)
+        return following if following <= last else None
+
+    def rows(self, key: RoundKey, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
+        """(position in the dataset, row) of the given prompts of a round; -1 for the rows of a stream."""
+        first = key.number * self.plan.prompts_per_round
+        if self.is_stream:
+            window = self._next(first, self.plan.prompts_per_round)
+            return [(-1, window[prompt]) for prompt in prompts]
+        order = self._order(key.epoch)
+        return [self._row(int(order[first + prompt])) for prompt in prompts]
+
+    def fresh(self, key: RoundKey, attempt: int, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
+        """Rows to replace the given prompts of a round with, from the whole dataset: a pure function of the place."""
+        order = np.random.default_rng([self.seed, key.epoch, key.number, 1]).permutation(len(self.dataset))
+        first = attempt * self.plan.prompts_per_round
+        return [self._row(int(order[(first + prompt) % len(order)])) for prompt in prompts]
+
+    def _row(self, index: int) -> tuple[int, Mapping[str, Any]]:
+        return index, self.dataset[index]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        count = len(self.dataset)
+        return np.random.default_rng([self.seed, epoch]).permutation(count) if self.shuffle else np.arange(count)
+
+    def _next(self, first: int, count: int) -> list[Mapping[str, Any]]:
+        """Rows `first` to `first + count` of the endless stream; going back means reading it again from its start."""
+        if self._stream is None or first < self._read:
+            self._stream, self._read = self._endless(), 0
+        for _ in range(first - self._read):
+            next(self._stream)
+        window = [next(self._stream) for _ in range(count)]
+        self._read = first + count
+        return window
+
+    def _endless(self) -> Iterator[Mapping[str, Any]]:
+        dataset = self.dataset
+        if self.shuffle and hasattr(dataset, "shuffle"):
+            dataset = dataset.shuffle(seed=self.seed)
+        for epoch in range(1 << 30):
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(epoch)
+            empty = True
+            for row in dataset:
+                empty = False
+                yield row
+            if empty:
+                raise DataError("The streamed train_dataset has no rows.")
+
+
+# ---- what is kept of a round ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one micro-step trains on, with the counts its loss is divided by."""
+
+    groups: tuple[TrainingGroup, ...]
+    """Of this rank; without completions that provably change nothing."""
+    num_rollouts: int
+    """Of all ranks, also those left out."""
+    num_tokens: int
+    """Loss tokens of all ranks, likewise."""
+    local_tokens: int
+    """Loss tokens of this rank, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """A generation round after scoring: what the micro-steps to come still need."""
+
+    key: RoundKey
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """A share with the counts of its whole optimizer step."""
+
+    groups: tuple[TrainingGroup, ...]
+    num_rollouts: float
+    num_tokens: float
+    step_tokens: int
+    """Loss tokens of the optimizer step over all ranks; `num_tokens` is the same but for `bnpo`."""
+    micro_steps: int
+    """Of the optimizer step."""
+    is_last: bool
+    """Of its optimizer step."""
+
+
+def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int) -> list[MicroBatch]:
+    """The shares of one optimizer step with its counts.
+
+    With `per_micro_batch` (TRL's `bnpo`) tokens are those of the micro-batch on this rank, times the number of
+    micro-batches that the step sums.
+    """
+    rollouts = sum(share.num_rollouts for share in shares)
+    tokens = sum(share.num_tokens for share in shares)
+    return [
+        MicroBatch(
+            groups=share.groups,
+            num_rollouts=rollouts,
+            num_tokens=max(share.local_tokens, 1) * len(shares) * ranks if per_micro_batch else tokens,
+            step_tokens=tokens,
+            micro_steps=len(shares),
+            is_last=i == len(shares) - 1,
+        )
+        for i, share in enumerate(shares)
+    ]
+
+
+def loss_inputs(
+    packed: Pack,
+    out: TokenLogps,
+    batch: MicroBatch,
+    keep_N: Tensor | None,
+    num_entropy_tokens: float | None,
+    *,
+    other_sampler: bool,
+) -> LossInputs:
+    """What the loss sees of a pack. `other_sampler`: what sampled computes otherwise than training does."""
+    return LossInputs(
+        logps_N=out.logps_N,
+        entropy_N=out.entropy_N,
+        advantages_R=packed.advantages_R,
+        rollout_N=packed.rollout_N,
+        num_rollouts=batch.num_rollouts,
+        num_tokens=batch.num_tokens,
+        old_logps_N=packed.old_logps_N,
+        ref_logps_N=packed.ref_logps_N,
+        sampled_logps_N=packed.sampled_logps_N if other_sampler else None,
+        keep_N=keep_N,
+        num_entropy_tokens=batch.step_tokens if num_entropy_tokens is None else num_entropy_tokens,
+    )
+
+
+def shares(
+    groups: Sequence[TrainingGroup],
+    prompts: Sequence[int],
+    kept: Sequence[np.ndarray],
+    counted_PG: np.ndarray,
+    plan: Plan,
+) -> tuple[Share, ...]:
+    """Cut a scored round into its S shares.
+
+    Args:
+        groups: this rank's, with all completions.
+        prompts: which prompt of the round each is.
+        kept: for each group the completions to train on, bool [G].
+        counted_PG: loss tokens of every completion of every rank; 0 where it is masked.
+        plan: the arithmetic.
+    """
+    share_PG = np.array([[plan.share_of(p, g) for g in range(counted_PG.shape[1])] for p in range(len(counted_PG))])
+    mine = np.zeros(counted_PG.shape[0], bool)
+    mine[list(prompts)] = True
+    return tuple(
+        Share(
+            groups=tuple(_chosen(groups, kept, [share_PG[p] == s for p in prompts])),
+            num_rollouts=int((share_PG == s).sum()),
+            num_tokens=int(counted_PG[share_PG == s].sum()),
+            local_tokens=int(counted_PG[mine][share_PG[mine] == s].sum()),
+        )
+        for s in range(plan.shares)
+    )
+
+
+def _chosen(
+    groups: Sequence[TrainingGroup], kept: Sequence[np.ndarray], here: Sequence[np.ndarray]
+) -> Iterator[TrainingGroup]:
+    for group, keeps, belongs in zip(groups, kept, here, strict=True):
+        index = np.flatnonzero(keeps & belongs)
+        if len(index) == len(keeps):
+            yield group
+        elif len(index):
+            yield keep(group, index.tolist())
+
+
+# ---- a round as arrays, for checkpoints ----
+
+
+def to_arrays(round_: Round) -> dict[str, np.ndarray]:
+    """The round as flat numpy arrays that need no pickle."""
+    groups = [group for share in round_.shares for group in share.groups]
+    arrays = {
+        "key": np.array(round_.key),
+        "counts": np.array([[s.num_rollouts, s.num_tokens, s.local_tokens, len(s.groups)] for s in round_.shares]),
+        "group_sizes": np.array([len(group.completion_ids) for group in groups], int),
+        **_ragged("prompts", [group.prompt_ids for group in groups]),
+        **_ragged("completions", [ids for group in groups for ids in group.completion_ids]),
+        "advantages": _joined([group.advantages_G for group in groups]),
+    }
+    for name in ("sampled_logps", "old_logps", "ref_logps"):
+        if groups and getattr(groups[0], name) is not None:
+            arrays[name] = _joined([x for group in groups for x in getattr(group, name)])
+    return arrays
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> Round:
+    """The inverse of `to_arrays`."""
+    prompts = _split(arrays["prompts"], arrays["prompts_lengths"])
+    completions = _split(arrays["completions"], arrays["completions_lengths"])
+    ends = np.cumsum(arrays["group_sizes"])
+    per_token = {
+        name: _split(arrays[name], arrays["completions_lengths"]) if name in arrays else None
+        for name in ("sampled_logps", "old_logps", "ref_logps")
+    }
+    groups = [
+        TrainingGroup(
+            prompt_ids=tuple(prompts[i].tolist()),
+            completion_ids=tuple(tuple(ids.tolist()) for ids in completions[end - size : end]),
+            advantages_G=arrays["advantages"][end - size : end],
+            **{name: None if x is None else tuple(x[end - size : end]) for name, x in per_token.items()},
+        )
+        for i, (size, end) in enumerate(zip(arrays["group_sizes"], ends, strict=True))
+    ]
+    rest = iter(groups)
+    return Round(
+        key=RoundKey(*arrays["key"].tolist()),
+        shares=tuple(
+            Share(groups=tuple(next(rest) for _ in range(count)), num_rollouts=r, num_tokens=t, local_tokens=local)
+            for r, t, local, count in arrays["counts"].tolist()
+        ),
+    )
+
+
+def _ragged(name: str, values: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    return {
+        name: np.array([x for row in values for x in row], np.int64),
+        f"{name}_lengths": np.array([len(row) for row in values], np.int64),
+    }
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.float32), *arrays])
+
+
+def _split(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
