@@ -5,13 +5,11 @@ Where a table is out of date, the test that fails shows the text to put between 
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import doctest
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -290,41 +288,3 @@ def test_the_skill_says_what_every_family_of_findings_asks_for() -> None:
     found = [[code for code in codes() if low <= code <= high] for low, high in ranges]
     assert all(found), "a row without a code"
     assert sorted(code for row in found for code in row) == sorted(codes())
-
-
-# ---- rooms ----
-
-
-def rooms() -> list[str]:
-    block = BY_NAME["architecture.md"].split("## Rooms")[1].split("```")[1]
-    return [re.split(r"[ /]", line)[0] for line in block.strip().splitlines()]
-
-
-def test_every_room_is_listed() -> None:
-    there = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert {room.partition(".")[0] for room in rooms()} == {
-        name.partition(".")[0] for name in there if not name.startswith("__")
-    }
-
-
-def test_rooms_import_from_rooms_above() -> None:
-    order = [room.removesuffix(".py") for room in rooms()]
-    for file in PACKAGE.rglob("*.py"):
-        room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if not room.startswith("__"):
-            for other in imported_rooms(ast.parse(file.read_text())):
-                assert other == room or order.index(other) < order.index(room), f"{file.name} imports podium.{other}"
-
-
-def imported_rooms(tree: ast.Module) -> Iterator[str]:
-    """Also by imports inside functions; not by those for type checkers alone."""
-    for_types = {
-        id(x)
-        for n in ast.walk(tree)
-        if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)
-        for x in ast.walk(n)
-    }
-    for node in ast.walk(tree):
-        if id(node) not in for_types and isinstance(node, ast.ImportFrom) and (node.module or "").startswith("podium"):
-            parts = str(node.module).split(".")
-            yield from parts[1:2] if len(parts) > 1 else [alias.name for alias in node.names]

@@ -200,7 +200,7 @@ def _rows_of_group(group: Sequence[Span]) -> _Rows:
     if len(prompt) + len(places) <= FOLDED_ROW:
         folded = _folded([prompt, *(np.concatenate([prompt, x]) for x in completions)])
         return _Rows([folded], [folded], [])
-    stem, parted = part_ways(completions)
+    stem, parted = split_at_divergence(completions)
     tails = [(behind, tail) for behind, tail in parted if len(tail)]
     rows = _Rows(
         [_Row(prompt, prompt), *(_above(_Row(tail, tail), np.concatenate([prompt, behind])) for behind, tail in tails)],
@@ -219,12 +219,12 @@ def _rows_of_group(group: Sequence[Span]) -> _Rows:
     return rows
 
 
-def part_ways(completions: Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+def split_at_divergence(completions: Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
     """The stem, which is one attention row, and each completion as its part of the stem and the rest.
 
     The stem is what several completions share; everything, where they share something and that is small.
 
-    >>> part_ways([np.arange(300), np.append(np.arange(2), 300)])[1][1]
+    >>> split_at_divergence([np.arange(300), np.append(np.arange(2), 300)])[1][1]
     (array([0, 1]), array([300]))
     """
     places, uses = np.unique(np.concatenate(completions), return_counts=True) if completions else (np.empty(0),) * 2

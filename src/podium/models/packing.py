@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from podium.models.devices import put
-from podium.models.layout import FOLDED_ROW, Layout, Span, part_ways, tree_layout
+from podium.models.layout import FOLDED_ROW, Layout, Span, split_at_divergence, tree_layout
 from podium.records import TrainingGroup
 
 WORTH_SHARING = 1 / 8
@@ -154,7 +154,7 @@ def tree_of(completions: Sequence[Sequence[int]]) -> Tree:
     if len(places) <= FOLDED_ROW:
         return tree
     tokens = sum(map(len, tree.paths))
-    pays = tokens - len(places) >= WORTH_SHARING * tokens and len(part_ways(tree.paths)[0]) <= FOLDED_ROW
+    pays = tokens - len(places) >= WORTH_SHARING * tokens and len(split_at_divergence(tree.paths)[0]) <= FOLDED_ROW
     return tree if pays else _side_by_side(completions)
 
 
@@ -184,14 +184,14 @@ def keep(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
     )
 
 
-class _Planted(NamedTuple):
+class _Node(NamedTuple):
     """A group with the tree of its completions."""
 
     group: TrainingGroup
     tree: Tree
 
     @classmethod
-    def of(cls, group: TrainingGroup) -> _Planted:
+    def of(cls, group: TrainingGroup) -> _Node:
         return cls(group, tree_of(group.completion_ids))
 
     @property
@@ -200,15 +200,15 @@ class _Planted(NamedTuple):
         return len(self.group.prompt_ids) + len(self.tree.token_ids)
 
 
-def _fit(groups: Iterable[TrainingGroup], budget: int) -> Iterable[_Planted]:
+def _fit(groups: Iterable[TrainingGroup], budget: int) -> Iterable[_Node]:
     """Every group that is larger than the budget cut between its completions."""
     for group in groups:
-        whole = _Planted.of(group)
+        whole = _Node.of(group)
         room = max(budget, 2 * len(group.prompt_ids))
         if whole.num_tokens <= room:
             yield whole
         else:
-            yield from (_Planted.of(keep(group, part)) for part in _cuts(group, room))
+            yield from (_Node.of(keep(group, part)) for part in _cuts(group, room))
 
 
 def _cuts(group: TrainingGroup, room: int) -> Iterable[range]:
@@ -222,14 +222,14 @@ def _cuts(group: TrainingGroup, room: int) -> Iterable[range]:
     yield range(start, len(group.completion_ids))
 
 
-def _chunks(groups: Iterable[_Planted], budget: int, trunk: int) -> Iterable[list[_Planted]]:
+def _chunks(groups: Iterable[_Node], budget: int, trunk: int) -> Iterable[list[_Node]]:
     """Consecutive groups, together at most `budget` tokens, of even size: five groups for a pack of four make 3 + 2."""
     groups = list(groups)
     room = max(budget, 2 * trunk) - trunk
     sizes = [group.num_tokens - trunk for group in groups]
     packs = max(1, -(-sum(sizes) // room))
     even = min(room, -(-sum(sizes) // packs) + max(sizes, default=0) // 2)
-    chunk: list[_Planted] = []
+    chunk: list[_Node] = []
     filled = 0
     for group, size in zip(groups, sizes, strict=True):
         if chunk and filled + size > even:
@@ -241,7 +241,7 @@ def _chunks(groups: Iterable[_Planted], budget: int, trunk: int) -> Iterable[lis
         yield chunk
 
 
-def _pack(planted: Sequence[_Planted], device: torch.device | str) -> Pack:
+def _pack(planted: Sequence[_Node], device: torch.device | str) -> Pack:
     groups = [group for group, _ in planted]
     trunk = common_beginning([group.prompt_ids for group in groups])
     ids: list[int] = list(groups[0].prompt_ids[:trunk])

@@ -23,7 +23,7 @@ from typing import Any
 from podium.errors import ConfigError, RewardError
 from podium.isolation.workers.functions import find_file
 from podium.isolation.workers.pool import Lost, exchange, workers_of
-from podium.isolation.workers.replies import Odd, Outcome, Returned, Stopped, from_json
+from podium.isolation.workers.replies import InvalidValue, Outcome, Returned, Stopped, from_json
 
 LOAD_SECONDS = 60.0
 """Longest that the import of a file may take."""
@@ -243,7 +243,7 @@ OVERRUN_FIX = (
 def _in_words(outcome: Outcome) -> str | None:
     """What is wrong with a call that nobody makes for a run; None: nothing."""
     if isinstance(outcome, Returned):
-        odd = next((value for value in outcome.values if isinstance(value, Odd)), None)
+        odd = next((value for value in outcome.values if isinstance(value, InvalidValue)), None)
         what = outcome.instead or (odd and f"{odd.kind} {odd.shown} as a value")
         return f"returned {what}" if what else None
     what = outcome.how if isinstance(outcome, Stopped) else f"raised {outcome.kind}: {outcome.text}"

@@ -28,8 +28,8 @@ def math_match(
     r"""1 where the final answer is the same formula as the `answer` column, by math-verify.
 
     `extract` says where the final answer stands (`podium.data.extract`). 0 for a completion without one, for one that
-    takes longer than `timeout_seconds`, has another unit, or is a chain of different numbers. Of the column counts what is in
-    `\boxed{}` or follows `####`, else all of it. None where it holds nothing that can be read.
+    takes longer than `timeout_seconds`, has another unit, or is a chain of different numbers. The column's answer is
+    what is in `\boxed{}` or follows `####`, else all of it. None for a column that cannot be read.
 
     >>> math_match([r"\boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}", "1/2"], answer=[r"\frac{1}{2}"] * 4)
     [1.0, 1.0, 0.0, 0.0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podium.errors import RewardError
-from podium.isolation.workers.replies import Odd, Outcome, Raised, Returned, Stopped, Value
+from podium.isolation.workers.replies import InvalidValue, Outcome, Raised, Returned, Stopped, Value
 from podium.rewards.resolve import Reward
 
 EXCERPT_LENGTH = 80
@@ -111,7 +111,7 @@ def _problem(value: Value) -> tuple[str, str, str] | None:
     """(what, fix, code) of a value that cannot be trained on."""
     if value is None:
         return None
-    if isinstance(value, Odd):
+    if isinstance(value, InvalidValue):
         return f"{value.kind} {value.shown}", "return numbers, or None for no opinion", "W004"
     if math.isnan(value):
         return "NaN", "return None where the reward has no opinion", "W006"

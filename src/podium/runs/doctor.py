@@ -16,7 +16,7 @@ from typing import Any
 from podium.errors import DataError
 from podium.records import Finding, StepMetrics
 from podium.runs.foreign import read_log
-from podium.runs.monitors import DETECTORS, Condition, Sight, diagnose, ends, rank, settings_of
+from podium.runs.monitors import DETECTORS, Condition, MetricHistory, diagnose, ends, rank, settings_of
 from podium.runs.run import Part, Run
 
 FEW_STEPS = 12
@@ -87,7 +87,7 @@ def examine(path: str | Path) -> Report:
 
 def _rewards(run: Run) -> tuple[float, ...]:
     """By step; of a run in stages, of the latest, as the others had other rewards."""
-    sight = Sight(history=run.history, settings=settings_of(run.environment))
+    sight = MetricHistory(history=run.history, settings=settings_of(run.environment))
     return tuple(sight.series("reward").tolist()) if run.history else ()
 
 

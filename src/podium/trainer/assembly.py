@@ -44,7 +44,7 @@ from podium.rewards.resolve import Reward, check_rewards, load_reward_models, re
 from podium.runs.completions_log import CompletionsLog
 from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig
-from podium.trainer.processes import as_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
+from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.rounds import Plan, PromptOrder
 from podium.trainer.settings import advantage_settings, entropy_control, loss_settings, sampling_settings
 
@@ -174,7 +174,7 @@ def assemble(
     policy = _loaded(model, args, settings, tokenizer)
     load_reward_models(rewards)
     with whole_at_load(policy, args):
-        path, why_not = as_main(choose_path(policy))
+        path, why_not = broadcast_from_main(choose_path(policy))
     if why_not:
         logger.warning("Shared prefixes are off for this model: %s. Prompts are computed once per completion.", why_not)
     precision = _precision(args, policy)
@@ -187,7 +187,7 @@ def assemble(
     if served is None:
         engine = _ahead(args, _engine(args, policy, tokenizer, path, tokens_per_pack, precision), policy, precision)
     else:
-        engine = vllm.engine_of(served, args, tokenizer, as_main)
+        engine = vllm.engine_of(served, args, tokenizer, broadcast_from_main)
     return Parts(
         args=args,
         policy=policy,
@@ -390,7 +390,7 @@ def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
     if not kind_of(args.device).autocast:
         if zero_stage(args) == 3:  # whose weights are there only while their own layer is called
             return contextlib.nullcontext
-        enabled = as_main(rounds_products(args.product_precision))
+        enabled = broadcast_from_main(rounds_products(args.product_precision))
         if args.product_precision == "auto":
             _say_precision(args, enabled=enabled)
         with evaluation(policy):

@@ -55,7 +55,7 @@ WEIGHTS, REFERENCE, OPTIMIZER = "weights-part-{}.safetensors", "reference-part-{
 T = TypeVar("T")
 
 
-def as_main(value: T) -> T:
+def broadcast_from_main(value: T) -> T:
     """The first process's value, on every process: for choices that are measured or tried, which could differ."""
     return cast("list[T]", broadcast_object_list([value]))[0]
 
@@ -187,7 +187,7 @@ class Processes:
         )
 
     @property
-    def in_step(self) -> bool:
+    def in_lockstep(self) -> bool:
         """Whether all processes must run the same number of forwards and backwards."""
         return self.division in ("fsdp2", "deepspeed")
 
@@ -204,7 +204,7 @@ class Processes:
 
     def missing(self, forwards: int) -> int:
         """How many forwards this process has to add to those it needs, so that all run the same number."""
-        return max(gather_object([forwards])) - forwards if self.in_step else 0
+        return max(gather_object([forwards])) - forwards if self.in_lockstep else 0
 
     def idle(self, backwards: int) -> int:
         """The same of backwards, of which every process runs at least one in a step."""
@@ -282,7 +282,7 @@ class Processes:
                 self.model.set_reshard_after_backward(False)
             self._reshard_after_forward(reshard=reshard)
 
-    def let_go(self, model: nn.Module) -> None:
+    def reshard(self, model: nn.Module) -> None:
         """After forwards without a backward, which leave a sharded model's last layers whole."""
         if self.division == "fsdp2" and not self._depth and not self._copied:
             for unit in _units(model):

@@ -46,7 +46,7 @@ EVALUATION = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class PolicySnapshot:
     """What sampling and scoring see of a run: as it was when they began, whatever it does meanwhile."""
 
     policy_step: int
@@ -210,12 +210,14 @@ class Rollouts:
             self.args, self.parts.end_ids, num_completions=num_generations, round_number=round_number, **given
         )
 
-    def _moment(self) -> Moment:
+    def _moment(self) -> PolicySnapshot:
         state = self.trainer.state
         if self.args.async_rollouts:
             state = copy.copy(state)
             state.log_history = list(state.log_history)
-        return Moment(policy_step=state.global_step, trainer_state=state, weights_K=self.trainer.weights.weights_K)
+        return PolicySnapshot(
+            policy_step=state.global_step, trainer_state=state, weights_K=self.trainer.weights.weights_K
+        )
 
     def _whole(self) -> contextlib.AbstractContextManager[None]:
         """Around sampling: what is sharded, gathered. An engine with weights of its own needs none of the policy's."""
@@ -252,7 +254,9 @@ class Rollouts:
         self._log("eval" if round_number == EVALUATION else "train", moment.metrics, moment.seconds)
         return scored
 
-    def _score(self, prompts: Sequence[Prompt], settings: SamplingSettings, moment: Moment) -> list[ScoredGroup]:
+    def _score(
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, moment: PolicySnapshot
+    ) -> list[ScoredGroup]:
         start = time.perf_counter()
         groups = self.parts.engine.generate(prompts, settings, policy_step=moment.policy_step)
         sampled = time.perf_counter()
@@ -274,7 +278,7 @@ class Rollouts:
         places: Sequence[int],
         key: RoundKey,
         settings: SamplingSettings,
-        moment: Moment,
+        moment: PolicySnapshot,
     ) -> tuple[list[ScoredGroup], int]:
         """DAPO's dynamic sampling (arXiv:2503.14476, eq. 11): groups of equal rewards make room for fresh prompts.
 
@@ -373,7 +377,7 @@ class Rollouts:
                 flat += packed.split(self.parts.token_logps(model, packed).logps_N)
             for packed in idle:
                 self.parts.token_logps(model, packed)
-        self.trainer.processes.let_go(model)
+        self.trainer.processes.reshard(model)
         model.train(training)
         values = iter(flat)
         return [tuple(itertools.islice(values, len(group.completion_ids))) for group in groups]

@@ -48,7 +48,7 @@ class StopsOnTerm(TrainerCallback):
             self.asked = control.should_save = control.should_training_stop = True
 
 
-class SavesWhole(Trainer):
+class AtomicCheckpointMixin(Trainer):
     """A Trainer whose checkpoints are staged, flushed and renamed into place."""
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:

@@ -1,9 +1,9 @@
 """Try things on a trainer and leave no trace: what a proof or a measurement does before training must not change it.
 
-    with untouched(trainer):
+    with preserve_training_state(trainer):
         trainer.training_step(trainer.model, batch)
 
-Weights are the caller's own business: see `nudged` in `podium.trainer.proof.evidence`.
+Weights are the caller's own business: see `perturbed` in `podium.trainer.proof.evidence`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def untouched(trainer: GRPOTrainer) -> Iterator[None]:
+def preserve_training_state(trainer: GRPOTrainer) -> Iterator[None]:
     """Afterwards gradients, random states, module modes, metrics and counters are what they were.
 
     Dropout is off inside, so that two forwards can be compared. The time spent does not count as the step's. No round

@@ -47,14 +47,14 @@ from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_mem
 from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.rollouts import EVALUATION, Rollouts, training_group
 from podium.trainer.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
-from podium.trainer.saving import SavesWhole
+from podium.trainer.saving import AtomicCheckpointMixin
 from podium.trainer.settings import warn_unlike_paper
 
 logger = logging.getLogger(__name__)
 
 
 @with_attributes
-class GRPOTrainer(SavesWhole):
+class GRPOTrainer(AtomicCheckpointMixin):
     """TRL's `GRPOTrainer`: the same arguments, the same names in the logs, several times faster.
 
     Args:
@@ -195,7 +195,7 @@ class GRPOTrainer(SavesWhole):
         total = torch.zeros((), device=self.args.device)
         with self.rollouts.timed("train_seconds", "train"), self.parts.attention(), self.parts.precision():
             packs = pack(batch.groups, tokens_per_pack=self.parts.tokens_per_pack, device=self.args.device)
-            if kind_of(self.args.device).host_memory and not self.processes.in_step:
+            if kind_of(self.args.device).host_memory and not self.processes.in_lockstep:
                 self._zero_gradients()  # those that are there first leave no holes between activations
             idle = self.processes.idle(len(packs))
             keeps, num_kept = self._high_entropy(packs, batch, idle)
@@ -204,7 +204,7 @@ class GRPOTrainer(SavesWhole):
                     total += self._backward(model, packed, batch, keep_N, num_kept)
             for i in range(idle, 0, -1):
                 with self.processes.accumulating(model, last=i == 1):
-                    self._without_work(model)
+                    self._dummy_backward(model)
         self._loss = self._loss + total
         if batch.is_last:
             self.processes.average()
@@ -241,7 +241,7 @@ class GRPOTrainer(SavesWhole):
             return [None] * len(packs), None
         with torch.no_grad():
             entropies = [self.parts.token_logps(self.model, packed).entropy_N for packed in packs]
-            for _ in range(idle if self.processes.in_step else 0):
+            for _ in range(idle if self.processes.in_lockstep else 0):
                 self._touch(self.model)
         torch.clear_autocast_cache()  # torch 2.10 keeps casts without history, and training would get no gradient
         mine = torch.cat(entropies).tolist() if entropies else []
@@ -254,7 +254,7 @@ class GRPOTrainer(SavesWhole):
     def _entropy_coef(self) -> float:
         return self.entropy.applied if self.args.use_adaptive_entropy else self.args.entropy_coef
 
-    def _without_work(self, model: nn.Module) -> None:
+    def _dummy_backward(self, model: nn.Module) -> None:
         """Gradients of zero: a step without signal still is one for the optimizer, momentum and decay go on.
 
         With several ranks they come from a backward, so that no other rank waits for this one.
@@ -380,7 +380,7 @@ class GRPOTrainer(SavesWhole):
                 result = policy_loss(inputs, self.parts.loss)
                 loss += float(result.loss)
                 sums.append(result.sums.stack().tolist())
-        self.processes.let_go(self.model)
+        self.processes.reshard(self.model)
         gathered = gather_object(sums)
         if gathered:
             self._measured.add("eval", loss_metrics(reduce_sums(torch.tensor(gathered)), self.parts.loss))

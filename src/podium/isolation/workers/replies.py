@@ -25,14 +25,14 @@ LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class InvalidValue:
     """A value that is no number."""
 
     kind: str
     shown: str
 
 
-Value: TypeAlias = "float | Odd | None"
+Value: TypeAlias = "float | InvalidValue | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +83,10 @@ Outcome: TypeAlias = Returned | Raised | Stopped
 
 
 def returned(answer: Any) -> Returned:
-    """What a function returned, with every value as a float, None or `Odd`. Runs code of the answer (`tolist`, ...).
+    """A function's return value, each value a float, None or `InvalidValue`. Runs code of the answer (`tolist`, ...).
 
     >>> returned([1, None, "2"]).values
-    (1.0, None, Odd(kind='str', shown="'2'"))
+    (1.0, None, InvalidValue(kind='str', shown="'2'"))
     >>> returned(0.5).instead
     'float 0.5'
     """
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Value:
     if getattr(value, "shape", None) == () and hasattr(value, "tolist"):  # a numpy or torch scalar
         value = value.tolist()
     if not isinstance(value, (numbers.Real, Decimal)):
-        return Odd(type(value).__name__, shown(value))
+        return InvalidValue(type(value).__name__, shown(value))
     try:
         return float(value)
     except ValueError:  # a signalling NaN of Decimal
@@ -217,12 +217,12 @@ def to_json(outcome: Returned | Raised) -> dict[str, Any]:
     """Plain dicts, lists, numbers and text; infinities and NaN as Python's `json` writes them.
 
     >>> from_json(to_json(returned([1, "a"]))).values
-    (1.0, Odd(kind='str', shown="'a'"))
+    (1.0, InvalidValue(kind='str', shown="'a'"))
     """
     if isinstance(outcome, Raised):
         kept = ("kind", "text", "trace", "at", "index", "is_shape_error")
         return {"raised": {name: getattr(outcome, name) for name in kept}}
-    values = [[value.kind, value.shown] if isinstance(value, Odd) else value for value in outcome.values]
+    values = [[value.kind, value.shown] if isinstance(value, InvalidValue) else value for value in outcome.values]
     return {"values": values, "instead": outcome.instead, "fix": outcome.fix, "awaitable": outcome.awaitable}
 
 
@@ -252,5 +252,5 @@ def from_json(reply: Mapping[str, Any]) -> Returned | Raised:
 def _value(value: Any) -> Value:
     if isinstance(value, list):
         kind, text = value
-        return Odd(str(kind), str(text))
+        return InvalidValue(str(kind), str(text))
     return None if value is None else float(value)

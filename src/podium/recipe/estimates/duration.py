@@ -44,7 +44,7 @@ from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import EVALUATION, training_group
 from podium.trainer.rounds import Plan, RoundKey, Share, micro_batches
 from podium.trainer.settings import sampling_settings
-from podium.trainer.snapshot import untouched
+from podium.trainer.snapshot import preserve_training_state
 
 if TYPE_CHECKING:
     from podium.trainer.trainer import GRPOTrainer
@@ -238,7 +238,7 @@ def measure(trainer: GRPOTrainer) -> Measurement:
 
     Gradients, random states and metrics are put back. Reward functions are called once.
     """
-    with untouched(trainer):
+    with preserve_training_state(trainer):
         prompts = _first_prompts(trainer)
         trainer.rollouts.sample_and_score(prompts[:1], 2, EVALUATION)  # what is made once: rounded weights, kernels
         start = time.perf_counter()

@@ -12,11 +12,11 @@ from transformers.trainer_callback import ExportableState
 from podium.errors import ConfigError
 from podium.recipe.gates import Gate, absent
 
-NAME = "GateKeeper"
+NAME = "StopConditionCallback"
 """Under which `trainer_state.json` holds its state: the class's name."""
 
 
-class GateKeeper(TrainerCallback, ExportableState):
+class StopConditionCallback(TrainerCallback, ExportableState):
     """Feeds a gate with numbers; its memory is part of every checkpoint.
 
     Args:

@@ -27,7 +27,7 @@ from podium.errors import CheckpointError, ConfigError
 from podium.models import loading
 from podium.recipe import Recipe
 from podium.recipe.stage import Stage, reference_start, schedule_steps
-from podium.recipe.stages.gate_callback import GateKeeper, was_met
+from podium.recipe.stages.gate_callback import StopConditionCallback, was_met
 from podium.recipe.stages.handover import Border, StageTrainer, follow_on
 from podium.recipe.stages.sft import sft_trainer
 from podium.runs import checkpoint
@@ -265,7 +265,9 @@ class StagedRun:
         assert self.tokenizer is not None
         rows, held_out = stage.load_rows()
         if stage.kind == "sft":
-            return sft_trainer(stage, policy, self.tokenizer, rows, [GateKeeper(stage.until), *self.callbacks(stage)])
+            return sft_trainer(
+                stage, policy, self.tokenizer, rows, [StopConditionCallback(stage.until), *self.callbacks(stage)]
+            )
         if stage.reference == "last_stage" and loading.has_reference_adapter(policy):
             loading.copy_to_reference_adapter(policy)
         border = self._border(index)
@@ -281,7 +283,7 @@ class StagedRun:
             keeps=_kept(stage),
             schedule_steps=schedule_steps(self.stages, index),
         )
-        trainer.add_callback(GateKeeper(stage.until, lambda: trainer.health.latest))
+        trainer.add_callback(StopConditionCallback(stage.until, lambda: trainer.health.latest))
         trainer.health.config = without_secrets(stage.recipe.given)
         self._set_reference(trainer, index)
         return trainer
@@ -320,7 +322,7 @@ class StagedRun:
         self.policy = released(trainer)
         if is_last:
             trainer.save_model(str(self.folder))
-        met = any(isinstance(c, GateKeeper) and c.met for c in trainer.callback_handler.callbacks)
+        met = any(isinstance(c, StopConditionCallback) and c.met for c in trainer.callback_handler.callbacks)
         self.ended.append(_ending(step, "gate" if met else "bound"))
         self._write()
 

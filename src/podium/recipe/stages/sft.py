@@ -19,13 +19,13 @@ from podium.records import StepMetrics
 from podium.runs.recording import RunFolder
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG
-from podium.trainer.saving import SavesWhole
+from podium.trainer.saving import AtomicCheckpointMixin
 
 COUNTED = "sft_state.json"
 """In a checkpoint: what `SFTTrainer` counts and does not save."""
 
 
-class StageSFTTrainer(SavesWhole, SFTTrainer):
+class StageSFTTrainer(AtomicCheckpointMixin, SFTTrainer):
     """`SFTTrainer` with checkpoints that verify; a resumed one goes on counting tokens where it was."""
 
     def _save_own(self, staging: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from podium.errors import ConfigError, PodiumError, RewardError, did_you_mean
 from podium.records import Finding
 from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewards, resolve_weights
-from podium.rewards.tester.asking import Asker, LocalAsker
+from podium.rewards.tester.asking import LocalAsker, RewardCaller
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.gather import gather, scores_in_a_form
@@ -113,7 +113,7 @@ def _rows(dataset: Any) -> Any:
     return load_data(DataSpec(dataset=dataset))[0]
 
 
-def _examine(asker: Asker, dataset: Any, weight: float, settings: Settings) -> Report:
+def _examine(asker: RewardCaller, dataset: Any, weight: float, settings: Settings) -> Report:
     try:
         columns, described = _columns(dataset), asker.described
         asked = asked_columns(described, columns)
@@ -148,7 +148,7 @@ def _first(dataset: Any) -> Mapping[str, Any]:
     return next(iter(dataset), {})
 
 
-def _missing_columns(asker: Asker, columns: Iterable[str]) -> Finding | None:
+def _missing_columns(asker: RewardCaller, columns: Iterable[str]) -> Finding | None:
     try:
         check_rewards([asker.described], columns)  # type: ignore[list-item]
     except RewardError as error:

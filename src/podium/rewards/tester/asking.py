@@ -78,7 +78,7 @@ class Described:
         return f"reward function `{self.name}`" + (f" ({self.where})" if self.where else "")
 
 
-class Asker(Protocol):
+class RewardCaller(Protocol):
     """Whoever calls the function."""
 
     described: Described

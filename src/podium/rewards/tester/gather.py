@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from podium.records import Group
-from podium.rewards.tester.asking import Asker
+from podium.rewards.tester.asking import RewardCaller
 from podium.rewards.tester.cases import Case, Form, gold_of
 from podium.rewards.tester.evidence import ENDLESS, Diagnosis, Evidence, Repeats, Scores, Texts, differ, gains_of, mean
 from podium.rewards.tester.probes import PROBES, Probe, number_probes
@@ -38,7 +38,7 @@ def _float_or_same(value: Any) -> Any:
 
 
 def gather(
-    asker: Asker,
+    asker: RewardCaller,
     cases: Sequence[Case],
     *,
     column: str | None,
@@ -61,7 +61,7 @@ def gather(
     return session.finish(_ask_probes(session, evidence))
 
 
-def scores_in_a_form(asker: Asker, cases: Sequence[Case], column: str | None, forms: tuple[Form, ...]) -> bool:
+def scores_in_a_form(asker: RewardCaller, cases: Sequence[Case], column: str | None, forms: tuple[Form, ...]) -> bool:
     """Whether right answers from this column, or this template, score above wrong ones in any form."""
     session = Session(asker=asker, cases=tuple(cases), budget_seconds=10.0)
     evidence = Evidence(described=asker.described, cases=tuple(cases), column=column, forms=forms)

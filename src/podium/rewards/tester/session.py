@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podium.records import Completion, Group, Prompt
-from podium.rewards.tester.asking import Answer, Asker, Request
+from podium.rewards.tester.asking import Answer, Request, RewardCaller
 from podium.rewards.tester.cases import Case
 from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, Scores, Texts
 
@@ -28,7 +28,7 @@ MODEL_LETTERS = 300
 class Session:
     """Calls, and what went wrong with them."""
 
-    asker: Asker
+    asker: RewardCaller
     cases: tuple[Case, ...]
     budget_seconds: float
     failures: list[Failure] = field(default_factory=list)

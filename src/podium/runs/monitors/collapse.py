@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from podium.runs.monitors.detection import Symptom, mean, percent
-from podium.runs.monitors.history import RoundView, Sight
+from podium.runs.monitors.detection import Detection, mean, percent
+from podium.runs.monitors.history import MetricHistory, RoundView
 
 COLD = 0.3
 """Temperatures below this hardly sample."""
 
 
-def spread_vanishes(sight: Sight) -> Symptom | None:
+def spread_vanishes(sight: MetricHistory) -> Detection | None:
     """M121: the deviation of rewards goes to zero."""
     spread = sight.series("reward_std")
     if len(spread) < 12 or mean(spread[:5]) <= 1e-9 or mean(spread[-5:]) > 0.1 * mean(spread[:5]):
@@ -22,7 +22,7 @@ def spread_vanishes(sight: Sight) -> Symptom | None:
     right = [view.contains_answer_PG for view in sight.rounds[-5:]]
     known = bool(right) and bool(np.isfinite(np.concatenate([x.reshape(-1) for x in right])).all())
     solved = solved and (not known or float(np.mean([x.mean() for x in right])) >= 0.5)
-    return Symptom(
+    return Detection(
         severity="note" if solved else "warning",
         what=f"reward_std fell from {mean(spread[:5]):.3f} to {mean(spread[-5:]):.3f}, while the reward went from "
         f"{mean(reward[:5]):.3f} to {mean(reward[-5:]):.3f}.",
@@ -60,7 +60,7 @@ def _tops(view: RoundView) -> np.ndarray:
     return np.array([np.nanmax(x) if np.isfinite(x).any() else -np.inf for x in view.reward_PG])
 
 
-def duplicates(sight: Sight) -> Symptom | None:
+def duplicates(sight: MetricHistory) -> Detection | None:
     """M122: the completions of a group say the same."""
     _, top = sight.extremes
     shares = [duplicates_of(view, top) for view in sight.rounds[-3:]]
@@ -70,7 +70,7 @@ def duplicates(sight: Sight) -> Symptom | None:
     better = mean(reward[-3:]) > mean(reward[:3]) + 1e-6
     share, entropy = float(np.mean(shares)), mean(sight.series("entropy", last=3))
     sampled = entropy > 0.3  # a policy that is unsure, and yet always says the same
-    return Symptom(
+    return Detection(
         severity="note" if better else "error" if share >= 0.95 else "warning",
         what=f"{percent(share)} of completions repeat another of their group, over {len(shares)} rounds"
         + (f", although the policy is unsure (entropy {entropy:.2f} nats a token)." if sampled else "."),
@@ -83,7 +83,7 @@ def duplicates(sight: Sight) -> Symptom | None:
     )
 
 
-def too_cold(sight: Sight) -> Symptom | None:
+def too_cold(sight: MetricHistory) -> Detection | None:
     """M123: the temperature is too low to sample different completions."""
     temperature = sight.settings.temperature
     if temperature is None or temperature > COLD or len(sight.rounds) < 2:
@@ -92,7 +92,7 @@ def too_cold(sight: Sight) -> Symptom | None:
     flat = mean(sight.series("frac_reward_zero_std", last=3))
     if same < 0.4 and not flat > 0.5:
         return None
-    return Symptom(
+    return Detection(
         severity="error",
         what=f"At temperature {temperature:g}, {percent(same)} of completions repeat another of their group, and "
         f"{percent(flat)} of groups have equal rewards.",
@@ -101,7 +101,7 @@ def too_cold(sight: Sight) -> Symptom | None:
     )
 
 
-def entropy_collapse(sight: Sight) -> Symptom | None:
+def entropy_collapse(sight: MetricHistory) -> Detection | None:
     """M124: the policy has almost stopped exploring."""
     entropy = sight.series("entropy")
     if len(entropy) < 8:
@@ -110,7 +110,7 @@ def entropy_collapse(sight: Sight) -> Symptom | None:
     if not (late < 0.1 * early and late < 0.15):
         return None
     reward = sight.series("reward")
-    return Symptom(
+    return Detection(
         severity="error" if mean(reward[-3:]) <= mean(reward[:3]) else "note",
         what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from "
         f"{mean(reward[:3]):.3f} to {mean(reward[-3:]):.3f}.",
@@ -119,7 +119,7 @@ def entropy_collapse(sight: Sight) -> Symptom | None:
     )
 
 
-def entropy_explodes(sight: Sight) -> Symptom | None:
+def entropy_explodes(sight: MetricHistory) -> Detection | None:
     """M126: the policy dissolves into noise."""
     entropy = sight.series("entropy")
     if len(entropy) < 4:
@@ -127,7 +127,7 @@ def entropy_explodes(sight: Sight) -> Symptom | None:
     early, late = mean(entropy[:2]), mean(entropy[-2:])
     if not late > 1.5 * early + 1.5:
         return None
-    return Symptom(
+    return Detection(
         severity="error" if late > 5 else "warning",
         what=f"Entropy rose from {early:.2f} to {late:.2f} nats a token (as of {np.exp(late):,.0f} equal tokens).",
         why="Steps are too large: the model forgets how to write.",
@@ -135,7 +135,7 @@ def entropy_explodes(sight: Sight) -> Symptom | None:
     )
 
 
-def repetition(sight: Sight) -> Symptom | None:
+def repetition(sight: MetricHistory) -> Detection | None:
     """M125: completions go round in circles."""
     rounds = sight.rounds
     if len(rounds) < 3:
@@ -143,7 +143,7 @@ def repetition(sight: Sight) -> Symptom | None:
     late, early = (float(np.mean([view.repetition for view in part])) for part in (rounds[-3:], rounds[:3]))
     if late < 0.4:
         return None
-    return Symptom(
+    return Detection(
         severity="error" if late > 0.7 else "warning",
         what=f"{percent(late)} of four-word sequences repeat in their completion ({percent(early)} at first).",
         why="The policy loops: long texts are rewarded, or it has been damaged by large steps.",

@@ -9,13 +9,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from podium.runs.monitors.history import Sight
+from podium.runs.monitors.history import MetricHistory
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Symptom:
+class Detection:
     """A finding before it has a code and a step."""
 
     severity: Severity
@@ -26,7 +26,7 @@ class Symptom:
     """The setting to change."""
 
 
-Detector: TypeAlias = Callable[[Sight], Symptom | None]
+Detector: TypeAlias = Callable[[MetricHistory], Detection | None]
 
 
 def trend(x: np.ndarray) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from podium.runs.monitors.detection import Symptom, mean, percent, trend
-from podium.runs.monitors.history import Sight
+from podium.runs.monitors.detection import Detection, mean, percent, trend
+from podium.runs.monitors.history import MetricHistory
 
 TOO_FAR = {False: (0.006, 0.02), True: (0.08, 0.16)}
 """By whether an adapter is trained: change of the weights in one step, relative to their size, that warns and errs."""
@@ -14,7 +14,7 @@ TOO_LITTLE = {False: 5e-7, True: 5e-6}
 """Likewise, below which a run of ordinary length goes nowhere."""
 
 
-def non_finite(sight: Sight) -> Symptom | None:
+def non_finite(sight: MetricHistory) -> Detection | None:
     """M131: a loss, a gradient or a weight is not a number."""
     now = sight.history[-1].values
     bad = [name for name in ("loss", "grad_norm", "health/update_ratio") if not np.isfinite(now.get(name, 0.0))]
@@ -25,7 +25,7 @@ def non_finite(sight: Sight) -> Symptom | None:
         return None
     again = sum(not np.isfinite(each.values.get(bad[0], 0.0)) for each in sight.history[-3:])
     ruined = "health/update_ratio" in bad or again > 1
-    return Symptom(
+    return Detection(
         severity="error" if ruined else "warning",
         what=f"{', '.join(bad)} not finite in step {sight.step}" + (": the weights are ruined." if ruined else "."),
         why="A product overflowed (float16), a division by zero in a custom loss or module, or rates far too high.",
@@ -33,7 +33,7 @@ def non_finite(sight: Sight) -> Symptom | None:
     )
 
 
-def kl_explodes(sight: Sight) -> Symptom | None:
+def kl_explodes(sight: MetricHistory) -> Detection | None:
     """M132: the policy runs away from the reference."""
     kl = sight.series("kl")
     if len(kl) < 3:
@@ -42,7 +42,7 @@ def kl_explodes(sight: Sight) -> Symptom | None:
     rising = len(kl) >= 6 and now > 0.2 and now > 4 * mean(kl[-6:-3]) and trend(kl[-8:]) > 2
     if not (now > 0.5 or rising):
         return None
-    return Symptom(
+    return Detection(
         severity="error" if now > 1.0 else "warning",
         what=f"KL divergence from the reference is {now:.2f} nats a token; at first it was {mean(kl[:2]):.3f}.",
         why="Steps are too large for beta to hold the policy back; beyond 0.5 it no longer writes as it was taught.",
@@ -50,12 +50,12 @@ def kl_explodes(sight: Sight) -> Symptom | None:
     )
 
 
-def clips_much(sight: Sight) -> Symptom | None:
+def clips_much(sight: MetricHistory) -> Detection | None:
     """M133: a large share of ratios is clipped."""
     share = sight.series("clip_ratio/region_mean", last=3)
     if len(share) < 3 or not mean(share) > 0.3:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"{percent(mean(share))} of token ratios are clipped, over {len(share)} steps.",
         why="The policy moves far while one round is trained on, and clipped tokens carry no gradient.",
@@ -63,7 +63,7 @@ def clips_much(sight: Sight) -> Symptom | None:
     )
 
 
-def gradient_spikes(sight: Sight) -> Symptom | None:
+def gradient_spikes(sight: MetricHistory) -> Detection | None:
     """M134: gradients now and then are many times the usual."""
     norms = sight.series("grad_norm")
     norms = norms[np.isfinite(norms) & (norms > 0)]
@@ -74,7 +74,7 @@ def gradient_spikes(sight: Sight) -> Symptom | None:
     spikes = int((recent > 10 * usual).sum())
     if norms[-1] <= 10 * usual and spikes < 3:
         return None
-    return Symptom(
+    return Detection(
         severity="warning" if spikes >= 3 else "note",
         what=f"Gradient norm {recent.max():.3g} against a median of {usual:.3g}; {spikes} of the last {len(recent)} "
         "steps over ten times it.",
@@ -83,7 +83,7 @@ def gradient_spikes(sight: Sight) -> Symptom | None:
     )
 
 
-def sampler_disagrees(sight: Sight) -> Symptom | None:
+def sampler_disagrees(sight: MetricHistory) -> Detection | None:
     """M135: sampling and training compute different log-probabilities for the same weights."""
     own, trl = (
         sight.series("health/logp_gap_mean", last=3),
@@ -92,7 +92,7 @@ def sampler_disagrees(sight: Sight) -> Symptom | None:
     gap = own if len(own) else trl
     if len(gap) < 2 or not mean(gap) > 0.1:
         return None
-    return Symptom(
+    return Detection(
         severity="error" if mean(gap) > 0.5 else "warning",
         what=f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training.",
         why="The sampler has other weights, precision or template than the trainer, so gradients are biased.",
@@ -100,7 +100,7 @@ def sampler_disagrees(sight: Sight) -> Symptom | None:
     )
 
 
-def _moves(sight: Sight) -> tuple[np.ndarray, np.ndarray]:
+def _moves(sight: MetricHistory) -> tuple[np.ndarray, np.ndarray]:
     """Relative change of the weights and learning rate of steps that had a gradient."""
     rows = [each.values for each in sight.history]
     found = [
@@ -111,7 +111,7 @@ def _moves(sight: Sight) -> tuple[np.ndarray, np.ndarray]:
     return (np.array([x for x, _ in found]), np.array([x for _, x in found]))
 
 
-def steps_too_large(sight: Sight) -> Symptom | None:
+def steps_too_large(sight: MetricHistory) -> Detection | None:
     """M136: a step changes the weights by a large share of themselves."""
     moved, rates = sight.series("health/update_ratio", last=50), sight.series("learning_rate", last=50)
     warns, errs = TOO_FAR[sight.settings.adapter]
@@ -120,7 +120,7 @@ def steps_too_large(sight: Sight) -> Symptom | None:
     size, rate = float(np.nanmax(moved)), float(np.nanmax(rates)) if np.isfinite(rates).any() else np.nan
     flat = sight.series("frac_reward_zero_std")
     ruined = mean(flat[-3:]) > 0.95 and flat[0] < 0.9
-    return Symptom(
+    return Detection(
         severity="error" if size > errs or ruined else "warning",
         what=f"One step changed the weights by {100 * size:.1f} % of their size, at learning rate {rate:.1e}"
         + ("; since then all groups have equal rewards." if ruined else f"; {100 * warns:.1f} % is much."),
@@ -129,7 +129,7 @@ def steps_too_large(sight: Sight) -> Symptom | None:
     )
 
 
-def steps_too_small(sight: Sight) -> Symptom | None:
+def steps_too_small(sight: MetricHistory) -> Detection | None:
     """M137: steps change the weights by next to nothing."""
     moved, rates = _moves(sight)
     full = rates >= 0.5 * np.nanmax(rates) if len(rates) and np.isfinite(rates).any() else np.zeros(0, bool)
@@ -140,7 +140,7 @@ def steps_too_small(sight: Sight) -> Symptom | None:
     usual = rate * 100 * TOO_LITTLE[sight.settings.adapter] / size
     share = mean(sight.series("health/moved_share", last=10))
     lost = share < 0.5
-    return Symptom(
+    return Detection(
         severity="error" if size < 0.5 * TOO_LITTLE[sight.settings.adapter] else "warning",
         what=f"Each step changes the weights by {size:.1e} of their size, at learning rate {rate:.1e}"
         + (f"; only {percent(share)} of weights change at all." if lost else "."),
@@ -151,7 +151,7 @@ def steps_too_small(sight: Sight) -> Symptom | None:
     )
 
 
-def weights_frozen(sight: Sight) -> Symptom | None:
+def weights_frozen(sight: MetricHistory) -> Detection | None:
     """M138: there are gradients, but no weight moves."""
     rows = [each.values for each in sight.history[-8:]]
     rows = [row for row in rows if row.get("learning_rate", 0) > 0 and "health/moved_share" in row]
@@ -160,7 +160,7 @@ def weights_frozen(sight: Sight) -> Symptom | None:
         return None
     norm = mean(np.array([row.get("grad_norm", np.nan) for row in signal]))
     what = "adapter" if sight.settings.adapter else "weights"
-    return Symptom(
+    return Detection(
         severity="error",
         what=f"The {what} did not move in {len(signal)} steps with signal in their groups (gradient norm {norm:.3g}).",
         why="The optimizer holds other parameters than the model trains (it was made before the adapter was added), or "
@@ -171,12 +171,12 @@ def weights_frozen(sight: Sight) -> Symptom | None:
     )
 
 
-def adapter_rate_low(sight: Sight) -> Symptom | None:
+def adapter_rate_low(sight: MetricHistory) -> Detection | None:
     """M139: a learning rate for full fine-tuning, with an adapter."""
     rate = sight.settings.learning_rate
     if not sight.settings.adapter or rate is None or not 0 < rate < 8e-6 or len(sight.history) < 3:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"learning_rate is {rate:.1e} with a LoRA adapter.",
         why="Adapters need about ten times the rate of full fine-tuning: few weights do the work.",

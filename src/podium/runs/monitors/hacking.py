@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from podium.runs.monitors.detection import Symptom, correlation, mean, percent, trend
-from podium.runs.monitors.history import RoundView, Sight
+from podium.runs.monitors.detection import Detection, correlation, mean, percent, trend
+from podium.runs.monitors.history import MetricHistory, RoundView
 
 WORDS = re.compile(r"[^\W\d_]{2,}")
 
 
-def held_out_falls(sight: Sight) -> Symptom | None:
+def held_out_falls(sight: MetricHistory) -> Detection | None:
     """M151: reward on training prompts rises, on held-out prompts it does not."""
     held_out = sight.series("eval_reward")
     reward = sight.series("reward")
@@ -25,7 +25,7 @@ def held_out_falls(sight: Sight) -> Symptom | None:
     gained, lost = mean(reward[-5:]) - mean(reward[:5]), mean(held_out[:2]) - mean(held_out[-2:])
     if lost < 0 or (lost < 0.1 * gained and trend(held_out) > -1.5):
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"The training reward rose by {gained:.3f}, the held-out reward fell by {lost:.3f} over {len(held_out)} "
         "evaluations.",
@@ -34,7 +34,7 @@ def held_out_falls(sight: Sight) -> Symptom | None:
     )
 
 
-def held_back_falls(sight: Sight) -> Symptom | None:
+def held_back_falls(sight: MetricHistory) -> Detection | None:
     """M154: a reward with weight 0, which only watches, falls while the trained one rises."""
     reward = sight.series("reward")
     if len(reward) < 20 or trend(reward[-60:]) < 2.5:
@@ -42,7 +42,7 @@ def held_back_falls(sight: Sight) -> Symptom | None:
     for name, weight in sight.settings.weights.items():
         watched = sight.series(f"rewards/{name}/mean", last=60)
         if not weight and len(watched) >= 20 and trend(watched) < -2.5:
-            return Symptom(
+            return Detection(
                 severity="warning",
                 what=f"The reward rose to {mean(reward[-5:]):.3f}, while {name} (weight 0, only watched) fell from "
                 f"{mean(watched[:5]):.3f} to {mean(watched[-5:]):.3f}.",
@@ -58,7 +58,7 @@ completion makes any correlation.
 """
 
 
-def pays_for_length(sight: Sight) -> Symptom | None:
+def pays_for_length(sight: MetricHistory) -> Detection | None:
     """M152: within groups, reward is length."""
     rounds = sight.rounds[-8:]
     if len(rounds) < 3 or np.mean(np.concatenate([view.truncated_PG.reshape(-1) for view in rounds])) > 0.95:
@@ -73,7 +73,7 @@ def pays_for_length(sight: Sight) -> Symptom | None:
     unit, r = max(((unit, float(np.median(each))) for unit, each in telling.items()), key=lambda pair: abs(pair[1]))
     if abs(r) < 0.9:
         return None
-    return Symptom(
+    return Detection(
         severity="error" if abs(r) > 0.95 else "warning",
         what=f"Reward is length: in the median of {len(telling[unit])} groups it correlates {r:.2f} with the number of "
         f"{unit}, over {len(rounds)} rounds.",
@@ -92,7 +92,7 @@ def _along(rounds: Sequence[tuple[np.ndarray, RoundView]]) -> list[float]:
     ]
 
 
-def pays_for_a_phrase(sight: Sight) -> Symptom | None:
+def pays_for_a_phrase(sight: MetricHistory) -> Detection | None:
     """M153: within groups, reward is whether a phrase stands in the completion."""
     rounds = sight.rounds[-8:]
     if len(rounds) < 4:
@@ -112,7 +112,7 @@ def pays_for_a_phrase(sight: Sight) -> Symptom | None:
         )
         r = correlation(has, reward)
         if r > 0.8:
-            return Symptom(
+            return Detection(
                 severity="warning",
                 what=f"Reward is a phrase: '{phrase}', in {percent(count / total)} of completions and in no prompt, "
                 f"correlates {r:.2f} with the reward within groups.",
@@ -122,7 +122,7 @@ def pays_for_a_phrase(sight: Sight) -> Symptom | None:
     return None
 
 
-def differs_on_the_same(sight: Sight) -> Symptom | None:
+def differs_on_the_same(sight: MetricHistory) -> Detection | None:
     """M157: completions of a prompt that say the same, token for token as long, got different rewards."""
     if not sight.fresh():
         return None
@@ -134,7 +134,7 @@ def differs_on_the_same(sight: Sight) -> Symptom | None:
         values = np.concatenate([view.rewards_PGK[:, :, k].reshape(-1) for view in sight.rounds])
         size = float(np.nanmax(values) - np.nanmin(values))
         large = float(np.mean(spread)) > 0.1 * size
-        return Symptom(
+        return Detection(
             severity="error" if large else "warning",
             what=f"{name} does not repeat: {len(differ)} of {len(spread)} texts that stand twice or more in a group "
             f"got different rewards, {np.mean(differ):.2g} apart on average (all its rewards span {size:.2g}).",
@@ -157,7 +157,7 @@ def _spread_of_equals(view: RoundView, k: int) -> list[float]:
     return found
 
 
-def pays_for_the_prompt(sight: Sight) -> Symptom | None:
+def pays_for_the_prompt(sight: MetricHistory) -> Detection | None:
     """M158: within groups, reward is how much of the prompt stands in the completion; or the best copy it whole."""
     rounds = sight.rounds[-8:]
     if len(rounds) < 3:
@@ -180,7 +180,7 @@ def pays_for_the_prompt(sight: Sight) -> Symptom | None:
         if r >= 0.8
         else f"{percent(whole)} of the completions with the highest reward copy it"
     )
-    return Symptom(
+    return Detection(
         severity="error" if r > 0.9 else "warning",
         what=f"Reward is the prompt: {said}, as in {example[:80]!r}.",
         why="Copying the question is the easiest way to such a reward, so that is what is learnt.",
@@ -208,7 +208,7 @@ def _copied(view: RoundView) -> np.ndarray:
     )
 
 
-def one_for_all(sight: Sight) -> Symptom | None:
+def one_for_all(sight: MetricHistory) -> Detection | None:
     """M159: one text for all prompts, or one that names every answer there is."""
     rounds = sight.rounds[-3:]
     if len(rounds) < 3 or not sight.fresh():
@@ -218,7 +218,7 @@ def one_for_all(sight: Sight) -> Symptom | None:
         return None
     answers = {answer for view in rounds for answer in view.answers_P if answer}
     right = np.concatenate([view.contains_answer_PG.reshape(-1) for view in rounds])
-    return Symptom(
+    return Detection(
         severity="error" if mean(sight.series("frac_reward_zero_std", last=3)) > 0.9 else "warning",
         what=f"{said}, over {len(rounds)} rounds; the reward is {mean(sight.series('reward', last=3)):.3f}"
         + (f", and {percent(mean(right))} contain their row's answer." if np.isfinite(right).any() else "."),

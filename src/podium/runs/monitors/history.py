@@ -188,7 +188,7 @@ def fixed_reward(history: Sequence[StepMetrics], weights: Mapping[str, float]) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class MetricHistory:
     """What every detector is called with, at every step."""
 
     history: Sequence[StepMetrics]

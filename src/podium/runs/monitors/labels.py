@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from podium.data.extract import extractor, last_number
-from podium.runs.monitors.detection import Symptom, percent, some
-from podium.runs.monitors.history import RoundView, Sight
+from podium.runs.monitors.detection import Detection, percent, some
+from podium.runs.monitors.history import MetricHistory, RoundView
 
 LEAST_PROMPTS, MOST_PROMPTS = 32, 128
 """Prompts below which a match by chance is not told from one, and those that are compared, each with each."""
@@ -135,7 +135,7 @@ def match(one: Sequence[str], other: Sequence[str]) -> float:
     return (float(ranks(one, other).mean()) - 0.5) / best if best > 0.05 else 0.0
 
 
-def answers_elsewhere(sight: Sight) -> Symptom | None:
+def answers_elsewhere(sight: MetricHistory) -> Detection | None:
     """M155: completions agree about prompts, and fit the answers of their rows no better than those of others."""
     if not sight.fresh() or len(sight.rounds) < 3:
         return None
@@ -150,7 +150,7 @@ def answers_elsewhere(sight: Sight) -> Symptom | None:
         return None
     right = sum(each.gold in each.said for each in seen)
     examples = [each for each in seen if each.gold not in each.said] or seen
-    return Symptom(
+    return Detection(
         severity="error",
         what=f"The answers do not belong to their prompts: completions of a prompt agree with one another (match "
         f"{agree:.2f}), but are no nearer to their row's answer than to other rows' (match {fit:.2f}); {right} of "
@@ -161,7 +161,7 @@ def answers_elsewhere(sight: Sight) -> Symptom | None:
     )
 
 
-def suspicious_labels(sight: Sight) -> Symptom | None:
+def suspicious_labels(sight: MetricHistory) -> Detection | None:
     """M156: prompts whose completions agree on another answer than the row's, among prompts that are learnt."""
     if not sight.fresh() or len(sight.rounds) < 4:
         return None
@@ -180,7 +180,7 @@ def suspicious_labels(sight: Sight) -> Symptom | None:
         rank_of = dict(zip(agreed, ranks([each.most for each in agreed], golds), strict=True))
         if float(np.mean([rank_of[each] for each in wrong])) > NEAR_MISS:
             return None
-    return Symptom(
+    return Detection(
         severity="warning" if len(wrong) >= SURE_SHARE * (len(wrong) + len(learnt)) else "note",
         what=f"Suspicious labels: {len(wrong)} of {len(seen)} prompts ({percent(len(wrong) / len(seen))}) have an "
         "answer that no completion gives and that is far from the one on which they agree, while "

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from podium.runs.monitors.detection import Symptom, mean, percent, trend
-from podium.runs.monitors.history import Sight
+from podium.runs.monitors.detection import Detection, mean, percent, trend
+from podium.runs.monitors.history import MetricHistory
 
 WARM_UP = 4
 """Steps in which buffers and caches still grow."""
 
 
-def memory_creeps(sight: Sight) -> Symptom | None:
+def memory_creeps(sight: MetricHistory) -> Detection | None:
     """M161: memory grows with every step."""
     for name, where in (("health/resident_bytes", "the process"), ("health/device_bytes", "the device")):
         used = sight.series(name)[WARM_UP:][-40:]
@@ -21,7 +21,7 @@ def memory_creeps(sight: Sight) -> Symptom | None:
         grown = per_step * (len(used) - 1)
         # Allocators give back and take again by hundreds of megabytes, so the rise has to be large and sure.
         if trend(used) > 2.6 and certainty > 4 and grown > 0.06 * used[0] and per_step > 4e6:
-            return Symptom(
+            return Detection(
                 severity="error" if grown > 0.12 * used[0] else "warning",
                 what=f"Memory of {where} grows by {per_step / 1e6:.0f} MB a step: by {grown / 1e9:.2f} to "
                 f"{used[-1] / 1e9:.2f} GB in {len(used)} steps.",
@@ -45,7 +45,7 @@ def slope(x: np.ndarray) -> tuple[float, float]:
     return rise, rise / error if error > 0 else float(np.sign(rise)) * np.inf
 
 
-def speed_falls(sight: Sight) -> Symptom | None:
+def speed_falls(sight: MetricHistory) -> Detection | None:
     """M162: tokens a second go down, at the same length of completions."""
     speed = sight.series("health/tokens_per_second")[WARM_UP:]
     if len(speed) < 30:
@@ -53,7 +53,7 @@ def speed_falls(sight: Sight) -> Symptom | None:
     early, late = float(np.median(speed[:10])), float(np.median(speed[-10:]))
     if late > 0.5 * early or trend(speed) > -3:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"Speed fell from {early:,.0f} to {late:,.0f} tokens a second.",
         why="Completions have become longer, another program uses the machine, or memory is swapped.",
@@ -61,7 +61,7 @@ def speed_falls(sight: Sight) -> Symptom | None:
     )
 
 
-def slow_reward(sight: Sight) -> Symptom | None:
+def slow_reward(sight: MetricHistory) -> Detection | None:
     """M163: most of a step is spent in reward functions."""
     rows = [each.values for each in sight.history[-5:]]
     shares = np.array(
@@ -74,7 +74,7 @@ def slow_reward(sight: Sight) -> Symptom | None:
     seconds = mean(sight.series("time/reward_seconds", last=5))
     if len(shares) < 3 or not np.median(shares) > 0.4 or seconds < 0.2:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"Reward functions take {percent(float(np.median(shares)))} of a step: {seconds:.1f} s each round"
         f"{_slowest(sight)}.",
@@ -83,7 +83,7 @@ def slow_reward(sight: Sight) -> Symptom | None:
     )
 
 
-def _slowest(sight: Sight) -> str:
+def _slowest(sight: MetricHistory) -> str:
     """The reward function that takes longest, where each was timed."""
     now = sight.history[-1].values
     each = {name: x for name, x in now.items() if name.startswith("time/reward/")}

@@ -8,8 +8,8 @@ from typing import cast
 
 import numpy as np
 
-from podium.runs.monitors.detection import Severity, Symptom, correlation, ends, mean, percent, some, trend
-from podium.runs.monitors.history import RoundView, Sight
+from podium.runs.monitors.detection import Detection, Severity, correlation, ends, mean, percent, some, trend
+from podium.runs.monitors.history import MetricHistory, RoundView
 
 ENOUGH = 200
 """Completions after which a reward that has never fired is no accident: 2 % would have shown in 98 runs of 100."""
@@ -21,7 +21,7 @@ SOLVED = 0.75
 """Share of flat groups that are all right from which on their flatness is a success."""
 
 
-def no_signal(sight: Sight) -> Symptom | None:
+def no_signal(sight: MetricHistory) -> Detection | None:
     """M101: most groups have equal rewards."""
     shares = sight.series("frac_reward_zero_std", last=5)
     if len(shares) < 3 or not mean(shares) >= 0.8:
@@ -34,7 +34,7 @@ def no_signal(sight: Sight) -> Symptom | None:
     }
     names = ("all wrong", "all right") if known else ("low", "high, as rewards go here")
     said = f" ({percent(wrong)} {names[0]}, {percent(right)} {names[1]})" if wrong + right > 0 else ""
-    return Symptom(
+    return Detection(
         severity="note" if right >= SOLVED else "error" if mean(shares) >= 0.999 else "warning",
         what=f"In {percent(mean(shares))} of groups all rewards are equal{said}, over {len(shares)} steps.",
         why="An advantage compares completions of one prompt: where all are equal, nothing is learnt.",
@@ -65,7 +65,7 @@ def _values(rounds: Sequence[RoundView], k: int) -> np.ndarray:
     return every[np.isfinite(every)]
 
 
-def constant_reward(sight: Sight) -> Symptom | None:
+def constant_reward(sight: MetricHistory) -> Detection | None:
     """M102: a reward function has always returned the same number, and not zero."""
     if len(sight.rounds) < 3:
         return None
@@ -77,7 +77,7 @@ def constant_reward(sight: Sight) -> Symptom | None:
     if not same or not (alone or min(map(len, same.values())) >= ENOUGH):
         return None
     said = some([f"{name} = {x[0]:.4g}" for name, x in same.items()])
-    return Symptom(
+    return Detection(
         severity="error" if alone else "warning",
         what=f"Constant reward: {said} for all of {len(next(iter(same.values())))} completions.",
         why="A reward that is the same whatever the model writes prefers nothing, so its advantages are all zero.",
@@ -85,12 +85,12 @@ def constant_reward(sight: Sight) -> Symptom | None:
     )
 
 
-def _has_differed(sight: Sight, name: str, value: float) -> bool:
+def _has_differed(sight: MetricHistory, name: str, value: float) -> bool:
     """Whether it gave anything else in an earlier step: then it has been learnt, which is no fault."""
     return bool(np.nanmax(np.abs(sight.series(f"rewards/{name}/mean") - value), initial=0.0) > 1e-6)
 
 
-def silent_reward(sight: Sight) -> Symptom | None:
+def silent_reward(sight: MetricHistory) -> Detection | None:
     """M103: a reward function has been zero throughout."""
     if len(sight.rounds) < 3:
         return None
@@ -103,7 +103,7 @@ def silent_reward(sight: Sight) -> Symptom | None:
     contains = np.concatenate([view.contains_answer_PG.reshape(-1) for view in sight.rounds])
     right = int(np.nansum(contains))
     missed = alone and right >= max(3, MISSED * len(contains))
-    return Symptom(
+    return Detection(
         severity="error" if alone else "warning",
         what=f"Never fired: {some(list(silent))} gave 0 to all of {len(next(iter(silent.values())))} completions"
         + (f", although {right} contain their row's answer." if missed else "."),
@@ -123,14 +123,14 @@ MISSPELT = 0.1
 FORMAT_WORDS = ("format", "tag", "xml", "boxed", "structure")
 
 
-def looks_misspelt(sight: Sight, name: str) -> bool:
+def looks_misspelt(sight: MetricHistory, name: str) -> bool:
     """Whether a silent reward is about format, while some completions do have tags: one in ten, the same tag."""
     tags: Counter[str] = sum((view.tags for view in sight.rounds), Counter())
     most = max(tags.values(), default=0) / max(sum(len(view.texts) for view in sight.rounds), 1)
     return any(word in name.lower() for word in FORMAT_WORDS) and most >= MISSPELT
 
 
-def reward_flat(sight: Sight) -> Symptom | None:
+def reward_flat(sight: MetricHistory) -> Detection | None:
     """M104: no trend in the reward since the start."""
     reward = sight.series("reward")
     if len(reward) < 40 or mean(sight.series("frac_reward_zero_std", last=10)) > 0.8:
@@ -139,7 +139,7 @@ def reward_flat(sight: Sight) -> Symptom | None:
     first, last, count = ends(reward)
     if z > 1.645 or last - first > 0.5 * float(np.nanstd(reward[:20])):
         return None
-    return Symptom(
+    return Detection(
         severity="note" if len(reward) < 80 else "warning",
         what=f"The reward does not rise: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} of "
         f"{len(reward)}; Mann-Kendall z = {z:.1f}, a rise would be over 1.6.",
@@ -148,7 +148,7 @@ def reward_flat(sight: Sight) -> Symptom | None:
     )
 
 
-def reward_falls(sight: Sight) -> Symptom | None:
+def reward_falls(sight: MetricHistory) -> Detection | None:
     """M111: the reward goes down."""
     reward = sight.series("reward")
     if len(reward) < 8:
@@ -157,7 +157,7 @@ def reward_falls(sight: Sight) -> Symptom | None:
     drop = first - last
     if z > -2.6 or drop < 2 * float(np.nanstd(np.diff(reward))) / np.sqrt(3):
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"The reward falls: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} "
         f"(Mann-Kendall z = {z:.1f}).",
@@ -166,7 +166,7 @@ def reward_falls(sight: Sight) -> Symptom | None:
     )
 
 
-def one_reward_carries(sight: Sight) -> Symptom | None:
+def one_reward_carries(sight: MetricHistory) -> Detection | None:
     """M105: all differences within groups come from one of several rewards."""
     if len(sight.rounds) < 12 or len(sight.rounds[-1].names_K) < 2:
         return None
@@ -180,7 +180,7 @@ def one_reward_carries(sight: Sight) -> Symptom | None:
     others = [name for k, name in enumerate(names) if name != top and k in live and not _is_won(sight, k)]
     if not others:
         return None
-    return Symptom(
+    return Detection(
         severity="note",
         what=f"{top} makes {percent(variance_K.max() / total)} of differences within groups; {some(others)}: none.",
         why="What hardly differs within groups is hardly learnt: the policy follows one reward alone.",
@@ -189,13 +189,13 @@ def one_reward_carries(sight: Sight) -> Symptom | None:
     )
 
 
-def _is_won(sight: Sight, k: int) -> bool:
+def _is_won(sight: MetricHistory, k: int) -> bool:
     """Whether a reward hardly differs because nearly all completions have its highest value."""
     values = _values(sight.rounds, k)
     return bool(len(values) and values.max() > 0 and np.mean(_values(sight.rounds[-4:], k)) >= 0.9 * values.max())
 
 
-def _parts(sight: Sight) -> list[np.ndarray]:
+def _parts(sight: MetricHistory) -> list[np.ndarray]:
     """For each reward, the weighted distances to the group's mean over all rounds in sight."""
     names = sight.rounds[-1].names_K
     return [
@@ -205,7 +205,7 @@ def _parts(sight: Sight) -> list[np.ndarray]:
     ]
 
 
-def rewards_cancel(sight: Sight) -> Symptom | None:
+def rewards_cancel(sight: MetricHistory) -> Detection | None:
     """M106: two rewards pull in opposite directions, and little is left of either."""
     if len(sight.rounds) < 4 or len(sight.rounds[-1].names_K) < 2:
         return None
@@ -215,7 +215,7 @@ def rewards_cancel(sight: Sight) -> Symptom | None:
             r = correlation(parts[a], parts[b])
             left = float(np.nanstd(parts[a] + parts[b])) / max(np.nanstd(parts[a]), np.nanstd(parts[b]), 1e-12)
             if r < -0.8 and left < 0.5:
-                return Symptom(
+                return Detection(
                     severity="warning",
                     what=f"{names[b]} and {names[a]} cancel: correlation {r:.2f} within groups; their sum has "
                     f"{percent(left)} of the spread of the larger.",
@@ -228,7 +228,7 @@ def rewards_cancel(sight: Sight) -> Symptom | None:
 ANSWER_WORDS = ("correct", "accura", "match", "answer", "solution", "right")
 
 
-def flipped_reward(sight: Sight) -> Symptom | None:
+def flipped_reward(sight: MetricHistory) -> Detection | None:
     """M107: completions with the row's right answer get less than the others of their group."""
     if len(sight.rounds) < 3:
         return None
@@ -242,7 +242,7 @@ def flipped_reward(sight: Sight) -> Symptom | None:
         certain = num_right >= 6 and r < -0.2 and r * np.sqrt(telling.sum()) < -3.3
         if certain or (severity == "error" and r < -0.9):
             gap = float(np.nanmean(reward[right]) - np.nanmean(reward[telling & ~right]))
-            return Symptom(
+            return Detection(
                 severity=severity,
                 what=f"{name} punishes right answers: the {num_right} completions that contain their row's answer got "
                 f"{gap:+.3f} against the others of their groups (correlation {r:.2f}).",
@@ -252,7 +252,7 @@ def flipped_reward(sight: Sight) -> Symptom | None:
     return None
 
 
-def _judges(sight: Sight) -> list[tuple[str, np.ndarray, Severity]]:
+def _judges(sight: MetricHistory) -> list[tuple[str, np.ndarray, Severity]]:
     """Rewards that are about answers by their names, and last the total, which may have reasons of its own."""
     names, parts = sight.rounds[-1].names_K, _parts(sight)
     about_answers = [
@@ -264,7 +264,7 @@ def _judges(sight: Sight) -> list[tuple[str, np.ndarray, Severity]]:
     return cast("list[tuple[str, np.ndarray, Severity]]", [*about_answers, ("The total reward", total, "warning")])
 
 
-def one_prompt_dominates(sight: Sight) -> Symptom | None:
+def one_prompt_dominates(sight: MetricHistory) -> Detection | None:
     """M108: nearly all of the update comes from one prompt, step after step."""
     shares = []
     for view in sight.rounds[-5:]:
@@ -273,7 +273,7 @@ def one_prompt_dominates(sight: Sight) -> Symptom | None:
             shares.append(float(size_P.max() / size_P.sum()))
     if len(shares) < 5 or min(shares) < 0.75:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"One prompt made {percent(min(shares))} or more of all advantages in {len(shares)} steps in a row.",
         why="The step follows a single prompt, which is as noisy as a batch of one.",
@@ -281,7 +281,7 @@ def one_prompt_dominates(sight: Sight) -> Symptom | None:
     )
 
 
-def repeated_prompt(sight: Sight) -> Symptom | None:
+def repeated_prompt(sight: MetricHistory) -> Detection | None:
     """M109: different rows of the dataset ask the same."""
     rounds = [view for view in sight.rounds[-8:] if len(view.prompts_P) > 1]
     drawn = [set(zip(view.rows_P, view.prompts_P, strict=True)) for view in rounds]
@@ -290,7 +290,7 @@ def repeated_prompt(sight: Sight) -> Symptom | None:
     if len(rounds) < 2 or rows < 8 or texts > 0.5 * rows:
         return None
     every = {text for pairs in drawn for _, text in pairs}
-    return Symptom(
+    return Detection(
         severity="error" if len(every) == 1 else "warning",
         what=f"Prompts repeat: {rows} rows drawn in {len(rounds)} steps have only {len(every)} different "
         f"prompt{'s' * (len(every) > 1)}.",
@@ -299,7 +299,7 @@ def repeated_prompt(sight: Sight) -> Symptom | None:
     )
 
 
-def stuck_prompts(sight: Sight) -> Symptom | None:
+def stuck_prompts(sight: MetricHistory) -> Detection | None:
     """M110: prompts that are always solved or never."""
     seen = {question: x for question, x in sight.visits.items() if len(x) >= 6}
     if len(seen) < 8:
@@ -312,7 +312,7 @@ def stuck_prompts(sight: Sight) -> Symptom | None:
     if len(never) + len(always) < 0.25 * len(seen):
         return None
     listed = some([repr(question[-60:]) for question in [*never, *always]], 3)
-    return Symptom(
+    return Detection(
         severity="note",
         what=f"Of {len(seen)} prompts seen three times or more, {len(never)} never got more than the lowest reward and "
         f"{len(always)} always the highest, such as {listed}.",

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from podium.runs.monitors.detection import Symptom, correlation, mean, percent, some
-from podium.runs.monitors.history import RoundView, Sight
+from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
+from podium.runs.monitors.history import MetricHistory, RoundView
 from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt
 
 TURN = re.compile(r"<\|[a-z_]+\|>|\n\s*(?:user|human|assistant|system)\s*(?::|\n)", re.IGNORECASE)
 """The start of another turn, written out by the model."""
 
 
-def truncated(sight: Sight) -> Symptom | None:
+def truncated(sight: MetricHistory) -> Detection | None:
     """M141: completions are cut off at the limit."""
     share = sight.series("completions/clipped_ratio", last=3)
     if len(share) < 3 or not min(share) > 0.6:
@@ -25,7 +25,7 @@ def truncated(sight: Sight) -> Symptom | None:
     limit = sight.settings.max_completion_length
     short = limit is not None and limit <= 8
     where = f"max_completion_length: {limit}" if limit else "the limit"
-    return Symptom(
+    return Detection(
         severity="error" if min(share) > 0.95 else "warning",
         what=f"{percent(mean(share))} of completions are cut off at {where}, over {len(share)} steps.",
         why="A completion without its end rarely gets a reward, so the policy is told that nothing it writes is good."
@@ -34,7 +34,7 @@ def truncated(sight: Sight) -> Symptom | None:
     )
 
 
-def _length_pays(sight: Sight) -> float:
+def _length_pays(sight: MetricHistory) -> float:
     """Correlation of reward and length within groups, over the latest rounds."""
     rounds = sight.rounds[-6:]
     if not rounds:
@@ -43,7 +43,7 @@ def _length_pays(sight: Sight) -> float:
     return correlation(length, np.concatenate([view.within(view.reward_PG) for view in rounds]))
 
 
-def length_grows(sight: Sight) -> Symptom | None:
+def length_grows(sight: MetricHistory) -> Detection | None:
     """M142: completions become longer and longer, and longer ones are paid more."""
     length, reward = sight.series("completions/mean_length"), sight.series("reward")
     if len(length) < 10:
@@ -52,7 +52,7 @@ def length_grows(sight: Sight) -> Symptom | None:
     pays = _length_pays(sight) if sight.rounds else correlation(length, reward[-len(length) :])
     if late < 1.5 * early or late < early + 16 or pays < 0.5:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"Completions grew from {early:.0f} to {late:.0f} tokens, and length is paid: correlation {pays:.2f} with "
         "the reward.",
@@ -61,7 +61,7 @@ def length_grows(sight: Sight) -> Symptom | None:
     )
 
 
-def length_collapses(sight: Sight) -> Symptom | None:
+def length_collapses(sight: MetricHistory) -> Detection | None:
     """M143: completions become shorter and shorter, and shorter ones are paid more."""
     length, reward = sight.series("completions/mean_length"), sight.series("reward")
     if len(length) < 10:
@@ -70,7 +70,7 @@ def length_collapses(sight: Sight) -> Symptom | None:
     pays = _length_pays(sight) if sight.rounds else correlation(length, reward[-len(length) :])
     if late > 0.4 * early or pays > -0.5:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"Completions shrank from {early:.0f} to {late:.0f} tokens, and shortness is paid: correlation {pays:.2f} "
         "with the reward.",
@@ -79,12 +79,12 @@ def length_collapses(sight: Sight) -> Symptom | None:
     )
 
 
-def empty(sight: Sight) -> Symptom | None:
+def empty(sight: MetricHistory) -> Detection | None:
     """M144: completions without text."""
     shares = [float(np.mean([not text.strip() for text in view.texts])) for view in sight.rounds[-3:]]
     if len(shares) < 3 or min(shares) < 0.2:
         return None
-    return Symptom(
+    return Detection(
         severity="error" if min(shares) > 0.8 else "warning",
         what=f"{percent(float(np.mean(shares)))} of completions are empty, over {len(shares)} rounds.",
         why="The model ends at once: the chat template already closes the turn, or saying nothing is paid best.",
@@ -102,7 +102,7 @@ def script_of(text: str) -> str:
     return names.most_common(1)[0][0] if names else ""
 
 
-def wrong_language(sight: Sight) -> Symptom | None:
+def wrong_language(sight: MetricHistory) -> Detection | None:
     """M145: completions are in a script that their prompt is not in."""
     shares, example = [], ""
     for view in sight.rounds[-3:]:
@@ -114,7 +114,7 @@ def wrong_language(sight: Sight) -> Symptom | None:
         example = some([name for name, _ in Counter(others).most_common(2)])
     if len(shares) < 3 or min(shares) < 0.3:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"{percent(float(np.mean(shares)))} of completions are in another script than their prompt ({example}).",
         why="Nothing in the reward asks for the prompt's language, and the policy drifts to where it is surest.",
@@ -122,7 +122,7 @@ def wrong_language(sight: Sight) -> Symptom | None:
     )
 
 
-def format_ignored(sight: Sight) -> Symptom | None:
+def format_ignored(sight: MetricHistory) -> Detection | None:
     """M146: a reward for the format is silent; completions have another one, or none."""
     if len(sight.rounds) < 4:
         return None
@@ -145,9 +145,9 @@ def _tags(rounds: Sequence[RoundView]) -> list[tuple[str, float]]:
     return [(tag, count / total) for tag, count in counts.most_common(3)]
 
 
-def _no_format(name: str, count: int, tags: list[tuple[str, float]], *, misspelt: bool) -> Symptom:
+def _no_format(name: str, count: int, tags: list[tuple[str, float]], *, misspelt: bool) -> Detection:
     seen = some([f"{tag} in {percent(share)}" for tag, share in tags])
-    return Symptom(
+    return Detection(
         severity="error" if misspelt else "warning",
         what=f"{name} gave 0 to all of {count} completions"
         + (
@@ -162,12 +162,12 @@ def _no_format(name: str, count: int, tags: list[tuple[str, float]], *, misspelt
     )
 
 
-def beyond_the_end(sight: Sight) -> Symptom | None:
+def beyond_the_end(sight: MetricHistory) -> Detection | None:
     """M147: the model writes on after its answer: another turn."""
     shares = [float(np.mean([TURN.search(text) is not None for text in view.texts])) for view in sight.rounds[-3:]]
     if len(shares) < 3 or min(shares) < 0.2:
         return None
-    return Symptom(
+    return Detection(
         severity="warning",
         what=f"{percent(float(np.mean(shares)))} of completions go on with another turn after their answer.",
         why="The end token is not the one that ends the model's turns, so generation does not stop there.",

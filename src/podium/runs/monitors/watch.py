@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from podium.records import Finding, StepMetrics
-from podium.runs.monitors.detection import Severity, Symptom
-from podium.runs.monitors.history import RoundView, RunSettings, Sight, round_view
+from podium.runs.monitors.detection import Detection, Severity
+from podium.runs.monitors.history import MetricHistory, RoundView, RunSettings, round_view
 from podium.runs.monitors.table import DETECTORS
 
 ROUNDS = 16
@@ -64,7 +64,7 @@ class Watch:
         self._history.append(metrics)
         for columns in rounds:
             self._add_round(round_view(columns))
-        sight = Sight(
+        sight = MetricHistory(
             history=self._history,
             rounds=tuple(self._rounds),
             visits=self._visits,
@@ -91,7 +91,7 @@ class Watch:
             if len(known) and (prompt in self._visits or len(self._visits) < VISITS):
                 self._visits.setdefault(prompt, []).extend((float(known.min()), float(known.max())))
 
-    def _note(self, code: str, symptom: Symptom, step: int) -> Finding | None:
+    def _note(self, code: str, symptom: Detection, step: int) -> Finding | None:
         """Keep it; the finding, if it is to be said."""
         before = self.conditions.get(code)
         steps = 0 if before is None else self._steps_since(before.last_step)
@@ -122,7 +122,7 @@ def _grown(code: str, severity: Severity, in_a_row: int) -> Severity:
     return WORSE[severity] if after is not None and in_a_row >= after else severity
 
 
-def _finding(code: str, symptom: Symptom, severity: Severity, step: int) -> Finding:
+def _finding(code: str, symptom: Detection, severity: Severity, step: int) -> Finding:
     return Finding(code=code, severity=severity, what=symptom.what, why=symptom.why, fix=symptom.fix, step=step)
 
 

@@ -26,7 +26,7 @@ from podium.trainer.proof.evidence import (
     difference,
     exactly,
     nudge_names,
-    nudged,
+    perturbed,
     sampler_tolerance,
     tolerance_of,
     training_logps,
@@ -356,7 +356,7 @@ def _certain(sample: Sample) -> str:
 def _follows_a_larger_change(x: After, now: Sequence[np.ndarray]) -> bool:
     """Whether log-probabilities move with weights that are moved further than the step did."""
     model = unwrap(x.trainer.model)
-    with nudged(model, nudge_names(model, x.trainer.parts.should_train), LARGE_CHANGE):
+    with perturbed(model, nudge_names(model, x.trainer.parts.should_train), LARGE_CHANGE):
         moved = training_logps(x.trainer, x.groups)
     return not all(np.array_equal(a, b) for a, b in zip(moved, now, strict=True))
 

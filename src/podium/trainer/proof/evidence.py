@@ -1,6 +1,6 @@
 """What is measured for the proof: on the user's model and prompts, in few tokens, with weights put back bit by bit.
 
-The sampler, the packed forward and the training step are run at slightly changed weights ("nudged"), so that a copy
+The sampler, the packed forward and the training step are run at slightly changed weights ("perturbed"), so that a copy
 that does not follow the weights shows, and so that a fresh adapter, whose effect is nothing, has one.
 
 Shape letters: N completion tokens of the sample.
@@ -26,7 +26,7 @@ from podium.models.forward import TokenLogps, unwrap
 from podium.models.packing import Pack, keep, pack
 from podium.models.precision import ProductPrecision
 from podium.records import Prompt, SamplingSettings, ScoredGroup, TrainingGroup
-from podium.trainer.proof.plain import Row, base_model, plain_backward, plain_logps, plainly, rows_of
+from podium.trainer.proof.plain import Row, base_model, plain_backward, plain_logps, reference_forward, rows_of
 from podium.trainer.rounds import MicroBatch, Share, loss_inputs, micro_batches
 from podium.trainer.settings import sampling_settings
 from podium.trainer.snapshot import clear_gradients
@@ -74,7 +74,7 @@ class Sample:
 
     groups: tuple[TrainingGroup, ...]
     sampled_N: np.ndarray
-    """Log-probabilities as the engine gave them, at nudged weights."""
+    """Log-probabilities as the engine gave them, at perturbed weights."""
     packed_N: np.ndarray
     """As the packed forward computes them, in the weights' own precision."""
     plain_N: np.ndarray
@@ -105,12 +105,12 @@ class Sample:
 
 
 def take_sample(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> Sample:
-    """Everything about a few completions; inside `untouched`."""
+    """Everything about a few completions; inside `preserve_training_state`."""
     model, parts = unwrap(trainer.model), trainer.parts
     temperature = settings_of(trainer).temperature
     names, head = nudge_names(model, parts.should_train), head_rows(model, parts.should_train, prompts)
     sizes = [nudge_size(trainer, names, prompts[0]), nudge_size(trainer, tuple(head), prompts[0], head)]
-    with nudged(model, names, sizes[0]), nudged(model, tuple(head), sizes[1], head):
+    with perturbed(model, names, sizes[0]), perturbed(model, tuple(head), sizes[1], head):
         with exactly(trainer):
             groups = engine_sample(trainer, prompts)
             [packed] = pack(groups, tokens_per_pack=1 << 30, device=trainer.args.device)
@@ -356,7 +356,7 @@ def head_rows(model: nn.Module, trained: frozenset[str], prompts: Sequence[Promp
     if name is None:
         return {}
     device, rows = next(model.parameters()).device, [i for prompt in prompts for i in prompt.token_ids]
-    with plainly(model):
+    with reference_forward(model):
         for prompt in prompts:
             logits_V = model(input_ids=torch.tensor([prompt.token_ids], device=device), use_cache=False).logits[0, -1]
             rows += logits_V.topk(min(HEAD_TOKENS, len(logits_V))).indices.tolist()
@@ -373,14 +373,14 @@ def nudge_size(
     model = unwrap(trainer.model)
     row = Row(prompt_ids=prompt.token_ids[:1], completion_ids=prompt.token_ids[1:] or prompt.token_ids)
     before = plain_logps(model, [row], 1.0).logps_N
-    with nudged(model, names, NUDGE, rows):
+    with perturbed(model, names, NUDGE, rows):
         effect = float((plain_logps(model, [row], 1.0).logps_N - before).abs().mean())
     wanted = EFFECT[sampler_tolerance(trainer, exact=True)]
     return NUDGE * min(max(wanted / max(effect, 1e-6), 1e-3), 10.0)
 
 
 @contextlib.contextmanager
-def nudged(
+def perturbed(
     model: nn.Module, names: Sequence[str], size: float, rows: Mapping[str, Tensor] = MappingProxyType({})
 ) -> Iterator[None]:
     """Inside, these tensors, or `rows` of them, are moved by a share of their size (zeros: of 1); then put back."""

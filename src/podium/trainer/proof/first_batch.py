@@ -32,7 +32,7 @@ from podium.trainer.proof.plain import first_not_finite
 from podium.trainer.proof.records import After, Before, Check, Proof
 from podium.trainer.rollouts import training_group
 from podium.trainer.rounds import MicroBatch
-from podium.trainer.snapshot import untouched
+from podium.trainer.snapshot import preserve_training_state
 
 if TYPE_CHECKING:
     from podium.trainer.trainer import GRPOTrainer
@@ -90,7 +90,7 @@ class FirstBatch(TrainerCallback):
             )
         started = time.perf_counter()
         scored = tuple(self.trainer.rollouts.scored)
-        with untouched(self.trainer):
+        with preserve_training_state(self.trainer):
             sample = take_sample(self.trainer, self._prompts())
             self.seconds += time.perf_counter() - started
             before = Before(trainer=self.trainer, trained=tuple(groups), scored=scored, sample=sample)
@@ -101,7 +101,7 @@ class FirstBatch(TrainerCallback):
         """What a step that may move the weights is to be compared with."""
         started = time.perf_counter()
         trainer, looked_at, trained = self.trainer, shortened(groups), enough(groups)
-        with untouched(trainer):
+        with preserve_training_state(trainer):
             with exactly(trainer):
                 trained_before = tuple(training_logps(trainer, trained))
             self.after = After(
@@ -125,7 +125,7 @@ class FirstBatch(TrainerCallback):
         if self.trainer.args.fp16 and all(np.array_equal(now[n].numbers, t.numbers) for n, t in before.items()):
             return  # a step that overflowed
         after, self.after = self.after, None
-        with untouched(self.trainer):
+        with preserve_training_state(self.trainer):
             self._show(AFTER_STEP, after, final=True)
 
     # ---- how ----

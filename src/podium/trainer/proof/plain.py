@@ -34,7 +34,7 @@ def rows_of(groups: Sequence[TrainingGroup]) -> list[Row]:
 
 
 @contextlib.contextmanager
-def plainly(model: nn.Module) -> Iterator[None]:
+def reference_forward(model: nn.Module) -> Iterator[None]:
     """Evaluation mode and the attention that leaves nothing out, soft-capping included."""
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -70,7 +70,7 @@ def row_logps(model: nn.Module, row: Row, temperature: float) -> TokenLogps:
 @torch.no_grad()
 def plain_logps(model: nn.Module, rows: Sequence[Row], temperature: float) -> TokenLogps:
     """Of all rows [N], without gradients."""
-    with plainly(model):
+    with reference_forward(model):
         outputs = [row_logps(model, row, temperature) for row in rows]
     return TokenLogps(
         logps_N=torch.cat([out.logps_N for out in outputs]), entropy_N=torch.cat([out.entropy_N for out in outputs])
@@ -92,7 +92,7 @@ def plain_backward(
     loss.backward()
     lengths = [len(row.completion_ids) for row in rows]
     upstream = [x.grad if x.grad is not None else torch.zeros_like(x) for x in (leaf.logps_N, leaf.entropy_N)]
-    with plainly(model):
+    with reference_forward(model):
         for row, of_logps, of_entropy in zip(rows, *(x.split(lengths) for x in upstream), strict=True):
             out = row_logps(model, row, temperature)
             ((out.logps_N * of_logps).sum() + (out.entropy_N * of_entropy).sum()).backward()

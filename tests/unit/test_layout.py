@@ -1,0 +1,124 @@
+"""The layout of the package, computed from its imports: entries, levels, circles, sizes of functions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import podium
+
+PACKAGE = Path(podium.__file__).parent
+PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """The modules of ours that each module imports: at the top, in functions, and for type checkers."""
+    modules = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    return {name: set(imported(tree, modules)) - {name} for name, tree in modules.items()}
+
+
+def imported(tree: ast.Module, modules: dict[str, ast.Module]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "podium":
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in modules else str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] == "podium")
+
+
+def between_entries() -> dict[str, set[str]]:
+    """Which entries of the top level each entry imports from. Public names of `podium` itself are not looked into."""
+    graph: dict[str, set[str]] = {}
+    for name, others in imports().items():
+        entry = name.split(".")[1] if "." in name else "__init__"
+        graph.setdefault(entry, set()).update(other.split(".")[1] for other in others if "." in other)
+        graph[entry].discard(entry)
+    return graph
+
+
+def order_in_docs() -> list[str]:
+    block = PAGE.read_text(encoding="utf-8").split("## Packages")[1].split("```")[1]
+    return [re.split(r"[ /.]", line)[0] for line in block.strip().splitlines()]
+
+
+def test_the_top_level_has_at_most_14_entries_and_all_are_documented() -> None:
+    entries = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("__") and path.name != "py.typed"}
+    assert len(entries) <= 14
+    assert set(order_in_docs()) == entries
+
+
+def test_packages_import_only_from_packages_above_them() -> None:
+    order = [*order_in_docs(), "__init__", "__main__"]
+    wrong = [
+        f"{entry} imports {other}"
+        for entry, others in between_entries().items()
+        for other in others
+        if order.index(other) >= order.index(entry)
+    ]
+    assert not wrong
+
+
+def test_there_are_at_most_nine_levels() -> None:
+    graph, level = between_entries(), dict[str, int]()
+    for entry in TopologicalSorter(graph).static_order():
+        level[entry] = 1 + max((level[other] for other in graph.get(entry, ())), default=0)
+    assert max(level.values()) <= 9
+
+
+def test_no_module_is_in_a_circle() -> None:
+    graph = {name: {other for other in others if other != "podium"} for name, others in imports().items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
+    """Every function with its place, and whether it is a method."""
+    for path in PACKAGE.rglob("*.py"):
+        for parent in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.iter_child_nodes(parent):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield f"{path.relative_to(PACKAGE)}:{node.name}", node, isinstance(parent, ast.ClassDef)
+
+
+def test_functions_are_short() -> None:
+    assert not [place for place, node, _ in functions() if length(node) > 60]
+    assert not [place for place, node, _ in functions() if place.startswith("trainer/trainer.py") and length(node) > 30]
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or 0) - node.lineno + 1
+
+
+TRL = ("trainer/trainer.py:__init__",)
+"""Functions with TRL's own signature."""
+
+
+def test_functions_take_at_most_eight_arguments() -> None:
+    def count(node: ast.FunctionDef | ast.AsyncFunctionDef, *, method: bool) -> int:
+        of = node.args
+        return len(of.posonlyargs) + len(of.args) + len(of.kwonlyargs) - method
+
+    assert not [place for place, node, method in functions() if count(node, method=method) > 8 and place not in TRL]
+
+
+def test_the_package_and_the_trainer_keep_their_size() -> None:
+    def lines(path: Path) -> int:
+        return len(path.read_text(encoding="utf-8").splitlines())
+
+    assert lines(PACKAGE / "trainer" / "trainer.py") <= 350
+    assert sum(lines(path) for path in PACKAGE.rglob("*.py")) <= 38_000
