@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-FINDINGS = "src/podium/pages/"
+FINDINGS = "src/podium/runs/pages/"
 RENAMED = {"README.md": "overview.md"}
 """MkDocs takes a README for the index of its folder."""
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
