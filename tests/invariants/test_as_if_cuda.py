@@ -61,9 +61,11 @@ def merged(precision: str, trained: str) -> dict[str, Any]:
     return {**PRECISIONS[precision], **TRAINED[trained], **half}
 
 
-CASES = [(p, t, kind, "") for p in PRECISIONS for t in TRAINED for kind in KINDS] + [
+EVERY = [(p, t, kind, "") for p in PRECISIONS for t in TRAINED for kind in KINDS] + [
     (p, t, "llama", setting) for p in PRECISIONS for t in ("full", "lora") for setting in SETTINGS
 ]
+CASES = [pytest.param(*case, marks=[pytest.mark.slow] if number % 3 else []) for number, case in enumerate(EVERY)]
+"""A third runs each time, every kind of model, precision and setting among them; the rest is slow."""
 
 
 @pytest.mark.parametrize(("precision", "trained", "kind", "setting"), CASES, ids=lambda x: x or "plain")

@@ -246,6 +246,7 @@ def test_samples_do_not_depend_on_the_number_of_processes(world: World, left: An
 # ---- as if on GPUs ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["full", "lora"])
 def test_data_parallel_in_half_precision_steps_as_one_process(name: str, halves: Any) -> None:
     """bfloat16 by autocast, over gloo: one step of SGD, whose differences are those of gradients."""

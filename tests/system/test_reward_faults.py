@@ -180,10 +180,6 @@ def test_every_fault_ends_in_values_or_one_message(place: str, name: str, expect
     assert scores(reward_of(place, "good")) == LENGTHS, "the next call is none the worse"
 
 
-def test_enough_cases() -> None:
-    assert len(CASES) >= 60
-
-
 # ---- what is raised on a later call, in a thread, by the user ----
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import json
 import math
 from pathlib import Path
@@ -17,18 +15,6 @@ from podium.data.columns import Columns, answer_extractor
 from podium.data.selection import fingerprint, is_held_out
 from podium.data.sources import load_splits
 from podium.errors import ConfigError, DataError
-
-MODULES = [
-    f"podium.data.{name}" for name in ("columns", "gym", "loading", "mixture", "query", "selection", "templates")
-]
-
-
-@pytest.mark.parametrize("name", [*MODULES, "podium.recipe.assume", "podium.cli.words"])
-def test_examples(name: str) -> None:
-    if name == "podium.data.gym":
-        pytest.importorskip("reasoning_gym")
-    results = doctest.testmod(importlib.import_module(name))
-    assert not results.failed
 
 
 def qa(path: Path, count: int = 200, **more: Any) -> str:

@@ -185,12 +185,6 @@ def test_links_resolve(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", BY_NAME)
-def test_prose_is_wrapped(page: str) -> None:
-    prose = re.sub(r"\A---\n.*?^---$|^ *```.*?^ *```$", "", BY_NAME[page], flags=re.DOTALL | re.MULTILINE)
-    assert [line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")] == []
-
-
-@pytest.mark.parametrize("page", BY_NAME)
 def test_examples_with_a_prompt_run(page: str) -> None:
     runner, parser = doctest.DocTestRunner(), doctest.DocTestParser()
     said: list[str] = []
@@ -200,12 +194,6 @@ def test_examples_with_a_prompt_run(page: str) -> None:
         runner.run(parser.get_doctest(block, {}, f"{page}[{number}]", page, 0), out=said.append)
     assert not runner.failures, "".join(said)
     assert runner.tries or not code_blocks(page, "pycon")
-
-
-@pytest.mark.parametrize("page", BY_NAME)
-def test_python_compiles(page: str) -> None:
-    for block in code_blocks(page, "python"):
-        compile(block, page, "exec")
 
 
 def test_the_drop_in_example_builds_everything_but_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

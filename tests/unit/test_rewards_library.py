@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 import http.server
-import importlib
 import json
 import subprocess
 import sys
@@ -20,10 +18,6 @@ from podium.errors import ConfigError
 from podium.records import Completion, Group, Prompt
 from podium.rewards import LIBRARY, check_rewards, library_reward, math_pool, resolve_rewards, score
 
-ROOMS = ("answers", "chat_client", "combine", "coverage", "format", "json_format", "judge", "languages")
-ROOMS += ("length", "mathematics", "resolve", "style", "text", "words")
-MODULES = ["podium.data.extract", "podium.rewards", *(f"podium.rewards.{name}" for name in ROOMS)]
-
 
 @pytest.fixture(params=["plain", "chat"])
 def wrapped(request):
@@ -31,13 +25,6 @@ def wrapped(request):
     if request.param == "plain":
         return list
     return lambda texts: [[{"role": "assistant", "content": text}] for text in texts]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples(name):
-    results = doctest.testmod(importlib.import_module(name))
-    assert results.failed == 0
-    assert results.attempted > 0
 
 
 def test_every_reward_has_an_example():
