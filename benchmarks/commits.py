@@ -1,0 +1,106 @@
+"""Compare two commits on this machine: features, weights after three steps, start of the program, seconds a step.
+
+    python -m benchmarks.commits 008a8bf                 against the last commit
+    python -m benchmarks.commits 008a8bf --rounds 0      without the timings of W1 and W4
+
+Each commit is checked out into a folder of its own and runs with the packages of this environment. A restructuring
+must leave the list of features and the weights as they were, and cost no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from difflib import unified_diff
+from pathlib import Path
+
+from benchmarks.bench import processor
+
+ROOT = Path(__file__).parents[1]
+WORKLOADS = ("W1", "W4")
+
+
+def git(*words: str) -> str:
+    """Output of a git command in this repository."""
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def python(checkout: Path, *words: str, **environment: str) -> str:
+    """Output of Python with the packages of this environment and `podium` of the checkout."""
+    surroundings = {**os.environ, "PYTHONPATH": f"{checkout}/src:{checkout}", "HF_HUB_OFFLINE": "1", **environment}
+    done = subprocess.run([sys.executable, *words], cwd=checkout, env=surroundings, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{checkout.name}: python {' '.join(words)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def weights_after_three_steps(checkout: Path) -> str:
+    """SHA-256 of the quickstart's weights after three steps."""
+    out = checkout / "runs" / "three"
+    python(checkout, "-m", "podium", "train", "quickstart", f"--output_dir={out}", "--max_steps=3", "--no-eval")
+    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+
+
+def seconds_to_start(checkout: Path, *words: str, repeats: int = 5) -> float:
+    """Median wall-clock seconds of a command, the first one left out."""
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        python(checkout, *words)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
+
+
+def seconds_a_step(checkout: Path, workload: str) -> float:
+    """Median seconds of an optimizer step of one workload of `benchmarks.bench`."""
+    words = ("benchmarks.worker", "podium", workload, "--precision", "auto", "--steps", "6")
+    output = python(checkout, "-m", *words, TOKENIZERS_PARALLELISM="false")
+    return float(json.loads(output.splitlines()[-1])["seconds"]["step"])
+
+
+def main() -> None:
+    """Print what differs, and the timings of both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before")
+    parser.add_argument("after", nargs="?", default="HEAD")
+    parser.add_argument("--rounds", type=int, default=3, help="alternating measurements of each workload")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        checkouts = [Path(folder) / name for name in ("before", "after")]
+        for checkout, commit in zip(checkouts, (asked.before, asked.after), strict=True):
+            git("worktree", "add", "--detach", str(checkout), commit)
+        try:
+            compare(*checkouts, rounds=asked.rounds)
+        finally:
+            for checkout in checkouts:
+                git("worktree", "remove", "--force", str(checkout))
+
+
+def compare(before: Path, after: Path, *, rounds: int) -> None:
+    """Print each comparison as it is made."""
+    print(f"{processor()}; {git('-C', str(before), 'rev-parse', '--short', 'HEAD')} (before) and "
+          f"{git('-C', str(after), 'rev-parse', '--short', 'HEAD')} (after)")  # fmt: skip
+    lists = [python(checkout, "-m", "tests.features").splitlines() for checkout in (before, after)]
+    changes = [line for line in unified_diff(*lists, "before", "after", n=0, lineterm="") if line[:2] != "@@"]
+    print(f"features: {len(lists[0])} before, {len(lists[1])} after", *changes, sep="\n")
+    digests = [weights_after_three_steps(checkout) for checkout in (before, after)]
+    print(f"weights after three steps: {'bit-equal' if digests[0] == digests[1] else 'DIFFERENT'}", *digests, sep="\n")
+    for words in (("-c", "import podium"), ("-m", "podium", "--help")):
+        seconds = [seconds_to_start(checkout, *words) for checkout in (before, after)]
+        print(f"python {' '.join(words)}: {seconds[0]:.2f} s before, {seconds[1]:.2f} s after")
+    for workload in WORKLOADS if rounds else ():
+        pairs = [[seconds_a_step(checkout, workload) for checkout in (before, after)] for _ in range(rounds)]
+        first, second = (statistics.median(times) for times in zip(*pairs, strict=True))
+        ratio = statistics.median(pair[1] / pair[0] for pair in pairs)
+        print(f"{workload}: {first:.2f} s a step before, {second:.2f} s after; median of {rounds} ratios {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()
