@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 # transformers 5.23 calls it activation checkpointing; TRL, PEFT and recipes use the older name.
 warnings.filterwarnings("ignore", r"`(is_)?gradient_checkpointing", FutureWarning)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from podium import data, rewards
