@@ -227,8 +227,8 @@ def test_rows_of_other_types():
         check_dataset([{"prompt": "a"}, {"question": "b"}], "train_dataset")
 
 
-def test_ten_thousand_rows_take_a_second(tokenizer):
+def test_ten_thousand_rows_take_three_seconds_of_the_processor_at_most(tokenizer):
     dataset = Dataset.from_list([{"prompt": GOOD_CHAT, "answer": str(n)} for n in range(10_000)])
-    start = time.perf_counter()
+    start = time.process_time()
     check_dataset(dataset, "train_dataset")
-    assert time.perf_counter() - start < 3  # 0.2 s on a quiet machine
+    assert time.process_time() - start < 3  # 0.2 s on a quiet machine

@@ -357,7 +357,7 @@ def test_what_is_no_program_is_none(text):
 
 @pytest.mark.defect("N", "hostile fences are read in linear time")
 def test_hostile_fences_take_no_time(now):
-    started = time.perf_counter()
+    started = time.process_time()
     for text in (
         "```\n" * 20_000,
         "`" * 100_000,
@@ -367,7 +367,7 @@ def test_hostile_fences_take_no_time(now):
         "~" * 99_999,
     ):
         fenced(text)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     now("all six within seconds")
 
 

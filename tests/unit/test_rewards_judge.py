@@ -151,12 +151,12 @@ def test_failures_are_not_remembered(server):
 def test_slow_and_dripping_servers_are_left(server):
     def behave(handler, content):
         if content == "slow":
-            time.sleep(1.5)
+            time.sleep(15)
         if content == "drip":
             handler.send_response(200)
             handler.send_header("Content-Length", "1000")
             handler.end_headers()
-            for _ in range(20):
+            for _ in range(200):
                 handler.wfile.write(b" ")
                 time.sleep(0.1)
         handler.say("score 5")
@@ -164,18 +164,18 @@ def test_slow_and_dripping_servers_are_left(server):
     server.behave = behave
     start = time.monotonic()
     assert ask(judge(server, timeout_seconds=0.4), "slow", "drip", "quick") == [None, None, 0.5]
-    assert time.monotonic() - start < 1.4
+    assert time.monotonic() - start < 10
 
 
 def test_the_whole_call_ends_in_time_and_keeps_what_came(server):
     def behave(handler, content):
-        time.sleep(0 if content == "0" else 0.4)
+        time.sleep(0 if content == "0" else 2)
         handler.say("score 5")
 
     server.behave = behave
     start = time.monotonic()
-    found = ask(judge(server, timeout_seconds=5, call_seconds=0.7, max_parallel=1), *"0123456789")
-    assert time.monotonic() - start < 1.5
+    found = ask(judge(server, timeout_seconds=5, call_seconds=3, max_parallel=1), *"0123456789")
+    assert time.monotonic() - start < 15
     assert found[:2] == [0.5, 0.5]
     assert found[3:] == [None] * 7
 

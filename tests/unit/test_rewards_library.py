@@ -194,9 +194,9 @@ def test_trls_rewards_take_both_forms(wrapped, name):
 @pytest.mark.parametrize("function", [library.answer_format, library.xml_format, library.think_format])
 @pytest.mark.parametrize("text", ["<answer>" * 20_000, "<think>" + "x " * 50_000, "<reasoning>" + " " * 100_000])
 def test_long_texts_take_no_time(function, text):
-    start = time.perf_counter()
+    start = time.process_time()
     function([text])
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(
