@@ -17,10 +17,10 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from podium.engines.base import make_groups
-from podium.engines.live.engine import evaluation
 from podium.engines.sampling import row_key
 from podium.models.attention import tree_attention
 from podium.models.forward import Path, token_logps, unwrap
+from podium.models.modes import evaluation_mode
 from podium.models.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
 
@@ -60,7 +60,7 @@ class TransformersEngine:
         """One group per prompt; see `engines.base.RolloutEngine`."""
         if not prompts:
             return []
-        with evaluation(self.model), torch.no_grad(), self.precision():
+        with evaluation_mode(self.model), torch.no_grad(), self.precision():
             ids = self._generate(prompts, settings)
             logps = self._score(prompts, ids, settings)
         return make_groups(

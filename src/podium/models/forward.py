@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from podium.models.attention import TreeAttention, attention_implementation, tree_attention, without_autocast
 from podium.models.devices import kind_of, put
+from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, Places, pack
 from podium.models.precision import accumulated, add_product, product_weight, wide_product
 from podium.records import TrainingGroup
@@ -361,8 +362,6 @@ def _base(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def probe(model: nn.Module) -> float:
     """Largest difference in log-probability between the shared and the padded path on made-up tokens."""
-    training = model.training
-    model.eval()
     device = next(model.parameters()).device
     tokens = np.random.default_rng(0).integers(0, model.get_input_embeddings().weight.shape[0], 24)
     completions = (tuple(tokens[12:20].tolist()), tuple(tokens[20:].tolist()))
@@ -373,14 +372,11 @@ def probe(model: nn.Module) -> float:
         sampled_logps=tuple(np.zeros(len(ids), np.float32) for ids in completions),
     )
     [packed] = pack([group], tokens_per_pack=len(tokens), device=device)
-    try:
-        with in_float32(model), tree_attention(model):
+    with evaluation_mode(model), in_float32(model):
+        with tree_attention(model):
             shared = token_logps(model, packed, temperature=1.0)
-        # Eager is the one that leaves nothing out, soft-capping included.
-        with in_float32(model), attention_implementation(model, "eager"):
+        with attention_implementation(model, "eager"):  # which leaves nothing out, soft-capping included
             padded = token_logps(model, packed, temperature=1.0, path="padded")
-    finally:
-        model.train(training)
     return float((shared.logps_N - padded.logps_N).abs().max())
 
 

@@ -25,7 +25,7 @@ from podium.data.check import check_dataset, is_read_once, set_for_streams
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import OwnWeights, RolloutEngine
 from podium.engines.copied import CopyEngine
-from podium.engines.live.engine import LiveEngine, evaluation
+from podium.engines.live.engine import LiveEngine
 from podium.engines.transformers import TransformersEngine
 from podium.engines.vllm import connect as vllm
 from podium.errors import ConfigError, DataError
@@ -35,6 +35,7 @@ from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
 from podium.models.devices import free_bytes, kind_of
 from podium.models.forward import Path, TokenLogps, choose_path, token_logps
+from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
 from podium.records import ScoredGroup
@@ -393,7 +394,7 @@ def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
         enabled = broadcast_from_main(rounds_products(args.product_precision))
         if args.product_precision == "auto":
             _say_precision(args, enabled=enabled)
-        with evaluation(policy):
+        with evaluation_mode(policy):
             return lean_precision(policy, enabled=enabled)
     dtype = half_dtype(args)
     return contextlib.nullcontext if dtype is None else lambda: torch.autocast(args.device.type, dtype=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from podium.engines.sampling import Drawn, draw, levels, uniforms
 from podium.models.attention import tree_attention, without_autocast
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import replaced_head, unwrap
+from podium.models.modes import evaluation_mode
 from podium.models.packing import common_beginning
 from podium.models.precision import product_weight, wide_product
 from podium.records import Group, Prompt, SamplingSettings
@@ -49,7 +50,7 @@ class LiveEngine:
         """One group per prompt; see `engines.base.RolloutEngine`."""
         device = next(self.model.parameters()).device
         with contextlib.ExitStack() as inside:
-            for context in (evaluation(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
+            for context in (evaluation_mode(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
                 inside.enter_context(context)
             most = self.max_rows or rows_that_fit(self.model, prompts, settings, device)
             max_rows = min(most, len(prompts) * settings.num_completions)
@@ -251,15 +252,3 @@ class Round:
         seen_RV = torch.zeros(len(rows), vocabulary, dtype=torch.bool, device=self.device)
         seen_RV[put(row_X, self.device), put(token_X, self.device)] = True
         return seen_RV
-
-
-@contextlib.contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Dropout off while sampling; afterwards every module is as it was."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from podium.algorithm.losses import policy_loss
-from podium.engines.live.engine import evaluation
 from podium.models.forward import TokenLogps, unwrap
+from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, keep, pack
 from podium.models.precision import ProductPrecision
 from podium.records import Prompt, SamplingSettings, ScoredGroup, TrainingGroup
@@ -466,7 +466,7 @@ def training_logps(
     """Of every rollout, as the run trains on them, or as another model would."""
     model = unwrap(trainer.model) if model is None else model
     found: list[np.ndarray] = []
-    with evaluation(model), trainer.parts.attention(model), trainer.parts.precision():
+    with evaluation_mode(model), trainer.parts.attention(model), trainer.parts.precision():
         for packed in pack(groups, tokens_per_pack=trainer.parts.tokens_per_pack, device=trainer.args.device):
             found += packed.split(trainer.parts.token_logps(model, packed).logps_N)
     return found
