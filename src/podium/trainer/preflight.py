@@ -17,7 +17,7 @@ from transformers.integrations import integration_utils
 
 from podium.errors import ConfigError, did_you_mean
 from podium.trainer.config import GRPOConfig
-from podium.trainer.settings import ARGUMENTS
+from podium.trainer.rules import ARGUMENTS
 
 _OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
     "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),

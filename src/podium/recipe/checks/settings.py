@@ -25,7 +25,7 @@ from podium.runs.redaction import without_secrets
 from podium.trainer.assembly import plan_of
 from podium.trainer.preflight import missing_packages, refusals
 from podium.trainer.resume import differences
-from podium.trainer.settings import UNLIKE_PAPER
+from podium.trainer.rules import UNLIKE_PAPER
 
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
