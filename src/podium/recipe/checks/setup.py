@@ -8,6 +8,7 @@ all problems are reported at once.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,13 @@ class Setup:
     def at(self, key: str) -> str:
         """`run.yaml:7: learning_rate`, or the name alone where nothing was written."""
         return f"{self.places[key]}: {key}" if key in self.places else key
+
+    def finding(self, error: PodiumError, key: str = "", **more: Any) -> Finding:
+        """An error that training would raise, at the place of `key`, or of the first setting that it mentions."""
+        named = (word for word in (key, *re.findall(r"\w+", error.what)) if word in self.places)
+        places = [self.places[name] for name in itertools.islice(named, 1)]
+        made: dict[str, Any] = {"code": error.code or "C030", "severity": "error", "fix": error.fix, **more}
+        return Finding(what=": ".join([*places, error.what]), **made)
 
     def line(self, key: str, value: object) -> str:
         """What to type to set a key: a line of YAML, or an argument of `GRPOConfig`."""
