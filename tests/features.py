@@ -54,7 +54,7 @@ def features() -> Iterator[str]:
     from podium.cli import app
     from podium.recipe.schema import key_types
     from podium.rewards import LIBRARY
-    from podium.trainer.config import ENGINES, REFUSED
+    from podium.trainer.rules import ENGINES, REFUSED
 
     yield from public_names()
     group = typer.main.get_command(app)

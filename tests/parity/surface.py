@@ -21,7 +21,8 @@ from trl.trainer import grpo_config, grpo_trainer
 
 import podium
 from podium.trainer.attributes import ATTRIBUTES, NOT_HERE
-from podium.trainer.config import REFUSED, WITHOUT_EFFECT, GRPOConfig
+from podium.trainer.config import GRPOConfig
+from podium.trainer.rules import REFUSED, WITHOUT_EFFECT
 
 PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
 MARKS = ("<!-- surface -->\n", "\n<!-- /surface -->")

@@ -18,7 +18,7 @@ from podium import GRPOConfig, GRPOTrainer
 from podium.errors import PodiumError
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.attributes import ATTRIBUTES, NOT_HERE
-from podium.trainer.config import WITHOUT_EFFECT
+from podium.trainer.rules import WITHOUT_EFFECT
 from tests.parity import surface
 
 ROWS = [{"prompt": f"{i}+1="} for i in range(8)]

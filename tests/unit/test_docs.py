@@ -30,7 +30,8 @@ from podium.rewards import LIBRARY, _settings
 from podium.runs.findings import codes
 from podium.trainer.assembly import NOT_SUPPORTED
 from podium.trainer.attributes import NOT_HERE
-from podium.trainer.config import REFUSED, GRPOConfig
+from podium.trainer.config import GRPOConfig
+from podium.trainer.rules import REFUSED
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(podium.__file__).parent

@@ -13,8 +13,8 @@ from podium import Stages, check
 from podium.data.conditions import filtered, parse_condition
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, load
-from podium.recipe.completions import Completions
-from podium.recipe.stage import reference_start, schedule_steps
+from podium.recipe.stages.completions import Completions
+from podium.recipe.stages.plan import reference_start, schedule_steps
 from podium.testing import save_tiny_model
 
 BASE = """\
@@ -367,7 +367,7 @@ def test_the_right_completion_comes_from_a_column_or_a_text() -> None:
 
 @pytest.mark.parametrize(
     ("written", "said"),
-    [("anser", "Did you mean `answer`"), ("{answer.__class__}", "is no column"), ("{answer", "written twice")],
+    [("anser", "Did you mean `answer`"), ("{answer.__class__}", "names no column"), ("{answer", "has no other half")],
 )
 def test_a_completion_that_cannot_be_made_is_said(written: str, said: str) -> None:
     with pytest.raises(DataError, match=said):

@@ -31,7 +31,7 @@ from podium.engines.vllm.server import Server
 from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.recipe.checks.settings import vllm as rule
-from podium.recipe.checks.setup import from_arguments
+from podium.recipe.checks.setup import Arguments, from_arguments
 from podium.records import Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.rounds import RoundKey
@@ -298,7 +298,7 @@ def test_a_check_says_so_and_does_not_wait(folder: str, server: Any, tmp_path: P
     rows = [{"prompt": "1+1=", "answer": "2"}] * 8
     settings = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url}
     args = GRPOConfig(str(tmp_path), num_generations=4, max_completion_length=8, use_cpu=True, **settings)
-    setup = from_arguments(folder, [len], args, rows)
+    setup = from_arguments(Arguments(model=folder, reward_funcs=[len], args=args, train_dataset=rows))
     assert list(rule(setup)) == []
     server.stop()
     [finding] = rule(setup)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from podium.recipe import Recipe
-    from podium.recipe.checks.rollouts import Diagnosis
+    from podium.recipe.checks.verdict import Diagnosis
     from podium.recipe.document import Document
     from podium.recipe.estimates.duration import TimeEstimate
     from podium.records import ScoredGroup

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from podium.recipe import Recipe
-    from podium.recipe.stage import Stage
+    from podium.recipe.recipe import Stage
     from podium.recipe.stages.running import StagedRun
 
 

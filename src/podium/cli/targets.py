@@ -109,7 +109,6 @@ def recipe_of(target: Target, asked: Asked) -> Recipe:
     """
     from podium.recipe import load
     from podium.recipe.document import Document
-    from podium.recipe.reading import read
     from podium.runs.run import CONFIG
 
     overrides = dict(asked.overrides)
@@ -128,7 +127,7 @@ def recipe_of(target: Target, asked: Asked) -> Recipe:
             "comes with Podium: quickstart).",
         )
     document = Document(name="the command line", folder=Path(), values={}, lines={})
-    return read(document, {"model": target.given, "report_to": "none", **overrides})
+    return load(document, {"model": target.given, "report_to": "none", **overrides})
 
 
 def _check_has_recipe(config: Path, asked: Asked) -> None:

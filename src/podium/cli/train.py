@@ -72,12 +72,11 @@ def train(
 
 def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> None:
     """Everything `podium train` does."""
-    from podium.recipe import load
     from podium.runs.occupied import occupying
 
     started = time.perf_counter()
-    _check_first(path, overrides)
-    recipe = load(path, overrides)
+    recipe = _checked(path, overrides)
+    os.environ.update(recipe.env)
     if recipe.stages:
         from podium.cli.stages import run_stages
 
@@ -165,24 +164,26 @@ def end(trainer: GRPOTrainer, say: Any) -> None:
         raise typer.Exit(STOPPED)
 
 
-def _check_first(path: str | Document, overrides: dict[str, Any]) -> None:
-    """What `podium check` finds: warnings are printed; errors, and what this machine lacks, stop the run.
+def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
+    """The recipe, checked: warnings are printed; errors, and whatever this machine lacks, stop the run.
 
     Raises:
         ConfigError: with all of them.
     """
     from podium.cli.check import show_findings
     from podium.cli.terminal import errors, quiet
-    from podium.recipe.checks import as_error, check_recipe
+    from podium.recipe.checks import as_error, examine
     from podium.recipe.checks.table import NOT_HERE
 
     quiet()
-    found = check_recipe(path, overrides)
-    wrong = [finding for finding in found if finding.severity == "error" or finding.code in NOT_HERE]
-    if wrong:
+    checked = examine(path, overrides)
+    wrong = [finding for finding in checked.findings if finding.severity == "error" or finding.code in NOT_HERE]
+    if checked.recipe is None or wrong:
         raise as_error(str(path), wrong)
     if int(os.environ.get("RANK", 0)) == 0:
-        show_findings(errors, [each for each in found if each.severity == "warning" or each.code == ASSUMED])
+        shown = [each for each in checked.findings if each.severity == "warning" or each.code == ASSUMED]
+        show_findings(errors, shown)
+    return checked.recipe
 
 
 def silence(trainer: Trainer) -> None:

@@ -95,19 +95,20 @@ def check_quantization(config: PretrainedConfig, settings: LoadSettings, device:
     bits = bits_of(values)
     if not bits:
         return
+    for error in rounding_errors(bits, device):
+        raise error
+
+
+def rounding_errors(bits: int, device: torch.device) -> Iterator[ModelError]:
+    """Errors of weights in so many bits on this machine."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ModelError(
-            f"Weights in {bits} bits need bitsandbytes, which is not installed.",
-            code="M015",
-            fix="Type: pip install 'podium[quant]'",
-        )
+        what = f"Weights in {bits} bits need bitsandbytes, which is not installed."
+        yield ModelError(what, code="M015", fix="Type: pip install 'podium[quant]'")
     if bits == 8 and device.type == "cpu":
-        raise ModelError(EIGHT_BITS_ON_CPU, code="M015", fix="Load it in 4 bits, which a CPU can, or as it is.")
-
-
-EIGHT_BITS_ON_CPU = (
-    "Weights in 8 bits are no case for a CPU: bitsandbytes samples there by other products than it trains with."
-)
+        what = (
+            "Weights in 8 bits are no case for a CPU: bitsandbytes samples there by other products than it trains with."
+        )
+        yield ModelError(what, code="M015", fix="Load it in 4 bits, which a CPU can, or as it is.")
 
 
 def bits_of(quantization: Mapping[str, Any]) -> int:

@@ -1,39 +1,45 @@
-"""YAML with line numbers: a file becomes plain values, and every key knows where it stands.
+"""YAML with line numbers: a file becomes plain values, and the line of every key is kept.
 
-YAML 1.2's core rules, not PyYAML's 1.1: `1e-6` is a number, `on`, `yes` and `12:30` are text, `08` is eight. Refused,
-with file and line: duplicate keys, tags, tabs, aliases that multiply, and files over 1 MB.
+The rules are those of YAML 1.2's core schema: `1e-6` is a number, `on`, `yes` and `12:30` are text, `08` is eight.
+Refused, with file and line: duplicate keys, tags, tabs, aliases that multiply, and files over 1 MB.
+
+PyYAML composes the nodes and the values are built here: ruamel.yaml stops at the first duplicate key, drops tags
+silently, and reads `1_000` as a number and `2024-01-01` as a date.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from podium.errors import ConfigError, with_fix
+from podium.errors import ConfigError, PodiumError, did_you_mean, with_fix
+
+SHIPPED = Path(__file__).parent / "recipes"
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 20_000
 """Values in one file with every alias written out."""
 
 Place = tuple[str | int, ...]
-"""Where a value is: `("lora", "r")`, `("rewards", 0, "weight")`."""
+"""Path to a value: `("lora", "r")`, `("rewards", 0, "weight")`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, with where it stands: `run.yaml:4`, or the flag."""
+    """One mistake in a recipe."""
 
     where: str
+    """`run.yaml:4`, or the flag."""
     what: str
     code: str = "C030"
     """Of the rule that is broken; C030: settings that contradict each other."""
     fix: str = ""
-    """What to type."""
+    """Words to type."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -62,12 +68,26 @@ class Document:
         return f"{self.name}:{self.lines[place]}" if place else self.name
 
 
-def fail(name: str, problems: Sequence[Problem]) -> None:
-    """Raise all the problems as one message, if there are any.
+@dataclass(slots=True)
+class Reader:
+    """Base of readers that collect problems with the places of the values."""
 
-    Raises:
-        ConfigError: there are.
-    """
+    problems: list[Problem] = field(default_factory=list)
+
+    def where(self, place: Place) -> str:
+        """`run.yaml:4`, or the flag."""
+        raise NotImplementedError
+
+    def refuse(self, wrong: str | PodiumError, *place: str | int, code: str = "C030", fix: str = "") -> None:
+        """Add a problem; an error brings its own code and fix."""
+        what = wrong
+        if isinstance(wrong, PodiumError):
+            what, code, fix = wrong.what, wrong.code or code, wrong.fix
+        self.problems.append(Problem(where=self.where(place), what=str(what), code=code, fix=fix))
+
+
+def fail(name: str, problems: Sequence[Problem]) -> None:
+    """Raise `ConfigError` with all the problems as one message, if there are any."""
     if len(problems) == 1:
         raise ConfigError(str(problems[0]), code=problems[0].code, fix=problems[0].fix)
     if problems:
@@ -76,13 +96,51 @@ def fail(name: str, problems: Sequence[Problem]) -> None:
 
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:
-    """What stands in the file, by line; then what is missing; then flags."""
-    return sorted(problems, key=_line)
+    """By line of the file; problems without a line (missing keys, flags) come last."""
+
+    def line(problem: Problem) -> float:
+        number = problem.where.rpartition(":")[2]
+        return int(number) if number.isdigit() else float("inf")
+
+    return sorted(problems, key=line)
 
 
-def _line(problem: Problem) -> float:
-    _, _, line = problem.where.rpartition(":")
-    return int(line) if line.isdigit() else float("inf")
+# ---- files ----
+
+
+def open_document(path: str | Path | Document) -> Document:
+    """The YAML file at `path`, or the shipped recipe of that name.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    if isinstance(path, Document):
+        return path
+    file = Path(path).expanduser()
+    if file.is_file():
+        return read_document(file, str(path))
+    shipped = shipped_recipes()
+    if str(path) in shipped:
+        return read_document(shipped[str(path)], f"{path}.yaml")
+    if file.is_dir():
+        config = file / "config.yaml"
+        fix = f"Did you mean `{config}`?" if config.is_file() else ""
+        raise ConfigError(f"{path} is a folder; a recipe is a YAML file.", fix=fix)
+    beside = sorted(entry.name for entry in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
+    near = did_you_mean(file.name, [*beside, *shipped]) or did_you_mean(f"{file.name}.yaml", beside)
+    what = f"There is no recipe {path}. Recipes that come with Podium: {', '.join(shipped)}."
+    raise ConfigError(what, fix=near or "the path of a YAML file that is there, or one of these names")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name and file of every recipe that comes with the package."""
+    return {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+
+
+def variables(document: Document, overrides: Mapping[str, Any]) -> dict[str, str]:
+    """The environment variables that `env:` of a recipe and its flags set."""
+    given = [values for values in (document.values.get("env"), overrides.get("env")) if isinstance(values, Mapping)]
+    return {str(name): str(value) for values in given for name, value in values.items()}
 
 
 def read_document(path: Path, name: str) -> Document:
@@ -108,7 +166,7 @@ def read_document(path: Path, name: str) -> Document:
 
 
 def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
-    """`read_document` for text. Raises `ConfigError` likewise."""
+    """The document that a text is. Raises `ConfigError` as `read_document` does."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
@@ -132,58 +190,46 @@ def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
 
 
 def scalar(text: str) -> Any:
-    """What a plain word means: a number, true or false, null, or text. Lists and mappings in flow style too.
+    """The value of a plain word: a number, true or false, null, or text. Lists and mappings in flow style too.
 
     >>> [scalar(text) for text in ("1e-6", "08", "12:30", "on", "true", "[1, 2]", "a: b")]
     [1e-06, 8, '12:30', 'on', True, [1, 2], 'a: b']
     """
-    if text[:1] in "[{" and text:
+    if text.startswith(("[", "{")):
         try:
             node = yaml.compose(text, Loader=_Loader)
         except yaml.YAMLError:
             return text
         assert node is not None
         return _Builder("").build(node, ())
-    return _VALUES[_tag(text)](text)
+    return _plain(text)
 
 
-# ---- scalars: YAML 1.2, section 10.3.2 ----
+def _plain(text: str) -> Any:
+    return next((value(text) for pattern, value in _SCALARS if pattern.fullmatch(text)), text)
 
-_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("null", re.compile(r"~|null|Null|NULL|")),
-    ("bool", re.compile(r"true|True|TRUE|false|False|FALSE")),
-    ("int", re.compile(r"[-+]?[0-9]+")),
-    ("octal", re.compile(r"0o[0-7]+")),
-    ("hex", re.compile(r"0x[0-9a-fA-F]+")),
-    ("float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")),
-    ("inf", re.compile(r"[-+]?\.(inf|Inf|INF)")),
-    ("nan", re.compile(r"\.(nan|NaN|NAN)")),
+
+_SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
+    (re.compile(r"~|null|Null|NULL|"), lambda text: None),
+    (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    (re.compile(r"[-+]?[0-9]+"), int),
+    (re.compile(r"0o[0-7]+"), lambda text: int(text, 8)),
+    (re.compile(r"0x[0-9a-fA-F]+"), lambda text: int(text, 16)),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
+    (re.compile(r"[-+]?\.(inf|Inf|INF)"), lambda text: float(text.replace(".", ""))),
+    (re.compile(r"\.(nan|NaN|NAN)"), lambda text: float("nan")),
 )
-_VALUES: Mapping[str, Any] = {
-    "null": lambda text: None,
-    "bool": lambda text: text.lower() == "true",
-    "int": int,
-    "octal": lambda text: int(text, 8),
-    "hex": lambda text: int(text, 16),
-    "float": float,
-    "inf": lambda text: float(text.replace(".", "")),
-    "nan": lambda text: float("nan"),
-    "str": str,
-}
-
-
-def _tag(text: str) -> str:
-    return next((tag for tag, pattern in _PATTERNS if pattern.fullmatch(text)), "str")
+"""Scalars of YAML 1.2, section 10.3.2; other plain words are text."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only; every plain scalar stays text until `_tag` looks at it."""
+    """Composes nodes only; every plain scalar stays text until `scalar` reads it."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own class attribute
 
 
 class _Builder:
-    """Nodes into values, with lines and problems by the way."""
+    """Builds values from nodes, and collects lines and problems."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -193,44 +239,34 @@ class _Builder:
     def build(self, node: yaml.Node, place: Place) -> Any:
         if place:
             self.lines.setdefault(place, node.start_mark.line + 1)
+        kind = {yaml.MappingNode: "map", yaml.SequenceNode: "seq"}.get(type(node), "str")
+        if node.tag != f"tag:yaml.org,2002:{kind}":
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self._refuse(node, f"tags ({tag}) are not taken", code="C019", fix="leave it out")
         if isinstance(node, yaml.MappingNode):
-            self._check_tag(node, "map")
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
-            self._check_tag(node, "seq")
             return [self.build(item, (*place, index)) for index, item in enumerate(node.value)]
-        self._check_tag(node, "str")
-        assert isinstance(node, yaml.ScalarNode)
-        return node.value if node.style else _VALUES[_tag(node.value)](node.value)
+        return node.value if node.style else _plain(node.value)
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            where = f"{self.name}:{line}"
+            line, key = key_node.start_mark.line + 1, key_node.value
             if not isinstance(key_node, yaml.ScalarNode):
-                self.problems.append(
-                    Problem(where=where, what=f"a key must be a word, got {_kind(key_node)}", code="C019")
-                )
-                continue
-            key = key_node.value
-            if key in values:
+                self._refuse(key_node, f"a key must be a word, got {_kind(key_node)}", code="C019")
+            elif key in values:
                 first = self.lines[(*place, key)]
-                what, fix = f"`{key}` is already set at line {first}", f"delete line {line} or line {first}"
-                self.problems.append(Problem(where=where, what=what, code="C006", fix=f"{fix}: one `{key}` is enough"))
-                continue
-            self.lines[(*place, key)] = line
-            values[key] = self.build(value_node, (*place, key))
+                fix = f"delete line {line} or line {first}: one `{key}` is enough"
+                self._refuse(key_node, f"`{key}` is already set at line {first}", code="C006", fix=fix)
+            else:
+                self.lines[(*place, key)] = line
+                values[key] = self.build(value_node, (*place, key))
         return values
 
-    def _check_tag(self, node: yaml.Node, kind: str) -> None:
-        if node.tag != f"tag:yaml.org,2002:{kind}":
-            line, tag = node.start_mark.line + 1, node.tag.replace("tag:yaml.org,2002:", "!!")
-            self.problems.append(
-                Problem(
-                    where=f"{self.name}:{line}", what=f"tags ({tag}) are not taken", code="C019", fix="leave it out"
-                )
-            )
+    def _refuse(self, node: yaml.Node, what: str, *, code: str, fix: str = "") -> None:
+        where = f"{self.name}:{node.start_mark.line + 1}"
+        self.problems.append(Problem(where=where, what=what, code=code, fix=fix))
 
 
 def _kind(node: yaml.Node) -> str:
@@ -239,14 +275,15 @@ def _kind(node: yaml.Node) -> str:
 
 
 def _count(root: yaml.Node) -> int:
-    """Number of values with every alias written out; an alias is the same node again, so each is counted once."""
+    """Number of values with every alias written out. An alias is the same node again, so each is visited once."""
     counts: dict[int, int] = {}
 
     def count(node: yaml.Node) -> int:
         if id(node) not in counts:
-            children = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else []
-            children = node.value if isinstance(node, yaml.SequenceNode) else children
-            counts[id(node)] = 1 + sum(count(child) for child in children)
+            children: Any = () if isinstance(node, yaml.ScalarNode) else node.value
+            if isinstance(node, yaml.MappingNode):
+                children = [child for pair in node.value for child in pair]
+            counts[id(node)] = 1 + sum(map(count, children))
         return counts[id(node)]
 
     return count(root)

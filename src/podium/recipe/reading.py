@@ -1,4 +1,4 @@
-"""A YAML document and flags, checked key by key, become a `Recipe`. Everything that is wrong is collected first."""
+"""A YAML document and flags, checked key by key, become a `Recipe`; all problems are collected."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from peft import LoraConfig
 from trl.scripts.utils import DatasetConfig
 
@@ -16,16 +17,15 @@ from podium.data.loading import DataSpec, Part, contradictions, read_parts
 from podium.data.sources import check_exists
 from podium.errors import PodiumError, as_line, did_you_mean
 from podium.models.builtin import BUILTIN
-from podium.recipe import Recipe
 from podium.recipe.assume import OLD_NAMES, assume
-from podium.recipe.document import Document, Place, Problem, fail, in_order
+from podium.recipe.document import Document, Place, Problem, Reader, in_order, variables
+from podium.recipe.recipe import Recipe
 from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
     PART_TYPES,
-    Mistake,
-    beyond_limits,
     check_key,
     check_type,
+    check_value,
     config_keys,
     field_types,
     key_types,
@@ -35,6 +35,7 @@ from podium.recipe.schema import (
 )
 from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
+from podium.trainer.config import has_bfloat16
 
 _DATA_KEYS = (
     "eval_dataset",
@@ -62,64 +63,48 @@ _COLUMN_KEYS = ("prompt", "answer", "system", "answer_from", "chat")
 _SELECTION_KEYS = ("held_out", "pass_rates", "order", "difficulty")
 
 
-def read(document: Document, overrides: Mapping[str, Any]) -> Recipe:
-    """The recipe that a document and overriding values describe.
-
-    Raises:
-        ConfigError: with all the problems.
-    """
-    recipe, problems = survey(document, overrides)
-    fail(document.name, problems)
-    return recipe
-
-
-def survey(
+def survey_recipe(
     document: Document, overrides: Mapping[str, Any], *, needs_rewards: bool = True, assumes: bool = True
 ) -> tuple[Recipe, list[Problem]]:
-    """What can be understood of a recipe, and everything that is wrong with it. Without a model its name is empty.
+    """The recipe as far as it can be understood, and all problems. Without a model its name is empty.
 
-    `assumes`: whether what nobody wrote may be assumed. Not in a stage: its prompts are to be those of its neighbours.
+    `assumes`: whether missing keys may be inferred. Not in a stage: its prompts are to be those of its neighbours.
     """
     assumed = assume({**document.values, **overrides}, alone=not document.is_file) if assumes else {}
     document = replace(document, values={**document.values, **assumed})
-    reading = _Reading(document=document, overrides=overrides)
-    reading.check_keys()
-    rewards = reading.rewards()
-    lora = reading.lora()
-    quantization = reading.quantization()
-    data = reading.data()
-    config = reading.config(rewards)
-    reading.check_needed(rewards, needs_rewards=needs_rewards)
-    values = reading.values
+    reader = _RecipeReader(document=document, overrides=overrides)
+    reader.check_keys()
+    values = reader.values
+    rewards = reader.rewards()
+    made: dict[str, Any] = {"lora": reader.lora(), "quantization": reader.quantization(), "data": reader.data()}
+    config = reader.config(rewards)
+    reader.check_needed(rewards, needs_rewards=needs_rewards)
+    resume = values.get("resume_from_checkpoint")
+    named = ("accuracy", "eval_samples", "eval_temperature", "eval_rows")
     recipe = Recipe(
         name=document.name,
         model=values.get("model", ""),
-        model_settings=reading.model_settings(),
-        data=data,
+        model_settings=reader.model_settings(),
         rewards=rewards,
-        lora=lora,
-        quantization=quantization,
         config=config,
-        resume=_resume(values.get("resume_from_checkpoint")),
-        accuracy=values.get("accuracy"),
-        eval_samples=values.get("eval_samples", 4),
-        eval_temperature=values.get("eval_temperature"),
-        eval_rows=values.get("eval_rows", 200),
-        places={key: reading.where((key,)) for key in values},
+        resume={"true": True, "false": None, False: None}.get(resume, resume),
+        env=variables(document, overrides),
+        places={key: reader.where((key,)) for key in values},
         given={**document.values, **overrides},
         assumed=assumed,
+        **made,
+        **{key: values[key] for key in named if key in values},
     )
-    return recipe, in_order(reading.problems)
+    return recipe, in_order(reader.problems)
 
 
-@dataclass(slots=True)
-class _Reading:
-    """One recipe on its way: values that passed, and problems."""
+@dataclass(slots=True, kw_only=True)
+class _RecipeReader(Reader):
+    """Collects the values of one recipe that passed."""
 
     document: Document
     overrides: Mapping[str, Any]
     values: dict[str, Any] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
     spelled: dict[str, str] = field(default_factory=dict)
     """The name a key was written with."""
 
@@ -129,37 +114,26 @@ class _Reading:
         written = self.spelled.get(key, key)
         return f"--{written}" if written in self.overrides else self.document.where((written, *place[1:]))
 
-    def say(self, what: str, *place: str | int, code: str = "C030", fix: str) -> None:
-        self.problems.append(Problem(where=self.where(place), what=what, code=code, fix=fix))
-
-    def say_of(self, wrong: Mistake | PodiumError, *place: str | int) -> None:
-        self.say(wrong.what, *place, code=wrong.code, fix=wrong.fix)
-
     def check_keys(self) -> None:
-        """Names and types of all keys; what passes is in `values` under the short name."""
+        """Names and types of all keys; the values that pass are in `values` under the short name."""
         self.problems += self.document.problems
         for key, value in {**self.document.values, **self.overrides}.items():
             if key not in key_types():
-                self.say_of(unknown_key(key, code="C009" if key in self.overrides else "C001"), key)
+                self.refuse(unknown_key(key, code="C009" if key in self.overrides else "C001"), key)
                 continue
             if HIDDEN in str(value):
-                fix = f"write it again, or take `{key}` out"
-                self.say(
-                    f"`{key}` holds {HIDDEN}: what was there was secret when this was written",
-                    key,
-                    code="C003",
-                    fix=fix,
-                )
+                what = f"`{key}` holds {HIDDEN}: what was there was secret when this was written"
+                self.refuse(what, key, code="C003", fix=f"write it again, or take `{key}` out")
                 continue
-            if value is None and type(None) not in _options(key):
+            if value is None and type(None) not in members(key_types()[key]):
                 continue  # `key:` with nothing behind it: as if it were not there
-            checked, mistake = check_key(key, value)
-            if mistake is not None:
-                self.say_of(of_flag(mistake, key, value) if key in self.overrides else mistake, key)
+            checked, error = check_key(key, value)
+            if error is not None:
+                self.refuse(of_flag(error, key, value) if key in self.overrides else error, key)
                 continue
             short = OLD_NAMES.get(key, key)
             if short in self.spelled and self.spelled[short] != key:
-                self.say(f"`{key}` and `{self.spelled[short]}` mean the same", key, fix="keep one of them")
+                self.refuse(f"`{key}` and `{self.spelled[short]}` mean the same", key, fix="keep one of them")
             self.spelled[short] = key
             self.values[short] = checked
 
@@ -180,50 +154,47 @@ class _Reading:
         own = self.values.get("lora")
         if own is not None:
             if flat or self.values.get("use_peft"):
-                self.say("`lora` and TRL's `use_peft`, `lora_*` keys say the same twice", "lora", fix="keep one way")
-            return self._checked_lora(own)
+                self.refuse("`lora` and TRL's `use_peft`, `lora_*` keys say the same twice", "lora", fix="keep one way")
+            return self._checked_mapping(own, field_types(LoraConfig), ("lora",))
         if not self.values.get("use_peft"):
             if flat and "use_peft" not in self.values:
                 key = next(iter(flat))
                 fix = f"add it, or take `{key}` out"
-                self.say(f"`{key}` does nothing without `use_peft: true`", key, code="C017", fix=fix)
+                self.refuse(f"`{key}` does nothing without `use_peft: true`", key, code="C017", fix=fix)
             return None
         filled = {arg: flat.get(key, default) for key, (arg, default) in _LORA_KEYS.items()}
         if isinstance(filled["target_modules"], list) and len(filled["target_modules"]) == 1:
             filled["target_modules"] = filled["target_modules"][0]  # "all-linear" is a word, not a list
         return {arg: value for arg, value in filled.items() if value is not None}
 
-    def _checked_lora(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        return self._checked_mapping(own, field_types(LoraConfig), ("lora",))
-
     def _checked_mapping(self, values: Mapping[str, Any], types: Mapping[str, Any], place: Place) -> dict[str, Any]:
         """Keys and values of a mapping inside a recipe."""
         passed: dict[str, Any] = {}
         for key, value in values.items():
             if key not in types:
-                self.say_of(unknown_key(key, types), *place, key)
+                self.refuse(unknown_key(key, types), *place, key)
                 continue
-            passed[key], mistake = check_type(key, value, types[key])
-            mistake = mistake or beyond_limits(key, passed[key])
-            if mistake is not None:
-                self.say_of(mistake, *place, key)
+            passed[key], error = check_type(key, value, types[key])
+            if error := error or check_value(key, passed[key]):
+                self.refuse(error, *place, key)
         return passed
 
     def quantization(self) -> dict[str, Any] | None:
         """As TRL makes it from its flat keys."""
         four, eight = self.values.get("load_in_4bit"), self.values.get("load_in_8bit")
         if four and eight:
-            self.say("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit", fix="keep one of them")
+            self.refuse("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit", fix="keep one of them")
         if four and self.values.get("dtype") == "auto":
-            self.say(
+            self.refuse(
                 "`dtype: auto` does not say in which precision `load_in_4bit` is to compute",
                 "dtype",
                 fix="dtype: bfloat16, or leave it out: bfloat16 where the GPU has it, else float32",
             )
         if four:
+            can = "bfloat16" if torch.cuda.is_available() and has_bfloat16() else "float32"
             return {
                 "load_in_4bit": True,
-                "bnb_4bit_compute_dtype": self.values.get("dtype", _compute_dtype()),
+                "bnb_4bit_compute_dtype": self.values.get("dtype", can),
                 "bnb_4bit_quant_type": self.values.get("bnb_4bit_quant_type", "nf4"),
                 "bnb_4bit_use_double_quant": self.values.get("use_bnb_nested_quant", False),
                 "bnb_4bit_quant_storage": self.values.get("bnb_4bit_quant_storage"),
@@ -238,7 +209,7 @@ class _Reading:
         ]
         for index, part in enumerate(mixture):
             if "path" not in part:
-                self.say("a part of `datasets` needs `path`", "datasets", index, fix="path: FILE, or a hub id")
+                self.refuse("a part of `datasets` needs `path`", "datasets", index, fix="path: FILE, or a hub id")
         dataset = self.values.get("dataset")
         for key in ("dataset", "eval_dataset"):
             if isinstance(name := self.values.get(key), str):
@@ -257,7 +228,7 @@ class _Reading:
             **given,
         )
         for key, error in contradictions(spec).items():
-            self.say_of(error, key)
+            self.refuse(error, key)
         return spec
 
     def _columns(self, values: Mapping[str, Any], *place: str | int) -> Columns:
@@ -266,7 +237,7 @@ class _Reading:
         made = Columns(examples=tuple(values.get("examples") or ()), **given)
         wrong = made.check()
         for key, error in wrong.items():
-            self.say_of(error, *place, key)
+            self.refuse(error, *place, key)
         rest: dict[str, Any] = {key: () if key == "examples" else None for key in wrong}
         return replace(made, **rest)  # what is left can still be checked
 
@@ -277,11 +248,11 @@ class _Reading:
             own = entry if isinstance(entry, Mapping) else {"path": entry}
             checked = self._checked_mapping(own, PART_TYPES, ("dataset", index))
             if not isinstance(checked.get("path"), str):
-                self.say("a part of `dataset` needs `path`", "dataset", index, fix="path: FILE, or a hub id")
+                self.refuse("a part of `dataset` needs `path`", "dataset", index, fix="path: FILE, or a hub id")
                 continue
             if (weight := checked.get("weight")) is not None and not weight > 0:
                 what = f"`weight` must be above 0, got {weight:g}"
-                self.say(what, "dataset", index, "weight", code="C016", fix="weight: 1")
+                self.refuse(what, "dataset", index, "weight", code="C016", fix="weight: 1")
             self._check_exists(checked["path"], "dataset", index)
             self._columns(checked, "dataset", index)
             parts.append(checked)
@@ -294,7 +265,7 @@ class _Reading:
             return None
         if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] <= 1:
             what = f"`pass_rate` must be two shares, the lower one first; got {bounds}"
-            self.say(what, "pass_rate", code="C016", fix="pass_rate: [0.05, 0.95]")
+            self.refuse(what, "pass_rate", code="C016", fix="pass_rate: [0.05, 0.95]")
             return None
         return bounds[0], bounds[1]
 
@@ -304,7 +275,7 @@ class _Reading:
             try:
                 yield parse_condition(text)
             except ValueError as error:
-                self.say(f"`filter`: {error}", "filter", code="C061", fix="filter: level <= 2")
+                self.refuse(f"`filter`: {error}", "filter", code="C061", fix="filter: level <= 2")
 
     def _use_test_split(self) -> Literal["if there", "needed", "no"]:
         """A file written for `trl grpo` has its test split used when it asks for evaluation, and only then."""
@@ -316,7 +287,7 @@ class _Reading:
         try:
             check_exists(name, str(place[0]))
         except PodiumError as error:
-            self.say_of(error, *place)
+            self.refuse(error, *place)
 
     def model_settings(self) -> dict[str, Any]:
         """Arguments of `from_pretrained` that have a key of their own."""
@@ -334,63 +305,41 @@ class _Reading:
         if self.values.get("order") is not None:
             if config.get("shuffle_dataset"):
                 what = "`order` and `shuffle_dataset: true` exclude each other."
-                self.say(what, "order", fix="Leave one of them out.")
+                self.refuse(what, "order", fix="Leave one of them out.")
             config["shuffle_dataset"] = False
         if any(spec.weight is not None for spec in rewards):
             if "reward_weights" in config:
                 what = "`reward_weights` and `weight` in `rewards` say the same twice"
-                self.say(what, "reward_weights", fix="keep one")
+                self.refuse(what, "reward_weights", fix="keep one")
             config["reward_weights"] = [1.0 if spec.weight is None else float(spec.weight) for spec in rewards]
         if any(spec.adaptive for spec in rewards):
             if config.get("adaptive_rewards"):
                 what = "`adaptive_rewards` and `adaptive` in `rewards` say the same twice"
-                self.say(what, "adaptive_rewards", fix="keep one")
+                self.refuse(what, "adaptive_rewards", fix="keep one")
             named = zip(distinct_names([short_name(spec) for spec in rewards]), rewards, strict=True)
             config["adaptive_rewards"] = {name: spec.adaptive for name, spec in named if spec.adaptive}
         return config
 
     def check_needed(self, rewards: tuple[RewardSpec, ...], *, needs_rewards: bool = True) -> None:
-        """What a recipe cannot do without. Silent where the key is there and wrong: that was said already."""
+        """Keys that a recipe cannot do without. Silent where the key is there and wrong, which is a problem already."""
         given = {**self.document.values, **self.overrides}
         written = {OLD_NAMES.get(key, key) for key, value in given.items() if value is not None}
         has_rewards = {"rewards", "reward_model_name_or_path"} & written and (rewards or self.problems)
-        if "model" not in written:
-            self._say_missing("model", as_line("model", BUILTIN))
-        if not {"dataset", "datasets"} & written:
-            self._say_missing("dataset", "dataset: builtin:additions, or a file")
-        if needs_rewards and not has_rewards:
-            self._say_missing("rewards", "rewards: [my_rewards.py:my_function]")
-        self._check_accuracy(rewards)
-
-    def _say_missing(self, key: str, fix: str) -> None:
-        self.problems.append(Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix))
-
-    def _check_accuracy(self, rewards: tuple[RewardSpec, ...]) -> None:
+        for key, there, fix in (
+            ("model", "model" in written, as_line("model", BUILTIN)),
+            ("dataset", {"dataset", "datasets"} & written, "dataset: builtin:additions, or a file"),
+            ("rewards", has_rewards or not needs_rewards, "rewards: [my_rewards.py:my_function]"),
+        ):
+            if not there:
+                self.problems.append(Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix))
         wanted = self.values.get("accuracy")
         names = [short_name(spec) for spec in rewards]
         if wanted and names and wanted not in names:
             listed = ", ".join(names)
             fix = did_you_mean(wanted, names) or as_line("accuracy", names[0])
-            self.say(f"`accuracy` names no reward here ({listed}): `{wanted}`.", "accuracy", fix=fix)
+            self.refuse(f"`accuracy` names no reward here ({listed}): `{wanted}`.", "accuracy", fix=fix)
 
 
 def short_name(spec: RewardSpec) -> str:
     """The name a reward's metrics have."""
     return callable_name(spec.function)
-
-
-def _compute_dtype() -> str:
-    """In which 4-bit weights multiply: bfloat16 where the GPU has units for it."""
-    import torch
-
-    from podium.trainer.config import has_bfloat16
-
-    return "bfloat16" if torch.cuda.is_available() and has_bfloat16() else "float32"
-
-
-def _options(key: str) -> set[Any]:
-    return members(key_types()[key])
-
-
-def _resume(value: Any) -> str | bool | None:
-    return {"true": True, "false": None, False: None}.get(value, value)

@@ -1,16 +1,16 @@
-"""What a recipe may say: every key, what its value must be, and where it goes.
+"""Keys of a recipe: the type of each value, its choices and limits.
 
 The keys are those of `GRPOConfig`, those of a `trl grpo` file, and Podium's own few. Values are checked against the
-annotations of the classes they end up in, so nothing is listed twice. Importing this costs seconds (transformers).
+annotations of the classes that take them, and against the table of `trainer.config`, so nothing is listed twice.
+Importing this costs seconds (transformers).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -22,9 +22,10 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
-from podium.errors import as_line, did_you_mean
-from podium.recipe import Recipe
-from podium.trainer.config import CHOICES, GONE, RANGES, SENSIBLE, GRPOConfig, out_of_range
+from podium.errors import ConfigError, as_line, did_you_mean
+from podium.recipe.recipe import Recipe
+from podium.trainer.config import GRPOConfig
+from podium.trainer.rules import CHOICES, GONE, RANGES, SENSIBLE, wrong_value
 
 OWN_KEYS: Mapping[str, Any] = {
     "model": str,
@@ -106,16 +107,6 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
 _CLASSES = (GRPOConfig, GRPOScriptArguments, trl.ModelConfig, trl.DatasetMixtureConfig)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
-    """What is wrong with a key or its value, wherever it stands."""
-
-    what: str
-    code: str
-    fix: str
-    """What to type."""
-
-
 @cache
 def key_types() -> Mapping[str, Any]:
     """Every key of a recipe and what its value must be."""
@@ -138,19 +129,17 @@ def config_keys() -> frozenset[str]:
     return frozenset(field_types(GRPOConfig))
 
 
-def unknown_key(key: str, known: Mapping[str, Any] | None = None, *, code: str = "C001") -> Mistake:
-    """What to say about a key that is none; `known` are the keys of the mapping it is in (default: a recipe's)."""
-    fix = GONE.get(key)
+def unknown_key(key: str, known: Mapping[str, Any] | None = None, *, code: str = "C001") -> ConfigError:
+    """The error of a key that is not among `known`, the keys of the mapping it is in (default: a recipe's)."""
     known = key_types() if known is None else known
     meant = _ADAPTER_WORDS.get(key)
-    fix = fix or did_you_mean(key.replace("-", "_"), known)
-    if not fix:
-        fix = f"write `{meant}` in place of `{key}`" if meant in known else as_line(key, None)
-    return Mistake(what=f"unknown key `{key}`.", code=code, fix=fix)
+    fix = GONE.get(key) or did_you_mean(key.replace("-", "_"), known)
+    fix = fix or (f"write `{meant}` in place of `{key}`" if meant in known else as_line(key, None))
+    return ConfigError(f"unknown key `{key}`.", code=code, fix=fix)
 
 
 def default_line(key: str) -> str:
-    """What to type for a setting to be as when nobody sets it.
+    """The line that sets a key to its default.
 
     >>> default_line("temperature"), default_line("top_entropy_quantile"), default_line("min_p")
     ('temperature: 1.0', 'top_entropy_quantile: 1.0', 'take `min_p` out')
@@ -160,62 +149,63 @@ def default_line(key: str) -> str:
 
 @cache
 def _defaults() -> Mapping[str, Any]:
-    """Of settings by their names, adapters' and recipes' own among them."""
     fields = (field for record in (LoraConfig, Recipe, GRPOConfig) for field in dataclasses.fields(record))
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
-def check_key(key: str, value: Any) -> tuple[Any, Mistake | None]:
-    """The value of a top-level key in its own type, or what is wrong with it."""
-    checked, mistake = check_type(key, value, key_types()[key])
-    return checked, mistake or _wrong_choice(key, checked) or beyond_limits(key, checked)
+def check_key(key: str, value: Any) -> tuple[Any, ConfigError | None]:
+    """The value of a top-level key in its own type, or the error in it."""
+    checked, error = check_type(key, value, key_types()[key])
+    return checked, error or check_value(key, checked, _LISTED_CHOICES.get(key) or _choices_of(key))
 
 
-def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, Mistake | None]:
-    """`value` converted to `annotation`, or what is wrong with it as the value of `key`."""
-    checked, problem = _converted(value, annotation)
-    if problem is None:
-        return checked, None
-    if int in members(annotation):
-        return checked, Mistake(what=f"`{key}`: {problem}", code="C002", fix=_whole_line(key, value))
-    unquoted = isinstance(value, Mapping) and len(value) == 1 and key in TEMPLATES
-    fix = f'{key}: "{{{next(iter(value))}}}"' if unquoted else default_line(key)
-    return checked, Mistake(what=f"`{key}`: {problem}", code="C003", fix=fix)
+def check_value(key: str, value: Any, choices: Sequence[str] = ()) -> ConfigError | None:
+    """The error of a value that is none of `choices`, or a number out of its range."""
+    words = choices if isinstance(value, str) else ()
+    return wrong_value(key, value, choices=words, limits=_LIMITS, fix=default_line)
 
 
-def of_flag(mistake: Mistake, key: str, value: Any) -> Mistake:
-    """The same of a key that was given as a flag, with the flag to type.
+def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, ConfigError | None]:
+    """`value` converted to `annotation`, or the error in it as the value of `key`.
 
-    >>> _, mistake = check_key("learning_rate", True)
-    >>> of_flag(mistake, "learning_rate", True)
-    Mistake(what='needs a number behind it.', code='C003', fix='--learning_rate 1e-06')
+    4.5 is no whole number, a list no number, true no number.
     """
-    words = _in_words(key_types()[key])
-    fix = mistake.fix.replace(f"{key}: ", f"--{key} ", 1) if mistake.fix.startswith(f"{key}: ") else mistake.fix
-    what = f"needs {words} behind it." if value is True else mistake.what
-    return dataclasses.replace(mistake, what=what, fix=fix)
+    whole, adapter = members(annotation), _adapter(annotation)
+    shown = _shown(value)
+    if isinstance(value, bool) and bool not in whole and whole & {int, float, str}:
+        shown = str(value).lower()
+    elif adapter is None:
+        return value, None
+    else:
+        with contextlib.suppress(ValidationError):
+            return adapter.validate_python(value), None
+    what, code, fix = f"`{key}`: expected {_in_words(annotation)}, got {shown}", "C003", default_line(key)
+    if int in whole:
+        code, fix = "C002", _whole_line(key, value)
+    elif isinstance(value, Mapping) and len(value) == 1 and key in TEMPLATES:  # a template without quotes
+        fix = f'{key}: "{{{next(iter(value))}}}"'
+    return value, ConfigError(what, code=code, fix=fix)
+
+
+def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:
+    """The same error of a key that was given as a flag, with the flag to type.
+
+    >>> _, error = check_key("learning_rate", True)
+    >>> print(of_flag(error, "learning_rate", True))
+    needs a number behind it.
+      fix: --learning_rate 1e-06
+    """
+    fix = f"--{key} {error.fix.removeprefix(f'{key}: ')}" if error.fix.startswith(f"{key}: ") else error.fix
+    what = f"needs {_in_words(key_types()[key])} behind it." if value is True else error.what
+    return ConfigError(what, code=error.code, fix=fix)
 
 
 def _whole_line(key: str, value: Any) -> str:
     """The nearest whole number, where there is one."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    return as_line(key, round(number)) if math.isfinite(number) else default_line(key)
-
-
-def _converted(value: Any, annotation: Any) -> tuple[Any, str | None]:
-    """`value` converted to `annotation`, or what is wrong: 4.5 is no whole number, a list no number, true no number."""
-    if isinstance(value, bool) and bool not in members(annotation) and members(annotation) & {int, float, str}:
-        return value, f"expected {_in_words(annotation)}, got {str(value).lower()}"
-    adapter = _adapter(annotation)
-    if adapter is None:
-        return value, None
-    try:
-        return adapter.validate_python(value), None
-    except ValidationError:
-        return value, f"expected {_in_words(annotation)}, got {_shown(value)}"
+        return default_line(key) if isinstance(value, bool) else as_line(key, round(float(value)))
+    except (TypeError, ValueError, OverflowError):
+        return default_line(key)
 
 
 @cache
@@ -225,17 +215,6 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
         return TypeAdapter(annotation, config=ConfigDict(coerce_numbers_to_str=True, arbitrary_types_allowed=True))
     except PydanticUserError:  # the annotation is a dataclass, which brings its own configuration
         return None
-
-
-def _wrong_choice(key: str, value: Any) -> Mistake | None:
-    choices = _LISTED_CHOICES.get(key) or _choices_of(key)
-    if not choices or value is None or isinstance(value, bool) or not isinstance(value, str):
-        return None
-    value = value.value if isinstance(value, Enum) else value
-    if value in choices:
-        return None
-    what = f"`{key}` must be one of {', '.join(choices)}; got `{value}`."
-    return Mistake(what=what, code="C004", fix=did_you_mean(value, choices) or default_line(key))
 
 
 @cache
@@ -249,15 +228,6 @@ def _choices_of(key: str) -> tuple[str, ...]:
             if field.name == key and field.metadata.get("choices"):
                 return tuple(field.metadata["choices"])
     return ()
-
-
-def beyond_limits(key: str, value: Any) -> Mistake | None:
-    """What is wrong with a number that is out of its range."""
-    wrong = out_of_range(key, value, _LIMITS)
-    if not wrong:
-        return None
-    code = "C011" if key.startswith("num_generations") else "C016"
-    return Mistake(what=f"`{key}` {wrong}", code=code, fix=default_line(key))
 
 
 # ---- annotations in words ----

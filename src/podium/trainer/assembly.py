@@ -272,6 +272,8 @@ def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) 
 
 def _checked_config(args: GRPOConfig, model: Any, settings: loading.LoadSettings) -> PretrainedConfig:
     config = loading.load_config(model, settings)
+    if error := preflight.no_router(args, config):
+        raise error
     if isinstance(model, str):
         loading.check_quantization(config, settings, args.device)
     return config
@@ -501,12 +503,10 @@ def _decide_checkpointing(args: GRPOConfig, tokens_per_pack: int, path: Path) ->
 
 
 def _router_coef(args: GRPOConfig, policy: nn.Module) -> float:
-    if not loading.is_mixture_of_experts(policy):
-        if args.router_aux_loss_coef:
-            raise ConfigError(
-                f"router_aux_loss_coef is {args.router_aux_loss_coef}, but this model has no router.",
-                fix="Leave router_aux_loss_coef out.",
-            )
+    has_router = loading.is_mixture_of_experts(policy)
+    if error := preflight.no_router(args, policy.config, known=has_router):
+        raise error
+    if not has_router:
         return 0.0
     if args.router_aux_loss_coef is not None:
         return args.router_aux_loss_coef

@@ -1,6 +1,6 @@
-"""Settings that cannot work together, in this place or on this machine.
+"""Rules about a run as a whole: settings that its model, its data, this folder or this machine rule out.
 
-`podium check` makes findings of what the trainer raises before it loads weights: both ask the functions here.
+The trainer raises the first of these errors before it loads weights; `podium check` makes findings of all.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from transformers import PretrainedConfig
 from transformers.integrations import integration_utils
 
 from podium.errors import ConfigError, did_you_mean
 from podium.trainer.config import GRPOConfig
-from podium.trainer.settings import ARGUMENTS
+from podium.trainer.rules import ARGUMENTS
 
 _OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
     "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
@@ -66,6 +67,20 @@ def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[C
             yield ConfigError(what, code="C004", fix=did_you_mean(name, trackers) or "report_to: none")
     if error := _no_folder(str(args.output_dir)):
         yield error
+
+
+_ROUTERS = ("num_experts", "num_local_experts", "n_routed_experts", "output_router_logits")
+"""Settings of models that have a router."""
+
+
+def no_router(args: GRPOConfig, config: PretrainedConfig, *, known: bool | None = None) -> ConfigError | None:
+    """The error of a load-balancing loss for a model without a router. `known`: whether it has one, if it is loaded."""
+    text = config.get_text_config()
+    has_router = any(hasattr(text, name) for name in _ROUTERS) if known is None else known
+    if not args.router_aux_loss_coef or has_router:
+        return None
+    what = f"router_aux_loss_coef is {args.router_aux_loss_coef:g}, but this model ({text.model_type}) has no router."
+    return ConfigError(what, code="M021", fix="leave router_aux_loss_coef out")
 
 
 def only_generate(args: GRPOConfig) -> list[str]:

@@ -47,8 +47,8 @@ from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_mem
 from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.rollouts import EVALUATION, Rollouts, training_group
 from podium.trainer.rounds import MicroBatch, MicroStep, Round, Share, loss_inputs, micro_batches
+from podium.trainer.rules import warn_unlike_paper
 from podium.trainer.saving import AtomicCheckpointMixin
-from podium.trainer.settings import warn_unlike_paper
 
 logger = logging.getLogger(__name__)
 

@@ -1,25 +1,38 @@
-"""What is wrong with a run, all of it, before any weight is loaded.
+"""Findings about a run, all of them, before any weight is loaded.
 
     for finding in podium.check("run.yaml"):
         print(finding)
 
-The list is the table in `podium.recipe.checks.table`: plain functions of a `Setup`, which holds what is knowable.
+The list is the table in `podium.recipe.checks.table`: plain functions of a `Setup`, which holds all that is knowable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import ConfigError, PodiumError, with_fix
+from podium.recipe.document import open_document, variables
 from podium.records import Finding
 
 if TYPE_CHECKING:
     from podium.recipe.document import Document
+    from podium.recipe.recipe import Recipe
     from podium.trainer.config import GRPOConfig
 
-__all__ = ["as_error", "check", "check_recipe"]
+__all__ = ["Checked", "as_error", "check", "check_recipe", "examine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A recipe that was read and checked."""
+
+    recipe: Recipe | None = None
+    """As `podium.recipe.load` gives it; None where it cannot be read, or something in it is an error."""
+    findings: list[Finding] = field(default_factory=list)
+    """Errors first."""
 
 
 def check(
@@ -33,7 +46,7 @@ def check(
     quantization_config: Any = None,
     peft_config: Any = None,
 ) -> list[Finding]:
-    """What is wrong with a run, errors first. No weight is loaded, and nothing is raised for what is wrong.
+    """Findings about a run, errors first. No weight is loaded, and nothing is raised for what is wrong.
 
     A trainer in the same process is not disturbed: see `podium.recipe.checks.process`.
 
@@ -49,51 +62,56 @@ def check(
     >>> [(finding.code, finding.what) for finding in found if finding.severity == "error"]
     [('M001', 'There is no folder ./nowhere.'), ('D005', 'train_dataset, row 1: prompt is null')]
     """
-    from podium.recipe import Recipe
-    from podium.recipe.checks.process import process_as_it_was
-    from podium.recipe.checks.setup import from_arguments, of_recipe
-    from podium.recipe.checks.stages import of_all
-    from podium.recipe.checks.table import findings
-    from podium.recipe.stage import Surveyed
-
-    alone = reward_funcs is None and args is None and train_dataset is None
-    if alone and isinstance(model, (str, Path)):
+    given = dict(locals())
+    if reward_funcs is None and args is None and train_dataset is None and isinstance(model, (str, Path)):
         return check_recipe(model)
-    with process_as_it_was():
-        if isinstance(model, Recipe):
-            return of_all([Surveyed(stage) for stage in model.stages]) if model.stages else findings(of_recipe(model))
-        return findings(
-            from_arguments(
-                model,
-                reward_funcs,
-                args,
-                train_dataset,
-                eval_dataset,
-                processing_class,
-                quantization_config,
-                peft_config,
-                reward_processing_classes,
-            )
-        )
+    from podium.recipe.checks.process import process_as_it_was
+
+    with process_as_it_was({}):
+        from podium.recipe.checks.setup import Arguments, from_arguments
+        from podium.recipe.checks.stages import findings_in
+        from podium.recipe.checks.table import findings
+        from podium.recipe.recipe import Recipe
+        from podium.recipe.stages.plan import Surveyed
+
+        if not isinstance(model, Recipe):
+            return findings(from_arguments(Arguments(**given)))
+        stages = [Surveyed(recipe=stage.recipe, stage=stage) for stage in model.stages]
+        return findings_in(stages or [Surveyed(recipe=model)])
 
 
 def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
-    """What is wrong with a recipe and values that override it, errors first."""
-    from podium.recipe.checks.process import process_as_it_was
-    from podium.recipe.checks.setup import findings_of, from_recipe, stages_of
-    from podium.recipe.checks.stages import of_all
-    from podium.recipe.checks.table import findings
+    """Findings about a recipe and values that override it, errors first."""
+    return examine(path, overrides).findings
 
-    with process_as_it_was():
+
+def examine(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> Checked:
+    """Read a recipe once, for its findings and for the run. The variables of its `env:` are not left set."""
+    overrides = dict(overrides or {})
+    try:
+        document = open_document(path)
+    except PodiumError as error:
+        from podium.recipe.checks.setup import findings_of
+
+        return Checked(findings=findings_of(error))
+    from podium.recipe.checks.process import process_as_it_was
+
+    with process_as_it_was(variables(document, overrides)):
+        from podium.recipe.checks.setup import findings_of
+        from podium.recipe.checks.stages import findings_in
+        from podium.recipe.stages.plan import survey, whole
+
         try:
-            stages = stages_of(path, overrides)
+            surveyed = survey(document, overrides)
         except PodiumError as error:
-            return findings_of(error)
-        return findings(from_recipe(path, overrides)) if stages is None else of_all(stages)
+            return Checked(findings=findings_of(error))
+        found = findings_in(surveyed)
+        wrong = any(finding.severity == "error" for finding in found)
+        return Checked(recipe=None if wrong else whole(document, overrides, surveyed), findings=found)
 
 
 def as_error(name: str, found: Sequence[Finding]) -> ConfigError:
-    """Findings that stop a run as one error; `name` is what they were found in."""
+    """Findings that stop a run as one error; `name` is the recipe's."""
     head = [f"{name} has {len(found)} problems:"] * (len(found) > 1)
     listed = [with_fix(f"{finding.what} [{finding.code}]", finding.fix) for finding in found]
     return ConfigError("\n".join([*head, *listed]), findings=found)

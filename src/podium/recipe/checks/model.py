@@ -11,12 +11,13 @@ from peft import LoraConfig
 
 from podium.errors import as_line
 from podium.models.builtin import BUILTIN
-from podium.models.loading import EIGHT_BITS_ON_CPU, bits_of
+from podium.models.loading import bits_of, rounding_errors
 from podium.models.weights import misfits
 from podium.recipe.checks.public import unasked_model
 from podium.recipe.checks.setup import Setup
 from podium.recipe.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.records import Finding
+from podium.trainer.preflight import no_router
 
 LARGE_FOR_CPU = 1_000_000_000
 """Parameters from which training on a CPU is worth a warning."""
@@ -175,9 +176,10 @@ def pickles(setup: Setup) -> Iterator[Finding]:
 def quantized(setup: Setup) -> Iterator[Finding]:
     """Rounded weights that are to be trained themselves, and the library that reads them."""
     of_model = getattr(setup.model.config, "quantization_config", None) if setup.model and setup.model.config else None
-    asked = _kind(setup.quantization)
+    asked = bits_of(setup.quantization or {})
     if (of_model is not None or asked) and setup.lora is None:
-        what = asked or f"{_kind(of_model) or 'quantized'} (its config.json has a quantization_config)"
+        kind = f"{bits} bits" if (bits := bits_of(of_model) if isinstance(of_model, dict) else 0) else "quantized"
+        what = f"{asked} bits" if asked else f"{kind} (its config.json has a quantization_config)"
         yield Finding(
             code="M014",
             severity="error",
@@ -185,25 +187,9 @@ def quantized(setup: Setup) -> Iterator[Finding]:
             why="a step is smaller than the distance between two values that they can have",
             fix="train an adapter: `lora: {r: 16}` (peft_config=LoraConfig(...) in Python)",
         )
-    if asked and importlib.util.find_spec("bitsandbytes") is None:
-        yield Finding(
-            code="M015",
-            severity="error",
-            what=f"weights in {asked} need bitsandbytes, which is not installed",
-            fix="pip install bitsandbytes, or leave load_in_4bit and load_in_8bit out",
-        )
-    if asked == "8 bits" and setup.args is not None and setup.args.device.type == "cpu":
-        yield Finding(
-            code="M015",
-            severity="error",
-            what=f"{setup.at('load_in_8bit')}: {EIGHT_BITS_ON_CPU[0].lower()}{EIGHT_BITS_ON_CPU[1:-1]}",
-            fix="load_in_4bit: true in its place, which a CPU can",
-        )
-
-
-def _kind(settings: Any) -> str:
-    bits = bits_of(settings) if isinstance(settings, dict) else 0
-    return f"{bits} bits" if bits else ""
+    if asked and setup.args is not None:
+        for error in rounding_errors(asked, setup.args.device):
+            yield setup.finding(error, f"load_in_{asked}bit")
 
 
 _ATTENTION = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
@@ -270,18 +256,10 @@ def adapter_targets(setup: Setup) -> Iterator[Finding]:
 
 def router(setup: Setup) -> Iterator[Finding]:
     """A load-balancing loss for a model without a router."""
-    coef = setup.args.router_aux_loss_coef if setup.args is not None else None
-    config = setup.model.config if setup.model is not None else None
-    if not coef or config is None:
-        return
-    text = config.get_text_config()
-    if not any(hasattr(text, name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
-        yield Finding(
-            code="M021",
-            severity="error",
-            what=f"{setup.at('router_aux_loss_coef')} is {coef:g}, but this model ({text.model_type}) has no router",
-            fix="leave router_aux_loss_coef out",
-        )
+    if setup.args is not None and setup.model is not None and setup.model.config is not None:
+        error = no_router(setup.args, setup.model.config)
+        if error is not None:
+            yield setup.finding(error, "router_aux_loss_coef")
 
 
 def memory(setup: Setup) -> Iterator[Finding]:

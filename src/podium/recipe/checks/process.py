@@ -1,24 +1,26 @@
-"""The process around a check, put back as it was: a check may be asked for while something is training in it."""
+"""The process around a check, put back as it was: a check may run while something is training in the process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 
 @contextlib.contextmanager
-def process_as_it_was() -> Iterator[None]:
-    """Afterwards accelerate's shared state, the environment and the global random generators are what they were.
+def process_as_it_was(variables: Mapping[str, str]) -> Iterator[None]:
+    """With these environment variables; then accelerate's state, the environment and random generators are restored.
 
     Every `TrainingArguments` that is made empties the state of all trainers of the process, and sets variables.
     """
+    environment = dict(os.environ)
+    os.environ.update(variables)  # before transformers is imported, which reads some of them once
     from accelerate.state import AcceleratorState, PartialState
 
     from podium.trainer.snapshot import same_random_numbers
 
     shared = [state._shared_state for state in (AcceleratorState, PartialState)]
-    before, environment = [dict(values) for values in shared], dict(os.environ)
+    before = [dict(values) for values in shared]
     try:
         with same_random_numbers():
             yield

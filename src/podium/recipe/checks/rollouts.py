@@ -1,4 +1,4 @@
-"""Numbers of groups that were sampled before a run is trained; `verdict` says what they ask for.
+"""Numbers of groups that were sampled before a run is trained; `verdict` derives the findings.
 
     diagnosis = diagnose(sample(trainer, rows), trainer.args)
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from podium.data.selection import fingerprint
 from podium.errors import ConfigError
 from podium.evaluation import accuracy_name
 from podium.evaluation.measured import RIGHT
-from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, verdict
-from podium.records import Finding, ScoredGroup
+from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
+from podium.records import ScoredGroup
 from podium.rewards.score import score
 from podium.trainer.config import GRPOConfig
 from podium.trainer.settings import sampling_settings
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from podium.trainer.trainer import GRPOTrainer
 
 ROUND = -2
-"""Number of the generation round: its random numbers are nobody else's."""
+"""A round number that training never uses, so the random stream is separate."""
 
 _BINS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Groups and what it took to get them."""
+    """Sampled groups, and the time they took."""
 
     groups: tuple[ScoredGroup, ...]
     weights_K: np.ndarray
@@ -46,61 +46,6 @@ class Sampled:
     reward_seconds: Mapping[str, float]
     longer_lengths: tuple[int, ...] = ()
     """Tokens of a few completions that were allowed more; empty where few were cut off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardSummary:
-    """One reward over all completions."""
-
-    name: str
-    mean: float
-    std: float
-    low: float
-    high: float
-    histogram: tuple[int, ...]
-    """Counts in ten equal steps from low to high."""
-    none_share: float
-    length_correlation: float
-    """Pearson's, with the number of tokens; NaN where one of the two never changes."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """What the groups say."""
-
-    num_prompts: int
-    num_completions: int
-    spread_share: float
-    """Groups whose completions differ in their weighted reward; DAPO's filter drops the others."""
-    flat_reward: float
-    """Mean weighted reward of the groups without spread; NaN: there are none."""
-    mean_reward: float
-    """Of all groups."""
-    pass_rates: tuple[float, ...]
-    """By prompt, of the reward that says right or wrong; empty where none does."""
-    rewards: tuple[RewardSummary, ...]
-    correlations: Mapping[str, float]
-    """Between rewards, by `a ~ b`."""
-    tokens: tuple[int, int, int]
-    """Of the completions, at 5 %, 50 % and 95 %."""
-    truncated_share: float
-    end_gain: float
-    """Mean reward of the completions that ended less that of those cut off, in standard deviations; NaN where all or
-    none were cut off, or all rewards are equal."""
-    empty_share: float
-    duplicate_share: float
-    """Completions with the same tokens as an earlier one of their group."""
-    entropy: float
-    """Nats a token: the mean of -log p of the tokens that were drawn."""
-    unjudged_share: float
-    tokens_per_second: float
-    generate_seconds: float
-    findings: tuple[Finding, ...] = field(default=())
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; the findings are listed elsewhere."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key != "findings"}
 
 
 # ---- sampling ----
@@ -163,7 +108,7 @@ def _truncated(groups: Sequence[ScoredGroup]) -> float:
 
 
 def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) -> Diagnosis:
-    """Numbers of sampled groups, and what they ask for. `accuracy` names the reward that says right or wrong."""
+    """Numbers of sampled groups, and findings. `accuracy` names the reward that tells right from wrong."""
     groups = sampled.groups
     completions = [completion for each in groups for completion in each.group.completions]
     rewards_RK = np.concatenate([each.rewards_GK for each in groups])
@@ -199,8 +144,9 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
         unjudged_share=float(np.isnan(rewards_RK).all(axis=1).mean()),
         tokens_per_second=float(lengths_R.sum() / max(sampled.generate_seconds, 1e-9)),
         generate_seconds=sampled.generate_seconds,
+        longer_lengths=sampled.longer_lengths,
     )
-    return dataclasses.replace(made, findings=tuple(verdict(made, sampled, args)))
+    return dataclasses.replace(made, findings=tuple(verdict(made, args)))
 
 
 def _summary(name: str, values_R: np.ndarray, lengths_R: np.ndarray, seconds: float) -> RewardSummary:

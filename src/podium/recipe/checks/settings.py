@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import re
@@ -25,7 +24,7 @@ from podium.runs.redaction import without_secrets
 from podium.trainer.assembly import plan_of
 from podium.trainer.preflight import missing_packages, refusals
 from podium.trainer.resume import differences
-from podium.trainer.settings import UNLIKE_PAPER
+from podium.trainer.rules import UNLIKE_PAPER, filters_of
 
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
@@ -194,14 +193,7 @@ def packages(setup: Setup) -> Iterator[Finding]:
     """An optimizer or a tracker whose package is not installed."""
     if setup.args is not None:
         for error in missing_packages(setup.args):
-            yield _of(setup, error, severity="warning", why=_NOT_INSTALLED)
-
-
-def _of(setup: Setup, error: PodiumError, **more: Any) -> Finding:
-    """An error that training would raise, at the place of the first setting that it names."""
-    named = (setup.places[word] for word in re.findall(r"\w+", error.what) if word in setup.places)
-    what = ": ".join([*itertools.islice(named, 1), error.what])
-    return Finding(code=error.code, what=what, fix=error.fix, **{"severity": "error", **more})
+            yield setup.finding(error, severity="warning", why=_NOT_INSTALLED)
 
 
 def vllm(setup: Setup) -> Iterator[Finding]:
@@ -230,8 +222,7 @@ def filters(setup: Setup) -> Iterator[Finding]:
         return
     if not CORRECTIONS[args.vllm_importance_sampling_mode].per_rollout:
         return
-    off = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    for key in (key for key, idle in off.items() if getattr(args, key) not in (idle, 0.0)):
+    for key in filters_of(args):
         yield Finding(
             code="C035",
             severity="warning",
@@ -281,10 +272,10 @@ def contradictions(setup: Setup) -> Iterator[Finding]:
     unread = any(problem.code.startswith("D") for problem in setup.problems) or setup.train is None
     evaluation = unread or setup.evaluation is not None
     for error in refusals(args, adapter=setup.lora is not None, evaluation=evaluation):
-        yield _of(setup, error)
+        yield setup.finding(error)
     other = occupied(Path(str(args.output_dir))) if int(os.environ.get("RANK", 0)) == 0 else None
     if other is not None:
-        yield _of(setup, other)
+        yield setup.finding(other)
     if args.max_steps > 0 and args.num_train_epochs != 3:  # 3 is the default
         yield Finding(
             code="C030",
@@ -303,7 +294,7 @@ def resumed(setup: Setup) -> Iterator[Finding]:
     try:
         found = Path(str(checkpoint.to_resume_from(Path(str(args.output_dir)), asked=setup.resume)))
     except CheckpointError as error:
-        yield replace(_of(setup, error), what=f"{setup.at('resume_from_checkpoint')}: {error.what}")
+        yield replace(setup.finding(error), what=f"{setup.at('resume_from_checkpoint')}: {error.what}")
         return
     adapter = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **setup.lora}).to_dict()
     now: dict[str, Any] = {

@@ -29,7 +29,7 @@ from podium.recipe.checks.rows import Line, Source, dataset_source, file_source
 from podium.records import Finding
 
 if TYPE_CHECKING:
-    from podium.recipe import Recipe
+    from podium.recipe.recipe import Recipe
 
 T = TypeVar("T")
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from podium.records import Finding
 from podium.trainer.config import GRPOConfig
 
-if TYPE_CHECKING:
-    from podium.recipe.checks.rollouts import Diagnosis, Sampled
-
 FLAT_SHARE = 0.5
-"""Of groups without spread, from which on it is worth a word."""
+"""Of groups without spread, from which on there is a finding."""
 HOPELESS_SHARE = 0.8
 """Of groups without spread, from which on a run should not start: too few are left to learn from."""
 FEW_GROUPS = 8
@@ -28,12 +27,76 @@ CORRELATION = 0.7
 SAME = 0.95
 SLOW_SHARE = 0.5
 LONGER = 4
-"""How many times the limit is, where it is looked how long completions would have become."""
+"""Factor of the limit at which a few completions are sampled again, to see how long they become."""
 
 
-def verdict(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
-    """What to change and to what, and whether a run would learn: "not ready", "ready, but", "ready"."""
-    found = [finding for rule in _VERDICTS for finding in rule(seen, sampled, args)]
+CERTAIN = 0.5
+"""Nats a token, below which a higher temperature makes completions differ; above it, it makes them worse."""
+NOISE = 5.0
+"""Nats a token, as of 150 equal tokens, above which completions are hardly text. The built-in model has 2 at
+temperature 1; a fresh recipe without an example 4.8 at 1.15, and at 1.45 a word salad of 7.3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSummary:
+    """One reward over all completions."""
+
+    name: str
+    mean: float
+    std: float
+    low: float
+    high: float
+    histogram: tuple[int, ...]
+    """Counts in ten equal steps from low to high."""
+    none_share: float
+    length_correlation: float
+    """Pearson's, with the number of tokens; NaN where one of the two never changes."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Numbers of sampled groups, and the findings that follow."""
+
+    num_prompts: int
+    num_completions: int
+    spread_share: float
+    """Groups whose completions differ in their weighted reward; DAPO's filter drops the others."""
+    flat_reward: float
+    """Mean weighted reward of the groups without spread; NaN: there are none."""
+    mean_reward: float
+    """Of all groups."""
+    pass_rates: tuple[float, ...]
+    """By prompt, of the reward that tells right from wrong; empty where none does."""
+    rewards: tuple[RewardSummary, ...]
+    correlations: Mapping[str, float]
+    """Between rewards, by `a ~ b`."""
+    tokens: tuple[int, int, int]
+    """Lengths of completions at 5 %, 50 % and 95 %."""
+    truncated_share: float
+    end_gain: float
+    """Mean reward of the completions that ended less that of those cut off, in standard deviations; NaN where all or
+    none were cut off, or all rewards are equal."""
+    empty_share: float
+    duplicate_share: float
+    """Completions with the same tokens as an earlier one of their group."""
+    entropy: float
+    """Nats a token: the mean of -log p of the tokens that were drawn."""
+    unjudged_share: float
+    tokens_per_second: float
+    generate_seconds: float
+    longer_lengths: tuple[int, ...] = ()
+    """Tokens of a few completions that were allowed more; empty where few were cut off."""
+    findings: tuple[Finding, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        return {k: value for k, value in dataclasses.asdict(self).items() if k not in ("findings", "longer_lengths")}
+
+
+def verdict(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
+    """Findings, each with its fix, and last whether a run would learn: "not ready", "ready, but", "ready"."""
+    found = [finding for rule in _VERDICTS for finding in rule(seen, args)]
     yield from found
     warned = dict.fromkeys(finding.code for finding in found if finding.severity == "warning")
     blocking = [code for code in warned if code not in _BEARABLE or not _BEARABLE[code](seen)]
@@ -49,19 +112,14 @@ def verdict(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Fin
     )
 
 
-def _enough_signal(seen: Diagnosis) -> bool:
-    return 1 - seen.spread_share <= HOPELESS_SHARE
-
-
-def _learns_to_end(seen: Diagnosis) -> bool:
-    return seen.end_gain >= LEARNS_TO_END
-
-
-_BEARABLE: Mapping[str, Callable[[Diagnosis], bool]] = {"R001": _enough_signal, "R002": _learns_to_end}
+_BEARABLE: Mapping[str, Callable[[Diagnosis], bool]] = {
+    "R001": lambda seen: 1 - seen.spread_share <= HOPELESS_SHARE,
+    "R002": lambda seen: seen.end_gain >= LEARNS_TO_END,
+}
 """Warnings with which a run may start, and when."""
 
 
-def _flat(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+def _flat(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if 1 - seen.spread_share <= FLAT_SHARE:
         return
     easy = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) > 0.5
@@ -81,13 +139,6 @@ _HARD = (
     "one worked example in the prompt, in the form that the reward looks for (`examples:` in a recipe); then partial "
     "credit in the reward, or easier prompts"
 )
-CERTAIN = 0.5
-"""Nats a token, below which a higher temperature makes completions differ; above it, it makes them worse."""
-
-
-NOISE = 5.0
-"""Nats a token, as of 150 equal tokens, above which completions are hardly text. The built-in model has 2 at
-temperature 1; a fresh recipe without an example 4.8 at 1.15, and at 1.45 a word salad of 7.3."""
 
 
 def _hotter(seen: Diagnosis, args: GRPOConfig) -> str:
@@ -96,11 +147,11 @@ def _hotter(seen: Diagnosis, args: GRPOConfig) -> str:
     return f"; temperature: {min(args.temperature + 0.3, 1.5):g}, as entropy is only {seen.entropy:.2f} nats a token"
 
 
-def _cut_off(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.truncated_share <= TRUNCATED_SHARE:
         return
     limit = args.max_completion_length
-    lengths = np.array(sampled.longer_lengths or [limit])
+    lengths = np.array(seen.longer_lengths or [limit])
     needed = int(np.quantile(lengths, 0.95))
     still = float((lengths >= lengths.max()).mean()) if lengths.max() >= LONGER * limit else 0.0
     measured = (
@@ -108,7 +159,7 @@ def _cut_off(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Fi
         if still < 0.05
         else (f"; with {lengths.max():,} allowed, {still:.0%} still do not end")
     )
-    learns = _learns_to_end(seen)
+    learns = _BEARABLE["R002"](seen)
     why = "without an end, and often without an answer, they are judged by where they were cut"
     if learns:
         why = f"those that end are worth {seen.end_gain:.1f} standard deviations more, so the policy will learn to end"
@@ -124,7 +175,7 @@ def _cut_off(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Fi
     )
 
 
-def _alike(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     share = max(seen.duplicate_share, seen.empty_share)
     if share <= DUPLICATE_SHARE:
         return
@@ -139,7 +190,7 @@ def _alike(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
     )
 
 
-def _noise(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.entropy > NOISE:
         cooler = f"temperature: 1.0 (it is {args.temperature:g}); " if args.temperature > 1 else ""
         yield Finding(
@@ -152,7 +203,7 @@ def _noise(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
         )
 
 
-def _constant(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+def _constant(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for reward in seen.rewards:
         if reward.none_share < 1 and reward.high - reward.low < 1e-9:
             yield Finding(
@@ -164,7 +215,7 @@ def _constant(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding
             )
 
 
-def _by_length(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+def _by_length(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for reward in seen.rewards:
         if abs(reward.length_correlation) > CORRELATION:
             kind = "longer" if reward.length_correlation > 0 else "shorter"
@@ -178,7 +229,7 @@ def _by_length(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Findin
             )
 
 
-def _doubled(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+def _doubled(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for pair, correlation in seen.correlations.items():
         if abs(correlation) > SAME:
             yield Finding(
@@ -190,19 +241,19 @@ def _doubled(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]
             )
 
 
-def _slow(seen: Diagnosis, sampled: Sampled, args: GRPOConfig) -> Iterator[Finding]:
-    name, seconds = max(sampled.reward_seconds.items(), key=lambda item: item[1])
-    total = seen.generate_seconds + sum(sampled.reward_seconds.values())
-    if seconds > SLOW_SHARE * total:
+def _slow(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
+    slowest = max(seen.rewards, key=lambda reward: reward.seconds)
+    total = seen.generate_seconds + sum(reward.seconds for reward in seen.rewards)
+    if slowest.seconds > SLOW_SHARE * total:
         yield Finding(
             code="R007",
             severity="note",
-            what=f"reward `{name}` took {seconds:.1f} s of {total:.1f} s of sampling and scoring",
+            what=f"reward `{slowest.name}` took {slowest.seconds:.1f} s of {total:.1f} s of sampling and scoring",
             fix="write it with `async def`, or do the slow part once for all completions",
         )
 
 
-def _unjudged(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding]:
+def _unjudged(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.unjudged_share:
         yield Finding(
             code="R008",
@@ -213,7 +264,7 @@ def _unjudged(seen: Diagnosis, _: Sampled, args: GRPOConfig) -> Iterator[Finding
         )
 
 
-_VERDICTS: tuple[Callable[[Diagnosis, Sampled, GRPOConfig], Iterator[Finding]], ...] = (
+_VERDICTS: tuple[Callable[[Diagnosis, GRPOConfig], Iterator[Finding]], ...] = (
     _flat,
     _cut_off,
     _noise,

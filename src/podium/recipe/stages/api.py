@@ -9,9 +9,11 @@ from typing import Any
 
 from podium.data.loading import load_data, shaped
 from podium.errors import ConfigError
-from podium.recipe import Recipe, load
+from podium.recipe import load
+from podium.recipe.checks import as_error, check
 from podium.recipe.document import Document, fail
-from podium.recipe.stage import STAGES, Stage, labelled, survey_stages, whole
+from podium.recipe.recipe import Recipe, Stage
+from podium.recipe.stages.plan import STAGES, labelled, survey_stages, whole
 from podium.recipe.stages.running import StagedRun
 from podium.records import Finding
 
@@ -68,11 +70,10 @@ class Stages:
         document = Document(name="stages", folder=Path.cwd(), values={**base, STAGES: written}, lines={})
         surveyed = survey_stages(document, {})
         fail("Stages", labelled(surveyed))
-        made = [
-            stage if train is None and held_out is None else replace(stage, rows=_rows(stage, train, held_out))
-            for stage, (train, held_out) in zip((each.stage for each in surveyed), rows, strict=True)
-        ]
-        self._use(whole(document, {}, made), callbacks)
+        for each, (train, held_out) in zip(surveyed, rows, strict=True):
+            if each.stage is not None and (train is not None or held_out is not None):
+                each.stage = replace(each.stage, rows=_rows(each.stage, train, held_out))
+        self._use(whole(document, {}, surveyed), callbacks)
 
     @classmethod
     def load(
@@ -100,9 +101,7 @@ class Stages:
         return self.recipe.stages
 
     def check(self) -> list[Finding]:
-        """What is wrong with any stage, errors first; nothing heavy is loaded."""
-        from podium.recipe.checks import check
-
+        """Findings of all stages, errors first; nothing heavy is loaded."""
         return check(self.recipe)
 
     def train(self, *, resume_from_checkpoint: str | bool | None = None) -> Any:
@@ -112,10 +111,7 @@ class Stages:
             ConfigError: an error that `check` finds, before any weight is loaded.
             PodiumError: what a stage's trainer raises.
         """
-        wrong = [finding for finding in self.check() if finding.severity == "error"]
-        if wrong:
-            from podium.recipe.checks import as_error
-
+        if wrong := [finding for finding in self.check() if finding.severity == "error"]:
             raise as_error(self.recipe.name, wrong)
         return self.run.train(resume_from_checkpoint=resume_from_checkpoint)
 
@@ -127,11 +123,9 @@ def _given(values: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _as_written(stage: Mapping[str, Any]) -> dict[str, Any]:
-    values = {
-        key: value
-        for key, value in _as_list(stage).items()
-        if key != "train_dataset" and not (key == "eval_dataset" and not isinstance(value, str))
-    }
+    """The stage as a recipe has it, with names in place of rows."""
+    rows = {"train_dataset"} | ({"eval_dataset"} if not isinstance(stage.get("eval_dataset"), str) else set())
+    values = {key: value for key, value in _as_list(stage).items() if key not in rows}
     return values if stage.get("train_dataset") is None else {"dataset": GIVEN, **values}
 
 

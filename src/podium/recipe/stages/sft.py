@@ -13,8 +13,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTTrainer
 
-from podium.recipe.completions import Completions
-from podium.recipe.stage import Stage
+from podium.recipe.recipe import Stage
+from podium.recipe.stages.completions import Completions
 from podium.records import StepMetrics
 from podium.runs.recording import RunFolder
 from podium.runs.redaction import without_secrets

@@ -16,27 +16,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import transformers
 import trl
 
-from podium.errors import ConfigError, PodiumError, as_line, did_you_mean
-from podium.recipe import Recipe
+from podium.errors import ConfigError, as_line, did_you_mean
 from podium.recipe.assume import OLD_NAMES
-from podium.recipe.document import Document, Place, Problem, fail, in_order
-from podium.recipe.gates import Gate, parse_gate, unknown_metric
-from podium.recipe.reading import short_name, survey
-from podium.recipe.schema import OWN_KEYS, Mistake, check_type, field_types, key_types, unknown_key
+from podium.recipe.document import Document, Place, Problem, Reader, in_order
+from podium.recipe.reading import short_name, survey_recipe
+from podium.recipe.recipe import Kind, Recipe, Stage
+from podium.recipe.schema import OWN_KEYS, check_type, field_types, key_types, unknown_key
+from podium.recipe.stages.gates import Gate, parse_gate, unknown_metric
 from podium.rewards.resolve import distinct_names
 
 STAGES = "stages"
-
-Kind = Literal["grpo", "sft"]
 
 STAGE_KEYS: Mapping[str, Any] = {
     "name": str,
@@ -97,162 +94,103 @@ _NOT_FOR_SFT = ("eval_", "load_best", "metric_for", "greater_is", "remove_unused
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One part of a run, resolved."""
+@dataclass(slots=True, kw_only=True)
+class Surveyed:
+    """A recipe, or a stage of one, as far as it can be understood, and the problems in it."""
 
-    number: int
-    """From 1."""
-    name: str
-    kind: Kind
     recipe: Recipe
-    """Of this stage alone; its `output_dir` is the stage's folder. `config` of an SFT stage is for `SFTConfig`."""
-    until: Gate | None
-    optimizer: str
-    reference: str
-    schedule: str
-    adaptive_weights: str
-    completion: str | None
-    """Of an SFT stage: the column with the right completion, or a text with columns in braces."""
-    rows: tuple[Any, Any] | None = None
-    """Training and held-out rows that are given as they are, in Python; None: those of the recipe."""
-
-    @property
-    def folder(self) -> str:
-        """`02-correctness`, inside the run's folder."""
-        return f"{self.number:02}-{self.name}"
-
-    @property
-    def max_steps(self) -> int | None:
-        """The most optimizer steps it may take; None: as many as its epochs have."""
-        steps = self.recipe.config.get("max_steps")
-        return steps if isinstance(steps, int) and steps > 0 else None
-
-    def load_rows(self) -> tuple[Any, Any]:
-        """Training rows and held-out rows (or None)."""
-        from podium.data.loading import load_data
-
-        return self.rows if self.rows is not None else load_data(self.recipe.data)
-
-    def sft_arguments(self) -> trl.SFTConfig:
-        """Of an SFT stage. On a CPU without mixed precision, unless `bf16` was asked for.
-
-        Raises:
-            ConfigError: values that `SFTConfig` refuses.
-        """
-        config = dict(self.recipe.config)
-        if not torch.accelerator.is_available():
-            config = {"use_cpu": True, "bf16": False, **config}
-        try:
-            return trl.SFTConfig(**config)
-        except ValueError as error:
-            raise ConfigError(f"{self.recipe.place_of(str(error))}: {error}", code="C030") from error
+    problems: Sequence[Problem] = ()
+    stage: Stage | None = None
+    """None: the recipe has no stages."""
 
 
-def is_staged(document: Document) -> bool:
-    """Whether a recipe has stages."""
-    return STAGES in document.values
-
-
-def read_stages(document: Document, overrides: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run with stages: the whole is judged as its last stage is; `stages` are its parts.
+def survey(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
+    """A recipe, or each of its stages, with everything that is wrong with it.
 
     Raises:
-        ConfigError: with all the problems, each with its stage.
+        ConfigError: `stages` is no list of mappings.
     """
-    surveyed = survey_stages(document, overrides)
-    fail(document.name, labelled(surveyed))
-    return whole(document, overrides, [each.stage for each in surveyed])
+    if STAGES in document.values:
+        return survey_stages(document, overrides)
+    recipe, problems = survey_recipe(document, overrides)
+    return [Surveyed(recipe=recipe, problems=problems)]
 
 
-def whole(document: Document, overrides: Mapping[str, Any], stages: Sequence[Stage]) -> Recipe:
-    """The recipe of the run that these stages make."""
-    last = stages[-1].recipe
+def whole(document: Document, overrides: Mapping[str, Any], surveyed: Sequence[Surveyed]) -> Recipe:
+    """The recipe of the run. One with stages is judged as its last stage is; `stages` are its parts."""
+    last = surveyed[-1].recipe
+    stages = tuple(each.stage for each in surveyed if each.stage is not None)
+    if not stages:
+        return last
     folder = str(Path(last.config["output_dir"]).parent)
-    return replace(
-        last,
-        config={**last.config, "output_dir": folder},
-        given={**document.values, **overrides},
-        stages=tuple(stages),
-    )
-
-
-@dataclass(slots=True)
-class Surveyed:
-    """A stage as far as it can be understood, and what is wrong with it."""
-
-    stage: Stage
-    problems: list[Problem] = field(default_factory=list)
+    given = {**document.values, **overrides}
+    return replace(last, config={**last.config, "output_dir": folder}, given=given, stages=stages)
 
 
 def labelled(surveyed: Sequence[Surveyed]) -> list[Problem]:
-    """All problems with the stage they are in; what is wrong in every stage is said once."""
+    """All problems with the stage they are in; those of every stage once, without a stage."""
+    if len(surveyed) == 1 and surveyed[0].stage is None:
+        return list(surveyed[0].problems)
     alike = [{str(problem) for problem in each.problems} for each in surveyed]
     everywhere = set.intersection(*alike) if len(alike) > 1 else set()
-    first = surveyed[0].problems if surveyed else []
-    shared = [problem for problem in first if str(problem) in everywhere]
+    shared = [problem for problem in surveyed[0].problems if str(problem) in everywhere]
     own = [
         replace(problem, what=f"stage {each.stage.name}: {problem.what}")
         for each in surveyed
         for problem in each.problems
-        if str(problem) not in everywhere
+        if each.stage is not None and str(problem) not in everywhere
     ]
     return in_order([*shared, *own])
 
 
 def survey_stages(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
-    """Every stage with what is wrong with it.
+    """Every stage with the problems in it.
 
     Raises:
         ConfigError: `stages` is no list of mappings.
     """
     written = document.values[STAGES]
     if not isinstance(written, list) or not written or not all(isinstance(each, Mapping) for each in written):
-        where = document.where((STAGES,))
         raise ConfigError(
-            f"{where}: `stages` must be a list of mappings, each with a `name`",
+            f"{document.where((STAGES,))}: `stages` must be a list of mappings, each with a `name`",
             code="C003",
             fix="stages: [{name: format, rewards: [answer_format], max_steps: 20}]",
         )
     found: list[Surveyed] = []
     for index, values in enumerate(written):
-        reading = _StageReading(document=document, overrides=overrides, index=index, values=values, count=len(written))
-        found.append(reading.survey(found[-1].stage if found else None))
-    _check_names(document, found)
-    _check_schedules(document, [each.stage for each in found], found)
+        reader = _StageReader(document=document, overrides=overrides, index=index, values=values)
+        found.append(reader.survey(found[-1].stage if found else None))
     return found
 
 
-@dataclass(slots=True)
-class _StageReading:
-    """One stage on its way."""
+@dataclass(slots=True, kw_only=True)
+class _StageReader(Reader):
+    """Reads one stage."""
 
     document: Document
     overrides: Mapping[str, Any]
     index: int
     values: Mapping[str, Any]
-    count: int
-    problems: list[Problem] = field(default_factory=list)
 
-    def say(self, what: str, *place: str | int, code: str = "C030", fix: str) -> None:
-        where = self.document.where((STAGES, self.index, *place))
-        self.problems.append(Problem(where=where, what=what, code=code, fix=fix))
-
-    def say_of(self, wrong: Mistake | PodiumError, *place: str | int) -> None:
-        self.say(wrong.what, *place, code=wrong.code, fix=wrong.fix)
+    def where(self, place: Place) -> str:
+        """The line of a value of the stage."""
+        return self.document.where((STAGES, self.index, *place))
 
     def survey(self, before: Stage | None) -> Surveyed:
         own = {key: self._own(key) for key in STAGE_KEYS if self.values.get(key) is not None}
         kind: Kind = own.get("type") or "grpo"
         settings = {key: value for key, value in self.values.items() if key not in STAGE_KEYS}
+        self._check_name()
         self._check_keys(settings, kind)
         if own.get("epochs") is not None:
             settings["num_train_epochs"] = own["epochs"]
             if "max_steps" in settings:
-                self.say("`epochs` and `max_steps` are two ends", "epochs", fix="keep one")
+                self.refuse("`epochs` and `max_steps` are two ends", "epochs", fix="keep one")
         recipe = self._recipe(settings, kind)
         name = str(own.get("name") or f"stage-{self.index + 1}")
-        recipe = replace(recipe, config={**recipe.config, "output_dir": self._folder(recipe, name)})
+        folder = str(Path(recipe.config["output_dir"]) / f"{self.index + 1:02}-{name}")
+        recipe = replace(recipe, config={**recipe.config, "output_dir": folder})
+        defaults = CARRIED_FROM_SFT if before is not None and before.kind == "sft" else CARRIED
         stage = Stage(
             number=self.index + 1,
             name=name,
@@ -260,19 +198,35 @@ class _StageReading:
             recipe=recipe,
             until=self._gate(own.get("until"), recipe, kind, bounded="epochs" in own),
             completion=own.get("completion"),
-            **self._carried(own, before),
+            **{key: own.get(key) or default for key, default in defaults.items()},
         )
         self._check_place(own, stage, before)
-        return Surveyed(stage, in_order(self.problems))
+        return Surveyed(recipe=recipe, problems=in_order(self.problems), stage=stage)
+
+    @property
+    def _is_last(self) -> bool:
+        return self.index == len(self.document.values[STAGES]) - 1
 
     # ---- its own keys ----
 
     def _own(self, key: str) -> Any:
-        checked, mistake = check_type(key, self.values[key], STAGE_KEYS[key])
-        if mistake is None:
+        checked, error = check_type(key, self.values[key], STAGE_KEYS[key])
+        if error is None:
             return checked
-        self.say_of(mistake, key)
+        self.refuse(error, key)
         return None
+
+    def _check_name(self) -> None:
+        name, names = self.values.get("name"), [each.get("name") for each in self.document.values[STAGES][: self.index]]
+        what = ""
+        if name is None:
+            what = "a stage needs a `name`, which is also that of its folder"
+        elif not isinstance(name, str) or not _NAME.fullmatch(name):
+            what = f"`name` must be made of letters, digits, - and _; got `{name}`"
+        elif name in names:
+            what = f"the name `{name}` is that of stage {names.index(name) + 1}, too"
+        if what:
+            self.refuse(what, "name", code="C031" if name is None else "C003", fix=f"name: stage-{self.index + 1}")
 
     def _check_keys(self, settings: dict[str, Any], kind: Kind) -> None:
         """Names; what cannot be in a stage is taken out of `settings`."""
@@ -280,24 +234,23 @@ class _StageReading:
             short = OLD_NAMES.get(key, key)
             if key not in key_types() and not (kind == "sft" and key in sft_only()):
                 known = {**key_types(), **STAGE_KEYS}
-                self.say_of(unknown_key(key, None if not did_you_mean(key, STAGE_KEYS) else known), key)
+                self.refuse(unknown_key(key, None if not did_you_mean(key, STAGE_KEYS) else known), key)
             elif short in whole_run():
-                self.say(f"`{key}` is the same for the whole run", key, fix="write it beside `stages`")
+                self.refuse(f"`{key}` is the same for the whole run", key, fix="write it beside `stages`")
             elif kind == "sft" and key not in sft_keys():
-                self.say(f"`{key}` says nothing to an sft stage, which samples no completions", key, fix="leave it out")
+                self.refuse(
+                    f"`{key}` says nothing to an sft stage, which samples no completions", key, fix="leave it out"
+                )
             else:
                 continue
             del settings[key]
-
-    def _carried(self, own: Mapping[str, Any], before: Stage | None) -> dict[str, Any]:
-        defaults = CARRIED_FROM_SFT if before is not None and before.kind == "sft" else CARRIED
-        return {key: own.get(key) or default for key, default in defaults.items()}
 
     # ---- its recipe ----
 
     def _recipe(self, settings: Mapping[str, Any], kind: Kind) -> Recipe:
         plain = {key: value for key, value in settings.items() if kind == "grpo" or key not in sft_only()}
-        recipe, problems = survey(self._merged(plain), self.overrides, needs_rewards=kind == "grpo", assumes=False)
+        document = self._merged(plain)
+        recipe, problems = survey_recipe(document, self.overrides, needs_rewards=kind == "grpo", assumes=False)
         self.problems += problems
         for key, why in REFUSED.items():
             if recipe.config.get(key):
@@ -316,9 +269,9 @@ class _StageReading:
             config["train_sampling_strategy"] = "sequential"
         for key in settings:
             if key in sft_only():
-                config[key], mistake = check_type(key, settings[key], sft_only()[key])
-                if mistake is not None:
-                    self.say_of(mistake, key)
+                config[key], error = check_type(key, settings[key], sft_only()[key])
+                if error is not None:
+                    self.refuse(error, key)
         return replace(recipe, config={"logging_steps": 1, **config}, rewards=())
 
     def _merged(self, settings: Mapping[str, Any]) -> Document:
@@ -326,7 +279,7 @@ class _StageReading:
         gone = {STAGES, *(OLD_NAMES.get(key, key) for key in settings)}
         for key in (*settings, *(key for key in ("epochs",) if key in self.values)):
             gone |= set(_REPLACES.get(OLD_NAMES.get(key, key), ()))
-        if self.index < self.count - 1:
+        if not self._is_last:
             gone.add("accuracy")  # of the run as a whole: the rewards of its last stage
         base = {key: x for key, x in self.document.values.items() if OLD_NAMES.get(key, key) not in gone}
         lines = {place: line for place, line in self.document.lines.items() if place[0] in base}
@@ -339,9 +292,6 @@ class _StageReading:
             lines[("num_train_epochs",)] = self.document.lines.get((STAGES, self.index, "epochs"), 0)
         return replace(self.document, values={**base, **settings}, lines=lines)
 
-    def _folder(self, recipe: Recipe, name: str) -> str:
-        return str(Path(recipe.config["output_dir"]) / f"{self.index + 1:02}-{name}")
-
     # ---- its end ----
 
     def _gate(self, text: str | None, recipe: Recipe, kind: Kind, *, bounded: bool) -> Gate | None:
@@ -350,10 +300,10 @@ class _StageReading:
         try:
             gate = parse_gate(text)
         except ConfigError as error:
-            self.say_of(error, "until")
+            self.refuse(error, "until")
             return None
         for problem, fix in self._gate_problems(gate, recipe, kind, bounded=bounded):
-            self.say(problem, "until", code="C060", fix=fix)
+            self.refuse(problem, "until", code="C060", fix=fix)
         return gate
 
     def _gate_problems(self, gate: Gate, recipe: Recipe, kind: Kind, *, bounded: bool) -> Iterator[tuple[str, str]]:
@@ -376,57 +326,36 @@ class _StageReading:
 
     def _check_place(self, own: Mapping[str, Any], stage: Stage, before: Stage | None) -> None:
         if stage.kind == "sft" and before is not None:
-            self.say("an sft stage must be the first", "type", fix="move it to the front")
-        if stage.kind == "sft" and self.index == self.count - 1:
+            self.refuse("an sft stage must be the first", "type", fix="move it to the front")
+        if stage.kind == "sft" and self._is_last:
             fix = "add a stage with `rewards`"
-            self.say("behind an sft stage comes at least one that is not", "type", fix=fix)
+            self.refuse("behind an sft stage comes at least one that is not", "type", fix=fix)
         if stage.completion is not None and stage.kind != "sft":
-            self.say("`completion` is for a stage of `type: sft`", "completion", fix=as_line("completion", None))
+            self.refuse("`completion` is for a stage of `type: sft`", "completion", fix=as_line("completion", None))
         if before is None:
             for key in CARRIED:
                 if key in own:
                     what = f"`{key}` says what comes from the stage before; this is the first"
-                    self.say(what, key, fix=as_line(key, None))
+                    self.refuse(what, key, fix=as_line(key, None))
             return
         if stage.optimizer == "keep" and before.recipe.config.get("optim") != stage.recipe.config.get("optim"):
-            self.say("`optim` differs from the stage before", "optim", fix="optimizer: reset")
+            self.refuse("`optim` differs from the stage before", "optim", fix="optimizer: reset")
         if stage.schedule == "continue" and before.kind == "sft":
             what = "the schedule of an sft stage does not go on in the next"
-            self.say(what, "schedule", fix="schedule: restart")
+            self.refuse(what, "schedule", fix="schedule: restart")
+        if stage.schedule == "continue":
+            self._check_schedule(stage, before)
 
-
-def _check_names(document: Document, found: Sequence[Surveyed]) -> None:
-    seen: dict[str, int] = {}
-    for index, each in enumerate(found):
-        place: Place = (STAGES, index, "name")
-        name = document.values[STAGES][index].get("name")
-        if name is None:
-            problem = "a stage needs a `name`, which is also that of its folder"
-        elif not isinstance(name, str) or not _NAME.fullmatch(name):
-            problem = f"`name` must be made of letters, digits, - and _; got `{name}`"
-        elif name in seen:
-            problem = f"the name `{name}` is that of stage {seen[name] + 1}, too"
-        else:
-            seen[name] = index
-            continue
-        code, where = "C031" if name is None else "C003", document.where(place)
-        each.problems.append(Problem(where=where, what=problem, code=code, fix=f"name: stage-{index + 1}"))
-
-
-def _check_schedules(document: Document, stages: Sequence[Stage], found: Sequence[Surveyed]) -> None:
-    """Stages that share one schedule must agree on it, and have lengths that are known."""
-    for index, stage in enumerate(stages):
-        if stage.schedule != "continue" or index == 0:
-            continue
-        before, where = stages[index - 1], document.where((STAGES, index, "schedule"))
+    def _check_schedule(self, stage: Stage, before: Stage) -> None:
+        """Stages that share one schedule must agree on it, and have lengths that are known."""
         differ = [key for key in SCHEDULE if before.recipe.config.get(key) != stage.recipe.config.get(key)]
         if differ:
             what = f"`schedule: continue` goes on with that of the stage before, but {', '.join(differ)} differ"
-            found[index].problems.append(Problem(where=where, what=what, fix="take them out, or schedule: restart"))
+            self.refuse(what, "schedule", fix="take them out, or schedule: restart")
         endless = [each.name for each in (before, stage) if each.max_steps is None]
         if endless:
             what = f"`schedule: continue` must know how long the stages are: {' and '.join(endless)} need `max_steps`"
-            found[index].problems.append(Problem(where=where, what=what, fix="max_steps: 50"))
+            self.refuse(what, "schedule", fix="max_steps: 50")
 
 
 def schedule_steps(stages: Sequence[Stage], index: int) -> int | None:

@@ -1,0 +1,181 @@
+"""A recipe that was read: the records of a run and of its stages, checked, with nothing heavy loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from podium.data.loading import DataSpec, load_data
+from podium.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trl import SFTConfig
+
+    from podium.recipe.rewards import RewardSpec
+    from podium.recipe.stages.gates import Gate
+    from podium.trainer.config import GRPOConfig
+    from podium.trainer.trainer import GRPOTrainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All that a run needs."""
+
+    name: str
+    """As the user wrote it, for messages."""
+    model: str
+    model_settings: Mapping[str, Any]
+    """Arguments of `from_pretrained`: revision, dtype, attn_implementation."""
+    data: DataSpec
+    rewards: tuple[RewardSpec, ...]
+    lora: Mapping[str, Any] | None
+    """Arguments of peft's `LoraConfig`."""
+    quantization: Mapping[str, Any] | None
+    """Arguments of `BitsAndBytesConfig`."""
+    config: Mapping[str, Any]
+    """Arguments of `GRPOConfig`."""
+    resume: str | bool | None = None
+    accuracy: str | None = None
+    """Name of the reward that tells right (at least 1) from wrong; None: the one whose name sounds like it."""
+    eval_samples: int = 4
+    """Completions per held-out prompt, before and after."""
+    eval_temperature: float | None = None
+    """Of those completions; None: as in training."""
+    eval_rows: int = 200
+    """Most held-out prompts that are sampled, before and after."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables to set in the process that trains."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where each key was set: `run.yaml:7`, or `--flag`."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The keys and values as written, flags included: the contents of `config.yaml` in the run's folder."""
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    """The inferred keys among `given`."""
+    stages: tuple[Stage, ...] = ()
+    """The parts of a run in stages, in order; the other fields are then those of the last, by which it is judged."""
+
+    def arguments(self) -> GRPOConfig:
+        """The run's `GRPOConfig`.
+
+        Raises:
+            ConfigError: two settings that do not go together, with the line of the one that is named first.
+        """
+        from podium.trainer.config import GRPOConfig
+
+        try:
+            return GRPOConfig(**self.config)
+        except ValueError as error:
+            raise self.placed(error) from error
+
+    def placed(self, error: ValueError) -> ConfigError:
+        """The error of a settings class, with the place of the first setting that it mentions."""
+        words = (word for word in re.findall(r"\w+", str(error)) if word in self.config)
+        place = next((self.places[word] for word in words if word in self.places), self.name)
+        own = error if isinstance(error, ConfigError) else ConfigError(str(error))
+        return ConfigError(f"{place}: {own.what}", code=own.code or "C030", fix=own.fix)
+
+    def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
+        """The trainer, with its model loaded; datasets are those of the recipe unless given.
+
+        `more` goes to `GRPOTrainer` (callbacks, optimizers, ...).
+
+        Raises:
+            PodiumError: settings, rows, rewards or a model that cannot work, before any weight is loaded.
+        """
+        from podium.trainer.trainer import GRPOTrainer
+
+        if self.stages:
+            raise ConfigError(
+                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own.",
+                fix=f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()",
+            )
+        arguments = self.arguments()
+        if train_dataset is None:
+            train_dataset, eval_dataset = load_data(self.data)
+        return GRPOTrainer(
+            model=self.model,
+            reward_funcs=[spec.function for spec in self.rewards],
+            args=arguments,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            peft_config=self.peft_config(),
+            quantization_config=self.quantization_config(),
+            **more,
+        )
+
+    def peft_config(self) -> Any:
+        """`LoraConfig`, or None. Raises `ConfigError`."""
+        if self.lora is None:
+            return None
+        from peft import LoraConfig
+
+        try:
+            return LoraConfig(**{"task_type": "CAUSAL_LM", **self.lora})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.name}: `lora`: {error}", code="C003") from error
+
+    def quantization_config(self) -> Any:
+        """`BitsAndBytesConfig`, or None."""
+        if self.quantization is None:
+            return None
+        from transformers import BitsAndBytesConfig
+
+        return BitsAndBytesConfig(**self.quantization)
+
+
+Kind = Literal["grpo", "sft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One part of a run, resolved."""
+
+    number: int
+    """From 1."""
+    name: str
+    kind: Kind
+    recipe: Recipe
+    """Of this stage alone; its `output_dir` is the stage's folder. `config` of an SFT stage is for `SFTConfig`."""
+    until: Gate | None
+    optimizer: str
+    reference: str
+    schedule: str
+    adaptive_weights: str
+    completion: str | None
+    """Of an SFT stage: the column with the right completion, or a text with columns in braces."""
+    rows: tuple[Any, Any] | None = None
+    """Training and held-out rows that are given as they are, in Python; None: those of the recipe."""
+
+    @property
+    def folder(self) -> str:
+        """`02-correctness`, inside the run's folder."""
+        return f"{self.number:02}-{self.name}"
+
+    @property
+    def max_steps(self) -> int | None:
+        """The most optimizer steps it may take; None: as many as its epochs have."""
+        steps = self.recipe.config.get("max_steps")
+        return steps if isinstance(steps, int) and steps > 0 else None
+
+    def load_rows(self) -> tuple[Any, Any]:
+        """Training rows and held-out rows (or None)."""
+        return self.rows if self.rows is not None else load_data(self.recipe.data)
+
+    def sft_arguments(self) -> SFTConfig:
+        """Of an SFT stage. On a CPU without mixed precision, unless `bf16` was asked for.
+
+        Raises:
+            ConfigError: values that `SFTConfig` refuses.
+        """
+        import torch
+        from trl import SFTConfig
+
+        config = dict(self.recipe.config)
+        if not torch.accelerator.is_available():
+            config = {"use_cpu": True, "bf16": False, **config}
+        try:
+            return SFTConfig(**config)
+        except ValueError as error:
+            raise self.recipe.placed(error) from error

@@ -1,0 +1,73 @@
+"""The right completion of a row, for a stage of supervised fine-tuning.
+
+right = Completions.of("<answer>{answer}</answer>", columns)
+right({"prompt": "2+2=", "answer": "4"})          # "<answer>4</answer>"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from podium.data.templates import Template, parse
+from podium.errors import DataError, as_line, did_you_mean
+from podium.rewards.resolve import GOLD
+
+USUAL = ("completion", *GOLD)
+"""Columns that are taken where a recipe names none, the first that is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completions:
+    """Makes the completion of a row from its columns."""
+
+    template: Template
+
+    @classmethod
+    def of(cls, written: str | None, columns: Collection[str]) -> Completions:
+        """By the `completion:` of a stage: a column, a text with columns in braces, or nothing.
+
+        Raises:
+            DataError: a column that the rows do not have.
+        """
+        listed = ", ".join(columns)
+        if written is None:
+            found = next((name for name in USUAL if name in columns), None)
+            if found is None:
+                raise DataError(
+                    f"an sft stage needs the right completion of each row, and none of the columns ({listed}) is "
+                    "called so.",
+                    code="D060",
+                    fix="Write `completion: my_column`, or a text with columns in braces: `completion: 'It is {n}.'`",
+                )
+            return cls(template=Template(("", found, "")))
+        try:
+            template = parse(written)
+        except DataError as error:
+            raise DataError(f"`completion: {written}`: {error.what}", code="D060", fix=error.fix) from None
+        if not template.columns:
+            template = Template(("", written, ""))
+        missing = next((name for name in template.columns if name not in columns), None)
+        if missing is not None:
+            raise DataError(
+                f"`completion: {written}` names no column of the rows ({listed}): `{missing}`.",
+                code="D060",
+                fix=did_you_mean(missing, columns) or as_line("completion", next(iter(columns), None)),
+            )
+        return cls(template=template)
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """`prompt` and `completion` as TRL's `SFTTrainer` takes them: both text, or both messages.
+
+        Raises:
+            DataError: a column is null in this row.
+        """
+        for name in self.template.columns:
+            if row[name] is None:
+                what = f"`{name}` is null in a row, so there is no right completion of it."
+                raise DataError(what, code="D060", fix=f"filter: {name} != ''")
+        prompt, right = row["prompt"], self.template(row)
+        if not isinstance(prompt, str) and isinstance(right, str):
+            right = [{"role": "assistant", "content": right}]
+        return {"prompt": prompt, "completion": right}

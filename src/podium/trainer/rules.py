@@ -1,0 +1,418 @@
+"""Rules of settings, each written once: closed sets, ranges, contradictions, settings without effect.
+
+`GRPOConfig` raises the first that is broken; the reader of recipes checks values by the same tables and adds the line;
+`podium check` reports them all. Rules about the run as a whole are in `preflight`. `args` is a `GRPOConfig` everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, cast
+
+import torch
+import yaml
+
+from podium.algorithm.advantages import AGGREGATIONS
+from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
+from podium.errors import ConfigError, did_you_mean
+from podium.runs.findings import codes
+
+logger = logging.getLogger(__name__)
+
+ENGINES = ("auto", "live", "transformers", "vllm")
+PRECISIONS = ("auto", "float32", "bfloat16")
+OVERLONG = ("error", "drop", "truncate")
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "loss_type": tuple(OBJECTIVES),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none"),
+    "multi_objective_aggregation": tuple(AGGREGATIONS),
+    "rollout_engine": ENGINES,
+    "overlong_prompts": OVERLONG,
+    "product_precision": PRECISIONS,
+    "vllm_mode": ("server", "colocate"),
+    "vllm_model_impl": ("vllm", "transformers"),
+    "vllm_importance_sampling_mode": tuple(CORRECTIONS),
+}
+"""Fields with a closed set of values; TRL finds a wrong one only after the first generation."""
+
+RANGES: Mapping[str, tuple[float, float, str]] = {
+    "temperature": (1e-6, 100.0, "at 0 all completions of a group are the same, so nothing can be learnt"),
+    "top_p": (1e-6, 1.0, "it is a share of probability"),
+    "top_k": (0, float("inf"), "0 switches it off"),
+    "min_p": (0.0, 1.0, "it is a share of the likeliest token's probability"),
+    "repetition_penalty": (1e-6, float("inf"), "1 switches it off"),
+    "learning_rate": (0.0, 1000.0, "a negative rate climbs away from the reward, and no optimizer bears a higher one"),
+    "weight_decay": (0.0, float("inf"), "a negative one makes all weights grow"),
+    "adam_beta1": (0.0, 1 - 1e-9, "it is a share of the past that stays"),
+    "adam_beta2": (0.0, 1 - 1e-9, "it is a share of the past that stays"),
+    "adam_epsilon": (0.0, float("inf"), "it keeps a division from one by zero"),
+    "max_grad_norm": (0.0, float("inf"), "0 switches clipping off"),
+    "warmup_steps": (0.0, float("inf"), "0 switches warm-up off; below 1 it is a share of all steps"),
+    "max_steps": (1, float("inf"), "-1, or leaving it out, trains num_train_epochs"),
+    "per_device_train_batch_size": (1, float("inf"), "it counts completions"),
+    "per_device_eval_batch_size": (1, float("inf"), "it counts completions"),
+    "gradient_accumulation_steps": (1, float("inf"), "1 accumulates nothing"),
+    "generation_batch_size": (1, float("inf"), "it counts completions"),
+    "steps_per_generation": (1, float("inf"), "it is the number of micro-steps that a generation serves"),
+    "save_steps": (1e-9, float("inf"), "`save_strategy: no` saves nothing"),
+    "eval_steps": (1e-9, float("inf"), "`eval_strategy: no` evaluates nothing"),
+    "logging_steps": (1e-9, float("inf"), "`logging_strategy: no` logs nothing"),
+    "ref_model_sync_steps": (1, float("inf"), "it is a number of steps"),
+    "seed": (0, 2**32 - 1, "random number generators take no other"),
+    "data_seed": (0, 2**32 - 1, "random number generators take no other"),
+    "record_megabytes": (0, float("inf"), "`record: false` records nothing"),
+    "ddp_timeout": (1, float("inf"), "it is in seconds"),
+    "beta": (0.0, float("inf"), "a negative weight would reward drifting away"),
+    "epsilon": (0.0, 1.0, "it is the distance of the lower clip bound from a ratio of 1"),
+    "epsilon_high": (0.0, float("inf"), "it is a distance from a ratio of 1 (for cispo the ratio itself)"),
+    "delta": (1.0, float("inf"), "it bounds ratios above 1"),
+    "max_completion_length": (1, float("inf"), "a completion has at least one token"),
+    "max_prompt_length": (1, float("inf"), "a prompt has at least one token"),
+    "num_generations": (2, float("inf"), "an advantage compares the completions of one prompt"),
+    "num_iterations": (1, float("inf"), "every rollout is trained on at least once"),
+    "top_entropy_quantile": (0.0, 1.0, "it is a share of tokens"),
+    "ref_model_mixup_alpha": (0.0, 1.0, "it is a share"),
+    "max_resamples": (1, float("inf"), "switch `dynamic_sampling` off instead"),
+    "tokens_per_pack": (1, float("inf"), "a pack has at least one token"),
+    "reward_timeout": (0, float("inf"), "it is in seconds; 0 switches it off"),
+    "reward_workers": (1, float("inf"), "a function from a file runs in at least one process"),
+    "async_rollouts": (0, 1, "it is how many rounds sampling may be ahead of training"),
+    "vllm_server_timeout": (1e-3, float("inf"), "it is in seconds"),
+    "vllm_gpu_memory_utilization": (1e-6, 1.0, "it is a share of the GPU's memory"),
+    "vllm_tensor_parallel_size": (1, float("inf"), "it is a number of GPUs"),
+}
+"""Fields with limits: (lowest, highest, why)."""
+
+GONE: Mapping[str, str] = {
+    "evaluation_strategy": "write `eval_strategy`",
+    "lr_scheduler": "write `lr_scheduler_type`",
+    "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
+    "overwrite_output_dir": "leave it out",
+    "logging_dir": "leave it out",
+    "resume": "write `resume_from_checkpoint`: `true` is the newest checkpoint",
+    "checkpoint": "write `resume_from_checkpoint`",
+    "epochs": "write `num_train_epochs`",
+    "lr": "write `learning_rate`",
+    "batch_size": "write `per_device_train_batch_size`; it counts completions",
+    "max_seq_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
+    "max_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
+    "group_by_length": "leave it out: packs have no padding, so nothing is gained by sorting",
+    "vllm_device": "leave it out: `vllm_mode: colocate` puts vLLM beside the trainer, `server` on a GPU of its own",
+    "vllm_dtype": "leave it out; a server has options of its own (`vllm serve --help`)",
+    "no_cuda": "write `use_cpu: true`",
+    "activation_offloading": "leave it out: GRPO of TRL has no such setting either, and a pack bounds the activations "
+    "already; make it smaller with `tokens_per_pack`, or set `gradient_checkpointing: true`",
+    "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
+    "reward_functions": "write `reward_funcs`",
+    "max_tokens": "write `max_completion_length`",
+}
+"""Keys of older transformers and TRL, and likely slips, with what to do."""
+
+SENSIBLE = {"max_steps": 100}
+"""Values to type where the default says nothing."""
+
+UNLIMITED = {"max_steps": -1}
+"""Values beyond the limits that mean that there is none."""
+
+
+def wrong_value(
+    name: str,
+    value: Any,
+    *,
+    choices: Collection[Any] = (),
+    limits: Mapping[str, tuple[float, float, str]] = RANGES,
+    fix: Callable[[str], str],
+) -> ConfigError | None:
+    """The error of a value that is none of `choices`, or a number beyond its limits. `fix` makes the line to type.
+
+    >>> print(wrong_value("num_iterations", 0, fix="{}: 1".format))
+    `num_iterations` is 0; it must be at least 1: every rollout is trained on at least once.
+      fix: num_iterations: 1
+    """
+    if choices and value not in choices:
+        what = f"`{name}` must be one of {', '.join(choices)}; got `{value}`."
+        return ConfigError(what, code="C004", fix=did_you_mean(str(value), choices) or fix(name))
+    if name not in limits or not isinstance(value, int | float) or value == UNLIMITED.get(name):
+        return None
+    low, high, why = limits[name]
+    if low <= value <= high:
+        return None
+    least = "above 0" if low == 1e-9 else f"at least {low:g}"
+    bounds = least if high == float("inf") else f"between {low:g} and {high:g}"
+    code = "C011" if name.startswith("num_generations") else "C016"
+    return ConfigError(f"`{name}` is {value:g}; it must be {bounds}: {why}.", code=code, fix=fix(name))
+
+
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    "vllm_structured_outputs_regex": (
+        None,
+        "training would compute with probabilities that know nothing of the constraint",
+    ),
+    "ds3_gather_for_generation": (True, "sampling from sharded weights without gathering them is not supported"),
+}
+"""TRL fields that Podium does not honour: (value that asks for nothing, what to know)."""
+
+WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
+    "pad_to_multiple_of": ("auto", "nothing is padded"),
+    "use_liger_kernel": (
+        False,
+        "its kernels make the same numbers faster; Podium drives the forward itself and computes the head in chunks",
+    ),
+    "torch_compile": (False, "nothing is compiled: the head is replaced for every forward"),
+    "torch_compile_backend": (None, "nothing is compiled"),
+    "torch_compile_mode": (None, "nothing is compiled"),
+    "max_tool_calling_iterations": (None, "no tools are called"),
+    "log_multimodal": (True, "there are no images to leave out"),
+    "transformers_continuous_batching_config": (None, "the live engine schedules by itself"),
+    "use_transformers_continuous_batching": (False, "the live engine lets rows enter and leave as they end, too"),
+    "use_transformers_paged": (False, "the live engine lets rows enter and leave as they end, too"),
+}
+"""TRL fields that change nothing here and nothing in the result: (value that asks for nothing, why). A note says so."""
+
+VLLM_ALONE: Mapping[str, tuple[str, ...]] = {
+    "server": (
+        "vllm_server_base_url",
+        "vllm_server_host",
+        "vllm_server_port",
+        "vllm_server_timeout",
+        "vllm_group_port",
+        "vllm_weights_folder",
+    ),
+    "colocate": (
+        "vllm_enable_sleep_mode",
+        "vllm_gpu_memory_utilization",
+        "vllm_max_model_length",
+        "vllm_model_impl",
+        "vllm_tensor_parallel_size",
+    ),
+}
+"""Fields that only one `vllm_mode` reads."""
+
+
+# ---- contradictions ----
+
+
+FILTERS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Settings that leave less than the whole distribution to draw from, and the value that switches each off."""
+
+
+def filters_of(args: Any) -> list[str]:
+    """The filters that are on."""
+    return [name for name, off in FILTERS.items() if (getattr(args, name) or 0.0) != off]
+
+
+def _has_second_device(args: Any) -> bool:
+    """Whether the copy to sample from has a place: a GPU that does not train, in a run of one process; or the CPU."""
+    try:
+        device = torch.device(args.rollout_device or "cpu")
+    except RuntimeError:
+        return False
+    if "cpu" in (device.type, args.device.type):
+        return device.type == args.device.type
+    return args.world_size == 1 and device.index not in (None, args.device.index)
+
+
+Contradiction = tuple[Callable[[Any], Any], str, str, str]
+"""(when, code, what, fix): settings that cannot work together; `what` is a format of `args`."""
+
+
+def refuse(rules: Iterable[Contradiction], args: Any) -> None:
+    """Raise `ConfigError` for the first contradiction that the settings have."""
+    for applies, code, what, fix in rules:
+        if applies(args):
+            raise ConfigError(what.format(args=args), code=code, fix=fix)
+
+
+def _weighs_rollouts_twice(args: Any) -> bool:
+    by_rollout = CORRECTIONS[args.vllm_importance_sampling_mode].per_rollout
+    corrects = args.use_vllm and args.vllm_importance_sampling_correction
+    return args.loss_type == "vespo" and corrects and by_rollout
+
+
+CONTRADICTIONS: tuple[Contradiction, ...] = (
+    (
+        lambda args: args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"),
+        "C018",
+        "liger_kernel_config asks for fused_linear_cross_entropy, which drops the log-probabilities of tokens that the "
+        "loss is made of.",
+        "take `liger_kernel_config` out",
+    ),
+    (
+        lambda args: args.use_vllm and args.rollout_engine not in ("auto", "vllm"),
+        "C014",
+        "use_vllm=True and rollout_engine={args.rollout_engine!r} name two engines.",
+        "Leave one of them out.",
+    ),
+    (
+        _weighs_rollouts_twice,
+        "C014",
+        "loss_type vespo weighs whole rollouts by itself; vllm_importance_sampling_mode is "
+        "{args.vllm_importance_sampling_mode}.",
+        "Set vllm_importance_sampling_mode: token_truncate.",
+    ),
+    (
+        lambda args: args.use_vllm and args.cache_implementation is not None,
+        "C014",
+        "cache_implementation is `generate`'s, and vLLM samples.",
+        "Leave one of them out.",
+    ),
+    (
+        lambda args: args.sync_ref_model and not args.beta,
+        "C030",
+        "sync_ref_model=True has no reference model to move, because beta is 0.",
+        "Set beta, or leave sync_ref_model out.",
+    ),
+)
+
+NOT_ASYNC: tuple[Contradiction, ...] = (
+    (
+        lambda args: args.rollout_device is not None and (not args.async_rollouts or args.use_vllm),
+        "C033",
+        "rollout_device is {args.rollout_device!r}, where the live engine would have a copy of the weights to sample "
+        "from while they are trained; here it has none (async_rollouts is {args.async_rollouts}).",
+        "Leave rollout_device out, or set async_rollouts: 1 without use_vllm.",
+    ),
+    (
+        lambda args: bool(args.async_rollouts) and args.rollout_engine == "transformers",
+        "C033",
+        "async_rollouts samples while weights are trained, and rollout_engine: transformers has none of its own.",
+        "Leave one of the two out.",
+    ),
+    (
+        lambda args: bool(args.async_rollouts) and args.use_vllm and args.vllm_mode == "colocate",
+        "C033",
+        "async_rollouts samples on a device that does not train, and vllm_mode: colocate puts vLLM on the trainer's.",
+        "Start a server and set vllm_mode: server, or leave async_rollouts out.",
+    ),
+    (
+        lambda args: bool(args.async_rollouts) and args.use_vllm and filters_of(args),
+        "C033",
+        "async_rollouts corrects by the sampler's log-probabilities, and vLLM's are of what top_p, top_k, min_p or "
+        "repetition_penalty left.",
+        "Sample without a filter, or leave async_rollouts out.",
+    ),
+    (
+        lambda args: bool(args.async_rollouts) and not args.use_vllm and not _has_second_device(args),
+        "C033",
+        "async_rollouts samples on a device that does not train, in a run of one process: training is on "
+        "{args.device}, processes: {args.world_size}, rollout_device: {args.rollout_device}.",
+        "Set rollout_device: cuda:1 (on a CPU leave it out), or leave async_rollouts out.",
+    ),
+)
+"""Settings that keep a run from sampling while it trains."""
+
+
+UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, str]], ...] = (
+    (
+        lambda args: args.loss_type == "luspo" and args.importance_sampling_level != "sequence",
+        "loss_type luspo with importance_sampling_level {args.importance_sampling_level}",
+        "LUSPO is defined by ratios of whole completions",
+        ("importance_sampling_level", "sequence"),
+    ),
+    (
+        lambda args: args.loss_type == "vespo" and args.importance_sampling_level != "token",
+        "loss_type vespo with importance_sampling_level {args.importance_sampling_level}",
+        "VESPO weighs whole completions by itself",
+        ("importance_sampling_level", "token"),
+    ),
+    (
+        lambda args: (
+            args.importance_sampling_level == "sequence" and args.loss_type in ("bnpo", "dr_grpo", "dapo", "cispo")
+        ),
+        "importance_sampling_level sequence with loss_type {args.loss_type}",
+        "the loss sums over tokens, so every completion weighs as much as it is long; GSPO takes their mean",
+        ("loss_type", "grpo"),
+    ),
+    (
+        lambda args: args.loss_type == "dr_grpo" and args.scale_rewards == "group",
+        "loss_type dr_grpo with scale_rewards {args.scale_rewards}",
+        "Dr. GRPO removes the division by the group's deviation; with it the bias towards easy prompts is back",
+        ("scale_rewards", "none"),
+    ),
+)
+"""(when, what, why, the setting that cures it): what works and is not what the paper of that name does."""
+
+
+def warn_unlike_paper(args: Any) -> None:
+    """Log what `podium check` finds as C025, which is why the command line does not show it again."""
+    for applies, what, why, (name, value) in UNLIKE_PAPER:
+        if applies(args):
+            logger.warning("%s: %s. Set %s=%r.", what.format(args=args), why, name, value, extra={"code": "C025"})
+
+
+# ---- values with a form of their own ----
+
+ARGUMENTS: Mapping[str, str] = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+    **dict.fromkeys(("max_new_tokens", "max_tokens"), "max_completion_length"),
+}
+"""Names in `generation_kwargs` -> the arguments that say the same."""
+
+NOT_IN_GENERATION: Mapping[str, str] = {
+    **dict.fromkeys(("num_return_sequences", "n"), "num_generations says how many completions a prompt gets"),
+    **dict.fromkeys(("return_dict_in_generate", "logprobs", "seed"), "sampling sets it"),
+}
+"""Names in `generation_kwargs` that would break groups, with the reason."""
+
+
+def take_generation_kwargs(args: Any) -> None:
+    """Make what `generation_kwargs` overrides, as in TRL, the value of the argument.
+
+    Sampling, training, the reference and the proof read the argument, so they cannot differ: TRL 1.16 samples at
+    the one temperature and trains at the other.
+    """
+    for name in NOT_IN_GENERATION.keys() & (args.generation_kwargs or {}):
+        what = f"generation_kwargs has {name}: {NOT_IN_GENERATION[name]}."
+        raise ConfigError(what, code="C030", fix=f"take `{name}` out of generation_kwargs")
+    for name, argument in ARGUMENTS.items():
+        value, before = (args.generation_kwargs or {}).get(name), getattr(args, argument)
+        if value is None:
+            continue
+        whole = isinstance(getattr(type(args), argument), int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            kind = "whole number" if whole else "number"
+            raise ConfigError(f"generation_kwargs: {name} is {value!r}; it must be a {kind}.", code="C030")
+        if before not in (value, getattr(type(args), argument)):
+            logger.warning("generation_kwargs: %s %r counts, and not %s: %r.", name, value, argument, before)
+        setattr(args, argument, value)
+
+
+def on_error(value: Any) -> Literal["raise", "none"] | float:
+    """As a word or a number; YAML's `null` and Python's None mean `none`."""
+    text = "none" if value is None else str(value).strip().lower()
+    if text in ("raise", "none"):
+        return cast(Literal["raise", "none"], text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        what = f"on_reward_error is {value!r}; it must be `raise`, `none` or a finite number."
+        raise ConfigError(what, fix=did_you_mean(text, ("raise", "none")))
+    return number
+
+
+ACTIONS = ("stop", "rollback", "ignore")
+
+
+def actions(given: Any) -> dict[str, str]:
+    """`on_finding` as a mapping from codes to actions, checked (`ConfigError`); text is YAML, as from the shell.
+
+    >>> actions("{m132: stop}")
+    {'M132': 'stop'}
+    """
+    try:
+        asked = yaml.safe_load(given) if isinstance(given, str) else given or {}
+        wishes = {str(code).upper(): str(wish) for code, wish in asked.items()}
+    except (AttributeError, yaml.YAMLError):
+        raise ConfigError(f"on_finding is {given!r}; it must be like {{M132: stop, M161: ignore}}.") from None
+    for code, wish in wishes.items():
+        if code not in codes():
+            raise ConfigError(f"on_finding names {code}, which is no finding.", fix=did_you_mean(code, codes()))
+        if wish not in ACTIONS:
+            raise ConfigError(f"on_finding for {code} is {wish!r}; it must be one of {', '.join(ACTIONS)}.")
+    return wishes
