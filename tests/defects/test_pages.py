@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from podium.cli import app
 from podium.cli.compare import _whose_rewards
 from podium.cli.progress import fitting
-from podium.cli.targets import Target
+from podium.cli.targets import NamedModel
 from podium.cli.terminal import say
 from podium.runs.find_model import ModelSource
 from podium.testing import save_tiny_model
@@ -157,7 +157,7 @@ def test_compare_says_whose_rewards_measured(tmp_path: Path, now: Say) -> None:
         folder.mkdir()
         (folder / "config.yaml").write_text(f"dataset: x.csv\nrewards: {rewards}\n")
         (folder / "environment.json").write_text('{"reward_weights": {"right": 1.0}}')
-        targets.append(Target(given=name, source=ModelSource(base="m"), run=folder))
+        targets.append(NamedModel(given=name, source=ModelSource(base="m"), run=folder))
     said = _whose_rewards(targets[:2], targets[1])
     assert said.endswith("Both are measured with those of b.")
     assert _whose_rewards(targets[1:], targets[2]) == ""

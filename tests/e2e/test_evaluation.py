@@ -110,7 +110,7 @@ def test_completions_are_written_and_hold_the_same_numbers(cli: Cli, tmp_path: P
     assert right.mean() < looked["pass_at"]["2"]["value"] < any_right
     odd = said(cli, "eval model --recipe run.yaml -k 3 --samples 4 --eval_rows 70 --json")
     assert list(odd["pass_at"]) == ["1", "2", "3", "4"]
-    assert Saved.load(path).measured().num_prompts == 70
+    assert Saved.load(path).scores().num_prompts == 70
     assert table["column/answer"].iloc[0] == "2"
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from podium.errors import ConfigError, PodiumError, RewardError
-from podium.isolation.workers import pool
+from podium.isolation.workers import process
 from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, from_file, resolve_rewards, resolve_weights, score
 from podium.rewards.from_file import file_reward
@@ -176,7 +176,8 @@ def test_every_fault_ends_in_values_or_one_message(place: str, name: str, expect
     assert re.match(r"reward function `\w+` \(\S*faulty_rewards.py:\d+\) ", message), message
     assert re.search(expected, message, re.DOTALL), message
     assert "limits.py" not in message
-    assert "serve.py" not in message
+    assert "calls.py" not in message
+    assert "child.py" not in message
     assert scores(reward_of(place, "good")) == LENGTHS, "the next call is none the worse"
 
 
@@ -348,7 +349,7 @@ def fresh(tmp_path: Path) -> Iterator[Path]:
     copy = tmp_path / "own_rewards.py"
     copy.write_text(FILE.read_text())
     yield copy
-    pool.stop_all()
+    process.stop_all()
 
 
 def test_a_worker_sees_no_secrets_no_gpu_and_imports_nothing_heavy(
@@ -407,8 +408,8 @@ import sys, time
 from podium.rewards.from_file import file_reward
 number = file_reward(sys.argv[1] + ":process_number")
 busy = file_reward(sys.argv[1] + ":busy")
-from podium.isolation.workers.pool import _workers
-print([worker.process.pid for workers in _workers.values() for worker in workers][0], flush=True)
+from podium.isolation.workers.process import _pools
+print([worker.process.pid for pool in _pools.values() for worker in pool.workers][0], flush=True)
 {then}
 """
 
@@ -494,8 +495,20 @@ def test_a_run_stops_where_more_than_a_fifth_is_unscored_because_of_errors() -> 
 
 
 def test_nothing_is_left_running() -> None:
-    pool.stop_all()
+    process.stop_all()
     own = [thread for thread in threading.enumerate() if thread.name == "podium-reward"]
     assert all(thread.daemon for thread in own)
-    assert os.getpid() in {pid for pid, *_ in pool._workers}
-    assert not any(worker.alive for workers in pool._workers.values() for worker in workers)
+    assert os.getpid() in {pid for pid, *_ in process._pools}
+    assert not any(worker.alive for pool in process._pools.values() for worker in pool.workers)
+
+
+def test_idle_workers_end_once_nothing_refers_to_them(tmp_path: Path) -> None:
+    files = [tmp_path / f"idle_{number}.py" for number in range(process.POOLS_KEPT + 2)]
+    for file in files:
+        file.write_text("def good(completions):\n    return [1.0] * len(completions)\n")
+    held = file_reward(f"{files[0]}:good")
+    dropped = file_reward(f"{files[1]}:good")._pool.workers[0]
+    for file in files[2:]:
+        file_reward(f"{file}:good")
+    assert held._pool.workers[0].alive
+    assert not dropped.alive

@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import beta, chi2, permutation_test
 
 from podium.evaluation.comparison import compare, pair, regression_check, verdict
-from podium.evaluation.measured import Measured
+from podium.evaluation.measured import EvalScores
 from podium.evaluation.statistics import (
     Difference,
     Interval,
@@ -190,9 +190,9 @@ def test_no_regression_shown_is_not_no_regression() -> None:
 # ---- whole comparisons ----
 
 
-def measured(right_PG: np.ndarray, keys: list[str] | None = None, labels: list[str] | None = None) -> Measured:
+def measured(right_PG: np.ndarray, keys: list[str] | None = None, labels: list[str] | None = None) -> EvalScores:
     count = len(right_PG)
-    return Measured(
+    return EvalScores(
         names_K=("correct",),
         weights_K=np.ones(1),
         accuracy="correct",

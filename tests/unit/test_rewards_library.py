@@ -407,7 +407,8 @@ def test_what_was_understood_is_logged():
 
 def test_a_worker_has_no_secrets(monkeypatch):
     monkeypatch.setenv("CANARY_TOKEN", "canary-7")
-    worker = math_pool._Worker()
+    worker = math_pool._MAKE()
+    worker.start()
     try:
         environment = Path(f"/proc/{worker.process.pid}/environ")
         if environment.exists():

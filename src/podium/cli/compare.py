@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.eval import (
-    DataOption,
-    GreedyOption,
-    JsonOption,
-    KOption,
-    OutputOption,
-    RecipeOption,
-    SamplesOption,
-    SplitOption,
-    TemperatureOption,
-)
-from podium.cli.targets import Asked
+from podium.cli.eval import JsonOption, OutputOption
+from podium.cli.flags import takes_records
+from podium.cli.targets import EvalRequest
 from podium.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from podium.cli.targets import Target
+    from podium.cli.targets import NamedModel
     from podium.evaluation import Comparison
-    from podium.evaluation.evaluate import Task
+    from podium.evaluation.evaluate import EvalTask, Policy
     from podium.evaluation.saved import Saved
+    from podium.recipe import Recipe
 
 SAVED = (".parquet", ".json")
 """Endings of an evaluation that was saved."""
 
 
+@takes_records
 def compare(
     context: typer.Context,
-    recipe: RecipeOption = "",
-    data: DataOption = "",
-    split: SplitOption = "",
-    k: KOption = None,
-    samples: SamplesOption = None,
-    greedy: GreedyOption = False,
-    temperature: TemperatureOption = None,
+    request: EvalRequest,
     by: Annotated[
         str | None, typer.Option("--by", help="Show differences by this column; `category`, where there is one.")
     ] = None,
@@ -58,81 +46,89 @@ def compare(
     compared with the model it started from. The data, rewards and settings are those of B's run, else of A's.
     """
     from podium.cli.words import models_and_flags
+    from podium.evaluation.saved import Saved
 
     names, overrides = models_and_flags(context.args, "compare", most=2)
-    asked = Asked.of(context.params, overrides)  # the options from `recipe` to `temperature`, as one
-    if any(_is_saved(name) for name in names):
-        _check_only_saved(names, asked, also)
-        pairs = [_load(names)]
+    request = dataclasses.replace(request, overrides=overrides)
+    if any(name.endswith(SAVED) for name in names):
+        _check_only_saved(names, request, also)
+        pairs = [(Saved.load(names[0]), Saved.load(names[1]))]
     else:
-        pairs = _evaluate(names, asked, also, output, by)
+        pairs = _evaluate(names, request, also, output, by)
     _show(pairs, by=by, examples=examples, as_json=as_json)
 
 
-def _is_saved(name: str) -> bool:
-    return name.endswith(SAVED)
-
-
-def _check_only_saved(names: Sequence[str], asked: Asked, also: str) -> None:
-    if len(names) != 2 or not all(map(_is_saved, names)):
+def _check_only_saved(names: Sequence[str], request: EvalRequest, also: str) -> None:
+    if len(names) != 2 or not all(name.endswith(SAVED) for name in names):
         raise ConfigError("Give two saved evaluations, or two models; `podium eval` makes the one of the other.")
-    if asked != Asked() or also:
+    if request != EvalRequest() or also:
         raise ConfigError("Two saved evaluations are compared as they are: of the flags only --by, --show and --json.")
-
-
-def _load(names: Sequence[str]) -> tuple[Saved, Saved]:
-    from podium.evaluation.saved import Saved
-
-    return Saved.load(names[0]), Saved.load(names[1])
 
 
 # ---- evaluating both ----
 
 
 def _evaluate(
-    names: Sequence[str], asked: Asked, also: str, output: Path | None, by: str | None
+    names: Sequence[str], request: EvalRequest, also: str, output: Path | None, by: str | None
 ) -> list[tuple[Saved, Saved]]:
     """Both models on every set; a pair of saved evaluations for each."""
-    from podium.cli.eval import look, made_folder
-    from podium.cli.targets import base_of, find_target, policy_of, recipe_of, stem, task_of
+    from podium.cli.eval import evaluated, made_folder
+    from podium.cli.targets import base_of, find_target, recipe_of, stem
     from podium.cli.terminal import errors, prepare_output, shown
     from podium.evaluation.evaluate import load, prepare, unload
-    from podium.evaluation.saved import Saved
 
     given = find_target(names[-1])
-    targets = (base_of(given), given) if len(names) == 1 else (find_target(names[0]), given)
+    targets = (base_of(given) if len(names) == 1 else find_target(names[0]), given)
     prepare_output()
     measuring = next((target for target in reversed(targets) if target.run is not None), given)
-    recipes = [recipe_of(measuring, asked)]
-    tasks = [task_of(recipes[0], asked)]
-    _check_column(tasks[0], by)
-    if also:
-        second = _asked_also(asked, also)
-        recipes.append(recipe_of(measuring, second))
-        tasks.append(task_of(recipes[1], second))
-        tasks[1] = dataclasses.replace(tasks[1], args=_computed_alike(tasks))
-    if not asked.recipe and (told := _whose_rewards(targets, measuring)):
-        errors.print(shown(f"note: {told}"), soft_wrap=True)
-    policies = [policy_of(target, recipes[0]) for target in targets]
-    if policies[0].name == policies[1].name:
-        policies = [
-            dataclasses.replace(each, name=f"{each.name} ({x})") for each, x in zip(policies, "AB", strict=True)
-        ]
-    ready = [prepare(policy, tasks) for policy in policies]
+    recipe = recipe_of(measuring, request)
+    tasks = _tasks(recipe, measuring, request, also, by)
+    if not request.recipe and (note := _whose_rewards(targets, measuring)):
+        errors.print(shown(f"note: {note}"), soft_wrap=True)
+    prepared = [prepare(policy, tasks) for policy in _policies(targets, recipe)]
     folder = made_folder(output, *targets)
-    saved: list[list[Saved]] = [[] for _ in tasks]
-    for policy, prepared in zip(policies, ready, strict=True):
-        loaded = load(policy, tasks[0].args, prepared, [reward for task in tasks for reward in task.rewards])
-        for place, task in enumerate(tasks):
-            path = folder / f"{stem(policy.name, task)}.parquet"
-            look(policy, loaded, prepared, task, path)
-            saved[place].append(Saved.load(path))
+    saved: list[list[Saved]] = []
+    for model in prepared:
+        loaded = load(model, tasks[0].args, [reward for task in tasks for reward in task.rewards])
+        paths = [folder / f"{stem(model.policy.name, task)}.parquet" for task in tasks]
+        saved.append([evaluated(loaded, task, path)[0] for task, path in zip(tasks, paths, strict=True)])
         del loaded
         unload()
-    return [(a, b) for a, b in saved]
+    return list(zip(*saved, strict=True))
 
 
-def _whose_rewards(targets: Sequence[Target], measuring: Target) -> str:
+def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: str, by: str | None) -> list[EvalTask]:
+    """The set that decides, and the one of `also`: a recipe with rewards of its own, or data for the same ones."""
+    from podium.cli.targets import recipe_of, task_of
+    from podium.recipe import shipped_recipes
+
+    task = task_of(recipe, request)
+    columns = getattr(task.rows, "column_names", None)
+    if by is not None and columns is not None and by not in columns:
+        what = f"--by {by}: {task.data} has no such column. It has {', '.join(columns)}."
+        raise ConfigError(what, fix=did_you_mean(by, columns))
+    if not also:
+        return [task]
+    is_recipe = also.endswith((".yaml", ".yml")) or also in shipped_recipes()
+    recipe_name, data = (also, "") if is_recipe else (request.recipe, also)
+    request = dataclasses.replace(request, recipe=recipe_name, data=data, split="")
+    second = task_of(recipe_of(measuring, request), request)
+    args = copy.copy(second.args)
+    args.product_precision = task.args.product_precision  # the model is loaded once
+    return [task, dataclasses.replace(second, args=args)]
+
+
+def _policies(targets: Sequence[NamedModel], recipe: Recipe) -> Iterator[Policy]:
+    """A and B under names that differ."""
+    from podium.evaluation.evaluate import Policy
+
+    same = targets[0].name == targets[1].name
+    for letter, target in zip("AB", targets, strict=True):
+        name = f"{target.name} ({letter})" if same else target.name
+        yield Policy(name=name, source=target.source, quantization_config=recipe.quantization_config())
+
+
+def _whose_rewards(targets: Sequence[NamedModel], measuring: NamedModel) -> str:
     """Name the run whose rewards measure both, where they were trained on different ones."""
     from podium.runs.run import Run
 
@@ -149,37 +145,11 @@ def _whose_rewards(targets: Sequence[Target], measuring: Target) -> str:
     return f"the two runs were trained on other rewards ({listed}). Both are measured with those of {ours}."
 
 
-def _check_column(task: Task, by: str | None) -> None:
-    columns = getattr(task.rows, "column_names", None)
-    if by is not None and columns is not None and by not in columns:
-        there = ", ".join(columns)
-        what = f"--by {by}: {task.data} has no such column. It has {there}."
-        raise ConfigError(what, fix=did_you_mean(by, columns))
-
-
-def _asked_also(asked: Asked, also: str) -> Asked:
-    """A second set: a recipe with rewards of its own, or data for the same ones."""
-    from podium.recipe import shipped_recipes
-
-    if also.endswith((".yaml", ".yml")) or also in shipped_recipes():
-        return dataclasses.replace(asked, recipe=also, data="", split="")
-    return dataclasses.replace(asked, data=also, split="")
-
-
-def _computed_alike(tasks: Sequence[Any]) -> Any:
-    """The second set's arguments with the first one's precision: the model is loaded once."""
-    import copy
-
-    args = copy.copy(tasks[1].args)
-    args.product_precision = tasks[0].args.product_precision
-    return args
-
-
 # ---- shown ----
 
 
 def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int, as_json: bool) -> None:
-    from podium.cli.comparison import categories, counts, differences, moved
+    from podium.cli.comparison import categories, changed_prompts, counts, differences
     from podium.cli.structured import print_json
     from podium.cli.terminal import console, errors, prepare_output, shown
     from podium.evaluation.comparison import regression_check
@@ -187,52 +157,48 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
     prepare_output()
     found = [_compared(pair, by if place == 0 else None) for place, pair in enumerate(pairs)]
     (a, b), comparison = pairs[0], found[0]
-    checks = [
-        regression_check(each.main, each.metric, pair[1].settings.data)
-        for each, pair in zip(found[1:], pairs[1:], strict=True)
-    ]
+    data = [pair[1].settings.data for pair in pairs]
+    checks = [regression_check(each.main, each.metric, name) for each, name in zip(found, data, strict=True)]
     for note in _notes(a, b, comparison):
         errors.print(shown(f"note: {note}"), soft_wrap=True)
     if as_json:
         print_json(_contents(pairs, found, checks))
         return
-    console.print(differences(comparison, b.settings.data))
+    console.print(differences(comparison, data[0]))
     console.print(shown(counts(comparison)), soft_wrap=True)
     if comparison.categories:
         console.print(categories(comparison))
     for word, places in (("better", comparison.better), ("worse", comparison.worse)):
         if places and examples:
-            console.print(moved(a, b, word, places, examples))
-    for check, each, pair in zip(checks, found[1:], pairs[1:], strict=True):
-        console.print(differences(each, pair[1].settings.data))
+            console.print(changed_prompts(a, b, word, places, examples))
+    for check, each, name in zip(checks[1:], found[1:], data[1:], strict=True):
+        console.print(differences(each, name))
         console.print(shown(check), soft_wrap=True)
     console.print(shown(comparison.verdict), soft_wrap=True)
 
 
 def _compared(pair: tuple[Saved, Saved], by: str | None) -> Comparison:
-    from podium.evaluation import compare as compare_measured
+    from podium.evaluation import compare as compare_scores
 
     a, b = pair
     names = (a.settings.model, b.settings.model)
     if names[0] == names[1]:
         names = (f"{names[0]}, {a.path.stem}", f"{names[1]}, {b.path.stem}")
-    return compare_measured(a.measured(), b.measured(), names=names, by=by)
+    return compare_scores(a.scores(), b.scores(), names=names, by=by)
 
 
 _SHOULD_AGREE = ("data", "num_completions", "greedy", "temperature", "max_tokens", "seed", "engine", "products")
 
 
-def _notes(a: Saved, b: Saved, comparison: Comparison) -> list[str]:
-    """What makes the comparison less than one of the models alone."""
-    notes = []
+def _notes(a: Saved, b: Saved, comparison: Comparison) -> Iterator[str]:
+    """Reasons why the models alone are not compared."""
     for name in _SHOULD_AGREE:
         of_a, of_b = getattr(a.settings, name), getattr(b.settings, name)
         if of_a != of_b:
-            notes.append(f"`{name}` differs, {of_a} and {of_b}: the models are not all that is compared.")
-    if any(comparison.num_unpaired):
-        only_a, only_b = comparison.num_unpaired
-        notes.append(f"{only_a + only_b} prompts are left out: {only_a} only A has answered, {only_b} only B.")
-    return notes
+            yield f"`{name}` differs, {of_a} and {of_b}: the models are not all that is compared."
+    only_a, only_b = comparison.num_unpaired
+    if only_a or only_b:
+        yield f"{only_a + only_b} prompts are left out: {only_a} only A has answered, {only_b} only B."
 
 
 def _contents(
@@ -241,12 +207,8 @@ def _contents(
     """Everything as JSON; the regression check under `also`."""
     from podium.evaluation import numbers
 
-    listed = [
+    main, *rest = (
         {**numbers(each), "completions": [str(saved.path) for saved in pair]}
         for each, pair in zip(found, pairs, strict=True)
-    ]
-    also = [
-        {"verdict": check, **{k: v for k, v in each.items() if k != "verdict"}}
-        for check, each in zip(checks, listed[1:], strict=True)
-    ]
-    return {**listed[0], "also": also[0] if also else None}
+    )
+    return {**main, "also": {**rest[0], "verdict": checks[1]} if rest else None}

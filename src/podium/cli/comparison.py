@@ -1,32 +1,78 @@
-"""Two evaluations of the same prompts as tables. Text that a model wrote is data."""
+"""Evaluations, alone and side by side, as tables. Text that a model wrote is data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
-from podium.cli.eval import rows
 from podium.cli.terminal import last_user_turn, shown
-from podium.evaluation import Comparison, HeldOut
-from podium.evaluation.comparison import Moved, p_text, signed
+from podium.evaluation import Comparison, EvalSummary
+from podium.evaluation.comparison import ChangedPrompt, p_text, signed
 from podium.evaluation.saved import Saved
+from podium.evaluation.statistics import Interval
 from podium.records import ScoredGroup
 
-Groups = Sequence[ScoredGroup]
+
+def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> Table:
+    """Text of any origin under titles with the kind of each column: `left`, `right`, or `whole`, which never wraps."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name, kind in columns.items():
+        side: Literal["right", "left"] = "right" if kind == "right" else "left"
+        made.add_column(shown(name), justify=side, overflow="fold", no_wrap=kind == "whole")
+    for row in rows:
+        made.add_row(*map(shown, row))
+    return made
 
 
-# ---- of a run, before and after ----
+# ---- one evaluation ----
+
+
+def evaluation_table(summary: EvalSummary) -> Table:
+    """The numbers of one evaluation."""
+    rows = ((name, *_value_and_ends(interval)) for name, interval in named_numbers(summary))
+    return table({"": "left", " ": "right", "95 % interval": "whole"}, rows)
+
+
+def _value_and_ends(interval: Interval) -> tuple[str, str]:
+    value, _, ends = str(interval).partition(" ")
+    return value, ends
+
+
+def named_numbers(summary: EvalSummary, *, every_k: bool = True) -> Iterator[tuple[str, Interval]]:
+    """The numbers by name, in the order of the table; of all pass@k but pass@1 only the last, unless `every_k`."""
+    if summary.accuracy is not None:
+        yield "accuracy (pass@1)", summary.accuracy
+    for k, interval in summary.pass_at.items():
+        if k > 1 and (every_k or k == max(summary.pass_at)):
+            yield f"pass@{k}", interval
+    yield from ((f"format kept ({name})", interval) for name, interval in summary.format.items())
+    yield "reward", summary.reward
+    yield from ((f"  {name}", interval) for name, interval in summary.means.items())
+    yield "length, tokens", summary.mean_tokens
+    yield "cut off at the limit", summary.truncated
+
+
+# ---- a run, before and after ----
 
 
 def show_comparison(
-    console: Console, looks: Sequence[HeldOut], groups: Sequence[Groups], verdict: str, num: int
+    console: Console,
+    looks: Sequence[EvalSummary],
+    groups: Sequence[Sequence[ScoredGroup]],
+    verdict: str,
+    num: int,
 ) -> None:
     """Numbers of before and after with 95 % intervals, completions of the same prompts, and the verdict."""
+    after = looks[1]
+    title = f"Held out: {after.num_prompts} prompts, {after.num_completions} completions (95 % intervals)"
+    pairs = zip(*(named_numbers(look, every_k=False) for look in looks), strict=True)
+    rows = ((name, str(a), str(b)) for (name, a), (_, b) in pairs)
     console.print()
-    console.print(_numbers(*looks))
+    console.print(table({"": "left", "before": "whole", "after": "whole"}, rows, title=title))
     console.print()
     console.print(_completions(groups[0], groups[1], num))
     console.print()
@@ -34,45 +80,28 @@ def show_comparison(
     console.print()
 
 
-def _numbers(before: HeldOut, after: HeldOut) -> Table:
-    title = f"Held out: {after.num_prompts} prompts, {after.num_completions} completions (95 % intervals)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("", "before", "after"):
-        table.add_column(column, no_wrap=True)
-    for (name, a), (_, b) in zip(rows(before, every_k=False), rows(after, every_k=False), strict=True):
-        table.add_row(name, str(a), str(b))
-    return table
-
-
-def _completions(before: Groups, after: Groups, num: int) -> Table:
+def _completions(before: Sequence[ScoredGroup], after: Sequence[ScoredGroup], num: int) -> Table:
     """The first completion of evenly spread prompts: chosen by place, not by how it turned out."""
-    table = Table(title="Completions", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("prompt", "before", "after"):
-        table.add_column(column, overflow="fold")
-    for index in range(0, len(after), max(1, len(after) // num))[:num]:
-        texts = [groups[index].group.completions[0].text for groups in (before, after)]
-        table.add_row(shown(last_user_turn(after[index].group.prompt.content)), *(shown(text) for text in texts))
-    return table
+    rows = [
+        (last_user_turn(of_b.group.prompt.content), *(each.group.completions[0].text for each in (of_a, of_b)))
+        for of_a, of_b in list(zip(before, after, strict=True))[:: max(1, len(after) // num)][:num]
+    ]
+    return table(dict.fromkeys(("prompt", "before", "after"), "left"), rows, title="Completions")
 
 
-# ---- of any two models ----
+# ---- any two models ----
 
 
 def differences(comparison: Comparison, data: str) -> Group:
     """Every number of A and B with the paired difference."""
     title = f"{data}: {comparison.main.num_prompts} prompts, B less A (95 % intervals)"
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for letter, name in zip("AB", comparison.names, strict=True):
-        table.add_column(shown(f"{letter}: {name}"), justify="right", overflow="fold")
-    table.add_column("difference", no_wrap=True)
-    for name, each in comparison.numbers.items():
-        table.add_row(name, f"{each.a:.3f}", f"{each.b:.3f}", signed(each))
-    return Group(shown(title), table)
+    models = {f"{letter}: {name}": "right" for letter, name in zip("AB", comparison.names, strict=True)}
+    rows = [(name, f"{each.a:.3f}", f"{each.b:.3f}", signed(each)) for name, each in comparison.numbers.items()]
+    return Group(shown(title), table({"": "left", **models, "difference": "whole"}, rows))
 
 
 def counts(comparison: Comparison) -> str:
-    """Where the two differ, in a line."""
+    """On how many prompts the two differ, in a line."""
     main = comparison.main
     same = main.num_prompts - main.num_better - main.num_worse
     moved = f"{comparison.metric}: better on {main.num_better} prompts, worse on {main.num_worse}, equal on {same}"
@@ -84,23 +113,22 @@ def counts(comparison: Comparison) -> str:
 def categories(comparison: Comparison) -> Group:
     """Differences by the values of a column."""
     title = f"{comparison.metric} by `{comparison.by}` (intervals hold together at 95 %)"
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("", "prompts", "A", "B", "difference"):
-        table.add_column(column, justify="left" if column in ("", "difference") else "right")
-    for value, each in comparison.categories.items():
-        table.add_row(shown(value), str(each.num_prompts), f"{each.a:.3f}", f"{each.b:.3f}", signed(each))
-    return Group(shown(title), table)
+    rows = [
+        (value, str(each.num_prompts), f"{each.a:.3f}", f"{each.b:.3f}", signed(each))
+        for value, each in comparison.categories.items()
+    ]
+    columns = {"": "left", "prompts": "right", "A": "right", "B": "right", "difference": "whole"}
+    return Group(shown(title), table(columns, rows))
 
 
-def moved(a: Saved, b: Saved, word: str, found: Sequence[Moved], num: int) -> Table:
-    """The prompts that moved most, with the completion of each model that differs most."""
+def changed_prompts(a: Saved, b: Saved, word: str, found: Sequence[ChangedPrompt], num: int) -> Table:
+    """The prompts that changed most, with the completion of each model that differs most."""
     chosen = found[:num]
     some = f"{num} of the {len(found)} prompts" if len(found) > num else "prompts"
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in (f"{some} that got {word}", "A", "B"):
-        table.add_column(column, overflow="fold")
-    texts = zip(a.texts([x.place_a for x in chosen]), b.texts([x.place_b for x in chosen]), strict=True)
-    for each, (of_a, of_b) in zip(chosen, texts, strict=True):
-        answers = (of_a.completions[each.completion], of_b.completions[each.completion])
-        table.add_row(shown(of_b.question), *(shown(text) for text in answers))
-    return table
+    texts = zip(
+        a.texts([(each.place_a, each.completion) for each in chosen]),
+        b.texts([(each.place_b, each.completion) for each in chosen]),
+        strict=True,
+    )
+    rows = [(question, of_a, of_b) for (_, of_a), (question, of_b) in texts]
+    return table({f"{some} that got {word}": "left", "A": "left", "B": "left"}, rows)

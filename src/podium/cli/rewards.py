@@ -189,7 +189,8 @@ def _folder(path: str) -> Path:
 
 def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
     """The function that a recipe's entry stands for, loaded into this process, which is there for it alone."""
-    from podium.isolation.workers.functions import apply_args, attribute, find_file, module_from_file
+    from podium.isolation.user_files import attribute, find_file, module_from_file
+    from podium.isolation.workers.functions import apply_args
     from podium.recipe.rewards import find_reward
 
     sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]

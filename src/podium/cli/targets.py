@@ -1,25 +1,52 @@
-"""MODEL_OR_RUN on the command line: what to load, and by which data, rewards and settings to measure it."""
+"""MODEL_OR_RUN on the command line: the weights, and the data, rewards and settings to evaluate them by."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
     from podium.data.loading import DataSpec
-    from podium.evaluation.evaluate import Policy, Task
+    from podium.evaluation.evaluate import EvalTask
     from podium.recipe import Recipe
     from podium.runs.find_model import ModelSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class EvalRequest:
+    """How the command line wants models evaluated."""
+
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="A recipe with data, rewards and settings; of a run: its own.")
+    ] = ""
+    data: Annotated[
+        str, typer.Option("--data", help="A file, folder, hub id or builtin:task, instead of its data.")
+    ] = ""
+    split: Annotated[str, typer.Option("--split", help="Of the data; the held-out one unless given.")] = ""
+    k: Annotated[int | None, typer.Option("-k", min=1, help="pass@k, from as many completions of each prompt.")] = None
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", min=1, help="Completions of each prompt, where there are to be more than k."),
+    ] = None
+    greedy: Annotated[bool, typer.Option("--greedy", help="One completion: the likeliest token, always.")] = False
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", min=1e-6, help="Of sampling; `eval_temperature`, else the training's."),
+    ] = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Any key of a recipe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
     """A model on the command line."""
 
     given: str
@@ -32,7 +59,7 @@ class Target:
         """Short, for tables and files: `quickstart`, `quickstart/checkpoint-20`, `smollm2-135m-instruct`.
 
         >>> from podium.runs.find_model import ModelSource
-        >>> Target(given="runs/x/checkpoint-20", source=ModelSource(base=""), run=Path("runs/x")).name
+        >>> NamedModel(given="runs/x/checkpoint-20", source=ModelSource(base=""), run=Path("runs/x")).name
         'x/checkpoint-20'
         """
         own = Path(self.given).resolve().name if Path(self.given).is_dir() else self.given.removeprefix("builtin:")
@@ -42,117 +69,79 @@ class Target:
         return f"{self.run.resolve().name}/{own}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """How the command line wants things measured."""
-
-    recipe: str = ""
-    data: str = ""
-    split: str = ""
-    k: int | None = None
-    samples: int | None = None
-    greedy: bool = False
-    temperature: float | None = None
-    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Any key of a recipe."""
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any], overrides: Mapping[str, Any]) -> Asked:
-        """Out of all the options of a verb (`context.params`), and the keys of a recipe among its flags."""
-        own = {field.name for field in dataclasses.fields(cls)}
-        return cls(overrides=overrides, **{name: value for name, value in options.items() if name in own})
-
-
-def find_target(name: str) -> Target:
-    """What a name on the command line stands for.
-
-    Raises:
-        ModelError: nothing there.
-    """
+def find_target(name: str) -> NamedModel:
+    """The model of a name on the command line. Raises `ModelError` where there is none."""
     from podium.runs.find_model import find_model
     from podium.runs.run import CONFIG
 
     source = find_model(name)
     folder = Path(name).expanduser()
     parents = [folder.resolve().parent] if folder.is_dir() and folder.resolve().name.startswith("checkpoint-") else []
-    places = [folder, *parents]
-    run = next((place for place in places if (place / CONFIG).is_file()), None)
-    return Target(given=name, source=source, run=run)
+    run = next((place for place in (folder, *parents) if (place / CONFIG).is_file()), None)
+    return NamedModel(given=name, source=source, run=run)
 
 
-def base_of(target: Target) -> Target:
-    """The model that a run started from.
-
-    Raises:
-        ConfigError: it is no run.
-    """
-    import yaml
-
-    from podium.runs.run import CONFIG
+def base_of(target: NamedModel) -> NamedModel:
+    """The model that a run started from. Raises `ConfigError` where it is no run."""
+    from podium.runs.run import CONFIG, Run
 
     if target.run is None:
         raise ConfigError(
             f"{target.given} belongs to no run, so there is no base to compare it with.", fix="podium compare A B"
         )
-    config = yaml.safe_load((target.run / CONFIG).read_text(encoding="utf-8")) or {}
+    config = Run(folder=target.run).given
     base = config.get("model") or config.get("model_name_or_path")
     if not base:
         raise ConfigError(f"{target.run / CONFIG} names no model.", fix=f"podium compare BASE {target.given}")
     return find_target(str(base))
 
 
-def recipe_of(target: Target, asked: Asked) -> Recipe:
-    """The recipe to measure a model by: the one that is named, else that of its run, else flags alone.
+def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
+    """The recipe to evaluate a model by: the one that is named, else that of its run, else flags alone.
 
     Raises:
         ConfigError: none of them, or wrong.
     """
     from podium.recipe import load
     from podium.recipe.document import Document
-    from podium.runs.run import CONFIG
+    from podium.runs.run import CONFIG, Run
 
-    overrides = dict(asked.overrides)
-    if asked.recipe:
-        return load(asked.recipe, {"report_to": "none", **overrides})
+    overrides: dict[str, Any] = {"report_to": "none", **request.overrides}
+    if request.recipe:
+        return load(request.recipe, overrides)
     if target.run is not None:
-        _check_has_recipe(target.run / CONFIG, asked)
-        return load(target.run / CONFIG, {"report_to": "none", **overrides})
-    if asked.data:
-        overrides.setdefault("dataset", asked.data)
-    if missing := [name for name in ("dataset", "rewards") if name not in overrides]:
-        flags = {"dataset": "--data FILE", "rewards": "--rewards NAME ..."}
+        # A run that a script started has functions as rewards and rows as data, which no file holds.
+        if not {"dataset", "datasets", "dataset_name"} & {*Run(folder=target.run).given, *overrides}:
+            raise ConfigError(
+                f"{target.run / CONFIG} names no dataset: the run was started by a script, which alone has its data "
+                "and rewards.",
+                fix="Give --recipe FILE with `dataset` and `rewards`.",
+            )
+        return load(target.run / CONFIG, overrides)
+    if request.data:
+        overrides.setdefault("dataset", request.data)
+    flags = {"dataset": "--data FILE", "rewards": "--rewards NAME ..."}
+    if missing := [flag for name, flag in flags.items() if name not in overrides]:
         raise ConfigError(
             f"{target.given} is a model, not a run: it does not say how to measure it.",
-            fix=f"Give {' and '.join(flags[name] for name in missing)}, or --recipe FILE (or the name of one that "
-            "comes with Podium: quickstart).",
+            fix=f"Give {' and '.join(missing)}, or --recipe FILE (or the name of one that comes with Podium: "
+            "quickstart).",
         )
     document = Document(name="the command line", folder=Path(), values={}, lines={})
-    return load(document, {"model": target.given, "report_to": "none", **overrides})
+    return load(document, {"model": target.given, **overrides})
 
 
-def _check_has_recipe(config: Path, asked: Asked) -> None:
-    """A run that a script started has functions as rewards and rows as data, which no file holds."""
-    import yaml
-
-    values = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-    if not {"dataset", "datasets", "dataset_name"} & {*values, *asked.overrides}:
-        raise ConfigError(
-            f"{config} names no dataset: the run was started by a script, which alone has its data and rewards.",
-            fix="Give --recipe FILE with `dataset` and `rewards`.",
-        )
-
-
-def task_of(recipe: Recipe, asked: Asked) -> Task:
-    """What to ask and how to score.
+def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
+    """Prompts, rewards and sampling.
 
     Raises:
         PodiumError: settings, data or rewards that cannot be had.
     """
     from podium.evaluation import accuracy_name
-    from podium.evaluation.evaluate import Task, decided
+    from podium.evaluation.evaluate import EvalTask, decided
     from podium.rewards.resolve import resolve_rewards
 
-    count = num_completions(recipe, asked)
+    count = num_completions(recipe, request)
     args = decided(recipe.arguments())
     rewards = resolve_rewards(
         [spec.function for spec in recipe.rewards],
@@ -162,37 +151,34 @@ def task_of(recipe: Recipe, asked: Asked) -> Task:
         chat_template_kwargs=args.chat_template_kwargs,
         device=args.device,
     )
-    rows, data = rows_of(recipe, asked)
-    return Task(
+    rows, data = rows_of(recipe, request)
+    return EvalTask(
         data=data,
         rows=rows,
         rewards=rewards,
         accuracy=recipe.accuracy or accuracy_name([reward.name for reward in rewards]),
         args=args,
         num_completions=count,
-        greedy=asked.greedy,
-        temperature=recipe.eval_temperature if asked.temperature is None else asked.temperature,
+        greedy=request.greedy,
+        temperature=recipe.eval_temperature if request.temperature is None else request.temperature,
         num_rows=recipe.eval_rows if "eval_rows" in recipe.given else None,
     )
 
 
-def num_completions(recipe: Recipe, asked: Asked) -> int:
-    """Completions of each prompt.
-
-    Raises:
-        ConfigError: flags that cannot go together.
-    """
-    if asked.greedy:
-        if (asked.k or 1) > 1 or (asked.samples or 1) > 1 or asked.temperature is not None:
+def num_completions(recipe: Recipe, request: EvalRequest) -> int:
+    """Completions of each prompt. Raises `ConfigError` for flags that cannot go together."""
+    k, samples = request.k, request.samples
+    if request.greedy:
+        if (k or 1) > 1 or (samples or 1) > 1 or request.temperature is not None:
             raise ConfigError("--greedy takes the likeliest token always: leave out -k, --samples and --temperature.")
         return 1
-    if asked.k is not None and asked.samples is not None and asked.samples < asked.k:
-        raise ConfigError(f"pass@{asked.k} needs at least {asked.k} completions; --samples is {asked.samples}.")
-    return asked.samples or asked.k or recipe.eval_samples
+    if k is not None and samples is not None and samples < k:
+        raise ConfigError(f"pass@{k} needs at least {k} completions; --samples is {samples}.")
+    return samples or k or recipe.eval_samples
 
 
-def rows_of(recipe: Recipe, asked: Asked) -> tuple[Any, str]:
-    """The rows to ask, and what to call them: held-out ones unless told otherwise.
+def rows_of(recipe: Recipe, request: EvalRequest) -> tuple[Any, str]:
+    """The rows and their name: held-out ones unless told otherwise.
 
     Raises:
         DataError: not there.
@@ -202,13 +188,13 @@ def rows_of(recipe: Recipe, asked: Asked) -> tuple[Any, str]:
     from podium.data.sources import load_splits
 
     spec = recipe.data
-    name = asked.data or spec.dataset
-    if asked.data or asked.split:
+    name = request.data or spec.dataset
+    if request.data or request.split:
         if name is None:
             raise ConfigError(f"{recipe.name} mixes datasets, whose splits cannot be named: leave out --split.")
-        config = None if asked.data else spec.dataset_config
+        config = None if request.data else spec.dataset_config
         splits = load_splits(name, config=config, streaming=spec.dataset_streaming)
-        split = asked.split or (next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split)
+        split = request.split or (next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split)
         if split not in splits:
             raise ConfigError(f"{name} has no split `{split}`.", fix=f"Type --split with one of: {', '.join(splits)}.")
         return shaped(splits[split], spec.columns, str(name)), name if len(splits) == 1 else f"{name} ({split})"
@@ -223,19 +209,12 @@ def rows_of(recipe: Recipe, asked: Asked) -> tuple[Any, str]:
 
 
 def held_out_name(spec: DataSpec) -> str:
-    """What to call the rows that a recipe holds out."""
+    """The name of the rows that a recipe holds out."""
     side = spec.dataset_test_split if spec.held_out is None else "held out"
     return spec.eval_dataset or f"{spec.name} ({side})"
 
 
-def policy_of(target: Target, recipe: Recipe) -> Policy:
-    """What to load."""
-    from podium.evaluation.evaluate import Policy
-
-    return Policy(name=target.name, source=target.source, quantization_config=recipe.quantization_config())
-
-
-def stem(name: str, task: Task) -> str:
+def stem(name: str, task: EvalTask) -> str:
     """Of the files of an evaluation: its model, data and way of sampling."""
     how = "greedy" if task.greedy else f"{task.num_completions}x-t{task.temperature or task.args.temperature:g}"
     data = Path(task.data).stem if Path(task.data).suffix else task.data.removeprefix("builtin:")

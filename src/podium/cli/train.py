@@ -18,7 +18,7 @@ import typer
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from podium.evaluation import HeldOut, Measured
+    from podium.evaluation import EvalScores, EvalSummary
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.records import ScoredGroup
@@ -198,8 +198,8 @@ def silence(trainer: Trainer) -> None:
 class Looked:
     """One look at held-out prompts."""
 
-    numbers: HeldOut
-    measured: Measured
+    numbers: EvalSummary
+    measured: EvalScores
     groups: list[ScoredGroup]
 
 
@@ -223,7 +223,7 @@ def look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: st
 def _keep(
     recipe: Recipe,
     trainer: GRPOTrainer,
-    measured: Measured,
+    measured: EvalScores,
     groups: list[ScoredGroup],
     contents: dict[str, Any],
     when: str,
@@ -231,7 +231,7 @@ def _keep(
     """Numbers and completions in the run's folder, as `podium eval` writes them."""
     from podium.cli.targets import held_out_name
     from podium.evaluation.evaluate import how
-    from podium.evaluation.saved import Settings, Writer, write_json
+    from podium.evaluation.saved import EvalSettings, save, write_json
     from podium.runs.run import EVALUATION
     from podium.trainer.rollouts import EVALUATION as EVALUATION_ROUND
     from podium.trainer.settings import sampling_settings
@@ -244,7 +244,7 @@ def _keep(
         round_number=EVALUATION_ROUND,
         temperature=recipe.eval_temperature,
     )
-    settings = Settings(
+    settings = EvalSettings(
         model=f"{folder.resolve().name}, {when}",
         data=held_out_name(recipe.data),
         names=measured.names_K,
@@ -253,8 +253,7 @@ def _keep(
         products=_products(trainer),
         **how(sampling, trainer.parts.engine),
     )
-    with Writer(folder / EVALUATION / f"{when}.parquet", settings) as writer:
-        writer.add(groups)
+    save(folder / EVALUATION / f"{when}.parquet", settings, [groups])
     write_json(folder / EVALUATION / f"{when}.json", contents)
 
 

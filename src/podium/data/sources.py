@@ -21,7 +21,7 @@ from podium.data.files import kind_of, load_file, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
 from podium.errors import ConfigError, DataError, as_line, hub_errors
-from podium.isolation.workers.functions import attribute, find_file, module_from_file
+from podium.isolation.user_files import attribute, find_file, module_from_file
 
 _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
 """`file.py:function`, with arguments behind a question mark."""

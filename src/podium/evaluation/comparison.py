@@ -1,11 +1,11 @@
 """Two models on the same prompts: what differs, and whether that can be chance.
 
-    comparison = compare(measured_a, measured_b, names=("before", "after"))
+    comparison = compare(scores_a, scores_b, names=("before", "after"))
     comparison.verdict  # "Better: accuracy rose from 0.016 (before) to ..."
 
 One test decides, so that one comparison has one chance of a false alarm, 5 %: the sign-flip test of the mean difference
 over prompts, of accuracy where a reward function says right or wrong, else of the reward. Everything else (McNemar's
-test, other numbers, categories, single prompts) says where a difference comes from and never turns the verdict.
+test, other numbers, categories, single prompts) shows where a difference comes from and never turns the verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podium.errors import ConfigError, DataError, did_you_mean
-from podium.evaluation.measured import Measured
+from podium.evaluation.measured import EvalScores
 from podium.evaluation.statistics import (
     FEWEST,
     LEVEL,
@@ -29,11 +29,11 @@ from podium.evaluation.statistics import (
 )
 
 CATEGORY = "category"
-"""The column that parts prompts into groups where none is named."""
+"""The column with the category of a prompt, unless another is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class ChangedPrompt:
     """A prompt on which the two differ."""
 
     place_a: int
@@ -51,24 +51,24 @@ class Comparison:
 
     names: tuple[str, str]
     metric: str
-    """What the verdict is about: `accuracy` or `reward`."""
+    """That the verdict is about: `accuracy` or `reward`."""
     verdict: str
     main: Difference
     mcnemar_p_value: float | None
-    """Of the first completion of every prompt; None: no reward function says right or wrong."""
+    """Of the first completion of every prompt; None: no reward function tells right from wrong."""
     numbers: Mapping[str, Difference]
     by: str | None
     """The column whose values are the categories."""
     categories: Mapping[str, Difference]
     """By its value; the intervals hold together at 95 %."""
-    better: tuple[Moved, ...]
+    better: tuple[ChangedPrompt, ...]
     """Prompts on which B did better, those that moved most first."""
-    worse: tuple[Moved, ...]
+    worse: tuple[ChangedPrompt, ...]
     num_unpaired: tuple[int, int]
-    """Prompts that only A, or only B, has answered; they are left out."""
+    """Prompts that only A, or only B, has answered, which are left out."""
 
 
-def compare(a: Measured, b: Measured, *, names: tuple[str, str], by: str | None = None) -> Comparison:
+def compare(a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | None = None) -> Comparison:
     """B against A on the prompts that both have answered.
 
     Args:
@@ -173,7 +173,7 @@ def p_text(p_value: float) -> str:
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
 
 
-def _check_same_rewards(a: Measured, b: Measured) -> None:
+def _check_same_rewards(a: EvalScores, b: EvalScores) -> None:
     """By the same functions, weighted alike, or their numbers mean different things."""
     for what, of_a, of_b in (
         ("reward functions", a.names_K, b.names_K),
@@ -191,17 +191,17 @@ def _listed(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
-def _column(measured: Measured, by: str | None) -> str | None:
+def _column(scores: EvalScores, by: str | None) -> str | None:
     if by is None:
-        return CATEGORY if CATEGORY in measured.labels else None
-    if by not in measured.labels:
-        there = ", ".join(measured.labels) or "none"
-        raise ConfigError(f"--by {by}: no such column. There are: {there}.", fix=did_you_mean(by, measured.labels))
+        return CATEGORY if CATEGORY in scores.labels else None
+    if by not in scores.labels:
+        there = ", ".join(scores.labels) or "none"
+        raise ConfigError(f"--by {by}: no such column. There are: {there}.", fix=did_you_mean(by, scores.labels))
     return by
 
 
-def _numbers(a: Measured, b: Measured) -> dict[str, Difference]:
-    """Everything that both were measured by, under the names of the table."""
+def _numbers(a: EvalScores, b: EvalScores) -> dict[str, Difference]:
+    """Everything that both were scores by, under the names of the table."""
     rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     if a.right_PG is not None and b.right_PG is not None:
         rows["accuracy"] = (mean_of_prompt(a.right_PG), mean_of_prompt(b.right_PG))
@@ -215,7 +215,7 @@ def _numbers(a: Measured, b: Measured) -> dict[str, Difference]:
     return {name: paired_difference(*values) for name, values in rows.items()}
 
 
-def _categories(a: Measured, b: Measured, labels: Sequence[str | None]) -> dict[str, Difference]:
+def _categories(a: EvalScores, b: EvalScores, labels: Sequence[str | None]) -> dict[str, Difference]:
     """By value; each interval at 1 - 5 % / number of values (Bonferroni), so that all hold together at 95 %."""
     values = sorted({label for label in labels if label is not None})
     level = 1 - (1 - LEVEL) / max(len(values), 1)
@@ -224,8 +224,8 @@ def _categories(a: Measured, b: Measured, labels: Sequence[str | None]) -> dict[
 
 
 def _moved(
-    a: Measured, b: Measured, places_a: Sequence[int], places_b: Sequence[int], *, sign: int
-) -> tuple[Moved, ...]:
+    a: EvalScores, b: EvalScores, places_a: Sequence[int], places_b: Sequence[int], *, sign: int
+) -> tuple[ChangedPrompt, ...]:
     """Prompts that moved up (sign 1) or down (-1), most first; among equals those whose reward moved more."""
     change_P = b.main_P - a.main_P
     gained_P = np.nan_to_num(sign * change_P)
@@ -234,7 +234,7 @@ def _moved(
     by_completion_PG = np.nan_to_num(sign * (b.main_PG[:, :both] - a.main_PG[:, :both]))
     order = sorted(np.flatnonzero(gained_P > 0).tolist(), key=lambda i: (-gained_P[i], -reward_P[i], i))
     return tuple(
-        Moved(
+        ChangedPrompt(
             place_a=places_a[i],
             place_b=places_b[i],
             completion=int(by_completion_PG[i].argmax()),

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from podium.evaluation.measured import Measured, right
+from podium.evaluation.measured import EvalScores, right
 from podium.evaluation.statistics import Interval, mean_interval, mean_of_prompt, pass_at_k, share_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class EvalSummary:
     """One evaluation: P prompts, several completions each."""
 
     num_prompts: int
@@ -25,7 +25,7 @@ class HeldOut:
     means: Mapping[str, Interval]
     """By reward function."""
     accuracy: Interval | None
-    """Share of completions that are right, which is pass@1; None: no reward function says so."""
+    """Share of completions that are right, which is pass@1; None: no reward function tells right from wrong."""
     pass_at: Mapping[int, Interval]
     """By k: chance that one of k completions is right."""
     format: Mapping[str, Interval]
@@ -36,25 +36,24 @@ class HeldOut:
     """Share of completions cut off at the limit."""
 
 
-def summarize(measured: Measured, *, k: int | None = None) -> HeldOut:
+def summarize(scores: EvalScores, *, k: int | None = None) -> EvalSummary:
     """Means and shares over prompts. Shares have Wilson's intervals, other means the bootstrap's.
 
     Args:
         k: of a pass@k that is wanted besides those of powers of two.
     """
-    right_PG, count = measured.right_PG, measured.num_samples
-    return HeldOut(
-        num_prompts=measured.num_prompts,
-        num_completions=measured.tokens_PG.size,
-        reward=_mean(measured.reward_PG),
-        means={name: _mean(measured.by_name(name)) for name in measured.names_K},
+    count, right_PG = scores.num_samples, scores.right_PG
+    wanted = () if right_PG is None else sorted({*counts_up_to(count), k or 1})
+    return EvalSummary(
+        num_prompts=scores.num_prompts,
+        num_completions=scores.tokens_PG.size,
+        reward=_mean(scores.reward_PG),
+        means={name: _mean(scores.by_name(name)) for name in scores.names_K},
         accuracy=None if right_PG is None else _share(right_PG),
-        pass_at={}
-        if right_PG is None
-        else {k: share_interval(pass_at_k(right_PG, k), count) for k in sorted({*counts_up_to(count), k or 1})},
-        format={name: _share(right(measured.by_name(name))) for name in measured.names_K if "format" in name},
-        mean_tokens=_mean(measured.tokens_PG.astype(float)),
-        truncated=_share(measured.truncated_PG.astype(float)),
+        pass_at={k: share_interval(pass_at_k(right_PG, k), count) for k in wanted if right_PG is not None},
+        format={name: _share(right(scores.by_name(name))) for name in scores.names_K if "format" in name},
+        mean_tokens=_mean(scores.tokens_PG.astype(float)),
+        truncated=_share(scores.truncated_PG.astype(float)),
     )
 
 
@@ -76,11 +75,5 @@ def _share(values_PG: np.ndarray) -> Interval:
 
 
 def numbers(record: Any) -> Any:
-    """A record of numbers as JSON values; what is not known is null."""
-    if is_dataclass(record) and not isinstance(record, type):
-        return {f.name: numbers(getattr(record, f.name)) for f in fields(record)}
-    if isinstance(record, Mapping):
-        return {str(name): numbers(each) for name, each in record.items()}
-    if isinstance(record, (list, tuple)):
-        return [numbers(each) for each in record]
-    return None if isinstance(record, float) and math.isnan(record) else record
+    """A record of numbers as JSON values, NaN as null."""
+    return json.loads(json.dumps(asdict(record)), parse_constant=lambda _: None)

@@ -1,4 +1,4 @@
-"""An evaluation as arrays: what every reward function said about every completion, and how long each was.
+"""An evaluation as arrays: the reward of every function for every completion, and how long each was.
 
     measured = measure(groups, weights_K, accuracy="answer_correct")
 
@@ -16,33 +16,52 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from podium.algorithm.advantages import combine
 from podium.evaluation.statistics import mean_of_prompt
-from podium.records import Prompt, ScoredGroup
+from podium.records import Prompt, ScoredGroup, last_user_turn
 from podium.rewards.resolve import GOLD
 from podium.runs.monitors.hacking import in_common
+from podium.runs.recording import utf8
 
 RIGHT = 1.0
-"""A reward that says right or wrong says right from here on."""
+"""Least reward with which a function that tells right from wrong means right."""
 
 LONGEST_LABEL = 200
 """Characters of a column's value by which prompts can be told apart."""
+
+LABEL = "column/"
+REWARD = "reward/"
+_COLUMNS: Mapping[str, pa.DataType] = {
+    "place": pa.int64(),
+    "row": pa.int64(),
+    "prompt_key": pa.string(),
+    "question": pa.string(),
+    "prompt": pa.string(),
+    "completion_index": pa.int32(),
+    "completion": pa.string(),
+    "num_tokens": pa.int32(),
+    "finish": pa.string(),
+}
+"""Besides `reward/<function>` and, for plain columns of the dataset, `column/<name>`. `place` numbers the prompts of
+this evaluation, `row` is the prompt's in the dataset, `prompt` what the model saw, `question` its last user turn."""
 
 Labels = Mapping[str, Sequence[str | None]]
 """By column of the dataset, a short text for each prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class EvalScores:
     """P prompts with G completions each."""
 
     names_K: tuple[str, ...]
     weights_K: np.ndarray
     accuracy: str | None
-    """The reward function that says right or wrong; None: none does."""
+    """The reward function that tells right from wrong; None: there is none."""
     keys_P: tuple[str, ...]
-    """What names a prompt, whatever the model: a digest of its content."""
+    """A digest of each prompt's content, the same for every model."""
     rewards_PGK: np.ndarray
     """float64; NaN where a reward function returned None."""
     tokens_PG: np.ndarray
@@ -50,7 +69,7 @@ class Measured:
     """bool: cut off at the limit."""
     labels: Labels = field(default_factory=dict)
     alike: str = ""
-    """What nearly all completions have in common that they should not; empty: nothing was found."""
+    """A sign of a hacked reward that nearly all completions share; empty: none."""
 
     @property
     def num_prompts(self) -> int:
@@ -69,7 +88,7 @@ class Measured:
 
     @property
     def right_PG(self) -> np.ndarray | None:
-        """1 or 0, NaN where the function had no opinion; None where no function says."""
+        """1 or 0, NaN where the function returned None; None without such a function."""
         return None if self.accuracy is None else right(self.by_name(self.accuracy))
 
     def by_name(self, name: str) -> np.ndarray:
@@ -78,16 +97,16 @@ class Measured:
 
     @property
     def main_PG(self) -> np.ndarray:
-        """What a comparison is decided by: right or wrong where that is known, else the reward."""
+        """The numbers that decide a comparison: right or wrong where that is known, else the reward."""
         found = self.right_PG
         return self.reward_PG if found is None else found
 
     @property
     def main_P(self) -> np.ndarray:
-        """Its mean over the completions of a prompt."""
+        """Their mean over the completions of a prompt."""
         return mean_of_prompt(self.main_PG)
 
-    def select(self, places: Sequence[int]) -> Measured:
+    def select(self, places: Sequence[int]) -> EvalScores:
         """These prompts, in this order."""
         index = np.asarray(places, int)
         return dataclasses.replace(
@@ -101,23 +120,75 @@ class Measured:
 
 
 def right(rewards: np.ndarray) -> np.ndarray:
-    """1 or 0; NaN where the function had no opinion."""
+    """1 or 0; NaN stays."""
     return np.where(np.isnan(rewards), np.nan, (rewards >= RIGHT).astype(float))
 
 
-def measure(groups: Sequence[ScoredGroup], weights_K: np.ndarray, accuracy: str | None) -> Measured:
+def measure(groups: Sequence[ScoredGroup], weights_K: Sequence[float] | np.ndarray, accuracy: str | None) -> EvalScores:
     """The numbers in scored groups, which all have as many completions."""
-    completions = [scored.group.completions for scored in groups]
-    return Measured(
-        names_K=groups[0].names_K,
+    return measured(table_of(groups), weights_K, accuracy)
+
+
+def table_of(groups: Sequence[ScoredGroup], labels: Sequence[str] | None = None) -> pa.Table:
+    """A row for each completion; `labels`: columns of the dataset, None for all."""
+    if labels is None:
+        labels = list(dict.fromkeys(name for scored in groups for name in scored.group.prompt.columns))
+    types = {
+        **_COLUMNS,
+        **{f"{REWARD}{name}": pa.float64() for name in groups[0].names_K},
+        **{f"{LABEL}{name}": pa.string() for name in labels},
+    }
+    rows = [row for scored in groups for row in _rows(scored, labels)]
+    return pa.Table.from_pylist(rows, schema=pa.schema(types))
+
+
+def _rows(scored: ScoredGroup, labels: Sequence[str]) -> list[dict[str, Any]]:
+    prompt = scored.group.prompt
+    common = {
+        "place": prompt.id,
+        "row": prompt.row,
+        "prompt_key": key_of(prompt),
+        "question": utf8(last_user_turn(prompt.content)),
+        "prompt": utf8(prompt.text),
+        **{f"{LABEL}{name}": label(prompt.columns.get(name)) for name in labels},
+    }
+    return [
+        {
+            **common,
+            "completion_index": g,
+            "completion": utf8(completion.text),
+            "num_tokens": len(completion.token_ids),
+            "finish": completion.finish,
+            **{
+                f"{REWARD}{name}": None if np.isnan(x) else float(x)
+                for name, x in zip(scored.names_K, scored.rewards_GK[g], strict=True)
+            },
+        }
+        for g, completion in enumerate(scored.group.completions)
+    ]
+
+
+def measured(table: pa.Table, weights_K: Sequence[float] | np.ndarray, accuracy: str | None) -> EvalScores:
+    """The numbers of a table as `table_of` makes it, and the sign that its texts share."""
+    count = pc.max(table["completion_index"]).as_py() + 1
+
+    def names(prefix: str) -> list[str]:
+        return [name.removeprefix(prefix) for name in table.column_names if name.startswith(prefix)]
+
+    def grid(name: str) -> np.ndarray:
+        return table[name].to_numpy().reshape(-1, count)
+
+    labels = {name: table[f"{LABEL}{name}"].to_pylist()[::count] for name in names(LABEL)}
+    return EvalScores(
+        names_K=tuple(names(REWARD)),
         weights_K=np.asarray(weights_K, float),
         accuracy=accuracy,
-        keys_P=tuple(key_of(scored.group.prompt) for scored in groups),
-        rewards_PGK=np.stack([scored.rewards_GK for scored in groups]),
-        tokens_PG=np.array([[len(each.token_ids) for each in group] for group in completions]),
-        truncated_PG=np.array([[each.finish == "length" for each in group] for group in completions]),
-        labels=(labels := _labels([scored.group.prompt for scored in groups])),
-        alike=alike([[each.text for each in group] for group in completions], labels),
+        keys_P=tuple(table["prompt_key"].to_pylist()[::count]),
+        rewards_PGK=np.stack([grid(f"{REWARD}{name}") for name in names(REWARD)], axis=-1),
+        tokens_PG=grid("num_tokens"),
+        truncated_PG=grid("finish") == "length",
+        labels=labels,
+        alike=alike(grid("completion").tolist(), labels),
     )
 
 
@@ -127,22 +198,8 @@ def alike(texts_PG: Sequence[Sequence[str]], labels: Labels) -> str:
     return in_common([texts_PG], [answers]) or ""
 
 
-def join(parts: Sequence[Measured]) -> Measured:
-    """Measurements of one model by the same rewards, one after another."""
-    first = parts[0]
-    return dataclasses.replace(
-        first,
-        keys_P=tuple(key for part in parts for key in part.keys_P),
-        rewards_PGK=np.concatenate([part.rewards_PGK for part in parts]),
-        tokens_PG=np.concatenate([part.tokens_PG for part in parts]),
-        truncated_PG=np.concatenate([part.truncated_PG for part in parts]),
-        labels={name: [x for part in parts for x in part.labels.get(name, ())] for name in first.labels},
-        alike=first.alike if all(part.alike for part in parts) else "",
-    )
-
-
 def key_of(prompt: Prompt) -> str:
-    """A digest of what the dataset says, not of what a model's chat template makes of it: equal for two models.
+    """A digest of the row's content before any chat template: equal for two models.
 
     Columns are part of it: a prompt that occurs twice with two answers is two prompts.
     """
@@ -150,31 +207,23 @@ def key_of(prompt: Prompt) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _labels(prompts: Sequence[Prompt]) -> Labels:
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    return {name: [label(prompt.columns.get(name)) for prompt in prompts] for name in names}
-
-
 def label(value: Any) -> str | None:
-    """A short text for a plain value; None for what is none.
+    """A plain value as a short text; None for any other value.
 
     >>> label(3), label("easy"), label(["a"]), label("x" * 1000)
     ('3', 'easy', None, None)
     """
     if not isinstance(value, (str, int, float)):
         return None
-    text = str(value)
+    text = utf8(str(value))
     return text if len(text) <= LONGEST_LABEL else None
 
 
 def accuracy_name(names: Sequence[str]) -> str | None:
-    """The reward function that sounds like right or wrong.
+    """The reward function whose name suggests right or wrong.
 
     >>> accuracy_name(["answer_format", "answer_correct"]), accuracy_name(["brevity"])
     ('answer_correct', None)
     """
-    for word in ("accuracy", "correct", "match", "answer"):
-        for name in names:
-            if word in name and "format" not in name:
-                return name
-    return None
+    words = ("accuracy", "correct", "match", "answer")
+    return next((name for word in words for name in names if word in name and "format" not in name), None)

@@ -28,7 +28,8 @@ from types import ModuleType
 from typing import Any
 
 from podium.errors import ConfigError, as_line, did_you_mean
-from podium.isolation.workers.functions import apply_args, attribute, run_users_code
+from podium.isolation.user_files import attribute, run_users_code
+from podium.isolation.workers.functions import apply_args
 from podium.recipe.document import Place, Problem
 from podium.rewards.adaptive import adaptive_settings
 from podium.rewards.resolve import callable_name

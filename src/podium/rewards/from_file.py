@@ -9,11 +9,10 @@ in C code and `os._exit` end the worker, and the next call starts a fresh one.
 
 from __future__ import annotations
 
+import functools
 import inspect
-import os
 import pickle
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from podium.errors import ConfigError, RewardError
-from podium.isolation.workers.functions import find_file
-from podium.isolation.workers.pool import Lost, exchange, workers_of
+from podium.isolation.user_files import find_file
+from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, pool_of
 from podium.isolation.workers.replies import InvalidValue, Outcome, Returned, Stopped, from_json
 
 LOAD_SECONDS = 60.0
@@ -100,7 +99,7 @@ class FileReward:
         """One call, cut over `num_workers` processes where the function judges every row by itself."""
         shares = _shares(num_completions, num_workers if self.row_wise else 1)
         self._load(len(shares))
-        request = {**self._request(), "services": tuple(services), "seed": random.getrandbits(32)}
+        request = {"function": self._function, "services": tuple(services), "seed": random.getrandbits(32)}
         requests = [
             {
                 **request,
@@ -109,19 +108,22 @@ class FileReward:
             }
             for share in shares
         ]
-        workers = workers_of(self.path, self.env, len(shares))
-        messages = [_pickled(each, self) for each in requests]
+        workers = self._workers().take(len(shares))
+        messages = [_framed(each, self) for each in requests]
         replies = exchange(workers, messages, FOR_EVER if limit is None else limit)
         return _joined([_answer(reply, limit) for reply in replies], shares)
 
-    def _request(self) -> dict[str, Any]:
-        return {"function": self._function, "path": [entry or os.getcwd() for entry in sys.path]}
+    def _workers(self) -> Pool[Worker]:
+        """The workers of the file, held so that they live as long as a function of it."""
+        make = functools.partial(Worker, target="podium.isolation.workers.calls:answer", variables=self.env)
+        self._pool = pool_of((self.path, self.env), make)
+        return self._pool
 
     def _load(self, count: int) -> Mapping[str, Any]:
         """Has the file imported in the first `count` workers, so that no call's limit pays for it."""
-        workers = workers_of(self.path, self.env, count)
+        workers = self._workers().take(count)
         fresh = [worker for worker in workers if not worker.alive or not self.where]
-        replies = exchange(fresh, [pickle.dumps(self._request())] * len(fresh), LOAD_SECONDS)
+        replies = exchange(fresh, [framed({"function": self._function})] * len(fresh), LOAD_SECONDS)
         for reply in replies:
             if isinstance(reply, Lost):
                 how = f"took more than {LOAD_SECONDS:g} s" if reply.is_overrun else reply.how
@@ -191,10 +193,10 @@ def _plain_state(state: Any) -> Any:
     return SimpleNamespace(**fields, log_history=list(getattr(state, "log_history", ()))[-LATEST_LOGS:])
 
 
-def _pickled(request: Mapping[str, Any], reward: FileReward) -> bytes:
+def _framed(request: Mapping[str, Any], reward: FileReward) -> bytes:
     """The request as bytes. Raises `RewardError` for a column that cannot be sent."""
     try:
-        return pickle.dumps(request)
+        return framed(request)
     except Exception as error:
         column = next(name for name, values in request["arguments"].items() if not _can_be_pickled(values))
         raise RewardError(

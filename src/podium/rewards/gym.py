@@ -10,13 +10,11 @@ formulas besides, since a scorer knows the answer and an expression could look i
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib.util
 import json
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +36,7 @@ from podium.isolation.sandbox import (
     check_settings,
     choose,
 )
+from podium.isolation.workers.process import pool_of
 from podium.rewards.text import text_of
 
 Extract = Literal["answer", "raw"]
@@ -76,6 +75,7 @@ class ReasoningGym:
     sandbox: str = "auto"
     call_seconds: float = 45.0
     _backend: BackendName = field(init=False, repr=False)
+    _pool: Any = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         check_settings(self, get_args(Extract))
@@ -119,9 +119,12 @@ class ReasoningGym:
         """Every worker takes each n-th answer."""
         if not tests:
             return []
-        workers = _workers(self, min(self.workers or cores(), len(tests)), os.getpid())
-        with ThreadPoolExecutor(max_workers=len(workers)) as pool:
-            parts = list(pool.map(lambda k: workers[k].ask(tests[k :: len(workers)]), range(len(workers))))
+        settings = (self.dataset, self._backend, self.timeout, self.memory_megabytes, self.call_seconds)
+        pool = pool_of(settings, functools.partial(_Worker, start=functools.partial(_start, self)))
+        object.__setattr__(self, "_pool", pool)  # held, so that its workers live as long as the reward
+        workers = pool.take(min(self.workers or cores(), len(tests)))
+        with ThreadPoolExecutor(max_workers=len(workers)) as threads:
+            parts = list(threads.map(lambda k: workers[k].ask(tests[k :: len(workers)]), range(len(workers))))
         return [parts[index % len(workers)][index // len(workers)] for index in range(len(tests))]
 
 
@@ -148,7 +151,7 @@ class _Worker:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, tests: Sequence[Mapping[str, Any]]) -> list[Result]:
-        """One result per test; `FAULT` for each after two failures."""
+        """One result per test. Raises `RewardError` after two failures."""
         with self.lock:
             for _ in range(2):
                 try:
@@ -157,26 +160,14 @@ class _Worker:
                     return self.sandbox.run("", tests)
                 except SandboxFault as fault:
                     said = str(fault)
-                    self.close()
+                    self.kill()
             raise RewardError(f"reasoning-gym does not run in the sandbox: {said}")
 
-    def close(self) -> None:
-        """Kills it."""
+    def kill(self) -> None:
+        """End the process; the next call starts another."""
         if self.sandbox is not None:
             self.sandbox.close()
         self.sandbox = None
-
-
-_pool: dict[tuple[Any, ...], list[_Worker]] = {}
-
-
-def _workers(reward: ReasoningGym, count: int, process_id: int) -> list[_Worker]:
-    """The workers of these settings, `count` of them; a forked process has its own."""
-    key = (reward.dataset, reward._backend, reward.timeout, reward.memory_megabytes, reward.call_seconds, process_id)
-    workers = _pool.setdefault(key, [])
-    while len(workers) < count:
-        workers.append(_Worker(start=functools.partial(_start, reward)))
-    return workers[:count]
 
 
 def _start(reward: ReasoningGym) -> Sandbox:
@@ -196,11 +187,3 @@ def _site_packages() -> tuple[str, ...]:
     """The folders that reasoning-gym and what it imports are in."""
     specs = [importlib.util.find_spec(name) for name in ("reasoning_gym", "sympy", "numpy")]
     return tuple(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin))
-
-
-@atexit.register
-def _close_all() -> None:
-    for key, workers in _pool.items():
-        if key[-1] == os.getpid():
-            for worker in workers:
-                worker.close()

@@ -29,7 +29,7 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from podium.errors import PodiumError
-from podium.isolation.workers import serve
+from podium.isolation.workers import calls
 from podium.isolation.workers.replies import Outcome, Stopped, in_hand, is_ours, raised, returned
 from podium.rewards.from_file import OVERRUN_FIX
 
@@ -46,7 +46,7 @@ STDERR = 2
 
 OURS = frozenset(
     [
-        serve.__file__,
+        calls.__file__,
         *(
             str(Path(__file__).with_name(f"{x}.py"))
             for x in ("limits", "background", "combine", "score", "surroundings")

@@ -1,18 +1,17 @@
-"""A process that compares formulas, one line of JSON in, two out. Run by `podium.rewards.math_pool`, by path.
+"""Comparisons of formulas, inside a worker process of `podium.rewards.math_pool`.
 
-What it reads may never end (`9^{9^{9^9}}`) or fill the memory; it is written so that it can be killed at any moment. It
-imports nothing of podium, is given no secrets, and ends by itself where whoever started it is gone.
+What it reads may never end (`9^{9^{9^9}}`) or fill the memory; it is written so that it can be killed at any moment.
+Loaded by path and imports nothing of podium: the rewards package is large.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
-import os
 import resource
 import signal
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 MEMORY_BYTES = 4 << 30
@@ -21,35 +20,38 @@ STRING_LENGTH = 500
 """Characters of a parsed formula that are sent back."""
 
 
-def main() -> None:
-    """Answers until the input ends. First line of an answer: that the gold was read; second: the comparison."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is no reply
+def answer(task: Mapping[str, Any] | None, took: Callable[[int], None]) -> Iterator[dict[str, Any]]:
+    """First how the gold was read, then, where it was, how the answer compares with it; for None, once ready."""
+    if task is None:
+        _prepare()
+        yield {"ready": True}
+        return
+    # Without a handler this ends the process: it must not go on where nobody is left to kill it.
+    signal.setitimer(signal.ITIMER_REAL, 2 * task["timeout_seconds"] + 5)
+    gold = _gold(task["gold"])
+    yield {"gold": _shown(gold)}
+    if gold:
+        yield _compared(gold, task["text"], repairs=task["repairs"])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@functools.cache
+def _prepare() -> None:
     logging.disable(logging.CRITICAL)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     _gold("1")  # the first one is slow
-    _say(replies, {"ready": True})
-    for line in sys.stdin:
-        task = json.loads(line)
-        # Without a handler this ends the process: it must not go on where nobody is left to kill it.
-        signal.setitimer(signal.ITIMER_REAL, 2 * task["timeout_seconds"] + 5)
-        gold = _gold(task["gold"])
-        _say(replies, {"gold": _shown(gold)})
-        if gold:
-            _say(replies, _compared(gold, task["text"], repairs=task["repairs"]))
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _compared(gold: list[Any], text: str, *, repairs: bool) -> dict[str, Any]:
     from math_verify import verify
 
     try:
-        answer = _answer(text, repairs=repairs)
-        correct = bool(verify(gold, answer, timeout_seconds=None))
+        parsed = _answer(text, repairs=repairs)
+        correct = bool(verify(gold, parsed, timeout_seconds=None))
     except (Exception, MemoryError, RecursionError):  # noqa: BLE001  # it raises whatever sympy raises
         return {"correct": False, "answer": ""}
-    return {"correct": correct, "answer": _shown(answer)}
+    return {"correct": correct, "answer": _shown(parsed)}
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,12 +88,3 @@ def _shown(parsed: list[Any]) -> str:
         return str(parsed)[:STRING_LENGTH] if parsed else ""
     except (ValueError, MemoryError, RecursionError):  # integers of more digits than Python writes
         return "[too large to show]"
-
-
-def _say(replies: Any, message: dict[str, Any]) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -25,9 +25,9 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.errors import RewardError
+from podium.isolation.workers.calls import checked_extra
 from podium.isolation.workers.functions import unwrapped
 from podium.isolation.workers.replies import Outcome, Raised, user_traceback
-from podium.isolation.workers.serve import checked_extra
 from podium.records import Finding, Group, ScoredGroup
 from podium.rewards.background import AsyncCall, Timed, call_together
 from podium.rewards.from_file import SERVICES, FileReward, replay

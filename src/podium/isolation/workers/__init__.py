@@ -1,5 +1,6 @@
-"""Calls into the user's files, in processes that can be killed.
+"""Calls into code of others, in processes that can be killed.
 
-`functions` finds and describes what a file offers, `replies` says what became of a call as plain data, `serve` is the
-process, `pool` starts, asks and kills it. Standard library only: a worker imports nothing heavy that the file does not.
+`process` is the harness: it starts, asks and kills; `child` is the process. For functions in the user's files `calls`
+answers there, `functions` fills in arguments and describes, `replies` holds what came of a call as plain data. Standard
+library only: a worker imports nothing heavy that its target does not.
 """

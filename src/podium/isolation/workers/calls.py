@@ -1,43 +1,22 @@
-"""The process that calls the functions of one file.
-
-    python -m podium.isolation.workers.serve SOCKET SCRATCH PARENT DIE_WITH
-
-A request is a pickle (from the parent alone), a reply is JSON. `SCRATCH` is a file that outlives this process: its
-first eight bytes are the number of the completion that was taken last, then come the stacks that `faulthandler` writes
-when the process is asked for them (SIGUSR1, also in the middle of a C call) or crashes.
-"""
+"""Calls of functions in the user's files, inside a worker process (target `podium.isolation.workers.calls:answer`)."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
-import faulthandler
 import functools
 import inspect
-import json
-import os
 import pickle
 import random
-import signal
-import socket
-import struct
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from podium.errors import PodiumError
-from podium.isolation.workers import functions, replies
+from podium.isolation import user_files
+from podium.isolation.workers import child, functions, replies
 
-LENGTH = struct.Struct("!Q")
-INDEX = struct.Struct("=q")
-NOTHING_TAKEN = -1
-PR_SET_PDEATHSIG = 1
-
-_OURS = frozenset({__file__, asyncio.runners.__file__, asyncio.base_events.__file__})
+_OURS = frozenset({__file__, child.__file__, asyncio.runners.__file__, asyncio.base_events.__file__})
 
 
 class Handed(list[Any]):
@@ -51,7 +30,7 @@ class Handed(list[Any]):
         for index, value in enumerate(super().__iter__()):
             self._took(index)
             yield value
-        self._took(NOTHING_TAKEN)
+        self._took(child.NOTHING_TAKEN)
 
     def __getitem__(self, key: Any) -> Any:
         value = super().__getitem__(key)
@@ -73,8 +52,8 @@ def load(path: str, attribute: str, args: bytes, shown: str) -> Callable[..., An
     folder = str(Path(path).parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    module = functions.module_from_file(Path(path), shown)
-    found = functions.attribute(module, attribute, shown)
+    module = user_files.module_from_file(Path(path), shown)
+    found = user_files.attribute(module, attribute, shown)
     return functions.apply_args(found, pickle.loads(args), f"{shown}:{attribute}")
 
 
@@ -159,87 +138,11 @@ def loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> dict[str, Any]:
+def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[dict[str, Any]]:
     """The reply to one request: a description of the function, or what came of calling it."""
-    sys.path[:] = [*request["path"], *(entry for entry in sys.path if entry not in request["path"])]
     try:
         function = load(*request["function"])
     except PodiumError as error:
-        return {"refused": error.what, "fix": error.fix, "code": error.code}
-    return call(function, request, took) if "arguments" in request else describe(function)
-
-
-# ---- the process ----
-
-
-def receive(connection: socket.socket) -> Any:
-    """The next request; None at the end."""
-    header = _exactly(connection, LENGTH.size)
-    return None if header is None else pickle.loads(_exactly(connection, *LENGTH.unpack(header)) or b"")
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    buffer = bytearray()
-    while len(buffer) < count:
-        chunk = connection.recv(min(count - len(buffer), 1 << 20))
-        if not chunk:
-            return None
-        buffer += chunk
-    return bytes(buffer)
-
-
-def serve(connection: socket.socket, scratch: int) -> None:
-    """Answers requests until the parent closes the connection."""
-
-    def took(index: int) -> None:
-        os.pwrite(scratch, INDEX.pack(index), 0)
-
-    while True:
-        took(NOTHING_TAKEN)
-        try:
-            request = receive(connection)
-        except Exception as error:  # noqa: BLE001  a class that only the parent knows
-            reply = {"refused": f"what it is called with cannot be read in a worker: {type(error).__name__}: {error}"}
-        else:
-            if request is None:
-                return
-            reply = answer(request, took)
-        message = json.dumps(reply).encode()
-        connection.sendall(LENGTH.pack(len(message)) + message)
-
-
-def end_with(parent: int, *, of_thread: bool) -> None:
-    """Die when the parent does, however it does.
-
-    `of_thread`: the kernel may do it (Linux); its signal comes when the parent's *thread* ends that started this
-    process, so only the main thread's children use it.
-    """
-    if of_thread and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os.killpg(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def main() -> None:
-    """Set the process up and serve."""
-    descriptor, scratch, parent, of_thread = map(int, sys.argv[1:])
-    for number in (descriptor, scratch):
-        os.set_inheritable(number, False)
-    end_with(parent, of_thread=bool(of_thread))
-    with contextlib.suppress(OSError):  # where memory runs out, this process goes before the trainer
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    faulthandler.enable(file=scratch, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=scratch, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as connection:
-        serve(connection, scratch)
-    os._exit(0)  # no thread that a function left behind holds this process
-
-
-if __name__ == "__main__":
-    main()
+        yield {"refused": error.what, "fix": error.fix, "code": error.code}
+    else:
+        yield call(function, request, took) if "arguments" in request else describe(function)

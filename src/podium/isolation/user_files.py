@@ -1,0 +1,78 @@
+"""Python files of the user: found, imported, looked up in; errors name near files, lines and functions."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from podium.errors import ConfigError, did_you_mean
+
+
+def find_file(file: str, folder: Path) -> Path:
+    """Where a file is: in `folder`, else in the working directory. Raises `ConfigError` with similar names."""
+    candidates = [base / Path(file).expanduser() for base in (folder, Path.cwd())]
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if path is not None:
+        return path.resolve()
+    looked = " and ".join(dict.fromkeys([str(folder.resolve()), str(Path.cwd())]))
+    stems = {entry.stem for each in candidates if each.parent.is_dir() for entry in each.parent.glob("*.py")}
+    near = [f"{stem}.py" for stem in get_close_matches(candidates[0].stem, sorted(stems), n=3, cutoff=0.6)]
+    what = f"there is no file {file} (looked in {looked})." + f" Similar: {', '.join(near)}." * bool(near)
+    instead = f"write `{near[0]}` in its place" if near else "write the path of a file that is there"
+    raise ConfigError(what, fix=f"{instead}, as seen from here (`ls`)")
+
+
+def module_from_file(path: Path, shown: str) -> ModuleType:
+    """The module of a file, imported once a process. Raises `ConfigError` for whatever it raises."""
+    module_name = f"podium_rewards_{abs(hash(path))}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    loader = spec.loader
+    assert loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        run_users_code(lambda: loader.exec_module(module), shown, path)
+    except ConfigError:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
+    """Import a user's file; whatever it raises becomes a `ConfigError` with the file's own line."""
+    try:
+        return run()
+    except SyntaxError as error:
+        file, number = error.filename, error.lineno
+        fix = f"correct line {number} of {file}; python -m py_compile {file} says when it is right"
+        raise ConfigError(f"{file}:{number}: {error.msg}", fix=fix) from error
+    except (Exception, SystemExit) as error:  # a user's module can raise anything
+        tail = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in tail if Path(frame.filename).resolve() == path.resolve()]
+        line, fix = (f":{frames[-1].lineno}", f"correct line {frames[-1].lineno} of {path}") if frames else ("", "")
+        if isinstance(error, ModuleNotFoundError):
+            fix = f"install `{error.name}`" + f", or {fix}" * bool(fix)
+        what = f"importing {name} failed at {path}{line}: {type(error).__name__}: {error}"
+        raise ConfigError(what, fix=fix) from error
+
+
+def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a reward is a function") -> Callable[..., Any]:
+    """The callable of that name in a module. Raises `ConfigError` with near names, or with `rule` for other values."""
+    value = getattr(module, name, None)
+    if callable(value):
+        return value
+    own = [key for key, item in vars(module).items() if callable(item) and not key.startswith("_")]
+    if value is not None:
+        raise ConfigError(f"`{name}` in {shown} is {type(value).__name__}; {rule}", fix=f"{shown}:FUNCTION")
+    listed = f"It has {', '.join(own[:10])}." if own else "It has no functions."
+    fix = did_you_mean(name, own) or f"{shown}:{own[0] if own else 'FUNCTION'}"
+    raise ConfigError(f"{shown} has no function `{name}`. {listed}", fix=fix)

@@ -1,0 +1,352 @@
+"""The harness of all child processes: started when first asked, asked within a deadline, killed, started again.
+
+    pool = pool_of(("sums",), functools.partial(Worker, target="my_package.sums:answer"))
+    [worker] = pool.take(1)
+    reply = worker.ask({"numbers": [1, 2]}, limit=60.0)      # the reply as plain data, or `Lost`
+
+In the process, `answer(request, took)` yields the replies to one request (see `child`). A worker gets a short list of
+environment variables and no GPU. Nothing that it sends is unpickled. Our own, because a pool of `pebble` or `loky`
+unpickles what comes back, and keeps neither the stack nor the completion in hand of a process that is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
+
+import podium
+from podium.isolation.workers.child import INDEX, LENGTH, NOTHING_TAKEN
+
+ENVIRONMENT = frozenset(
+    {"PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONHASHSEED", "SSL_CERT_FILE"}
+    | {"OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_CACHE"}
+    | {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
+)
+"""Variables that every worker gets, with those that begin with `LC_`. Others, such as keys, have to be named."""
+
+LONGEST_REPLY = 1 << 28
+"""Bytes; whatever claims to be longer is no reply."""
+
+LISTEN_SECONDS = 0.1
+"""How often a waiting parent looks whether the worker still lives: a child of its may hold the connection open."""
+
+STACK_SECONDS = 0.2
+"""How long a worker at its limit gets to write down where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A worker that did not answer and was ended."""
+
+    how: str
+    """`ran over its limit`, `ended its worker process with SIGSEGV`."""
+    is_overrun: bool
+    index: int | None
+    """The completion that it took last."""
+    trace: tuple[str, ...]
+    """Where it was, the outermost call first."""
+    output: tuple[str, ...] = ()
+    """Lines that it printed, with `output="kept"`."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Worker:
+    """One process and the connection to it."""
+
+    target: str
+    """`module:function` or `file.py:function`: what answers requests there."""
+    variables: tuple[str, ...] | None = ()
+    """Environment variables that it gets besides `ENVIRONMENT`; None: all, and the GPUs."""
+    output: Literal["shown", "kept", "dropped"] = "shown"
+    """What it prints: on our stderr, in `Lost.output`, or nowhere."""
+    process: subprocess.Popen[bytes] | None = None
+    connection: socket.socket | None = None
+    scratch: BinaryIO | None = None
+    received: bytearray = field(default_factory=bytearray)
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process."""
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        """A fresh process, unless one lives."""
+        if self.alive:
+            return
+        self.kill()
+        ours, theirs = socket.socketpair()
+        self.scratch = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
+        self.scratch.write(INDEX.pack(NOTHING_TAKEN))
+        self.scratch.flush()
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        numbers = (theirs.fileno(), self.scratch.fileno(), os.getpid(), int(is_main_thread))
+        # What the user's functions print must not get into output that a program reads.
+        printed = {"shown": 2, "kept": self.scratch.fileno(), "dropped": subprocess.DEVNULL}[self.output]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "podium.isolation.workers.child", self.target, *map(str, numbers)],
+            env=environment(self.variables),
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=None if self.output == "shown" else printed,
+            pass_fds=numbers[:2],
+            start_new_session=True,
+        )
+        theirs.close()
+        self.connection, self.received = ours, bytearray()
+
+    def ask(self, request: Any, limit: float) -> dict[str, Any] | Lost:
+        """The reply to a request, within `limit` seconds."""
+        return exchange([self], [framed(request)], limit)[0]
+
+    def send(self, message: bytes, deadline: float) -> None:
+        """One framed request. Raises `OSError`."""
+        assert self.connection is not None
+        self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        self.connection.sendall(LENGTH.pack(len(message)) + message)
+
+    def reply(self, deadline: float) -> dict[str, Any] | Lost:
+        """The next reply."""
+        try:
+            reply = json.loads(self._receive(deadline))
+        except TimeoutError:
+            return self._lost(overrun=True)
+        except (EOFError, OSError, ValueError):
+            return self._lost(overrun=False)
+        return reply if isinstance(reply, dict) else self._lost(overrun=False)
+
+    def _receive(self, deadline: float) -> bytes:
+        """Raises `TimeoutError` at the deadline and `EOFError` where no reply will come."""
+        assert self.connection is not None
+        assert self.process is not None
+        while (reply := self._complete()) is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError
+            died = self.process.poll() is not None
+            self.connection.settimeout(min(remaining, LISTEN_SECONDS))
+            try:
+                chunk = self.connection.recv(1 << 20)
+            except TimeoutError:
+                chunk = None
+            if not chunk and (died or chunk is not None):
+                raise EOFError
+            self.received += chunk or b""
+        return reply
+
+    def _complete(self) -> bytes | None:
+        if len(self.received) < LENGTH.size:
+            return None
+        (count,) = LENGTH.unpack(self.received[: LENGTH.size])
+        if count > LONGEST_REPLY:
+            raise EOFError
+        end = LENGTH.size + count
+        if len(self.received) < end:
+            return None
+        reply = bytes(self.received[LENGTH.size : end])
+        del self.received[:end]
+        return reply
+
+    # ---- the end of a process ----
+
+    def _lost(self, *, overrun: bool) -> Lost:
+        """End the process and report what can be known of its last moments."""
+        how = "ran over its limit" if overrun else self._how_it_ended()
+        if self.alive:
+            self._ask_for_stacks()
+        taken, written = self._scratch_bytes()
+        index = INDEX.unpack(taken)[0] if len(taken) == INDEX.size else NOTHING_TAKEN
+        self.kill()
+        return Lost(
+            how=how,
+            is_overrun=overrun,
+            index=None if index < 0 else index,
+            trace=user_frames(written),
+            output=tuple(written.splitlines()) if self.output == "kept" else (),
+        )
+
+    def _how_it_ended(self) -> str:
+        assert self.process is not None
+        try:
+            code = self.process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            return "closed the connection of its worker process"
+        if code >= 0:
+            return f"ended its worker process (exit code {code})"
+        name = signal.Signals(-code).name
+        return f"ended its worker process with {name}" + " (out of memory?)" * (name == "SIGKILL")
+
+    def _ask_for_stacks(self) -> None:
+        """Have `faulthandler` write them, and wait until it has."""
+        assert self.process is not None
+        before = len(self._scratch_bytes()[1])
+        self.process.send_signal(signal.SIGUSR1)
+        until = time.monotonic() + STACK_SECONDS
+        size, last = before, -1
+        while time.monotonic() < until and (size == before or size != last):
+            time.sleep(0.02)
+            last, size = size, len(self._scratch_bytes()[1])
+
+    def _scratch_bytes(self) -> tuple[bytes, str]:
+        """The number noted last, and what was written behind it."""
+        assert self.scratch is not None
+        content = os.pread(self.scratch.fileno(), 1 << 16, 0)
+        return content[: INDEX.size], content[INDEX.size :].decode(errors="replace")
+
+    def end(self) -> None:
+        """End the process with its children. Whoever waits for its reply in another thread gets `Lost`."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # its whole session, its children included
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the process, and close what belongs to it."""
+        if self.process is not None:
+            self.end()
+            self.process.wait()
+        for each in (self.connection, self.scratch):
+            if each is not None:
+                each.close()
+        self.process = self.connection = self.scratch = None
+
+
+def environment(variables: Sequence[str] | None = ()) -> dict[str, str]:
+    """Environment of a worker: no keys, no GPU, sets of text in the same order in every run."""
+    package = str(Path(podium.__file__).parent.parent)
+    if variables is None:
+        return {**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
+    kept = {key: value for key, value in os.environ.items() if key in ENVIRONMENT or key.startswith("LC_")}
+    named = {key: os.environ[key] for key in variables if key in os.environ}
+    return {"PYTHONHASHSEED": "0", **kept, "PYTHONPATH": package, "CUDA_VISIBLE_DEVICES": "", **named}
+
+
+def framed(request: Any) -> bytes:
+    """A request as a worker reads it, after the import path of this process. Raises whatever `pickle` does."""
+    return pickle.dumps([entry or os.getcwd() for entry in sys.path]) + pickle.dumps(request)
+
+
+def exchange(workers: Sequence[Worker], messages: Sequence[bytes], limit: float) -> list[dict[str, Any] | Lost]:
+    """Every worker's reply to its framed request, all within `limit` seconds. An interrupt ends the workers."""
+    deadline = time.monotonic() + limit
+    try:
+        for worker, message in zip(workers, messages, strict=True):
+            worker.start()
+            with contextlib.suppress(OSError):  # reported when no reply comes
+                worker.send(message, deadline)
+        return [worker.reply(deadline) for worker in workers]
+    except BaseException:
+        for worker in workers:
+            worker.kill()
+        raise
+
+
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
+_ESCAPED = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
+"""How `faulthandler` writes characters of a path that are not ASCII."""
+_CHILD = str(Path(__file__).with_name("child.py"))
+_BETWEEN = (
+    str(Path(__file__).parents[1]),
+    "<frozen importlib",
+    str(Path(asyncio.__file__).parent),
+    selectors.__file__,
+)
+"""Files between ours and the user's, while a file is imported or an `async` function waits."""
+
+
+def user_frames(stacks: str) -> tuple[str, ...]:
+    """Of the last stacks of all threads the one that serves, as a traceback without our frames.
+
+    >>> user_frames('Thread 0x1 (most recent call first):\\n  File "my.py", line 3 in slow\\n'
+    ...             f'  File "{_CHILD}", line 90 in serve\\n')
+    ('File "my.py", line 3, in slow',)
+    >>> user_frames('  File "/home/\\\\xc5sa/my.py", line 3 in slow\\n'
+    ...             f'  File "{_CHILD}", line 90 in serve\\n')
+    ('File "/home/\xc5sa/my.py", line 3, in slow',)
+    """
+    stacks = _ESCAPED.sub(lambda escaped: chr(int(escaped[0][2:], 16)), stacks)
+    for stack in reversed(re.split(r"^(?:Current thread|Thread|Stack).*$", stacks, flags=re.MULTILINE)):
+        frames = [match.groupdict() for match in _FRAME.finditer(stack)]
+        ours = next((i for i, frame in enumerate(frames) if (frame["file"], frame["name"]) == (_CHILD, "serve")), None)
+        if ours is not None:
+            users = [frame for frame in frames[:ours] if not frame["file"].startswith(_BETWEEN)]
+            return tuple(f'File "{each["file"]}", line {each["line"]}, in {each["name"]}' for each in reversed(users))
+    return ()
+
+
+# ---- all child processes of this process ----
+
+
+class Killable(Protocol):
+    """A worker, a sandbox: something that is or has a process."""
+
+    def kill(self) -> None:
+        """End the process."""
+
+
+T = TypeVar("T", bound=Killable)
+
+POOLS_KEPT = 8
+"""Pools used last that stay when nothing refers to them any more."""
+
+
+class Pool(Generic[T]):
+    """Workers of one kind, made when first needed. They are killed once nothing refers to the pool."""
+
+    def __init__(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> None:
+        self.key, self.make = key, make
+        self.workers: list[T] = []
+        self.lock = threading.Lock()
+        weakref.finalize(self, _kill_all, self.workers, os.getpid())
+
+    def __reduce__(self) -> Any:
+        """Copies are the pool of this key in the process where they are made."""
+        return pool_of, (self.key, self.make)
+
+    def take(self, count: int) -> list[T]:
+        """The first `count` workers, the same ones every time."""
+        self.workers += [self.make() for _ in range(count - len(self.workers))]
+        return self.workers[:count]
+
+
+_pools: weakref.WeakValueDictionary[tuple[Hashable, ...], Pool[Any]] = weakref.WeakValueDictionary()
+_recent: deque[Pool[Any]] = deque(maxlen=POOLS_KEPT)
+
+
+def pool_of(key: tuple[Hashable, ...], make: Callable[[], T]) -> Pool[T]:
+    """The pool under a key; a forked child has its own."""
+    full = (os.getpid(), *key)
+    pool = _pools.get(full)
+    if pool is None:
+        _pools[full] = pool = Pool(key, make)
+    if pool in _recent:
+        _recent.remove(pool)
+    _recent.append(pool)
+    return pool
+
+
+def _kill_all(workers: list[Any], process_id: int) -> None:
+    for worker in workers if os.getpid() == process_id else ():
+        worker.kill()
+
+
+def stop_all() -> None:
+    """Kill every worker of this process; they start again when they are asked."""
+    for (process_id, *_), pool in list(_pools.items()):
+        _kill_all(pool.workers, process_id)  # type: ignore[arg-type]
