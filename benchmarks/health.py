@@ -201,11 +201,11 @@ def verdict(name: str, folder: Path) -> dict[str, Any]:
     from podium.runs.doctor import examine
 
     report = examine(folder)
-    conditions = report.conditions
+    issues = report.issues
     expected = RUNS[name].first
-    first = conditions[0].finding.code if conditions else None
-    found = next((c for c in conditions if c.finding.code == expected), None)
-    levels = [condition.finding.severity for condition in conditions]
+    first = issues[0].finding.code if issues else None
+    found = next((c for c in issues if c.finding.code == expected), None)
+    levels = [issue.finding.severity for issue in issues]
     seconds = [each.values for each in report.history[2:]]
     overhead = [row["time/monitor_seconds"] / row["step_time"] for row in seconds if row.get("step_time")]
     return {
@@ -217,7 +217,7 @@ def verdict(name: str, folder: Path) -> dict[str, Any]:
         "right_answers": [_right_answers(report.history[:3]), _right_answers(report.history[-3:])],
         "errors": levels.count("error"),
         "warnings": levels.count("warning"),
-        "said": [f"{c.finding.severity} {c.finding.code} (step {c.first_step})" for c in conditions],
+        "said": [f"{c.finding.severity} {c.finding.code} (step {c.first_step})" for c in issues],
         "overhead": round(float(np.median(overhead)), 4) if overhead else None,
         "right": first == expected if expected else levels.count("error") == 0 and levels.count("warning") <= 1,
     }

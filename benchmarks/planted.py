@@ -281,7 +281,7 @@ def seen(folder: Path) -> list[dict[str, Any]]:
         checks = json.loads((folder / "proof.json").read_text())["checks"]
         said += [(words[c["result"]], c["code"], c["detail"]) for c in checks if c["result"] in words]
     if (folder / "metrics.jsonl").is_file():
-        found = [condition.finding for condition in examine(folder).conditions]
+        found = [issue.finding for issue in examine(folder).issues]
         said += [(finding.severity, finding.code, finding.what) for finding in found]
     return [{"code": code, "what": what} for severity, code, what in said if severity in ("error", "warning")]
 

@@ -1,4 +1,4 @@
-"""Every record that crosses a border between rooms: the map of the house.
+"""Every record that crosses a package boundary.
 
     dataset row -> Prompt -> Group -> ScoredGroup -> TrainingGroup -> Pack (packing.py) -> TokenLogps -> loss
 
@@ -21,6 +21,11 @@ Message = Mapping[str, Any]
 
 Finish = Literal["stop", "length"]
 """Why a completion ended: with an end token, or because it reached `max_tokens`."""
+
+Severity = Literal["error", "warning", "note"]
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""Of findings, the gravest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +144,7 @@ class Finding:
     """Something worth saying about a run, before, during or after it."""
 
     code: str
-    severity: Literal["error", "warning", "note"]
+    severity: Severity
     what: str
     """What was found, with numbers."""
     why: str = ""

@@ -14,8 +14,8 @@ from podium.evaluation.comparison import verdict
 from podium.evaluation.measured import alike
 from podium.evaluation.statistics import paired_difference
 from podium.records import StepMetrics
-from podium.runs.doctor import FEW_STEPS, Report
-from podium.runs.monitors import ends, settings_of
+from podium.runs.doctor import FEW_STEPS, HealthReport
+from podium.runs.monitors import ends, run_settings
 from podium.runs.monitors.hacking import in_common
 from podium.runs.monitors.labels import match
 from tests.unit.test_monitors import (
@@ -44,8 +44,8 @@ def found(rounds: Callable[[int], Table] = lambda s: table(s), numbers: Any = No
     history = [
         StepMetrics(step=s, values={**healthy(s), **(numbers(s) if numbers else {})}) for s in range(1, steps + 1)
     ]
-    conditions = diagnose(history, {s: [rounds(s)] for s in range(1, steps + 1)}, RunSettings(**settings))
-    return {condition.finding.code: condition.finding for condition in conditions}
+    issues = diagnose(history, {s: [rounds(s)] for s in range(1, steps + 1)}, RunSettings(**settings))
+    return {issue.finding.code: issue.finding for issue in issues}
 
 
 # ---- planted, on synthetic rounds ----
@@ -315,10 +315,10 @@ def test_no_regression_is_not_shown_by_a_handful(now: Now) -> None:
     now(few)
 
 
-def report(steps: int, reward: float, **more: Any) -> Report:
+def report(steps: int, reward: float, **more: Any) -> HealthReport:
     history = tuple(StepMetrics(step=s, values={"reward": reward}) for s in range(1, steps + 1))
-    given = {"source": "runs/x", "history": history, "conditions": (), "has_completions": True} | more
-    return Report(reward=(reward,) * steps, **given)
+    given = {"source": "runs/x", "history": history, "issues": (), "has_completions": True} | more
+    return HealthReport(reward=(reward,) * steps, **given)
 
 
 @pytest.mark.defect("D14", "'Nothing is the matter' of a run given up at 0")
@@ -331,7 +331,7 @@ def report(steps: int, reward: float, **more: Any) -> Report:
         (report(40, 0.5), "Nothing is the matter that"),
     ],
 )
-def test_the_doctor_says_no_more_than_it_saw(made: Report, words: str, now: Now) -> None:
+def test_the_doctor_says_no_more_than_it_saw(made: HealthReport, words: str, now: Now) -> None:
     assert words in made.nothing
     assert made.nothing.startswith("Nothing is the matter") is (words == "Nothing is the matter that")
     now(made.nothing)
@@ -369,7 +369,7 @@ def test_short_answers_are_alike_by_nature(now: Now) -> None:
     assert "M122" not in found(lambda s: table(s, by_prompt, text=lambda s, p, g: f"label {p}"))
     long = found(lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"))["M122"]
     assert "do_sample" not in long.fix
-    set_so = settings_of({"settings": {"top_k": 1, "generation_kwargs": {"do_sample": False}}})
+    set_so = run_settings({"settings": {"top_k": 1, "generation_kwargs": {"do_sample": False}}})
     assert set_so.narrowed == ("do_sample: false", "top_k: 1")
     named = found(
         lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"),
@@ -429,8 +429,8 @@ def test_adaptive_weights_make_no_reward_fall(now: Now) -> None:
     weights = {"a": 1.0, "b": 1.0}
     assert "M111" in found(numbers=numbers, weights=weights)
     assert "M111" not in found(numbers=numbers, weights=weights, adaptive=True)
-    assert settings_of({"settings": {"adaptive_rewards": True}}).adaptive
-    assert not settings_of({"settings": {"adaptive_rewards": False}}).adaptive
+    assert run_settings({"settings": {"adaptive_rewards": True}}).adaptive
+    assert not run_settings({"settings": {"adaptive_rewards": False}}).adaptive
     now("silent: the reward is the sum with the weights as they were given")
 
 

@@ -119,7 +119,7 @@ def test_findings_are_said_recorded_and_tracked(make_trainer: Callable, caplog: 
     codes = podium.Run.load(trainer.args.output_dir).findings["code"].tolist()
     assert codes.count("M102") == 1
     assert any(entry.get("finding/M102") == 1 for entry in trainer.state.log_history)
-    assert examine(trainer.args.output_dir).conditions[0].finding.code == "M102"
+    assert examine(trainer.args.output_dir).issues[0].finding.code == "M102"
 
 
 @pytest.mark.parametrize("settings", [{"strict": True}, {"on_finding": {"M102": "stop"}}])
@@ -196,7 +196,7 @@ def test_doctor_reads_trainer_states(make_trainer: Callable, tmp_path: Path) -> 
     state.write_text(json.dumps({"log_history": [*history, {"step": 9, "train_runtime": 1.0}]}))
     for place in (state, tmp_path / "out"):
         report = examine(place)
-        assert report.conditions[0].finding.code == "M132"
+        assert report.issues[0].finding.code == "M132"
         assert not report.has_completions
         assert len(report.history) == 9
 
@@ -205,7 +205,7 @@ def test_doctor_reads_verl_and_csv(tmp_path: Path) -> None:
     verl = tmp_path / "log.jsonl"
     rows = [{"step": s, "data": {"critic/rewards/mean": 0.1, "response_length/clip_ratio": 0.99}} for s in range(9)]
     verl.write_text("\n".join(json.dumps(row) for row in rows))
-    assert examine(verl).conditions[0].finding.code == "M141"
+    assert examine(verl).issues[0].finding.code == "M141"
     table = tmp_path / "log.csv"
     table.write_text("train/global_step,train/reward,train/kl\n" + "".join(f"{s},0.5,{s}\n" for s in range(1, 9)))
-    assert examine(table).conditions[0].finding.code == "M132"
+    assert examine(table).issues[0].finding.code == "M132"

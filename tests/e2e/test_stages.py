@@ -262,7 +262,7 @@ def test_the_command_line(
     assert all("short" in run.evaluations[when]["means"] for when in ("before", "after")), "as the last stage judges"
     page = Path("out/report.html").read_text()
     assert '"stages":[{"name":"first","first":1,"last":2},{"name":"second","first":3,"last":4}]' in page
-    conditions = examine("out").conditions
+    conditions = examine("out").issues
     assert all(condition.finding.what.startswith(("stage first: ", "stage second: ")) for condition in conditions)
     assert AutoModelForCausalLM.from_pretrained("out")
     assert "All 2 stages are done" in podium("train", "run.yaml", "--resume_from_checkpoint", "true", "--no-eval")

@@ -110,7 +110,7 @@ def test_a_port_that_is_taken_is_a_message(serve, run_folder):
 
 
 def test_reading_takes_a_share_of_the_time(run_folder):
-    watched = live.Watched([run_folder(num_steps=2)])
+    watched = live.WatchedRuns([run_folder(num_steps=2)])
     first = watched.refresh()
     assert watched.not_before > 0
     with (watched.folders[0] / "metrics.jsonl").open("a") as file:

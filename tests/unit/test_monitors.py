@@ -12,7 +12,7 @@ import pytest
 
 from podium.records import StepMetrics
 from podium.runs import findings
-from podium.runs.monitors import DETECTORS, RunSettings, Watch, diagnose
+from podium.runs.monitors import DETECTORS, Monitor, RunSettings, diagnose
 
 Table = dict[str, list[Any]]
 
@@ -88,7 +88,7 @@ def codes_of(
     history = [StepMetrics(step=s, values={**healthy(s), **numbers(s)}) for s in range(1, steps + 1)]
     tables = {s: [t] for s in range(1, steps + 1) if (t := rounds(s)) is not None}
     found = diagnose(history, tables, RunSettings(**settings))
-    return {condition.finding.code: condition.finding.severity for condition in found}
+    return {issue.finding.code: issue.finding.severity for issue in found}
 
 
 def after(step: int, early: float, late: float) -> Callable[[int], float]:
@@ -291,12 +291,12 @@ def test_ranks_are_distinct() -> None:
 
 
 def test_each_thing_is_said_once_until_it_changes() -> None:
-    watch = Watch()
+    monitor = Monitor()
     flat = [0.25] * 4 + [0.9] * 25 + [0.25] * 25 + [0.9] * 6
     said = [
         (finding.code, finding.severity, step)
         for step, share in enumerate(flat, start=1)
-        for finding in watch.step(StepMetrics(step=step, values={**healthy(step), "frac_reward_zero_std": share}))
+        for finding in monitor.step(StepMetrics(step=step, values={**healthy(step), "frac_reward_zero_std": share}))
     ]
     assert [(code, severity) for code, severity, _ in said] == [
         ("M101", "warning"),
@@ -306,16 +306,16 @@ def test_each_thing_is_said_once_until_it_changes() -> None:
 
 
 def test_what_is_ignored_is_not_said() -> None:
-    watch = Watch(ignored=frozenset({"M101"}))
+    monitor = Monitor(ignored=frozenset({"M101"}))
     values = {**healthy(1), "frac_reward_zero_std": 1.0}
-    assert not [f for s in range(1, 9) for f in watch.step(StepMetrics(step=s, values=values)) if f.code == "M101"]
+    assert not [f for s in range(1, 9) for f in monitor.step(StepMetrics(step=s, values=values)) if f.code == "M101"]
 
 
 def test_evaluations_reach_the_step_they_are_of() -> None:
-    watch = Watch()
-    watch.step(StepMetrics(step=1, values={"reward": 0.0}))
-    watch.also({"eval_reward": 0.5})
-    assert watch._history[-1].values == {"reward": 0.0, "eval_reward": 0.5}
+    monitor = Monitor()
+    monitor.step(StepMetrics(step=1, values={"reward": 0.0}))
+    monitor.add_evaluation({"eval_reward": 0.5})
+    assert monitor._steps[-1].values == {"reward": 0.0, "eval_reward": 0.5}
 
 
 @pytest.mark.parametrize("column", ["reward", "advantage", "contains_answer"])

@@ -18,6 +18,9 @@ STD_EPSILON = 1e-4
 DUST = 1e-12
 """Two rewards that differ by less than this share of their summands' size are equal: the difference is rounding."""
 
+FLAT = 1e-9
+"""Total rewards that differ by no more than this are equal: in sampling, checks and monitors alike."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSettings:
@@ -72,6 +75,16 @@ def combine(rewards_K: np.ndarray, weights_K: np.ndarray) -> np.ndarray:
     """
     total = np.nansum(rewards_K * np.asarray(weights_K, dtype=np.float64), axis=-1)
     return np.where(np.isnan(rewards_K).all(axis=-1), np.nan, total)
+
+
+def has_spread(reward_G: np.ndarray) -> bool:
+    """Whether scored completions of a group differ in their total reward by more than rounding.
+
+    >>> has_spread(np.array([1.0, np.nan, 0.5])), has_spread(np.array([1.0, np.nan])), has_spread(np.array([np.nan]))
+    (True, False, False)
+    """
+    known = reward_G[~np.isnan(reward_G)]
+    return bool(known.size) and float(np.ptp(known)) > FLAT
 
 
 # ---- aggregations: (rewards, their weighted sum, settings) -> (advantages, NaN where not scored; deviation) ----

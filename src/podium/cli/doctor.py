@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from podium.runs.doctor import Report
-    from podium.runs.monitors import Condition
+    from podium.runs.doctor import HealthReport
+    from podium.runs.monitors import Issue
 
 FAILED = 1
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -41,55 +41,55 @@ def doctor(
         print_json(_plain(report))
     else:
         _show(report)
-    severities = {condition.finding.severity for condition in report.conditions}
+    severities = {issue.finding.severity for issue in report.issues}
     failing = {Level.error: {"error"}, Level.warning: {"error", "warning"}, Level.never: set()}[fail_on]
     if severities & failing:
         raise typer.Exit(FAILED)
 
 
-def _plain(report: Report) -> dict[str, object]:
+def _plain(report: HealthReport) -> dict[str, object]:
     from podium.cli.structured import findings
 
     return {
         "source": report.source,
         "steps": len(report.history),
         "has_completions": report.has_completions,
-        "findings": findings(condition.finding for condition in report.conditions),
-        "conditions": [asdict(condition) for condition in report.conditions],
+        "findings": findings(issue.finding for issue in report.issues),
+        "conditions": [asdict(issue) for issue in report.issues],
     }
 
 
-def _show(report: Report) -> None:
+def _show(report: HealthReport) -> None:
     from podium.cli.terminal import clean, console
 
     last = report.history[-1].step if report.history else 0
     console.print(f"{clean(report.source)}: {report.head}", markup=False, soft_wrap=True)
     if not report.has_completions:
         console.print("Numbers only, no completions: what needs groups or texts could not be looked at.", markup=False)
-    if not report.conditions:
+    if not report.issues:
         console.print(report.nothing, markup=False, soft_wrap=True)
-    for number, condition in enumerate(report.conditions, start=1):
-        _show_condition(number, condition, last)
+    for number, issue in enumerate(report.issues, start=1):
+        _show_issue(number, issue, last)
 
 
-def _show_condition(number: int, condition: Condition, last: int) -> None:
+def _show_issue(number: int, issue: Issue, last: int) -> None:
     from rich.text import Text
 
     from podium.cli.terminal import clean, console
 
-    finding = condition.finding
+    finding = issue.finding
     head = Text(f"\n{number}. ")
     head.append(f"{finding.severity} {finding.code}", style=COLOURS[finding.severity])
-    head.append(f"  {_when(condition, last)}")
+    head.append(f"  {_when(issue, last)}")
     console.print(head, soft_wrap=True)
     for label, text in (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix)):
         if text:
             console.print(Text(f"   {label}{clean(text)}"), soft_wrap=True)
 
 
-def _when(condition: Condition, last: int) -> str:
+def _when(issue: Issue, last: int) -> str:
     """Since when, how often, and whether it is over."""
-    if condition.first_step == condition.last_step:
-        return f"in step {condition.first_step}" if condition.first_step else "before training"
-    over = "" if condition.last_step >= last - 1 else ", not since"
-    return f"steps {condition.first_step} to {condition.last_step}, in {condition.num_steps} of them{over}"
+    if issue.first_step == issue.last_step:
+        return f"in step {issue.first_step}" if issue.first_step else "before training"
+    over = "" if issue.last_step >= last - 1 else ", not since"
+    return f"steps {issue.first_step} to {issue.last_step}, in {issue.num_steps} of them{over}"

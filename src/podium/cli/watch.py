@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from rich.console import RenderableType
 
-    from podium.runs.report.series import Steps
     from podium.runs.run import Run
 
 EVERY_SECONDS = 2.0
@@ -82,31 +82,31 @@ def screen(run: Run, width: int, *, plain: bool = False) -> RenderableType:
     from rich.console import Group
 
     from podium.cli.terminal import shown
-    from podium.runs.report.series import columns
+    from podium.runs.report.series import finite_metrics
     from podium.runs.report.summary import headline
 
-    steps = columns(run)
-    title = shown(f"{run.name}, step {steps.steps[-1] if steps.steps else 0}: {headline(steps)}")
+    metrics = finite_metrics(run)
+    title = shown(f"{run.name}, step {run.history[-1].step if run.history else 0}: {headline(metrics)}")
     last = run.findings.tail(3).to_dict("records")
     findings = [shown(f"{each['severity']}[{each['code']}] {each['what']}") for each in last]
     best = _best(run)
-    return Group(title, _curves(steps, width, PLAIN_BARS if plain else BARS), *findings, *([best] if best else []))
+    return Group(title, _curves(metrics, width, PLAIN_BARS if plain else BARS), *findings, *([best] if best else []))
 
 
-def _curves(steps: Steps, width: int, bars: str) -> RenderableType:
+def _curves(metrics: DataFrame, width: int, bars: str) -> RenderableType:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("", overflow="fold")
-    for step in (steps.steps[:1], steps.steps[-1:]):
-        table.add_column(f"step {step[0]}" if step else "", justify="right", no_wrap=True, min_width=8)
+    for step in (metrics.index[:1], metrics.index[-1:]):
+        table.add_column(f"step {step[0]}" if len(step) else "", justify="right", no_wrap=True, min_width=8)
     room = width - 48
     if room >= FEWEST_BARS:
         table.add_column("", no_wrap=True)
     for name, label in CURVES.items():
-        values = [value for value in steps.get(name) or [] if value is not None]
+        values = metrics[name].dropna().tolist() if name in metrics else []
         if values:
             drawn = [Text(sparkline(values, room, bars))] if room >= FEWEST_BARS else []
             table.add_row(label, f"{values[0]:.3g}", f"{values[-1]:.3g}", *drawn)

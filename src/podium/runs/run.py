@@ -1,14 +1,15 @@
-"""A run's folder, read back: `Run.load("runs/quickstart")`.
+"""Reads a run's folder: `Run.load("runs/quickstart")`.
 
     metrics.jsonl  findings.jsonl  rollouts/*.parquet  config.yaml  environment.json  proof.json  evaluation/*.json
 
-Any part may be missing, and the run may still be going on: a line that is half written is left out. A run in stages has
-a folder like this for every stage and `stages.json` beside them; it reads as one, its steps numbered through.
+Any file may be missing, and the run may still be going on: a half-written line is left out. A run in stages has a
+folder like this for every stage and `stages.json` beside them; it reads as one run whose steps are numbered through.
 `podium.runs.recording` writes the folder; this module only reads, and needs neither torch nor a model.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -32,19 +33,23 @@ PROOF = "proof.json"
 EVALUATION = "evaluation"
 STAGES = "stages.json"
 
-RECORD = (METRICS, FINDINGS, ROLLOUTS, CONFIG, ENVIRONMENT, PROOF, EVALUATION, STAGES)
+GROWING = (METRICS, FINDINGS, ROLLOUTS)
+"""Files that are appended to at every step."""
 
-COUNTED = ("num_tokens",)
-"""Metrics that count up from the beginning of a stage: in the run as a whole they go on."""
+RECORD = (*GROWING, CONFIG, ENVIRONMENT, PROOF, EVALUATION, STAGES)
+"""Files and folders of a run."""
 
 GROUP_KEY = ("step", "prompt_id")
 """Columns of `Run.rollouts` that name a group: the completions of one prompt that were compared with each other."""
 
 ROLLOUT_KEY = (*GROUP_KEY, "completion_index")
 
+CUMULATIVE = ("num_tokens",)
+"""Metrics that count from the beginning of a stage: over the whole run they are summed."""
+
 
 @dataclass(frozen=True)
-class Part:
+class Stage:
     """A stage of a run, as far as it has come."""
 
     name: str
@@ -57,13 +62,13 @@ class Part:
 
     @property
     def last_step(self) -> int:
-        """Of the run."""
+        """Number of its last step in the run."""
         return self.offset + (self.run.history[-1].step if self.run.history else 0)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has recorded so far. Parts are read when first asked for, and then kept: load again to see more.
+    """The record of a run so far. Each member is read once, when first used: load again to see more.
 
     >>> Run.load("nowhere")
     Traceback (most recent call last):
@@ -75,7 +80,7 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """The run in `folder`. Raises `DataError` where nothing of a run lies there."""
+        """The run in `folder`. Raises `DataError` for a folder without a record."""
         path = Path(folder)
         if not path.is_dir():
             raise DataError(f"There is no folder {path}.", fix="Give the output_dir of a run, as runs/quickstart.")
@@ -92,29 +97,34 @@ class Run:
         return self.folder.resolve().name
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The stages that have begun, in order; none: a run without stages."""
-        parts: list[Part] = []
+    def parts(self) -> tuple[Stage, ...]:
+        """The stages that have begun, in order; empty for a run without stages."""
+        stages: list[Stage] = []
         offset = 0
-        for entry in _stage_entries(self.folder):
+        for entry in self._stage_entries:
             folder = self.folder / entry["folder"]
             if not folder.is_dir():
                 break
-            part = Part(name=entry["name"], kind=entry["type"], run=Run(folder=folder), offset=offset)
-            parts.append(part)
-            offset = max(part.last_step, offset + (entry.get("steps") or 0))
-        return tuple(parts)
+            stages.append(Stage(name=entry["name"], kind=entry["type"], run=Run(folder=folder), offset=offset))
+            offset = max(stages[-1].last_step, offset + (entry.get("steps") or 0))
+        return tuple(stages)
+
+    @cached_property
+    def _stage_entries(self) -> list[dict[str, Any]]:
+        """Valid entries of `stages.json`, of ended and of later stages; folders outside of the run are invalid."""
+        entries = _json(self.folder / STAGES).get("stages")
+        return [entry for entry in entries if _is_stage(entry)] if isinstance(entries, list) else []
 
     @property
     def has_ended(self) -> bool:
-        """Of a run in stages: whether each of them has."""
-        return all(entry.get("ended_by") for entry in _stage_entries(self.folder))
+        """Whether every stage has ended; True for a run without stages."""
+        return all(entry.get("ended_by") for entry in self._stage_entries)
 
     @cached_property
     def history(self) -> tuple[StepMetrics, ...]:
-        """One record a step, in order. What was null (not a finite number) is NaN."""
+        """One record a step, in order. A null (not a finite number) becomes NaN."""
         if self.parts:
-            return tuple(_through(self.parts))
+            return tuple(_renumbered(self.parts))
         values: dict[int, dict[str, float]] = {}
         for line in _lines(self.folder / METRICS):
             values.setdefault(int(line["step"]), {}).update(
@@ -136,12 +146,12 @@ class Run:
 
     @cached_property
     def findings(self) -> pd.DataFrame:
-        """One row for everything that was said: the fields of `Finding`."""
+        """One row a finding: the fields of `Finding`."""
         import pandas as pd
 
         columns = list(Finding.__dataclass_fields__)
         if self.parts:
-            return _joined([(part.run.findings, part.offset) for part in self.parts], ["step"], columns)
+            return _stacked([(part.run.findings, part.offset) for part in self.parts], ["step"], columns)
         rows = [{name: line.get(name) for name in columns} for line in _lines(self.folder / FINDINGS)]
         return pd.DataFrame(rows, columns=columns)
 
@@ -154,24 +164,24 @@ class Run:
 
         if self.parts:
             recorded = [(part.run.rollouts, part.offset) for part in self.parts]
-            return _joined(recorded, ["step", "policy_step"], list(ROLLOUT_KEY))
+            return _stacked(recorded, ["step", "policy_step"], list(ROLLOUT_KEY))
         frames = list(_frames(self.folder / ROLLOUTS))
         if not frames:
             return pd.DataFrame(columns=list(ROLLOUT_KEY))
-        joined = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
-        # A file and the ones it was made of may be there together for a moment.
-        return joined.drop_duplicates(list(ROLLOUT_KEY)).sort_values(list(ROLLOUT_KEY), ignore_index=True)
+        # A file and the ones it was merged from may exist together for a moment.
+        rows = pd.concat(frames, ignore_index=True).drop_duplicates(list(ROLLOUT_KEY))
+        return rows.sort_values(list(ROLLOUT_KEY), ignore_index=True)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Every setting of the run: the recipe or script's own over the values they resolved to."""
-        bounds: list[Any] = [entry.get("max_steps") for entry in _stage_entries(self.folder)]
-        whole = {"max_steps": sum(bounds) if all(bounds) else -1} if bounds else {}
-        return {**self.environment.get("settings", {}), **self.given, **whole}
+        """Every setting of the run: those of the recipe or script, and the resolved values of all others."""
+        bounds: list[Any] = [entry.get("max_steps") for entry in self._stage_entries]
+        total = {"max_steps": sum(bounds) if all(bounds) else -1} if bounds else {}
+        return {**self.environment.get("settings", {}), **self.given, **total}
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The recipe with its flags, or of a script the settings that are not the defaults."""
+        """The recipe with its flags, or a script's settings that differ from the defaults."""
         import yaml
 
         path = self.folder / CONFIG
@@ -180,12 +190,12 @@ class Run:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Versions, hardware, git commit, digests of rewards and data, resolved settings; of the latest stage."""
+        """Versions, hardware, git commit, digests of rewards and data, resolved settings (of the latest stage)."""
         return self._latest(ENVIRONMENT)
 
     @cached_property
     def proof(self) -> dict[str, Any]:
-        """What the proof on the first batch found; of the latest stage."""
+        """Result of the proof on the first batch (of the latest stage)."""
         return self._latest(PROOF)
 
     def _latest(self, name: str) -> dict[str, Any]:
@@ -198,31 +208,25 @@ class Run:
         return {path.stem: _json(path) for path in sorted((self.folder / EVALUATION).glob("*.json"))}
 
 
-def _stage_entries(folder: Path) -> list[dict[str, Any]]:
-    """The lines of `stages.json`, done or still to come; what is none, or leads out of the folder, is left out."""
-    entries = _json(folder / STAGES).get("stages")
-    return [entry for entry in entries if _is_entry(entry)] if isinstance(entries, list) else []
-
-
-def _is_entry(entry: Any) -> bool:
+def _is_stage(entry: Any) -> bool:
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "folder", "type")):
         return False
     inside = not entry["folder"].startswith(".") and Path(entry["folder"]).name == entry["folder"]
     return inside and all(isinstance(entry.get(key), int | None) for key in ("steps", "max_steps"))
 
 
-def _through(parts: tuple[Part, ...]) -> Iterator[StepMetrics]:
-    """The steps of all stages, numbered through; what counts up goes on."""
+def _renumbered(stages: tuple[Stage, ...]) -> Iterator[StepMetrics]:
+    """The steps of all stages, numbered through, with cumulative metrics summed."""
     counts: dict[str, float] = {}
-    for part in parts:
+    for stage in stages:
         before = dict(counts)
-        for each in part.run.history:
-            counted = {name: before.get(name, 0.0) + each.values[name] for name in COUNTED if name in each.values}
-            counts |= counted
-            yield StepMetrics(step=part.offset + each.step, values={**each.values, **counted})
+        for each in stage.run.history:
+            counts |= {name: before.get(name, 0.0) + each.values[name] for name in CUMULATIVE if name in each.values}
+            totals = {name: counts[name] for name in CUMULATIVE if name in each.values}
+            yield StepMetrics(step=stage.offset + each.step, values={**each.values, **totals})
 
 
-def _joined(frames: list[tuple[pd.DataFrame, int]], counted: list[str], columns: list[str]) -> pd.DataFrame:
+def _stacked(frames: list[tuple[pd.DataFrame, int]], counted: list[str], columns: list[str]) -> pd.DataFrame:
     """The tables of all stages below each other, with the steps before each stage added to the `counted` columns."""
     import pandas as pd
 
@@ -235,34 +239,31 @@ def _joined(frames: list[tuple[pd.DataFrame, int]], counted: list[str], columns:
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The objects of a JSON Lines file; what is no whole object (a line being written, a crash) is left out."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                yield value
+    """The objects of a JSON Lines file; incomplete lines (being written, or after a crash) are left out."""
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from filter(None, map(_object, file))
 
 
 def _json(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError):
+        return _object(path.read_text(encoding="utf-8", errors="replace"))
+    return {}
+
+
+def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = json.loads(text)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def _frames(folder: Path) -> Iterator[pd.DataFrame]:
-    """The whole Parquet files of a folder; one that vanishes meanwhile has been joined into another."""
+    """The readable Parquet files of a folder; one that vanishes meanwhile has been merged into another."""
     import pandas as pd
     import pyarrow
 
     for path in sorted(folder.glob("*.parquet")):
-        try:
+        with contextlib.suppress(OSError, pyarrow.ArrowInvalid):
             yield pd.read_parquet(path)
-        except (OSError, pyarrow.ArrowInvalid):
-            continue

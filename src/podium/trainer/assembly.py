@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import set_seed
 
-from podium.algorithm.advantages import AdvantageSettings, combine
+from podium.algorithm.advantages import AdvantageSettings, combine, has_spread
 from podium.algorithm.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.data.check import check_dataset, is_read_once, set_for_streams
 from podium.data.prompts import PromptBuilder
@@ -124,8 +124,7 @@ class Parts:
     def has_spread(self, scored: ScoredGroup, weights_K: np.ndarray | None = None) -> bool:
         """Whether the completions of a group differ in their weighted reward, by the first weights or these."""
         reward_G = combine(scored.rewards_GK, self.advantage.weights_K if weights_K is None else weights_K)
-        known = reward_G[~np.isnan(reward_G)]
-        return bool(known.size) and float(np.ptp(known)) > 1e-9
+        return has_spread(reward_G)
 
 
 def assemble(

@@ -28,7 +28,7 @@ from podium.algorithm.metrics import MetricsBuffer
 from podium.records import Finding, ScoredGroup, StepMetrics
 from podium.runs import checkpoint, environment
 from podium.runs.doctor import rounds_of
-from podium.runs.monitors import Watch, settings_of
+from podium.runs.monitors import Monitor, run_settings
 from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, ENVIRONMENT, Run
@@ -81,7 +81,7 @@ class Health(TrainerCallback):
         self.latest: Mapping[str, float] = {}
         self.folder = RunFolder(Path(str(self.args.output_dir)), rollouts_megabytes=self.args.record_megabytes)
         self._wishes = cast("dict[str, str]", self.args.on_finding or {})
-        self._watch = Watch()
+        self._monitor = Monitor()
         self._rounds: list[dict[str, list[Any]]] = []
         self._gaps: list[Tensor] = []
         self._probe: WeightProbe | None = None
@@ -128,7 +128,7 @@ class Health(TrainerCallback):
             return
         with self._timed():
             described = self.described
-            self._watch = Watch(settings_of(described), ignored=self._ignored())
+            self._monitor = Monitor(run_settings(described), ignored=self._ignored())
             self.folder.begin(resumed_step=state.global_step or None)
             self.folder.write_json(ENVIRONMENT, described)
             self.folder.write_yaml(CONFIG, self.config if self.config is not None else self._given())
@@ -184,7 +184,7 @@ class Health(TrainerCallback):
         values = {name: value for name, value in (metrics or {}).items() if isinstance(value, (int, float))}
         if self.args.record and self._is_main and values and state.global_step:
             self.folder.add_metrics(StepMetrics(step=state.global_step, values=values))
-            self._watch.also(values)
+            self._monitor.add_evaluation(values)
 
     # ---- numbers ----
 
@@ -219,7 +219,7 @@ class Health(TrainerCallback):
     def _look(self, metrics: StepMetrics) -> str | None:
         rounds, self._rounds = self._rounds, []
         wishes = []
-        for finding in self._watch.step(metrics, rounds):
+        for finding in self._monitor.step(metrics, rounds):
             self.say(finding)
             wishes.append(self._wish(finding))
         return next((wish for wish in ("rollback", "stop") if wish in wishes), None)
@@ -228,7 +228,7 @@ class Health(TrainerCallback):
         """A resumed run is looked at whole: the detectors see its steps again, and what they say is said already."""
         rounds = rounds_of(run)
         for metrics in run.history:
-            self._watch.step(metrics, rounds.get(metrics.step, ()))
+            self._monitor.step(metrics, rounds.get(metrics.step, ()))
 
     def say(self, finding: Finding) -> None:
         """Into the folder, the terminal and, as a number, the trackers."""
@@ -277,7 +277,7 @@ class Health(TrainerCallback):
     def _newest_healthy(self) -> Path | None:
         """The newest whole checkpoint from before the finding began; those after it are set aside."""
         bad = next(finding for finding in reversed(self.found) if self._wishes.get(finding.code) == "rollback")
-        began = self._watch.conditions[bad.code].first_step
+        began = self._monitor.issues[bad.code].first_step
         folders = checkpoint.checkpoints(self.folder.folder)
         earlier = (folder for folder in folders if checkpoint.step_of(folder) < began)
         healthy = next((folder for folder in earlier if checkpoint.damage(folder) is None), None)

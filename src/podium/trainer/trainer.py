@@ -37,7 +37,7 @@ from podium.models.precision import release_free_memory
 from podium.records import ScoredGroup, TrainingGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
-from podium.runs.recording import make_room
+from podium.runs.recording import set_earlier_run_aside
 from podium.trainer import resume
 from podium.trainer.assembly import NOT_SUPPORTED, Parts, assemble
 from podium.trainer.attributes import with_attributes
@@ -432,7 +432,7 @@ class GRPOTrainer(AtomicCheckpointMixin):
             if found is not None:
                 self._refuse_others(Path(found))
             if self.is_world_process_zero() and resume_from_checkpoint is not True:
-                make_room(folder, found)
+                set_earlier_run_aside(folder, found)
             result = self._train(found, **kwargs)
             while (healthy := self.health.back_to()) is not None:
                 result = self._train(str(healthy), **kwargs)

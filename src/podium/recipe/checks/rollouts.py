@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podium.algorithm.advantages import combine
+from podium.algorithm.advantages import combine, has_spread
 from podium.data.selection import fingerprint
 from podium.errors import ConfigError
 from podium.evaluation import accuracy_name
@@ -114,7 +114,7 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
     rewards_RK = np.concatenate([each.rewards_GK for each in groups])
     reward_PG = [combine(each.rewards_GK, sampled.weights_K) for each in groups]
     known = [x[~np.isnan(x)] for x in reward_PG]
-    spread = np.array([x.size > 0 and float(np.ptp(x)) > 1e-9 for x in known])
+    spread = np.array([has_spread(x) for x in known])
     flat = [float(x.mean()) for x, differs in zip(known, spread, strict=True) if x.size and not differs]
     lengths_R = np.array([len(completion.token_ids) for completion in completions])
     low, middle, high = np.quantile(lengths_R, [0.05, 0.5, 0.95]).round().astype(int).tolist()

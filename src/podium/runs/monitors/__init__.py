@@ -1,24 +1,7 @@
-"""The health of a run: detectors over its numbers and its groups. `table.DETECTORS` lists them all."""
+"""The health of a run: detectors over its numbers and its groups. `monitor.DETECTORS` lists them all."""
 
-from podium.runs.monitors.detection import Detection, Detector, ends
-from podium.runs.monitors.history import MetricHistory, RoundView, RunSettings, fixed_reward, round_view, settings_of
-from podium.runs.monitors.table import DETECTORS, Rule
-from podium.runs.monitors.watch import Condition, Watch, diagnose, rank
+from podium.runs.monitors.detection import ends
+from podium.runs.monitors.history import MetricHistory, RunSettings, run_settings
+from podium.runs.monitors.monitor import DETECTORS, Issue, Monitor, diagnose, rank
 
-__all__ = [
-    "DETECTORS",
-    "Condition",
-    "Detection",
-    "Detector",
-    "MetricHistory",
-    "RoundView",
-    "Rule",
-    "RunSettings",
-    "Watch",
-    "diagnose",
-    "ends",
-    "fixed_reward",
-    "rank",
-    "round_view",
-    "settings_of",
-]
+__all__ = ["DETECTORS", "Issue", "MetricHistory", "Monitor", "RunSettings", "diagnose", "ends", "rank", "run_settings"]

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from podium.algorithm.advantages import FLAT
 from podium.runs.monitors.detection import Detection, mean, percent
-from podium.runs.monitors.history import MetricHistory, RoundView
+from podium.runs.monitors.history import MetricHistory, RoundView, duplicate_share
 
 COLD = 0.3
 """Temperatures below this hardly sample."""
+SHORT = 4
+"""Tokens, the last one included, up to which equal completions are no evidence of how they were sampled."""
 
 
-def spread_vanishes(sight: MetricHistory) -> Detection | None:
+def spread_vanishes(history: MetricHistory) -> Detection | None:
     """M121: the deviation of rewards goes to zero."""
-    spread = sight.series("reward_std")
-    if len(spread) < 12 or mean(spread[:5]) <= 1e-9 or mean(spread[-5:]) > 0.1 * mean(spread[:5]):
+    spread = history.series("reward_std")
+    if len(spread) < 12 or mean(spread[:5]) <= FLAT or mean(spread[-5:]) > 0.1 * mean(spread[:5]):
         return None
-    reward = sight.series("reward")
-    low, high = sight.extremes
+    reward = history.series("reward")
+    low, high = history.extremes
     solved = mean(reward[-5:]) > mean(reward[:5]) and not mean(reward[-5:]) < high - 0.2 * (high - low)
-    right = [view.contains_answer_PG for view in sight.rounds[-5:]]
-    known = bool(right) and bool(np.isfinite(np.concatenate([x.reshape(-1) for x in right])).all())
-    solved = solved and (not known or float(np.mean([x.mean() for x in right])) >= 0.5)
+    right = [view.contains_answer_PG.mean() for view in history.rounds[-5:]]
+    known = bool(right) and bool(np.isfinite(right).all())
+    solved = solved and (not known or float(np.mean(right)) >= 0.5)
     return Detection(
         severity="note" if solved else "warning",
         what=f"reward_std fell from {mean(spread[:5]):.3f} to {mean(spread[-5:]):.3f}, while the reward went from "
@@ -39,36 +42,27 @@ def spread_vanishes(sight: MetricHistory) -> Detection | None:
     )
 
 
-SHORT = 4
-"""Tokens, the last one included, up to which equal completions say nothing of how they were sampled."""
-
-
 def duplicates_of(view: RoundView, top: float) -> float:
     """Share of duplicates in groups that are not all at the highest reward: where the answer is known, all may well say
     the same. Answers of a word or two, of which there are few, do not count.
     """
-    unsolved = [
+    high_P = [np.nanmax(x) if np.isfinite(x).any() else -np.inf for x in view.reward_PG]
+    counted_P = [
         not (flat and high >= top and high > 0) and tokens > SHORT
-        for flat, high, tokens in zip(view.is_flat_P, _tops(view), view.tokens_PG.mean(axis=1), strict=True)
+        for flat, high, tokens in zip(view.is_flat_P, high_P, view.tokens_PG.mean(axis=1), strict=True)
     ]
-    texts = [texts_G for texts_G, counts in zip(view.texts_PG, unsolved, strict=True) if counts]
-    repeated = sum(len(x) - len({" ".join(text.split()).casefold() for text in x}) for x in texts)
-    return repeated / max(sum(len(x) - 1 for x in texts), 1)
+    return duplicate_share(texts_G for texts_G, counted in zip(view.texts_PG, counted_P, strict=True) if counted)
 
 
-def _tops(view: RoundView) -> np.ndarray:
-    return np.array([np.nanmax(x) if np.isfinite(x).any() else -np.inf for x in view.reward_PG])
-
-
-def duplicates(sight: MetricHistory) -> Detection | None:
+def duplicates(history: MetricHistory) -> Detection | None:
     """M122: the completions of a group say the same."""
-    _, top = sight.extremes
-    shares = [duplicates_of(view, top) for view in sight.rounds[-3:]]
+    _, top = history.extremes
+    shares = [duplicates_of(view, top) for view in history.rounds[-3:]]
     if len(shares) < 3 or min(shares) < 0.85:
         return None
-    reward = sight.series("reward")
+    reward = history.series("reward")
     better = mean(reward[-3:]) > mean(reward[:3]) + 1e-6
-    share, entropy = float(np.mean(shares)), mean(sight.series("entropy", last=3))
+    share, entropy = float(np.mean(shares)), mean(history.series("entropy", last=3))
     sampled = entropy > 0.3  # a policy that is unsure, and yet always says the same
     return Detection(
         severity="note" if better else "error" if share >= 0.95 else "warning",
@@ -77,19 +71,19 @@ def duplicates(sight: MetricHistory) -> Detection | None:
         why="Completions are not sampled but chosen: the likeliest token, or one random number for all."
         if sampled
         else "The policy has become so sure that sampling finds one text only.",
-        fix=f"Remove {', '.join(sight.settings.narrowed)} from the settings and generation_kwargs."
-        if sight.settings.narrowed
+        fix=f"Remove {', '.join(history.settings.narrowed)} from the settings and generation_kwargs."
+        if history.settings.narrowed
         else "Raise temperature, lower learning_rate, or go back to an earlier checkpoint.",
     )
 
 
-def too_cold(sight: MetricHistory) -> Detection | None:
+def too_cold(history: MetricHistory) -> Detection | None:
     """M123: the temperature is too low to sample different completions."""
-    temperature = sight.settings.temperature
-    if temperature is None or temperature > COLD or len(sight.rounds) < 2:
+    temperature = history.settings.temperature
+    if temperature is None or temperature > COLD or len(history.rounds) < 2:
         return None
-    same = float(np.mean([view.duplicates for view in sight.rounds[-3:]]))
-    flat = mean(sight.series("frac_reward_zero_std", last=3))
+    same = float(np.mean([duplicate_share(view.texts_PG) for view in history.rounds[-3:]]))
+    flat = mean(history.series("frac_reward_zero_std", last=3))
     if same < 0.4 and not flat > 0.5:
         return None
     return Detection(
@@ -101,15 +95,15 @@ def too_cold(sight: MetricHistory) -> Detection | None:
     )
 
 
-def entropy_collapse(sight: MetricHistory) -> Detection | None:
+def entropy_collapse(history: MetricHistory) -> Detection | None:
     """M124: the policy has almost stopped exploring."""
-    entropy = sight.series("entropy")
+    entropy = history.series("entropy")
     if len(entropy) < 8:
         return None
     early, late = mean(entropy[:3]), mean(entropy[-3:])
     if not (late < 0.1 * early and late < 0.15):
         return None
-    reward = sight.series("reward")
+    reward = history.series("reward")
     return Detection(
         severity="error" if mean(reward[-3:]) <= mean(reward[:3]) else "note",
         what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from "
@@ -119,9 +113,9 @@ def entropy_collapse(sight: MetricHistory) -> Detection | None:
     )
 
 
-def entropy_explodes(sight: MetricHistory) -> Detection | None:
+def entropy_explodes(history: MetricHistory) -> Detection | None:
     """M126: the policy dissolves into noise."""
-    entropy = sight.series("entropy")
+    entropy = history.series("entropy")
     if len(entropy) < 4:
         return None
     early, late = mean(entropy[:2]), mean(entropy[-2:])
@@ -135,9 +129,9 @@ def entropy_explodes(sight: MetricHistory) -> Detection | None:
     )
 
 
-def repetition(sight: MetricHistory) -> Detection | None:
+def repetition(history: MetricHistory) -> Detection | None:
     """M125: completions go round in circles."""
-    rounds = sight.rounds
+    rounds = history.rounds
     if len(rounds) < 3:
         return None
     late, early = (float(np.mean([view.repetition for view in part])) for part in (rounds[-3:], rounds[:3]))

@@ -1,21 +1,18 @@
-"""What a detector says, and the statistics that detectors share. Pure functions of arrays."""
+"""The result of a detector, and the statistics that detectors share. Pure functions of arrays."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from podium.records import Severity
 from podium.runs.monitors.history import MetricHistory
 
-Severity: TypeAlias = Literal["error", "warning", "note"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detection:
+class Detection(NamedTuple):
     """A finding before it has a code and a step."""
 
     severity: Severity
@@ -30,10 +27,10 @@ Detector: TypeAlias = Callable[[MetricHistory], Detection | None]
 
 
 def trend(x: np.ndarray) -> float:
-    """Mann-Kendall's z: over 2 a series rises, below -2 it falls, and between it may well do neither.
+    """Mann-Kendall's z: over 2 a series rises, below -2 it falls, in between it may well do neither.
 
-    It asks only which of two values is larger, so outliers and curvature do not mislead it (Kendall, "Rank Correlation
-    Methods", 4th edition 1975, section 4.9).
+    It compares values by size only, so outliers and curvature do not mislead it (Kendall, "Rank Correlation Methods",
+    4th edition 1975, section 4.9).
 
     >>> round(trend(np.arange(10.0)), 1), trend(np.ones(10))
     (3.9, 0.0)
@@ -49,7 +46,7 @@ def trend(x: np.ndarray) -> float:
 
 
 def mean(x: np.ndarray) -> float:
-    """Of what is finite; NaN of nothing."""
+    """Mean of the finite values; NaN without any."""
     known = x[np.isfinite(x)]
     return float(known.mean()) if len(known) else math.nan
 
@@ -67,7 +64,7 @@ def ends(x: Sequence[float] | np.ndarray) -> tuple[float, float, int]:
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's, over pairs that are both known; 0 where one of them is constant.
+    """Pearson's, over pairs that are both finite; 0 where one of them is constant.
 
     >>> round(correlation(np.array([1.0, 2.0, np.nan]), np.array([2.0, 4.0, 0.0])), 3)
     1.0
@@ -87,8 +84,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def some(items: list[str], limit: int = 5) -> str:
-    """The first few of a list, with how many more there are.
+def some(items: Sequence[str], limit: int = 5) -> str:
+    """The first few of a list, with the number of the others.
 
     >>> some(["a", "b", "c"], 2)
     'a, b and 1 more'

@@ -11,31 +11,31 @@ TOO_FAR = {False: (0.006, 0.02), True: (0.08, 0.16)}
 """By whether an adapter is trained: change of the weights in one step, relative to their size, that warns and errs."""
 
 TOO_LITTLE = {False: 5e-7, True: 5e-6}
-"""Likewise, below which a run of ordinary length goes nowhere."""
+"""By the same: change below which a run of ordinary length goes nowhere."""
 
 
-def non_finite(sight: MetricHistory) -> Detection | None:
+def non_finite(history: MetricHistory) -> Detection | None:
     """M131: a loss, a gradient or a weight is not a number."""
-    now = sight.history[-1].values
+    now = history.steps[-1].values
     bad = [name for name in ("loss", "grad_norm", "health/update_ratio") if not np.isfinite(now.get(name, 0.0))]
     # A mean over the trained tokens is NaN where all groups were flat, so that there were none.
     if np.isinf(now.get("kl", 0.0)) or (np.isnan(now.get("kl", 0.0)) and np.isfinite(now.get("entropy", np.nan))):
         bad.append("kl")
     if not bad:
         return None
-    again = sum(not np.isfinite(each.values.get(bad[0], 0.0)) for each in sight.history[-3:])
+    again = sum(not np.isfinite(each.values.get(bad[0], 0.0)) for each in history.steps[-3:])
     ruined = "health/update_ratio" in bad or again > 1
     return Detection(
         severity="error" if ruined else "warning",
-        what=f"{', '.join(bad)} not finite in step {sight.step}" + (": the weights are ruined." if ruined else "."),
+        what=f"{', '.join(bad)} not finite in step {history.step}" + (": the weights are ruined." if ruined else "."),
         why="A product overflowed (float16), a division by zero in a custom loss or module, or rates far too high.",
         fix="Resume from the checkpoint before; use bf16 instead of fp16, a lower learning_rate, max_grad_norm: 1.0.",
     )
 
 
-def kl_explodes(sight: MetricHistory) -> Detection | None:
+def kl_explodes(history: MetricHistory) -> Detection | None:
     """M132: the policy runs away from the reference."""
-    kl = sight.series("kl")
+    kl = history.series("kl")
     if len(kl) < 3:
         return None
     now = float(np.nanmedian(kl[-3:])) if np.isfinite(kl[-3:]).any() else np.nan  # single steps spike in healthy runs
@@ -46,13 +46,13 @@ def kl_explodes(sight: MetricHistory) -> Detection | None:
         severity="error" if now > 1.0 else "warning",
         what=f"KL divergence from the reference is {now:.2f} nats a token; at first it was {mean(kl[:2]):.3f}.",
         why="Steps are too large for beta to hold the policy back; beyond 0.5 it no longer writes as it was taught.",
-        fix=f"Lower learning_rate by ten, or raise beta (now {sight.settings.beta or 0:g}); set max_grad_norm: 0.2.",
+        fix=f"Lower learning_rate by ten, or raise beta (now {history.settings.beta or 0:g}); set max_grad_norm: 0.2.",
     )
 
 
-def clips_much(sight: MetricHistory) -> Detection | None:
+def clips_much(history: MetricHistory) -> Detection | None:
     """M133: a large share of ratios is clipped."""
-    share = sight.series("clip_ratio/region_mean", last=3)
+    share = history.series("clip_ratio/region_mean", last=3)
     if len(share) < 3 or not mean(share) > 0.3:
         return None
     return Detection(
@@ -63,9 +63,9 @@ def clips_much(sight: MetricHistory) -> Detection | None:
     )
 
 
-def gradient_spikes(sight: MetricHistory) -> Detection | None:
+def gradient_spikes(history: MetricHistory) -> Detection | None:
     """M134: gradients now and then are many times the usual."""
-    norms = sight.series("grad_norm")
+    norms = history.series("grad_norm")
     norms = norms[np.isfinite(norms) & (norms > 0)]
     if len(norms) < 12:
         return None
@@ -83,11 +83,11 @@ def gradient_spikes(sight: MetricHistory) -> Detection | None:
     )
 
 
-def sampler_disagrees(sight: MetricHistory) -> Detection | None:
+def sampler_disagrees(history: MetricHistory) -> Detection | None:
     """M135: sampling and training compute different log-probabilities for the same weights."""
     own, trl = (
-        sight.series("health/logp_gap_mean", last=3),
-        sight.series("sampling/sampling_logp_difference/mean", last=3),
+        history.series("health/logp_gap_mean", last=3),
+        history.series("sampling/sampling_logp_difference/mean", last=3),
     )
     gap = own if len(own) else trl
     if len(gap) < 2 or not mean(gap) > 0.1:
@@ -100,25 +100,14 @@ def sampler_disagrees(sight: MetricHistory) -> Detection | None:
     )
 
 
-def _moves(sight: MetricHistory) -> tuple[np.ndarray, np.ndarray]:
-    """Relative change of the weights and learning rate of steps that had a gradient."""
-    rows = [each.values for each in sight.history]
-    found = [
-        (row["health/update_ratio"], row.get("learning_rate", np.nan))
-        for row in rows
-        if row.get("health/update_ratio") is not None and row.get("grad_norm", 1.0) > 0
-    ]
-    return (np.array([x for x, _ in found]), np.array([x for _, x in found]))
-
-
-def steps_too_large(sight: MetricHistory) -> Detection | None:
+def steps_too_large(history: MetricHistory) -> Detection | None:
     """M136: a step changes the weights by a large share of themselves."""
-    moved, rates = sight.series("health/update_ratio", last=50), sight.series("learning_rate", last=50)
-    warns, errs = TOO_FAR[sight.settings.adapter]
+    moved, rates = history.series("health/update_ratio", last=50), history.series("learning_rate", last=50)
+    warns, errs = TOO_FAR[history.settings.adapter]
     if len(moved) < 2 or not np.isfinite(moved).any() or np.nanmax(moved) < warns:
         return None
     size, rate = float(np.nanmax(moved)), float(np.nanmax(rates)) if np.isfinite(rates).any() else np.nan
-    flat = sight.series("frac_reward_zero_std")
+    flat = history.series("frac_reward_zero_std")
     ruined = mean(flat[-3:]) > 0.95 and flat[0] < 0.9
     return Detection(
         severity="error" if size > errs or ruined else "warning",
@@ -129,19 +118,21 @@ def steps_too_large(sight: MetricHistory) -> Detection | None:
     )
 
 
-def steps_too_small(sight: MetricHistory) -> Detection | None:
+def steps_too_small(history: MetricHistory) -> Detection | None:
     """M137: steps change the weights by next to nothing."""
-    moved, rates = _moves(sight)
-    full = rates >= 0.5 * np.nanmax(rates) if len(rates) and np.isfinite(rates).any() else np.zeros(0, bool)
-    moved, rate = moved[full], float(np.nanmax(rates)) if full.any() else 0.0
-    if len(moved) < 4 or rate <= 0 or not 0 < np.median(moved[-20:]) < TOO_LITTLE[sight.settings.adapter]:
+    little = TOO_LITTLE[history.settings.adapter]
+    rows = [each.values for each in history.steps if each.values.get("grad_norm", 1.0) > 0]
+    rows = [row for row in rows if row.get("health/update_ratio") is not None]
+    rate = float(np.fmax.reduce([row.get("learning_rate", np.nan) for row in rows], initial=0.0))
+    moved = [row["health/update_ratio"] for row in rows if row.get("learning_rate", np.nan) >= 0.5 * rate][-20:]
+    if len(moved) < 4 or rate <= 0 or not 0 < np.median(moved) < little:
         return None
-    size = float(np.median(moved[-20:]))
-    usual = rate * 100 * TOO_LITTLE[sight.settings.adapter] / size
-    share = mean(sight.series("health/moved_share", last=10))
+    size = float(np.median(moved))
+    usual = rate * 100 * little / size
+    share = mean(history.series("health/moved_share", last=10))
     lost = share < 0.5
     return Detection(
-        severity="error" if size < 0.5 * TOO_LITTLE[sight.settings.adapter] else "warning",
+        severity="error" if size < 0.5 * little else "warning",
         what=f"Each step changes the weights by {size:.1e} of their size, at learning rate {rate:.1e}"
         + (f"; only {percent(share)} of weights change at all." if lost else "."),
         why="The weights' precision swallows such updates."
@@ -151,15 +142,15 @@ def steps_too_small(sight: MetricHistory) -> Detection | None:
     )
 
 
-def weights_frozen(sight: MetricHistory) -> Detection | None:
+def weights_frozen(history: MetricHistory) -> Detection | None:
     """M138: there are gradients, but no weight moves."""
-    rows = [each.values for each in sight.history[-8:]]
+    rows = [each.values for each in history.steps[-8:]]
     rows = [row for row in rows if row.get("learning_rate", 0) > 0 and "health/moved_share" in row]
     signal = [row for row in rows if row.get("frac_reward_zero_std", 0.0) < 1]
     if len(signal) < 3 or any(row["health/moved_share"] > 0 for row in signal):
         return None
     norm = mean(np.array([row.get("grad_norm", np.nan) for row in signal]))
-    what = "adapter" if sight.settings.adapter else "weights"
+    what = "adapter" if history.settings.adapter else "weights"
     return Detection(
         severity="error",
         what=f"The {what} did not move in {len(signal)} steps with signal in their groups (gradient norm {norm:.3g}).",
@@ -171,10 +162,10 @@ def weights_frozen(sight: MetricHistory) -> Detection | None:
     )
 
 
-def adapter_rate_low(sight: MetricHistory) -> Detection | None:
+def adapter_rate_low(history: MetricHistory) -> Detection | None:
     """M139: a learning rate for full fine-tuning, with an adapter."""
-    rate = sight.settings.learning_rate
-    if not sight.settings.adapter or rate is None or not 0 < rate < 8e-6 or len(sight.history) < 3:
+    rate = history.settings.learning_rate
+    if not history.settings.adapter or rate is None or not 0 < rate < 8e-6 or len(history.steps) < 3:
         return None
     return Detection(
         severity="warning",

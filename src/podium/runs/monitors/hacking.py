@@ -1,25 +1,36 @@
-"""Is the reward earned, or only collected? Held-out prompts, held-back rewards, length, phrases."""
+"""Reward hacking: held-out prompts, held-back rewards, length, phrases, copies, one text for all."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
+from podium.algorithm.advantages import FLAT
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, trend
 from podium.runs.monitors.history import MetricHistory, RoundView
 
 WORDS = re.compile(r"[^\W\d_]{2,}")
+LEAST_GROUPS, LEAST_LENGTHS = 8, 4
+"""Groups, and different lengths in each, before length is held against a reward: in a group of equals, one odd
+completion makes any correlation."""
+LEAST_EQUALS = 8
+"""Texts that occur more than once, before rewards are called unstable."""
+LEAST_WORDS = 4
+"""Different words of a question, before its copy is told from a mention."""
+WHOLE = 0.95
+"""Share of a question's words in a completion from which on it is a copy."""
+ALIKE_SHARE, FEWEST_PROMPTS, MOST_LABELS = 0.9, 8, 12
 
 
-def held_out_falls(sight: MetricHistory) -> Detection | None:
+def held_out_falls(history: MetricHistory) -> Detection | None:
     """M151: reward on training prompts rises, on held-out prompts it does not."""
-    held_out = sight.series("eval_reward")
-    reward = sight.series("reward")
+    held_out = history.series("eval_reward")
+    reward = history.series("reward")
     if len(held_out) < 4 or len(reward) < 20 or trend(reward) < 2.5:
         return None
     gained, lost = mean(reward[-5:]) - mean(reward[:5]), mean(held_out[:2]) - mean(held_out[-2:])
@@ -34,13 +45,13 @@ def held_out_falls(sight: MetricHistory) -> Detection | None:
     )
 
 
-def held_back_falls(sight: MetricHistory) -> Detection | None:
+def held_back_falls(history: MetricHistory) -> Detection | None:
     """M154: a reward with weight 0, which only watches, falls while the trained one rises."""
-    reward = sight.series("reward")
+    reward = history.series("reward")
     if len(reward) < 20 or trend(reward[-60:]) < 2.5:
         return None
-    for name, weight in sight.settings.weights.items():
-        watched = sight.series(f"rewards/{name}/mean", last=60)
+    for name, weight in history.settings.weights.items():
+        watched = history.series(f"rewards/{name}/mean", last=60)
         if not weight and len(watched) >= 20 and trend(watched) < -2.5:
             return Detection(
                 severity="warning",
@@ -52,21 +63,13 @@ def held_back_falls(sight: MetricHistory) -> Detection | None:
     return None
 
 
-LEAST_GROUPS, LEAST_LENGTHS = 8, 4
-"""Groups, and different lengths in each, before length is held against a reward: in a group of equals, one odd
-completion makes any correlation.
-"""
-
-
-def pays_for_length(sight: MetricHistory) -> Detection | None:
+def pays_for_length(history: MetricHistory) -> Detection | None:
     """M152: within groups, reward is length."""
-    rounds = sight.rounds[-8:]
-    if len(rounds) < 3 or np.mean(np.concatenate([view.truncated_PG.reshape(-1) for view in rounds])) > 0.95:
+    rounds = history.rounds[-8:]
+    if len(rounds) < 3 or np.mean(history.pooled(lambda view: view.truncated_PG, last=8)) > 0.95:
         return None
-    found = {
-        "characters": _along([(view.characters_PG, view) for view in rounds]),
-        "tokens": _along([(view.tokens_PG, view) for view in rounds]),
-    }
+    lengths = {"characters": [view.characters_PG for view in rounds], "tokens": [view.tokens_PG for view in rounds]}
+    found = {unit: _group_correlations(lengths_PG, rounds) for unit, lengths_PG in lengths.items()}
     telling = {unit: each for unit, each in found.items() if len(each) >= LEAST_GROUPS}
     if not telling:
         return None
@@ -82,35 +85,31 @@ def pays_for_length(sight: MetricHistory) -> Detection | None:
     )
 
 
-def _along(rounds: Sequence[tuple[np.ndarray, RoundView]]) -> list[float]:
-    """The correlation of reward and length in every group that has a spread of both."""
+def _group_correlations(x: Sequence[np.ndarray], rounds: Sequence[RoundView]) -> list[float]:
+    """Correlation of the reward and of `x`, an array [P, G] a round, in every group that has a spread of both."""
     return [
-        correlation(length_G, reward_G)
-        for length_PG, view in rounds
-        for length_G, reward_G, flat in zip(length_PG, view.reward_PG, view.is_flat_P, strict=True)
-        if not flat and len(np.unique(length_G)) >= LEAST_LENGTHS
+        correlation(x_G, reward_G)
+        for x_PG, view in zip(x, rounds, strict=True)
+        for x_G, reward_G, flat in zip(x_PG, view.reward_PG, view.is_flat_P, strict=True)
+        if not flat and len(np.unique(x_G)) >= LEAST_LENGTHS
     ]
 
 
-def pays_for_a_phrase(sight: MetricHistory) -> Detection | None:
-    """M153: within groups, reward is whether a phrase stands in the completion."""
-    rounds = sight.rounds[-8:]
+def pays_for_a_phrase(history: MetricHistory) -> Detection | None:
+    """M153: within groups, the reward is whether the completion contains a phrase."""
+    rounds = history.rounds[-8:]
     if len(rounds) < 4:
         return None
-    reward = np.concatenate([view.within(view.reward_PG) for view in rounds])
+    reward = history.pooled(lambda view: view.within(view.reward_PG), last=8)
     known = {word for view in rounds for prompt in view.prompts_P for word in _words(prompt)}
-    counts = Counter(phrase for view in rounds for text in view.texts for phrase in set(_pairs(text)))
+    pairs = [[[_pairs(text) for text in texts_G] for texts_G in view.texts_PG] for view in rounds]
+    counts = Counter(phrase for pairs_PG in pairs for pairs_G in pairs_PG for each in pairs_G for phrase in each)
     total = sum(len(view.texts) for view in rounds)
     for phrase, count in counts.most_common(10):
         if not 0.1 < count / total < 0.9 or set(phrase.split()) <= known:
             continue
-        has = np.concatenate(
-            [
-                view.within(np.array([[phrase in set(_pairs(t)) for t in g] for g in view.texts_PG], float))
-                for view in rounds
-            ]
-        )
-        r = correlation(has, reward)
+        has = [np.array([[phrase in each for each in pairs_G] for pairs_G in pairs_PG], float) for pairs_PG in pairs]
+        r = correlation(np.concatenate([view.within(x) for view, x in zip(rounds, has, strict=True)]), reward)
         if r > 0.8:
             return Detection(
                 severity="warning",
@@ -122,17 +121,14 @@ def pays_for_a_phrase(sight: MetricHistory) -> Detection | None:
     return None
 
 
-def differs_on_the_same(sight: MetricHistory) -> Detection | None:
+def differs_on_the_same(history: MetricHistory) -> Detection | None:
     """M157: completions of a prompt that say the same, token for token as long, got different rewards."""
-    if not sight.fresh():
-        return None
-    for k, name in enumerate(sight.rounds[-1].names_K):
-        spread = [x for view in sight.rounds for x in _spread_of_equals(view, k)]
+    for k, name in enumerate(history.names_K if history.has_new_round else ()):
+        spread = [x for view in history.rounds for x in _spread_of_equals(view, k)]
         differ = [x for x in spread if x > 1e-6]
         if len(spread) < LEAST_EQUALS or len(differ) < 0.2 * len(spread):
             continue
-        values = np.concatenate([view.rewards_PGK[:, :, k].reshape(-1) for view in sight.rounds])
-        size = float(np.nanmax(values) - np.nanmin(values))
+        size = float(np.ptp(history.rewards(k)))
         large = float(np.mean(spread)) > 0.1 * size
         return Detection(
             severity="error" if large else "warning",
@@ -149,31 +145,29 @@ def _spread_of_equals(view: RoundView, k: int) -> list[float]:
     """Highest less lowest reward of every text that a group has more than once."""
     found = []
     for texts_G, tokens_G, rewards_G in zip(view.texts_PG, view.tokens_PG, view.rewards_PGK[:, :, k], strict=True):
-        same: dict[tuple[str, float], list[float]] = {}
+        same: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
         for text, tokens, reward in zip(texts_G, tokens_G, rewards_G, strict=True):
             if np.isfinite(reward):
-                same.setdefault((text, float(tokens)), []).append(float(reward))
+                same[text, float(tokens)].append(float(reward))
         found += [max(values) - min(values) for values in same.values() if len(values) > 1]
     return found
 
 
-def pays_for_the_prompt(sight: MetricHistory) -> Detection | None:
-    """M158: within groups, reward is how much of the prompt stands in the completion; or the best copy it whole."""
-    rounds = sight.rounds[-8:]
+def pays_for_the_prompt(history: MetricHistory) -> Detection | None:
+    """M158: within groups, the reward is the share of the prompt that a completion repeats; or the best copy it."""
+    rounds = history.rounds[-8:]
     if len(rounds) < 3:
         return None
     copied = [_copied(view) for view in rounds]
-    along = _along(list(zip(copied, rounds, strict=True)))
+    along = _group_correlations(copied, rounds)
     r = float(np.median(along)) if len(along) >= LEAST_GROUPS else 0.0
-    _, top = sight.extremes
-    best = np.concatenate([x[view.reward_PG >= top - 1e-9] for x, view in zip(copied[-3:], rounds[-3:], strict=True)])
+    _, top = history.extremes
+    best = np.concatenate([x[view.reward_PG >= top - FLAT] for x, view in zip(copied[-3:], rounds[-3:], strict=True)])
     whole = float(np.mean(best >= WHOLE)) if len(best) >= LEAST_GROUPS else 0.0
     if r < 0.8 and whole < 0.5:
         return None
-    example = max(
-        ((x, t) for c, v in zip(copied, rounds, strict=True) for x, t in zip(c.reshape(-1), v.texts, strict=True)),
-        key=lambda pair: pair[0],
-    )[1]
+    texts = [text for view in rounds for text in view.texts]
+    example = max(zip(np.concatenate([x.reshape(-1) for x in copied]), texts, strict=True), key=lambda pair: pair[0])[1]
     said = (
         f"in the median of {len(along)} groups it correlates {r:.2f} with the share of the prompt's words that stand "
         "in the completion"
@@ -188,39 +182,29 @@ def pays_for_the_prompt(sight: MetricHistory) -> Detection | None:
     )
 
 
-LEAST_EQUALS = 8
-"""Texts that stand more than once, before rewards are called unstable."""
-LEAST_WORDS = 4
-"""Different words of a question, before its copy is told from a mention."""
-WHOLE = 0.95
-
-
 def _copied(view: RoundView) -> np.ndarray:
-    """Share of the words of the question that stand in the completion [P, G]; NaN for questions too short."""
+    """Share of the words of the question that the completion contains [P, G]; NaN for questions too short."""
+
+    def share(words: set[str], text: str) -> float:
+        return len(words & set(text.casefold().split())) / len(words) if len(words) >= LEAST_WORDS else math.nan
+
     words_P = [set(question.casefold().split()) for question in view.questions_P]
-    return np.array(
-        [
-            [len(words & set(text.casefold().split())) / len(words) for text in texts_G]
-            if len(words) >= LEAST_WORDS
-            else [math.nan] * len(texts_G)
-            for words, texts_G in zip(words_P, view.texts_PG, strict=True)
-        ]
-    )
+    return np.array([[share(words, t) for t in texts_G] for words, texts_G in zip(words_P, view.texts_PG, strict=True)])
 
 
-def one_for_all(sight: MetricHistory) -> Detection | None:
+def one_for_all(history: MetricHistory) -> Detection | None:
     """M159: one text for all prompts, or one that names every answer there is."""
-    rounds = sight.rounds[-3:]
-    if len(rounds) < 3 or not sight.fresh():
+    rounds = history.rounds[-3:]
+    if len(rounds) < 3 or not history.has_new_round:
         return None
-    said = in_common([view.texts_PG for view in rounds], [view.answers_P for view in sight.rounds])
+    said = in_common([view.texts_PG for view in rounds], [view.answers_P for view in history.rounds])
     if said is None:
         return None
     answers = {answer for view in rounds for answer in view.answers_P if answer}
-    right = np.concatenate([view.contains_answer_PG.reshape(-1) for view in rounds])
+    right = history.pooled(lambda view: view.contains_answer_PG, last=3)
     return Detection(
-        severity="error" if mean(sight.series("frac_reward_zero_std", last=3)) > 0.9 else "warning",
-        what=f"{said}, over {len(rounds)} rounds; the reward is {mean(sight.series('reward', last=3)):.3f}"
+        severity="error" if mean(history.series("frac_reward_zero_std", last=3)) > 0.9 else "warning",
+        what=f"{said}, over {len(rounds)} rounds; the reward is {mean(history.series('reward', last=3)):.3f}"
         + (f", and {percent(mean(right))} contain their row's answer." if np.isfinite(right).any() else "."),
         why="The policy has found one answer that is paid whatever is asked"
         + (f", though rows have {len(answers)} different answers." if len(answers) > 1 else "."),
@@ -229,11 +213,8 @@ def one_for_all(sight: MetricHistory) -> Detection | None:
     )
 
 
-ALIKE_SHARE, FEWEST_PROMPTS, MOST_LABELS = 0.9, 8, 12
-
-
 def in_common(rounds: Sequence[Sequence[Sequence[str]]], answers: Sequence[Sequence[str | None]] = ()) -> str | None:
-    """What nearly all completions have in common that they should not: one text, or all of a few answers.
+    """Whether nearly all completions have one text, or name all of a few answers: a sentence, or None.
 
     Args:
         rounds: texts [P, G], of one or several rounds.
@@ -246,7 +227,8 @@ def in_common(rounds: Sequence[Sequence[Sequence[str]]], answers: Sequence[Seque
     labels = {" ".join(x.split()).casefold() for answers_P in answers for x in answers_P if x}
     if 2 < len(labels) <= MOST_LABELS:
         words = sum(len(label.split()) for label in labels)
-        named = [t for t in texts if len(t.split()) <= 2 * words + 6 and all(_names(t.casefold(), x) for x in labels)]
+        patterns = [re.compile(rf"(?<!\w){re.escape(label)}(?!\w)") for label in labels]
+        named = [t for t in texts if len(t.split()) <= 2 * words + 6 and all(p.search(t.casefold()) for p in patterns)]
         if len(named) >= 0.5 * len(texts):
             return f"{percent(len(named) / len(texts))} of completions name every answer there is, as {named[0][:60]!r}"
     text, count = Counter(texts).most_common(1)[0]
@@ -255,14 +237,9 @@ def in_common(rounds: Sequence[Sequence[Sequence[str]]], answers: Sequence[Seque
     return None
 
 
-def _names(text: str, label: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(label)}(?!\w)", text) is not None
-
-
 def _words(text: str) -> list[str]:
     return [word.lower() for word in WORDS.findall(text)]
 
 
-def _pairs(text: str) -> list[str]:
-    words = _words(text)
-    return [f"{a} {b}" for a, b in itertools.pairwise(words)]
+def _pairs(text: str) -> set[str]:
+    return {f"{a} {b}" for a, b in pairwise(_words(text))}

@@ -1,6 +1,6 @@
-"""What a detector sees: the numbers of all steps, the latest generation rounds completion by completion, the settings.
+"""Input of every detector: the numbers of all steps, the latest generation rounds completion by completion, settings.
 
-Made from what a run folder holds, so it is the same while a run goes on, after it, and for the log of another trainer
+Made from the contents of a run's folder, so it is the same during a run, after it, and for the log of another trainer
 (which has numbers only). Shape letters: P prompts, G completions per prompt, K reward functions.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from podium.algorithm.advantages import has_spread
 from podium.records import StepMetrics
 
 NGRAM = 4
@@ -26,15 +27,15 @@ PREFIX = "reward/"
 
 @dataclass(frozen=True, kw_only=True)
 class RoundView:
-    """A generation round as detectors look at it. What is costly is computed when first asked for, and once."""
+    """A generation round as arrays. Costly properties are computed once, when first read."""
 
     step: int
     names_K: tuple[str, ...]
     prompts_P: tuple[str, ...]
     questions_P: tuple[str, ...]
-    """The last user turn of each, without its template; of older records the prompt."""
+    """The last user turn of each, without its template; in older records the prompt."""
     answers_P: tuple[str | None, ...]
-    """The right answer that the row has; None: it has none."""
+    """The row's right answer; None: it has none."""
     rows_P: tuple[int, ...]
     texts_PG: tuple[tuple[str, ...], ...]
     rewards_PGK: np.ndarray
@@ -44,30 +45,22 @@ class RoundView:
     tokens_PG: np.ndarray
     truncated_PG: np.ndarray
     contains_answer_PG: np.ndarray
-    """1, 0, or NaN where the dataset does not say what is right."""
+    """1, 0, or NaN where the dataset has no answers."""
 
-    @property
+    @cached_property
     def texts(self) -> list[str]:
-        """Of all completions."""
+        """All completions."""
         return [text for texts_G in self.texts_PG for text in texts_G]
 
     @cached_property
     def is_flat_P(self) -> np.ndarray:
         """bool: all completions of the group have the same reward."""
-        spread_P = np.array([np.ptp(x[~np.isnan(x)]) if (~np.isnan(x)).any() else 0.0 for x in self.reward_PG])
-        return spread_P < 1e-9
-
-    @cached_property
-    def duplicates(self) -> float:
-        """Share of completions that say the same as an earlier one of their group: 0 all differ, 1 one text each."""
-        repeated = sum(len(texts) - len({_plain(text) for text in texts}) for texts in self.texts_PG)
-        possible = sum(len(texts) - 1 for texts in self.texts_PG)
-        return repeated / max(possible, 1)
+        return np.array([not has_spread(reward_G) for reward_G in self.reward_PG])
 
     @cached_property
     def repetition(self) -> float:
-        """Mean share of n-grams within a completion that it has said before; short texts do not count."""
-        shares = [share for text in self.texts if (share := _repeated(text.split())) is not None]
+        """Mean share of n-grams that occurred earlier in the same completion; texts under 12 words do not count."""
+        shares = [_repeated_ngrams(words) for text in self.texts if len(words := text.split()) >= 12]
         return float(np.mean(shares)) if shares else 0.0
 
     @cached_property
@@ -77,25 +70,26 @@ class RoundView:
 
     @cached_property
     def tags(self) -> Counter[str]:
-        """In how many completions each tag such as `<answer>` stands."""
+        """Number of completions that contain each tag such as `<answer>`."""
         return Counter(tag for text in self.texts for tag in set(re.findall(r"<[a-z_]{2,20}>", text)))
 
     def within(self, x_PG: np.ndarray) -> np.ndarray:
-        """Distances to the mean of the group, of all completions in one row; NaN stays."""
+        """Distances to the group's mean, flattened over all completions; NaN stays."""
         known = ~np.isnan(x_PG)
         mean_P1 = np.where(known, x_PG, 0).sum(1, keepdims=True) / np.maximum(known.sum(1, keepdims=True), 1)
         return (x_PG - mean_P1).reshape(-1)
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()
-
-
-def _repeated(words: Sequence[str]) -> float | None:
-    if len(words) < 12:
-        return None
+def _repeated_ngrams(words: Sequence[str]) -> float:
     grams = [tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)]
     return 1 - len(set(grams)) / len(grams)
+
+
+def duplicate_share(groups: Iterable[Sequence[str]]) -> float:
+    """Share of completions that repeat an earlier one of their group: 0 all differ, 1 one text each."""
+    groups = list(groups)
+    repeated = sum(len(texts) - len({" ".join(text.split()).casefold() for text in texts}) for texts in groups)
+    return repeated / max(sum(len(texts) - 1 for texts in groups), 1)
 
 
 def round_view(columns: Mapping[str, Sequence[Any]]) -> RoundView:
@@ -104,61 +98,53 @@ def round_view(columns: Mapping[str, Sequence[Any]]) -> RoundView:
     count = min(b - a for a, b in zip(starts, [*starts[1:], len(columns["step"])], strict=True))
     index_PG = np.array([[start + g for g in range(count)] for start in starts])
     names = tuple(name.removeprefix(PREFIX) for name in columns if name.startswith(PREFIX))
+    blank = [None] * len(columns["step"])
+
+    def first(name: str, default: Sequence[Any] = blank) -> tuple[Any, ...]:
+        return tuple(columns.get(name, default)[start] for start in starts)
 
     def array(name: str) -> np.ndarray:
-        return np.array([_number(x) for x in columns[name]])[index_PG]
+        return np.array([math.nan if x is None else float(x) for x in columns.get(name, blank)])[index_PG]
 
-    blank = np.full(index_PG.shape, math.nan)
     return RoundView(
         step=int(columns["step"][0]),
         names_K=names,
-        prompts_P=tuple(columns["prompt"][start] for start in starts),
-        questions_P=tuple(columns.get("question", columns["prompt"])[start] for start in starts),
-        answers_P=tuple(columns["answer"][start] if "answer" in columns else None for start in starts),
-        rows_P=tuple(int(columns["row"][start]) for start in starts),
+        prompts_P=first("prompt"),
+        questions_P=first("question", columns["prompt"]),
+        answers_P=first("answer"),
+        rows_P=tuple(map(int, first("row"))),
         texts_PG=tuple(tuple(columns["completion"][i] for i in index_G) for index_G in index_PG),
-        rewards_PGK=np.stack([array(PREFIX + name) for name in names], axis=2)
-        if names
-        else np.zeros((*blank.shape, 0)),
+        rewards_PGK=np.stack([array(PREFIX + name) for name in names], 2) if names else np.zeros((*index_PG.shape, 0)),
         reward_PG=array("reward"),
         advantages_PG=array("advantage"),
         tokens_PG=array("num_tokens"),
         truncated_PG=np.array([finish == "length" for finish in columns["finish"]])[index_PG],
-        contains_answer_PG=array("contains_answer") if "contains_answer" in columns else blank,
+        contains_answer_PG=array("contains_answer"),
     )
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The settings that detectors compare with or tell to change; None: not known (the log of another trainer)."""
+    """The settings that detectors compare with or suggest to change; None: unknown (the log of another trainer)."""
 
     learning_rate: float | None = None
     temperature: float | None = None
-    num_generations: int | None = None
     max_completion_length: int | None = None
     beta: float | None = None
     adapter: bool = False
     """Whether a LoRA or other adapter is trained instead of all weights."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the reward functions, by name."""
-    num_rows: int | None = None
-    """Of the training set."""
+    """Weights of the reward functions, by name."""
     adaptive: bool = False
     """Whether weights of rewards change by the step, so that the metric `reward` is no measure of progress."""
     narrowed: tuple[str, ...] = ()
     """Settings that keep sampling from the whole distribution, as `top_k: 1`."""
 
 
-def settings_of(environment: Mapping[str, Any]) -> RunSettings:
-    """From `environment.json`."""
+def run_settings(environment: Mapping[str, Any]) -> RunSettings:
+    """The settings in the contents of `environment.json`."""
     given = environment.get("settings", {})
-    names = ("learning_rate", "temperature", "num_generations", "max_completion_length", "beta")
-    known = {name: given[name] for name in names if isinstance(given.get(name), (int, float))}
-    model = environment.get("model", {})
+    names = ("learning_rate", "temperature", "max_completion_length", "beta")
     drawn = {**given, **(given.get("generation_kwargs") or {})}
     narrow = {
         "do_sample": drawn.get("do_sample") is False,
@@ -167,52 +153,70 @@ def settings_of(environment: Mapping[str, Any]) -> RunSettings:
         "min_p": (drawn.get("min_p") or 0.0) > 0.1,
     }
     return RunSettings(
-        **known,
-        adapter=bool(model.get("adapter")),
+        **{name: given[name] for name in names if isinstance(given.get(name), (int, float))},
+        adapter=bool(environment.get("model", {}).get("adapter")),
         weights=dict(environment.get("reward_weights", {})),
-        num_rows=environment.get("data", {}).get("rows"),
         adaptive=bool(given.get("adaptive_rewards")),
         narrowed=tuple(f"{name}: {str(drawn[name]).lower()}" for name, narrows in narrow.items() if narrows),
     )
 
 
-def fixed_reward(history: Sequence[StepMetrics], weights: Mapping[str, float]) -> np.ndarray:
-    """The reward with the weights as they were given, of every step that has each part: what adaptive weights hide.
+def fixed_reward(steps: Sequence[StepMetrics], weights: Mapping[str, float]) -> np.ndarray:
+    """The reward under the initial weights, of every step that has each part: the progress that adaptive weights hide.
 
     >>> fixed_reward([StepMetrics(step=1, values={"rewards/a/mean": 0.5, "reward": 9.0})], {"a": 2.0}).tolist()
     [1.0]
     """
     names = {f"rewards/{name}/mean": weight for name, weight in weights.items()}
-    rows = [each.values for each in history if names and all(name in each.values for name in names)]
+    rows = [each.values for each in steps if names and all(name in each.values for name in names)]
     return np.array([sum(weight * row[name] for name, weight in names.items() if weight) for row in rows], float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricHistory:
-    """What every detector is called with, at every step."""
+    """The argument of every detector, at every step."""
 
-    history: Sequence[StepMetrics]
-    """All steps so far, the last is now."""
+    steps: Sequence[StepMetrics]
+    """All steps so far; the last is the current one."""
     rounds: Sequence[RoundView] = ()
-    """The latest generation rounds, the last is the newest. Empty for logs of numbers."""
+    """The latest generation rounds, the newest last. Empty for logs of numbers."""
     visits: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By question: the group's lowest and highest reward at each visit, `low, high, low, high, ...`."""
     extremes: tuple[float, float] = (math.nan, math.nan)
-    """The lowest and the highest reward that any completion has had so far; NaN for logs of numbers."""
+    """The lowest and the highest reward of any completion so far; NaN for logs of numbers."""
     settings: RunSettings = field(default_factory=RunSettings)
 
     @property
     def step(self) -> int:
-        """Now."""
-        return self.history[-1].step
+        """Number of the current step."""
+        return self.steps[-1].step
+
+    @property
+    def names_K(self) -> tuple[str, ...]:
+        """Reward functions of the newest round."""
+        return self.rounds[-1].names_K if self.rounds else ()
+
+    @property
+    def has_new_round(self) -> bool:
+        """Whether this step drew a new generation round."""
+        return bool(self.rounds) and self.rounds[-1].step == self.step
 
     def series(self, name: str, last: int | None = None) -> np.ndarray:
         """A metric over the steps that have it, oldest first; NaN where it was not finite."""
-        rows = self.history if last is None else self.history[-last:]
+        rows = self.steps if last is None else self.steps[-last:]
         if name == "reward" and self.settings.adaptive:
             return fixed_reward(rows, self.settings.weights)
         return np.array([each.values[name] for each in rows if name in each.values], float)
 
-    def fresh(self) -> bool:
-        """Whether this step drew a new generation round."""
-        return bool(self.rounds) and self.rounds[-1].step == self.step
+    def pooled(self, get: Callable[[RoundView], np.ndarray], last: int = 0) -> np.ndarray:
+        """An array of every round (of the `last` ones), flattened and joined."""
+        return np.concatenate([get(view).reshape(-1) for view in self.rounds[-last:]])
+
+    def rewards(self, k: int, last: int = 0) -> np.ndarray:
+        """All values of one reward function that are not NaN."""
+        values = self.pooled(lambda view: view.rewards_PGK[:, :, k], last)
+        return values[np.isfinite(values)]
+
+    def rewards_within(self, k: int) -> np.ndarray:
+        """Distances of one reward function's values to their group's mean; NaN stays."""
+        return self.pooled(lambda view: view.within(view.rewards_PGK[:, :, k]))

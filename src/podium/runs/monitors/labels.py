@@ -1,8 +1,8 @@
-"""Do the answers of the dataset belong to their prompts? Completions are held against the answers of all rows in sight.
+"""Wrong answers in the dataset: completions are compared with the answers of all rows of the latest rounds.
 
-What a completion says stands in its answer tags or box, else it is its last number where answers are numbers, else the
-whole text. Nearness is the distance of numbers, or how alike texts are. It is ranked among all answers in sight, so a
-model that cannot do a task, but guesses near, fits its rows, and one that says the same to every prompt shows nothing.
+A completion's answer is in its tags or box; else it is the last number, where answers are numbers, else the whole text.
+Nearness is the distance of numbers, or the similarity of texts. It is ranked among the answers of all rows, so a model
+that cannot do a task, but guesses near, fits its rows, and one that gives every prompt the same answer shows nothing.
 """
 
 from __future__ import annotations
@@ -27,58 +27,57 @@ CONSENSUS = 0.85
 """Share of a group that has to say the same."""
 LEAST_LEARNT, LEAST_SUSPECTS = 8, 5
 SURE_SHARE = 0.2
-"""Of suspected and learnt prompts, from which share on it is a warning. In a healthy run of additions 0.18 at most were
-mistakes that the model made every time."""
+"""Share of suspected among suspected and learnt prompts from which on it is a warning. In a healthy run of additions at
+most 0.18 were mistakes that the model made every time."""
 LEARNT_SHARE = 0.5
-"""Of the prompts that are not suspected, how many must be learnt: a model that is still learning errs by itself."""
+"""Share of the prompts not suspected that must be learnt: a model that is still learning errs by itself."""
 WORDIER = 4
-"""Times the words of an answer, up to which a text is taken for one."""
+"""Factor on the words of an answer up to which a text is taken for one."""
+NEAR_MISS = 0.8
+"""Mean rank of the row's answer, among all by nearness, above which the model is nearly right and still learning."""
 SHOWN_TEXT = 40
 
 _marked = extractor(["tag:answer", "boxed", "####"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A prompt of a round, its row's answer, and what completions said."""
+class AnsweredPrompt:
+    """A prompt of a round, its row's answer, and the answers of its completions."""
 
     row: int
     question: str
     gold: str
     said: tuple[str, ...]
-    """Of the completions that have an answer."""
+    """Answers of the completions that have one."""
+    most: str
+    """The most frequent of them."""
     paid: float
-    """Mean reward of the completions that say what most say."""
+    """Mean reward of the completions with the most frequent answer."""
     size: int
-    """Of the group."""
+    """Completions of the group."""
 
-    @property
-    def most(self) -> str:
-        """What most of them say."""
-        return Counter(self.said).most_common(1)[0][0]
-
-    @property
-    def shown(self) -> str:
-        """One line."""
+    def __str__(self) -> str:
         return f"row {self.row} '{self.question[-SHOWN_TEXT:]}' has {self.gold!r}, completions say {self.most!r}"
 
 
-def asked(rounds: Sequence[RoundView]) -> list[Asked]:
-    """Of the rows visited last the latest visit that two completions or more answered."""
-    found: dict[tuple[int, str], Asked] = {}
+def answered_prompts(rounds: Sequence[RoundView]) -> list[AnsweredPrompt]:
+    """The latest visit of each of the last rows that two completions or more answered."""
+    found: dict[tuple[int, str], AnsweredPrompt] = {}
     for view in rounds:
         for p, gold in enumerate(view.answers_P):
             said = [_said(text, gold) for text in view.texts_PG[p]] if gold else []
-            known = [x for x in said if x]
+            known = tuple(x for x in said if x)
             if gold and len(known) > 1:
                 most = Counter(known).most_common(1)[0][0]
                 paid = [r for x, r in zip(said, view.reward_PG[p], strict=True) if x == most]
-                found.pop(key := (view.rows_P[p], view.questions_P[p]), None)
-                found[key] = Asked(
-                    row=view.rows_P[p],
-                    question=view.questions_P[p],
+                row, question = view.rows_P[p], view.questions_P[p]
+                found.pop((row, question), None)
+                found[row, question] = AnsweredPrompt(
+                    row=row,
+                    question=question,
                     gold=_plain(gold),
-                    said=tuple(known),
+                    said=known,
+                    most=most,
                     paid=float(np.mean(paid)),
                     size=len(said),
                 )
@@ -135,11 +134,11 @@ def match(one: Sequence[str], other: Sequence[str]) -> float:
     return (float(ranks(one, other).mean()) - 0.5) / best if best > 0.05 else 0.0
 
 
-def answers_elsewhere(sight: MetricHistory) -> Detection | None:
+def answers_elsewhere(history: MetricHistory) -> Detection | None:
     """M155: completions agree about prompts, and fit the answers of their rows no better than those of others."""
-    if not sight.fresh() or len(sight.rounds) < 3:
+    if not history.has_new_round or len(history.rounds) < 3:
         return None
-    seen = asked(sight.rounds)
+    seen = answered_prompts(history.rounds)
     if len(seen) < LEAST_PROMPTS:
         return None
     fit = match([each.most for each in seen], [each.gold for each in seen])
@@ -154,18 +153,18 @@ def answers_elsewhere(sight: MetricHistory) -> Detection | None:
         severity="error",
         what=f"The answers do not belong to their prompts: completions of a prompt agree with one another (match "
         f"{agree:.2f}), but are no nearer to their row's answer than to other rows' (match {fit:.2f}); {right} of "
-        f"{len(seen)} prompts ever got it. {some([each.shown for each in examples[:3]])}.",
+        f"{len(seen)} prompts ever got it. {some([str(each) for each in examples[:3]])}.",
         why="Prompts and answers were joined by the wrong key, sorted apart or shuffled; or the answers are of "
         "another kind than the prompts ask for.",
         fix="Look at three rows by hand (`podium sample RECIPE`), then at how the two columns were put together.",
     )
 
 
-def suspicious_labels(sight: MetricHistory) -> Detection | None:
+def suspicious_labels(history: MetricHistory) -> Detection | None:
     """M156: prompts whose completions agree on another answer than the row's, among prompts that are learnt."""
-    if not sight.fresh() or len(sight.rounds) < 4:
+    if not history.has_new_round or len(history.rounds) < 4:
         return None
-    seen = asked(sight.rounds)
+    seen = answered_prompts(history.rounds)
     agreed = [each for each in seen if each.said.count(each.most) >= CONSENSUS * each.size]
     learnt = [each for each in agreed if each.most == each.gold]
     wrong = [each for each in agreed if each.gold not in each.said]
@@ -184,18 +183,14 @@ def suspicious_labels(sight: MetricHistory) -> Detection | None:
         severity="warning" if len(wrong) >= SURE_SHARE * (len(wrong) + len(learnt)) else "note",
         what=f"Suspicious labels: {len(wrong)} of {len(seen)} prompts ({percent(len(wrong) / len(seen))}) have an "
         "answer that no completion gives and that is far from the one on which they agree, while "
-        f"{len(learnt)} others are learnt: {some([each.shown for each in wrong], 3)}.",
+        f"{len(learnt)} others are learnt: {some([str(each) for each in wrong], 3)}.",
         why="A wrong answer in the dataset pays for mistakes; or the model makes the same mistake every time.",
         fix="Look at these rows; correct or leave out those that are wrong, and look at where they came from.",
     )
 
 
-NEAR_MISS = 0.8
-"""Mean rank of the row's answer, among all by nearness, above which mistakes are those of a model that nearly knows."""
-
-
-def _neighbours_are_learnt(each: Asked, agreed: Sequence[Asked]) -> bool:
-    """Of few answers: whether those that have this row's, and the one that completions give, are mostly got right."""
+def _neighbours_are_learnt(each: AnsweredPrompt, agreed: Sequence[AnsweredPrompt]) -> bool:
+    """Of few answers: whether rows with this one's, and rows with the one that completions give, are mostly right."""
     of_answer: dict[str, list[bool]] = defaultdict(list)
     for other in agreed:
         of_answer[other.gold].append(other.most == other.gold)

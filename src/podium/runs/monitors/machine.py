@@ -11,10 +11,10 @@ WARM_UP = 4
 """Steps in which buffers and caches still grow."""
 
 
-def memory_creeps(sight: MetricHistory) -> Detection | None:
+def memory_creeps(history: MetricHistory) -> Detection | None:
     """M161: memory grows with every step."""
     for name, where in (("health/resident_bytes", "the process"), ("health/device_bytes", "the device")):
-        used = sight.series(name)[WARM_UP:][-40:]
+        used = history.series(name)[WARM_UP:][-40:]
         if len(used) < 8:
             continue
         per_step, certainty = slope(used)
@@ -45,9 +45,9 @@ def slope(x: np.ndarray) -> tuple[float, float]:
     return rise, rise / error if error > 0 else float(np.sign(rise)) * np.inf
 
 
-def speed_falls(sight: MetricHistory) -> Detection | None:
+def speed_falls(history: MetricHistory) -> Detection | None:
     """M162: tokens a second go down, at the same length of completions."""
-    speed = sight.series("health/tokens_per_second")[WARM_UP:]
+    speed = history.series("health/tokens_per_second")[WARM_UP:]
     if len(speed) < 30:
         return None
     early, late = float(np.median(speed[:10])), float(np.median(speed[-10:]))
@@ -61,33 +61,23 @@ def speed_falls(sight: MetricHistory) -> Detection | None:
     )
 
 
-def slow_reward(sight: MetricHistory) -> Detection | None:
+def slow_reward(history: MetricHistory) -> Detection | None:
     """M163: most of a step is spent in reward functions."""
-    rows = [each.values for each in sight.history[-5:]]
-    shares = np.array(
-        [
-            row["time/reward_seconds"] / row["step_time"]
-            for row in rows
-            if "time/reward_seconds" in row and row.get("step_time", 0) > 0
-        ]
-    )
-    seconds = mean(sight.series("time/reward_seconds", last=5))
-    if len(shares) < 3 or not np.median(shares) > 0.4 or seconds < 0.2:
+    rows = [each.values for each in history.steps[-5:]]
+    timed = [row for row in rows if "time/reward_seconds" in row and row.get("step_time", 0) > 0]
+    seconds = mean(history.series("time/reward_seconds", last=5))
+    if len(timed) < 3 or seconds < 0.2:
         return None
+    share = float(np.median([row["time/reward_seconds"] / row["step_time"] for row in timed]))
+    if not share > 0.4:
+        return None
+    each = {name: x for name, x in rows[-1].items() if name.startswith("time/reward/")}
+    slowest = max(each, key=lambda name: each[name], default="")
+    name = slowest.removeprefix("time/reward/").removesuffix("_seconds")
     return Detection(
         severity="warning",
-        what=f"Reward functions take {percent(float(np.median(shares)))} of a step: {seconds:.1f} s each round"
-        f"{_slowest(sight)}.",
+        what=f"Reward functions take {percent(share)} of a step: {seconds:.1f} s each round"
+        + (f", most of it {name} ({each[slowest]:.1f} s)." if each else "."),
         why="They call something slow (a model, a sandbox, the network, `sleep`) one completion after the other.",
         fix="Write the function with `async def`, score all completions in one call, or cache answers that repeat.",
     )
-
-
-def _slowest(sight: MetricHistory) -> str:
-    """The reward function that takes longest, where each was timed."""
-    now = sight.history[-1].values
-    each = {name: x for name, x in now.items() if name.startswith("time/reward/")}
-    if not each:
-        return ""
-    name = max(each, key=lambda name: each[name])
-    return f", most of it {name.removeprefix('time/reward/').removesuffix('_seconds')} ({each[name]:.1f} s)"

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import cast
+from itertools import combinations
 
 import numpy as np
 
-from podium.runs.monitors.detection import Detection, Severity, correlation, ends, mean, percent, some, trend
+from podium.algorithm.advantages import FLAT
+from podium.records import Severity
+from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, some, trend
 from podium.runs.monitors.history import MetricHistory, RoundView
 
 ENOUGH = 200
 """Completions after which a reward that has never fired is no accident: 2 % would have shown in 98 runs of 100."""
-
-
 MISSED = 0.05
 """Share of completions with the right answer in them, from which on it is no accident that all got 0."""
 SOLVED = 0.75
 """Share of flat groups that are all right from which on their flatness is a success."""
+MISSPELT = 0.1
+"""Share of completions with one tag from which on it is meant, and not a word between angle brackets."""
+FORMAT_WORDS = ("format", "tag", "xml", "boxed", "structure")
+ANSWER_WORDS = ("correct", "accura", "match", "answer", "solution", "right")
 
 
-def no_signal(sight: MetricHistory) -> Detection | None:
+def no_signal(history: MetricHistory) -> Detection | None:
     """M101: most groups have equal rewards."""
-    shares = sight.series("frac_reward_zero_std", last=5)
+    shares = history.series("frac_reward_zero_std", last=5)
     if len(shares) < 3 or not mean(shares) >= 0.8:
         return None
-    wrong, right, known = _split(sight.rounds[-5:], *sight.extremes)
+    wrong, right, known = _split(history.rounds[-5:], *history.extremes)
     cure = {
         "wrong": "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations",
         "right": "use harder prompts, or stop here (`on_finding: {M101: stop}`)"
@@ -45,36 +49,28 @@ def no_signal(sight: MetricHistory) -> Detection | None:
 def _split(rounds: Sequence[RoundView], low: float, high: float) -> tuple[float, float, bool]:
     """Shares of flat groups that are wrong and right, and whether that is known.
 
-    Known is it where rows have an answer, which stands in completions or not; else it is the lower and the upper half
-    of all rewards ever seen.
+    It is known where rows have an answer, which completions contain or not; else the lower and the upper half of all
+    rewards so far stand for wrong and right.
     """
     rewards = [x for view in rounds for x in np.nanmean(view.reward_PG[view.is_flat_P], axis=1)]
     if not rewards or not np.isfinite(low):
         return 0.0, 0.0, False
     answered = [x for view in rounds for x in view.contains_answer_PG[view.is_flat_P].mean(axis=1)]
     known = bool(np.isfinite(answered).all())
-    if high - low < 1e-9:  # nothing to compare with: only zeros can be called wrong
+    if high - low <= FLAT:  # nothing to compare with: only zeros can be called wrong
         return float(high == 0), 0.0, known
     top = [x >= (low + high) / 2 for x in rewards]
     right = float(np.mean([above and (not known or x >= 0.5) for above, x in zip(top, answered, strict=True)]))
     return 1 - right, right, known
 
 
-def _values(rounds: Sequence[RoundView], k: int) -> np.ndarray:
-    every = np.concatenate([view.rewards_PGK[:, :, k].reshape(-1) for view in rounds])
-    return every[np.isfinite(every)]
-
-
-def constant_reward(sight: MetricHistory) -> Detection | None:
+def constant_reward(history: MetricHistory) -> Detection | None:
     """M102: a reward function has always returned the same number, and not zero."""
-    if len(sight.rounds) < 3:
-        return None
-    names = sight.rounds[-1].names_K
-    values = {name: _values(sight.rounds, k) for k, name in enumerate(names)}
-    same = {name: x for name, x in values.items() if len(x) and np.ptp(x) < 1e-9 and abs(x[0]) > 1e-9}
-    same = {name: x for name, x in same.items() if not _has_differed(sight, name, float(x[0]))}
-    alone = len(same) == len(names)
-    if not same or not (alone or min(map(len, same.values())) >= ENOUGH):
+    values = {name: history.rewards(k) for k, name in enumerate(history.names_K)}
+    same = {name: x for name, x in values.items() if len(x) and np.ptp(x) <= FLAT and abs(x[0]) > FLAT}
+    same = {name: x for name, x in same.items() if not _has_differed(history, name, float(x[0]))}
+    alone = len(same) == len(values)
+    if len(history.rounds) < 3 or not same or not (alone or min(map(len, same.values())) >= ENOUGH):
         return None
     said = some([f"{name} = {x[0]:.4g}" for name, x in same.items()])
     return Detection(
@@ -85,22 +81,19 @@ def constant_reward(sight: MetricHistory) -> Detection | None:
     )
 
 
-def _has_differed(sight: MetricHistory, name: str, value: float) -> bool:
+def _has_differed(history: MetricHistory, name: str, value: float) -> bool:
     """Whether it gave anything else in an earlier step: then it has been learnt, which is no fault."""
-    return bool(np.nanmax(np.abs(sight.series(f"rewards/{name}/mean") - value), initial=0.0) > 1e-6)
+    return bool(np.nanmax(np.abs(history.series(f"rewards/{name}/mean") - value), initial=0.0) > 1e-6)
 
 
-def silent_reward(sight: MetricHistory) -> Detection | None:
+def silent_reward(history: MetricHistory) -> Detection | None:
     """M103: a reward function has been zero throughout."""
-    if len(sight.rounds) < 3:
+    values = {name: history.rewards(k) for k, name in enumerate(history.names_K)}
+    silent = {name: x for name, x in values.items() if len(x) and not x.any() and not looks_misspelt(history, name)}
+    alone = len(silent) == len(values)
+    if len(history.rounds) < 3 or not silent or not (alone or min(map(len, silent.values())) >= ENOUGH):
         return None
-    names = sight.rounds[-1].names_K
-    values = {name: _values(sight.rounds, k) for k, name in enumerate(names)}
-    silent = {name: x for name, x in values.items() if len(x) and not x.any() and not looks_misspelt(sight, name)}
-    alone = len(silent) == len(names)
-    if not silent or not (alone or min(map(len, silent.values())) >= ENOUGH):
-        return None
-    contains = np.concatenate([view.contains_answer_PG.reshape(-1) for view in sight.rounds])
+    contains = history.pooled(lambda view: view.contains_answer_PG)
     right = int(np.nansum(contains))
     missed = alone and right >= max(3, MISSED * len(contains))
     return Detection(
@@ -117,23 +110,17 @@ def silent_reward(sight: MetricHistory) -> Detection | None:
     )
 
 
-MISSPELT = 0.1
-"""Share of completions with one tag from which on it is meant, and not a word between angle brackets."""
-
-FORMAT_WORDS = ("format", "tag", "xml", "boxed", "structure")
-
-
-def looks_misspelt(sight: MetricHistory, name: str) -> bool:
+def looks_misspelt(history: MetricHistory, name: str) -> bool:
     """Whether a silent reward is about format, while some completions do have tags: one in ten, the same tag."""
-    tags: Counter[str] = sum((view.tags for view in sight.rounds), Counter())
-    most = max(tags.values(), default=0) / max(sum(len(view.texts) for view in sight.rounds), 1)
+    tags: Counter[str] = sum((view.tags for view in history.rounds), Counter())
+    most = max(tags.values(), default=0) / max(sum(len(view.texts) for view in history.rounds), 1)
     return any(word in name.lower() for word in FORMAT_WORDS) and most >= MISSPELT
 
 
-def reward_flat(sight: MetricHistory) -> Detection | None:
+def reward_flat(history: MetricHistory) -> Detection | None:
     """M104: no trend in the reward since the start."""
-    reward = sight.series("reward")
-    if len(reward) < 40 or mean(sight.series("frac_reward_zero_std", last=10)) > 0.8:
+    reward = history.series("reward")
+    if len(reward) < 40 or mean(history.series("frac_reward_zero_std", last=10)) > 0.8:
         return None
     z = trend(reward[-200:])
     first, last, count = ends(reward)
@@ -148,9 +135,9 @@ def reward_flat(sight: MetricHistory) -> Detection | None:
     )
 
 
-def reward_falls(sight: MetricHistory) -> Detection | None:
+def reward_falls(history: MetricHistory) -> Detection | None:
     """M111: the reward goes down."""
-    reward = sight.series("reward")
+    reward = history.series("reward")
     if len(reward) < 8:
         return None
     z, (first, last, count) = trend(reward[-40:]), ends(reward)
@@ -166,78 +153,71 @@ def reward_falls(sight: MetricHistory) -> Detection | None:
     )
 
 
-def one_reward_carries(sight: MetricHistory) -> Detection | None:
+def one_reward_carries(history: MetricHistory) -> Detection | None:
     """M105: all differences within groups come from one of several rewards."""
-    if len(sight.rounds) < 12 or len(sight.rounds[-1].names_K) < 2:
+    names = history.names_K
+    if len(history.rounds) < 12 or len(names) < 2:
         return None
-    names, parts_K = sight.rounds[-1].names_K, _parts(sight)
-    live = [k for k, name in enumerate(names) if sight.settings.weights.get(name, 1.0)]
-    variance_K = np.array([np.nanvar(part) for part in parts_K])
+    live = [k for k, name in enumerate(names) if history.settings.weights.get(name, 1.0)]
+    variance_K = np.array([np.nanvar(part) for part in _weighted(history)])
     total = variance_K.sum()
     if len(live) < 2 or total <= 0 or variance_K.max() < 0.98 * total:
         return None
-    top = names[int(variance_K.argmax())]
-    others = [name for k, name in enumerate(names) if name != top and k in live and not _is_won(sight, k)]
+    top = int(variance_K.argmax())
+    others = [names[k] for k in live if k != top and not _is_solved(history, k)]
     if not others:
         return None
     return Detection(
         severity="note",
-        what=f"{top} makes {percent(variance_K.max() / total)} of differences within groups; {some(others)}: none.",
+        what=f"{names[top]} makes {percent(variance_K.max() / total)} of differences within groups; {some(others)}: "
+        "none.",
         why="What hardly differs within groups is hardly learnt: the policy follows one reward alone.",
         fix=f"If {some(others)} should be learnt: partial credit, or multi_objective_aggregation: normalize_then_sum; "
         "a larger weight takes from the others.",
     )
 
 
-def _is_won(sight: MetricHistory, k: int) -> bool:
+def _is_solved(history: MetricHistory, k: int) -> bool:
     """Whether a reward hardly differs because nearly all completions have its highest value."""
-    values = _values(sight.rounds, k)
-    return bool(len(values) and values.max() > 0 and np.mean(_values(sight.rounds[-4:], k)) >= 0.9 * values.max())
+    values = history.rewards(k)
+    return bool(len(values) and values.max() > 0 and np.mean(history.rewards(k, last=4)) >= 0.9 * values.max())
 
 
-def _parts(sight: MetricHistory) -> list[np.ndarray]:
-    """For each reward, the weighted distances to the group's mean over all rounds in sight."""
-    names = sight.rounds[-1].names_K
-    return [
-        sight.settings.weights.get(name, 1.0)
-        * np.concatenate([view.within(view.rewards_PGK[:, :, k]) for view in sight.rounds])
-        for k, name in enumerate(names)
-    ]
+def _weighted(history: MetricHistory) -> list[np.ndarray]:
+    """For each reward, the weighted distances to the group's mean over all rounds."""
+    weights = history.settings.weights
+    return [weights.get(name, 1.0) * history.rewards_within(k) for k, name in enumerate(history.names_K)]
 
 
-def rewards_cancel(sight: MetricHistory) -> Detection | None:
+def rewards_cancel(history: MetricHistory) -> Detection | None:
     """M106: two rewards pull in opposite directions, and little is left of either."""
-    if len(sight.rounds) < 4 or len(sight.rounds[-1].names_K) < 2:
+    if len(history.rounds) < 4:
         return None
-    names, parts = sight.rounds[-1].names_K, _parts(sight)
-    for a in range(len(names)):
-        for b in range(a):
-            r = correlation(parts[a], parts[b])
-            left = float(np.nanstd(parts[a] + parts[b])) / max(np.nanstd(parts[a]), np.nanstd(parts[b]), 1e-12)
-            if r < -0.8 and left < 0.5:
-                return Detection(
-                    severity="warning",
-                    what=f"{names[b]} and {names[a]} cancel: correlation {r:.2f} within groups; their sum has "
-                    f"{percent(left)} of the spread of the larger.",
-                    why="What one reward prefers the other punishes, so the sum prefers nothing.",
-                    fix="Check the sign of one of them in reward_weights, or drop one.",
-                )
+    for (first, x), (second, y) in combinations(zip(history.names_K, _weighted(history), strict=True), 2):
+        r = correlation(x, y)
+        left = float(np.nanstd(x + y)) / max(np.nanstd(x), np.nanstd(y), 1e-12)
+        if r < -0.8 and left < 0.5:
+            return Detection(
+                severity="warning",
+                what=f"{first} and {second} cancel: correlation {r:.2f} within groups; their sum has {percent(left)} "
+                "of the spread of the larger.",
+                why="What one reward prefers the other punishes, so the sum prefers nothing.",
+                fix="Check the sign of one of them in reward_weights, or drop one.",
+            )
     return None
 
 
-ANSWER_WORDS = ("correct", "accura", "match", "answer", "solution", "right")
-
-
-def flipped_reward(sight: MetricHistory) -> Detection | None:
+def flipped_reward(history: MetricHistory) -> Detection | None:
     """M107: completions with the row's right answer get less than the others of their group."""
-    if len(sight.rounds) < 3:
+    if len(history.rounds) < 3:
         return None
-    contains = np.concatenate([view.within(view.contains_answer_PG) for view in sight.rounds])
-    telling = np.isfinite(contains) & (np.abs(contains) > 1e-9)
-    right, num_right = telling & (contains > 0), int((telling & (contains > 0)).sum())
+    contains = history.pooled(lambda view: view.within(view.contains_answer_PG))
+    telling = np.isfinite(contains) & (np.abs(contains) > FLAT)
+    right = telling & (contains > 0)
+    num_right = int(right.sum())
     if num_right < 3:
         return None
-    for name, reward, severity in _judges(sight):
+    for name, reward, severity in _about_answers(history):
         r = correlation(contains[telling], reward[telling])
         certain = num_right >= 6 and r < -0.2 and r * np.sqrt(telling.sum()) < -3.3
         if certain or (severity == "error" and r < -0.9):
@@ -252,22 +232,24 @@ def flipped_reward(sight: MetricHistory) -> Detection | None:
     return None
 
 
-def _judges(sight: MetricHistory) -> list[tuple[str, np.ndarray, Severity]]:
+def _about_answers(history: MetricHistory) -> list[tuple[str, np.ndarray, Severity]]:
     """Rewards that are about answers by their names, and last the total, which may have reasons of its own."""
-    names, parts = sight.rounds[-1].names_K, _parts(sight)
-    about_answers = [
+
+    def has(name: str, words: Sequence[str]) -> bool:
+        return any(word in name.lower() for word in words)
+
+    found: list[tuple[str, np.ndarray, Severity]] = [
         (name, part, "error")
-        for name, part in zip(names, parts, strict=True)
-        if any(word in name.lower() for word in ANSWER_WORDS) and not any(word in name.lower() for word in FORMAT_WORDS)
+        for name, part in zip(history.names_K, _weighted(history), strict=True)
+        if has(name, ANSWER_WORDS) and not has(name, FORMAT_WORDS)
     ]
-    total = np.concatenate([view.within(view.reward_PG) for view in sight.rounds])
-    return cast("list[tuple[str, np.ndarray, Severity]]", [*about_answers, ("The total reward", total, "warning")])
+    return [*found, ("The total reward", history.pooled(lambda view: view.within(view.reward_PG)), "warning")]
 
 
-def one_prompt_dominates(sight: MetricHistory) -> Detection | None:
+def one_prompt_dominates(history: MetricHistory) -> Detection | None:
     """M108: nearly all of the update comes from one prompt, step after step."""
     shares = []
-    for view in sight.rounds[-5:]:
+    for view in history.rounds[-5:]:
         size_P = np.abs(view.advantages_PG).sum(axis=1)
         if len(size_P) >= 4 and size_P.sum() > 0:
             shares.append(float(size_P.max() / size_P.sum()))
@@ -281,9 +263,9 @@ def one_prompt_dominates(sight: MetricHistory) -> Detection | None:
     )
 
 
-def repeated_prompt(sight: MetricHistory) -> Detection | None:
+def repeated_prompt(history: MetricHistory) -> Detection | None:
     """M109: different rows of the dataset ask the same."""
-    rounds = [view for view in sight.rounds[-8:] if len(view.prompts_P) > 1]
+    rounds = [view for view in history.rounds[-8:] if len(view.prompts_P) > 1]
     drawn = [set(zip(view.rows_P, view.prompts_P, strict=True)) for view in rounds]
     rows = sum(len(pairs) for pairs in drawn)
     texts = sum(len({text for _, text in pairs}) for pairs in drawn)
@@ -299,16 +281,16 @@ def repeated_prompt(sight: MetricHistory) -> Detection | None:
     )
 
 
-def stuck_prompts(sight: MetricHistory) -> Detection | None:
+def stuck_prompts(history: MetricHistory) -> Detection | None:
     """M110: prompts that are always solved or never."""
-    seen = {question: x for question, x in sight.visits.items() if len(x) >= 6}
+    seen = {question: x for question, x in history.visits.items() if len(x) >= 6}
     if len(seen) < 8:
         return None
-    low, high = sight.extremes
-    if high - low < 1e-9:
+    low, high = history.extremes
+    if high - low <= FLAT:
         return None
-    never = [question for question, x in seen.items() if max(x) <= low + 1e-9]
-    always = [question for question, x in seen.items() if min(x) >= high - 1e-9]
+    never = [question for question, x in seen.items() if max(x) <= low + FLAT]
+    always = [question for question, x in seen.items() if min(x) >= high - FLAT]
     if len(never) + len(always) < 0.25 * len(seen):
         return None
     listed = some([repr(question[-60:]) for question in [*never, *always]], 3)

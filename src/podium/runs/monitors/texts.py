@@ -1,28 +1,29 @@
-"""What completions look like: cut off, growing, empty, in another script, without their format, beyond their end."""
+"""The form of completions: cut off, growing, empty, in another script, without their format, beyond their end."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
+from podium.algorithm.advantages import FLAT
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
-from podium.runs.monitors.history import MetricHistory, RoundView
+from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt
 
 TURN = re.compile(r"<\|[a-z_]+\|>|\n\s*(?:user|human|assistant|system)\s*(?::|\n)", re.IGNORECASE)
 """The start of another turn, written out by the model."""
 
 
-def truncated(sight: MetricHistory) -> Detection | None:
+def truncated(history: MetricHistory) -> Detection | None:
     """M141: completions are cut off at the limit."""
-    share = sight.series("completions/clipped_ratio", last=3)
+    share = history.series("completions/clipped_ratio", last=3)
     if len(share) < 3 or not min(share) > 0.6:
         return None
-    limit = sight.settings.max_completion_length
+    limit = history.settings.max_completion_length
     short = limit is not None and limit <= 8
     where = f"max_completion_length: {limit}" if limit else "the limit"
     return Detection(
@@ -34,22 +35,22 @@ def truncated(sight: MetricHistory) -> Detection | None:
     )
 
 
-def _length_pays(sight: MetricHistory) -> float:
-    """Correlation of reward and length within groups, over the latest rounds."""
-    rounds = sight.rounds[-6:]
-    if not rounds:
-        return 0.0
-    length = np.concatenate([view.within(view.tokens_PG) for view in rounds])
-    return correlation(length, np.concatenate([view.within(view.reward_PG) for view in rounds]))
-
-
-def length_grows(sight: MetricHistory) -> Detection | None:
-    """M142: completions become longer and longer, and longer ones are paid more."""
-    length, reward = sight.series("completions/mean_length"), sight.series("reward")
+def _lengths(history: MetricHistory) -> tuple[float, float, float]:
+    """Mean length at first and lately, and its correlation with the reward: within groups, where they are recorded."""
+    length, reward = history.series("completions/mean_length"), history.series("reward")
     if len(length) < 10:
-        return None
-    early, late = mean(length[:3]), mean(length[-3:])
-    pays = _length_pays(sight) if sight.rounds else correlation(length, reward[-len(length) :])
+        return 0.0, 0.0, 0.0
+    if history.rounds:
+        length_R = history.pooled(lambda view: view.within(view.tokens_PG), last=6)
+        pays = correlation(length_R, history.pooled(lambda view: view.within(view.reward_PG), last=6))
+    else:
+        pays = correlation(length, reward[-len(length) :])
+    return mean(length[:3]), mean(length[-3:]), pays
+
+
+def length_grows(history: MetricHistory) -> Detection | None:
+    """M142: completions become longer and longer, and longer ones are paid more."""
+    early, late, pays = _lengths(history)
     if late < 1.5 * early or late < early + 16 or pays < 0.5:
         return None
     return Detection(
@@ -61,13 +62,9 @@ def length_grows(sight: MetricHistory) -> Detection | None:
     )
 
 
-def length_collapses(sight: MetricHistory) -> Detection | None:
+def length_collapses(history: MetricHistory) -> Detection | None:
     """M143: completions become shorter and shorter, and shorter ones are paid more."""
-    length, reward = sight.series("completions/mean_length"), sight.series("reward")
-    if len(length) < 10:
-        return None
-    early, late = mean(length[:3]), mean(length[-3:])
-    pays = _length_pays(sight) if sight.rounds else correlation(length, reward[-len(length) :])
+    early, late, pays = _lengths(history)
     if late > 0.4 * early or pays > -0.5:
         return None
     return Detection(
@@ -79,10 +76,16 @@ def length_collapses(sight: MetricHistory) -> Detection | None:
     )
 
 
-def empty(sight: MetricHistory) -> Detection | None:
+def _shares(history: MetricHistory, holds: Callable[[str], bool]) -> list[float]:
+    """Share of completions for which something holds, in each of the last three rounds; empty before the third."""
+    rounds = history.rounds[-3:]
+    return [float(np.mean([holds(text) for text in view.texts])) for view in rounds] if len(rounds) == 3 else []
+
+
+def empty(history: MetricHistory) -> Detection | None:
     """M144: completions without text."""
-    shares = [float(np.mean([not text.strip() for text in view.texts])) for view in sight.rounds[-3:]]
-    if len(shares) < 3 or min(shares) < 0.2:
+    shares = _shares(history, lambda text: not text.strip())
+    if min(shares, default=0.0) < 0.2:
         return None
     return Detection(
         severity="error" if min(shares) > 0.8 else "warning",
@@ -102,10 +105,10 @@ def script_of(text: str) -> str:
     return names.most_common(1)[0][0] if names else ""
 
 
-def wrong_language(sight: MetricHistory) -> Detection | None:
+def wrong_language(history: MetricHistory) -> Detection | None:
     """M145: completions are in a script that their prompt is not in."""
     shares, example = [], ""
-    for view in sight.rounds[-3:]:
+    for view in history.rounds[-3:]:
         others = []
         for prompt, texts in zip(view.prompts_P, view.texts_PG, strict=True):
             own = {script_of(line) for line in prompt.splitlines()} - {""}
@@ -122,50 +125,41 @@ def wrong_language(sight: MetricHistory) -> Detection | None:
     )
 
 
-def format_ignored(sight: MetricHistory) -> Detection | None:
+def format_ignored(history: MetricHistory) -> Detection | None:
     """M146: a reward for the format is silent; completions have another one, or none."""
-    if len(sight.rounds) < 4:
+    if len(history.rounds) < 4:
         return None
-    names = sight.rounds[-1].names_K
-    for k, name in enumerate(names):
-        if not any(word in name.lower() for word in FORMAT_WORDS):
-            continue
-        values = np.concatenate([view.rewards_PGK[:, :, k].reshape(-1) for view in sight.rounds])
-        values = values[np.isfinite(values)]
-        if len(values) < 64 or values.max() > 1e-9 or values.min() < -1e-9:
-            continue
-        return _no_format(name, len(values), _tags(sight.rounds), misspelt=looks_misspelt(sight, name))
+    for k, name in enumerate(history.names_K):
+        values = history.rewards(k)
+        about_format = any(word in name.lower() for word in FORMAT_WORDS)
+        if about_format and len(values) >= 64 and np.abs(values).max() <= FLAT:
+            return _no_format(history, name, len(values))
     return None
 
 
-def _tags(rounds: Sequence[RoundView]) -> list[tuple[str, float]]:
-    """Tags and in which share of completions they stand, the most frequent first."""
-    total = sum(len(view.texts) for view in rounds)
-    counts: Counter[str] = sum((view.tags for view in rounds), Counter())
-    return [(tag, count / total) for tag, count in counts.most_common(3)]
-
-
-def _no_format(name: str, count: int, tags: list[tuple[str, float]], *, misspelt: bool) -> Detection:
-    seen = some([f"{tag} in {percent(share)}" for tag, share in tags])
+def _no_format(history: MetricHistory, name: str, count: int) -> Detection:
+    total = sum(len(view.texts) for view in history.rounds)
+    counts: Counter[str] = sum((view.tags for view in history.rounds), Counter())
+    seen = some([f"{tag} in {percent(number / total)}" for tag, number in counts.most_common(3)])
+    if looks_misspelt(history, name):
+        return Detection(
+            severity="error",
+            what=f"{name} gave 0 to all of {count} completions, although they do have tags: {seen}.",
+            why="The tag in the reward's pattern is spelt otherwise than in the prompt.",
+            fix=f"Compare the pattern in {name} with the tags above, letter by letter.",
+        )
     return Detection(
-        severity="error" if misspelt else "warning",
-        what=f"{name} gave 0 to all of {count} completions"
-        + (
-            f", although they do have tags: {seen}." if misspelt else f"; few have any tag{': ' if seen else ''}{seen}."
-        ),
-        why="The tag in the reward's pattern is spelt otherwise than in the prompt."
-        if misspelt
-        else "The model does not know the format, so it never gets the reward that would teach it.",
-        fix=f"Compare the pattern in {name} with the tags above, letter by letter."
-        if misspelt
-        else "Show the format in the system prompt, with one worked example; give partial credit for each tag.",
+        severity="warning",
+        what=f"{name} gave 0 to all of {count} completions; few have any tag{': ' if seen else ''}{seen}.",
+        why="The model does not know the format, so it never gets the reward that would teach it.",
+        fix="Show the format in the system prompt, with one worked example; give partial credit for each tag.",
     )
 
 
-def beyond_the_end(sight: MetricHistory) -> Detection | None:
+def beyond_the_end(history: MetricHistory) -> Detection | None:
     """M147: the model writes on after its answer: another turn."""
-    shares = [float(np.mean([TURN.search(text) is not None for text in view.texts])) for view in sight.rounds[-3:]]
-    if len(shares) < 3 or min(shares) < 0.2:
+    shares = _shares(history, lambda text: TURN.search(text) is not None)
+    if min(shares, default=0.0) < 0.2:
         return None
     return Detection(
         severity="warning",

@@ -1,7 +1,7 @@
-"""Completions as columns for the page's browser: a string once, numbers short, the whole under a size.
+"""Completions as columns for the page's browser: each prompt once, numbers short, all of it below a size.
 
-A page has to open in a mail program and on a phone, so it holds at most `MAX_BYTES` of completions. Beyond that whole
-prompts are left out, the same ones at every step, so that the history of those that stay is whole; the page says so.
+A page has to open in a mail program and on a phone, so it holds at most `MAX_BYTES` of completions. Beyond that some
+prompts are left out, at every step, so that the history of the others is complete; the page says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_CHARACTERS = 20_000
 
 
 def packed(rollouts: pandas.DataFrame, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """`columns`, compressed: base64 of gzip of JSON, and how many completions of how many it holds."""
+    """`columns`, compressed: base64 of gzip of JSON, with the number of completions in it and in all."""
     if rollouts.empty:
         return {"total": 0, "kept": 0, "gzip": ""}
     kept, total = rollouts, len(rollouts)
@@ -45,13 +45,13 @@ def fewer(rollouts: pandas.DataFrame, share: float) -> pandas.DataFrame:
     """About this share of the completions: whole prompts by their digest, steps only where one prompt is left."""
     sizes = rollouts.groupby("prompt", sort=False).size()
     order = sorted(sizes.index, key=lambda prompt: hashlib.sha256(str(prompt).encode("utf-8", "replace")).digest())
-    room = int(share * len(rollouts))
+    most = int(share * len(rollouts))
     if len(order) > 1:
-        count = max(1, int((sizes[order].cumsum() <= room).sum()))
+        count = max(1, int((sizes[order].cumsum() <= most).sum()))
         return rollouts[rollouts["prompt"].isin(set(order[: min(count, len(order) - 1)]))]
     steps = np.unique(rollouts["step"])
     if len(steps) == 1:
-        return rollouts.iloc[: max(1, min(room, len(rollouts) - 1))]
+        return rollouts.iloc[: max(1, min(most, len(rollouts) - 1))]
     count = max(1, min(int(share * len(steps)), len(steps) - 1))
     places = np.unique(np.linspace(0, len(steps) - 1, count, dtype=int))
     return rollouts[rollouts["step"].isin(steps[places])]
@@ -63,20 +63,17 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
 
     number, prompts = pandas.factorize(rollouts["prompt"])
     names = [name.removeprefix("reward/") for name in rollouts.columns if name.startswith("reward/")]
+    integers = {
+        **{name: name for name in ("step", "policy_step", "row", "trained")},
+        **{"group": "prompt_id", "index": "completion_index", "tokens": "num_tokens"},
+    }
     return {
         "prompts": [_cut(prompt) for prompt in prompts],
         "prompt": number.tolist(),
-        "step": rollouts["step"].tolist(),
-        "policy_step": rollouts["policy_step"].tolist(),
-        "group": rollouts["prompt_id"].tolist(),
-        "row": rollouts["row"].tolist(),
-        "index": rollouts["completion_index"].tolist(),
-        "tokens": rollouts["num_tokens"].tolist(),
+        **{name: rollouts[column].astype(int).tolist() for name, column in integers.items()},
         "cut_off": (rollouts["finish"] == "length").astype(int).tolist(),
         "logp": _short(rollouts["mean_logp"]),
-        "reward": _short(rollouts["reward"]),
-        "advantage": _short(rollouts["advantage"]),
-        "trained": rollouts["trained"].astype(int).tolist(),
+        **{name: _short(rollouts[name]) for name in ("reward", "advantage")},
         "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
         "answer": [x or None for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
         "text": [_cut(text) for text in rollouts["completion"]],

@@ -1,4 +1,4 @@
-"""The page of a run that goes on: served on this machine, read-only, with news when the page asks.
+"""The page of a run in progress: served on this machine, read-only, with news when the page polls.
 
 Other pages in the same browser cannot read it: a request whose `Host` is not this server's is refused (DNS rebinding),
 and no answer allows other origins. Beyond this machine nothing is served without a key.
@@ -6,6 +6,7 @@ and no answer allows other origins. Beyond this machine nothing is served withou
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -25,10 +26,10 @@ from podium.runs.report.page import policy_of, render, run_data
 from podium.runs.run import RECORD, Run
 
 SHARE = 0.1
-"""Of one processor core that reading the run's folder may take: training needs the rest."""
+"""Share of one processor core for reading the run's folder: training needs the rest."""
 
 MIN_KEY = 16
-"""Characters of a key that lets other machines read."""
+"""Least length of a key that lets other machines read."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -40,8 +41,8 @@ HEADERS = {
 
 
 @dataclass(slots=True)
-class Watched:
-    """Folders that are read again when something in them has changed, but not all the time."""
+class WatchedRuns:
+    """Runs that are read again when their folders have changed, but not all the time."""
 
     folders: Sequence[Path]
     runs: list[Run] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Watched:
     lock: Lock = field(default_factory=Lock)
 
     def refresh(self) -> str:
-        """Read what has changed; the version of what is held."""
+        """Read changes; the version of the data."""
         with self.lock:
             begun = time.monotonic()
             if begun >= self.not_before and (now := signature(self.folders)) != self.version:
@@ -61,7 +62,7 @@ class Watched:
             return self.version
 
     def news(self, after: Sequence[int]) -> dict[str, Any]:
-        """Everything on the page, with completions of later steps only."""
+        """All data of the page, with completions of later steps only."""
         runs = [run_data(run, after_step=step) for run, step in zip(self.runs, after, strict=True)]
         return {"version": self.version, "runs": runs}
 
@@ -69,19 +70,12 @@ class Watched:
 def signature(folders: Sequence[Path]) -> str:
     """A digest of names, sizes and times of the files that a page is made of."""
     every = [each for folder in folders for each in (folder, *(part.run.folder for part in Run(folder).parts))]
-    files = [path for folder in every for name in RECORD for path in _files(folder / name)]
     seen = []
-    for path in files:
-        try:
-            state = path.stat()
-        except FileNotFoundError:  # rollouts are put together into larger files now and then
-            continue
-        seen.append(f"{path}:{state.st_size}:{state.st_mtime_ns}")
+    for path in (folder / name for folder in every for name in RECORD):
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            with contextlib.suppress(FileNotFoundError):  # rollouts are merged into larger files now and then
+                seen.append(f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}")
     return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 class PageServer(ThreadingHTTPServer):
@@ -91,7 +85,7 @@ class PageServer(ThreadingHTTPServer):
         folders: one run, or two.
         host: where to listen.
         port: 0 takes any free one.
-        key: what a reader must know; needed when `host` is not this machine alone.
+        key: secret of the readers; needed when other machines can reach `host`.
 
     Raises:
         ConfigError: another machine could read, and there is no key, or a short one.
@@ -107,7 +101,7 @@ class PageServer(ThreadingHTTPServer):
                 fix=f"Give a key of at least {MIN_KEY} characters, which goes into the address: podium watch RUN "
                 f"--host {host} --key SECRET. Or leave --host out.",
             )
-        self.watched = Watched(folders)
+        self.watched = WatchedRuns(folders)
         self.watched.refresh()
         self.key = key
         try:
@@ -118,17 +112,15 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """What to open."""
+        """The address to open."""
         host = str(self.server_address[0])
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{self.server_port}/" + (f"?key={self.key}" if self.key else "")
 
-    def knows(self, host: str | None) -> bool:
-        """Whether a request was meant for this server: its `Host` is an address of it, not a name someone else gave."""
-        if self.key:
-            return True  # a page that was bound to this address does not know the key
+    def is_meant(self, host: str | None) -> bool:
+        """Whether a request's `Host` is an address of this server, not a foreign name bound to it (DNS rebinding)."""
         names = ("127.0.0.1", "localhost", "[::1]")
-        return host in {f"{name}:{self.server_port}" for name in names}
+        return bool(self.key) or host in {f"{name}:{self.server_port}" for name in names}
 
 
 def is_local(host: str) -> bool:
@@ -152,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(address.query).items()}
-        if not self.server.knows(self.headers.get("Host")):
+        if not self.server.is_meant(self.headers.get("Host")):
             return self._say(HTTPStatus.FORBIDDEN, "not the address of this server")
         if not hmac.compare_digest(query.get("key", "").encode(), self.server.key.encode()):
             return self._say(HTTPStatus.FORBIDDEN, "the key is missing or wrong")
@@ -162,21 +154,18 @@ class _Handler(BaseHTTPRequestHandler):
         return answer(self, query)
 
     def page(self, query: dict[str, str]) -> None:
-        """The page, with what is known now."""
-        watched = self.server.watched
-        version = watched.refresh()
-        html = render(watched.runs, live=version)
+        """The page with the present data."""
+        version = self.server.watched.refresh()
+        html = render(self.server.watched.runs, live=version)
         policy = {"Content-Security-Policy": policy_of(live=True)}
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", html.encode(), policy)
 
     def news(self, query: dict[str, str]) -> None:
-        """What is new since `version`, with completions `after` these steps; 204 for nothing."""
-        watched = self.server.watched
-        if watched.refresh() == query.get("version"):
+        """The data, if newer than `version`, with completions `after` these steps; else 204."""
+        if self.server.watched.refresh() == query.get("version"):
             return self._send(HTTPStatus.NO_CONTENT, None, b"")
         try:
-            after = [int(step) for step in query.get("after", "").split(",")]
-            content = watched.news(after)
+            content = self.server.watched.news([int(step) for step in query.get("after", "").split(",")])
         except ValueError:
             return self._say(HTTPStatus.BAD_REQUEST, "`after` is a step for every run")
         return self._send(HTTPStatus.OK, "application/json", json.dumps(content, allow_nan=False).encode())
@@ -195,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal belongs to the run."""
+        """No access log: the terminal shows the run."""
 
 
 PATHS: dict[str, Callable[[_Handler, dict[str, str]], None]] = {"/": _Handler.page, "/data": _Handler.news}

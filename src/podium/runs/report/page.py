@@ -1,4 +1,4 @@
-"""The page: one file that asks nothing of any network.
+"""The page: one file that sends no request to any network.
 
 Its content security policy allows the scripts and styles whose hashes it names and nothing else: no request, no image,
 no form, no frame. Data stand in JSON that cannot end its own element, and the scripts put every text from a run on the
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from podium.errors import ConfigError
 from podium.runs.report.columns import MAX_BYTES, packed
@@ -33,7 +33,7 @@ SCRIPTS = ("dom.js", "charts.js", "sections.js", "browser.js", "page.js")
 
 
 def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
-    """Everything the page shows of one run, as JSON values; completions of the steps after `after_step` only."""
+    """All data of one run on the page, as JSON values; completions of the steps after `after_step` only."""
     rollouts = run.rollouts[run.rollouts["step"] > after_step]
     return {
         "name": run.name,
@@ -55,11 +55,14 @@ def render(runs: Sequence[Run], *, live: str = "") -> str:
 
     Args:
         runs: one or two.
-        live: a version of what the page holds: it asks its own server for newer ones. Empty: a file that asks nobody.
+        live: version of the data: the page polls its own server for newer ones. Empty: a file without requests.
     """
+    import jinja2
+
     shown = [run_data(run, max_bytes=MAX_BYTES // len(runs)) for run in runs]
     plotly = _plotly()
-    return _template().render(
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(_asset("page.html")).render(
         title=" and ".join(run.name for run in runs),
         policy=policy_of(live=bool(live)),
         style=_asset("page.css"),
@@ -76,7 +79,7 @@ def policy_of(*, live: bool) -> str:
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
-    """Write the page of these runs, whole or not at all.
+    """Write the page of these runs, atomically.
 
     Raises:
         DataError: a folder that holds no run.
@@ -87,9 +90,8 @@ def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".report-") as folder:
-            unfinished = Path(folder, output.name)
-            unfinished.write_text(text, encoding="utf-8", newline="\n")
-            os.replace(unfinished, output)
+            Path(folder, output.name).write_text(text, encoding="utf-8", newline="\n")
+            os.replace(Path(folder, output.name), output)
     except OSError as error:
         what = f"{output} cannot be written ({error.strerror})."
         raise ConfigError(what, fix="Give another file: -o report.html") from error
@@ -114,7 +116,7 @@ def policy(scripts: Sequence[str], styles: Sequence[str], *, live: bool = False)
 
 
 def digest(text: str) -> str:
-    """How a policy names an inline script or style."""
+    """The source of an inline script or style in a policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -128,16 +130,6 @@ def in_element(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-# ---- parts ----
-
-
-def _template() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(_asset("page.html"))
-
-
 def _asset(name: str) -> str:
     return (resources.files("podium.runs.report") / "assets" / name).read_text(encoding="utf-8")
 
@@ -146,18 +138,19 @@ def _script() -> str:
     return '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
 
 
-class _Plotly:
-    """Plotly's own script: as it is hashed, as it travels, and elements by which it knows that a style is there."""
+class _Plotly(NamedTuple):
+    """Plotly's JavaScript: its text, its gzip form, and the ids of style elements that it looks for."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.compressed = base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
-        # Its maps, which no page here has, would add a style by themselves unless an element of this name is there.
-        self.style_ids = sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', text)))
+    text: str
+    compressed: str
+    style_ids: list[str]
 
 
 @functools.cache
 def _plotly() -> _Plotly:
     from plotly.offline import get_plotlyjs
 
-    return _Plotly(get_plotlyjs())
+    text = get_plotlyjs()
+    compressed = base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+    # Its maps, which no page here has, would add a style by themselves unless an element of this name is there.
+    return _Plotly(text, compressed, sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', text))))

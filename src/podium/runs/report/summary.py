@@ -1,16 +1,22 @@
-"""What a page says first: a verdict in one sentence, and a handful of numbers."""
+"""The top of a page: a verdict in one sentence, and a handful of numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from podium.records import SEVERITIES
 from podium.runs.monitors import ends
-from podium.runs.report.series import Column, Steps, columns
+from podium.runs.monitors.detection import percent, trend
+from podium.runs.report.series import finite_metrics
 from podium.runs.run import Run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Level = Literal["good", "note", "warning", "error"]
 
@@ -20,20 +26,19 @@ WORDS: Mapping[Level, str] = {
     "warning": "Worth a look",
     "error": "Needs attention",
 }
-SIGNIFICANT = 0.01
-"""Below this probability of chance, a trend is called one."""
+SIGNIFICANT = 2.576
+"""Beyond this z, which chance exceeds once in a hundred times, a trend is called one."""
 
 
 def summary(run: Run) -> dict[str, Any]:
     """Verdict, headline, times and numbers of a run."""
-    steps = columns(run)
-    latest = columns(run.parts[-1].run) if run.parts else steps
-    level = worst(run.findings["severity"] if steps.steps else ["note", *run.findings["severity"]])
+    latest = finite_metrics(run.parts[-1].run if run.parts else run)
+    level = worst(run.findings["severity"] if run.history else ["note", *run.findings["severity"]])
     return {
         "level": level,
-        "word": WORDS[level] if steps.steps else "Nothing recorded",
-        "headline": _headline(run, steps),
-        "last_step": steps.steps[-1] if steps.steps else 0,
+        "word": WORDS[level] if run.history else "Nothing recorded",
+        "headline": _headline(run, latest),
+        "last_step": run.history[-1].step if run.history else 0,
         "max_steps": _max_steps(run),
         "model": _model(run),
         "seconds": _duration(run),
@@ -42,47 +47,45 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def worst(severities: Iterable[str]) -> Level:
-    """The gravest severity that was said.
+    """The gravest severity.
 
     >>> worst(["note", "warning"])
     'warning'
     """
-    said = set(severities)
-    order: tuple[Level, ...] = ("error", "warning", "note")
-    return next((level for level in order if level in said), "good")
+    found = set(severities)
+    return next((level for level in SEVERITIES if level in found), "good")
 
 
-def _headline(run: Run, steps: Steps) -> str:
-    """Of held-out prompts, where they were looked at before and after; else of the training reward.
-
-    Of a run in stages that of the latest: the stages before it had other rewards.
+def _headline(run: Run, latest: DataFrame) -> str:
+    """On held-out prompts, if they were sampled before and after; else about the training reward of the latest stage,
+    since the stages before it had other rewards.
     """
     compared = run.evaluations.get("comparison", {})
     if compared.get("verdict") and compared.get("main"):
         word, a, b = str(compared["verdict"]).partition(":")[0], compared["main"]["a"], compared["main"]["b"]
-        form = share if compared.get("metric") == "accuracy" else "{:.2f}".format
+        form = percent if compared.get("metric") == "accuracy" else "{:.2f}".format
         return f"{word}: held-out {compared.get('metric')} {form(a)} before, {form(b)} after.".replace(" %", "\u00a0%")
-    if not run.parts:
-        return headline(steps)
-    part = run.parts[-1]
-    return f"Stage {len(run.parts)}, {part.name}: {headline(columns(part.run))}"
+    stage = f"Stage {len(run.parts)}, {run.parts[-1].name}: " if run.parts else ""
+    return f"{stage}{headline(latest)}"
 
 
-def headline(steps: Steps) -> str:
-    """What became of the reward, in a sentence.
+def headline(frame: DataFrame) -> str:
+    """The course of the reward, in a sentence.
 
-    >>> headline(Steps(list(range(40)), {"reward": [i / 40 for i in range(40)]}, {}))
+    >>> import pandas as pd
+    >>> headline(pd.DataFrame({"reward": [i / 40 for i in range(40)]}))
     'Reward rose from 0.04 to 0.94 (means of the first and last 4 steps).'
-    >>> headline(Steps([1, 2], {"reward": [0.5, 0.5]}, {}))
+    >>> headline(pd.DataFrame({"reward": [0.5, 0.5]}, index=[1, 2]))
     'Reward is 0.50 after 2 steps: too early to tell.'
     """
-    values = [value for value in steps.get("reward") or [] if value is not None]
-    if not values:
+    values = frame["reward"].dropna().to_numpy() if "reward" in frame else np.zeros(0)
+    if not len(values):
         return "No reward has been logged yet."
     if len(values) < 8:
-        return f"Reward is {values[-1]:.2f} after {steps.steps[-1]} steps: too early to tell."
+        return f"Reward is {values[-1]:.2f} after {frame.index[-1]} steps: too early to tell."
     start, end, count = ends(values)
-    verb = {1: "rose", -1: "fell", 0: "has no clear trend:"}[trend(values)]
+    z = trend(values)
+    verb = "rose" if z > SIGNIFICANT else "fell" if z < -SIGNIFICANT else "has no clear trend:"
     return f"Reward {verb} from {_fixed(start)} to {_fixed(end)} (means of the first and last {count} steps)."
 
 
@@ -94,50 +97,28 @@ def _fixed(value: float) -> str:
     return f"{round(value, 2) + 0.0:.2f}"
 
 
-def trend(values: Sequence[float]) -> int:
-    """1 up, -1 down, 0 none that chance could not make: Kendall's rank test against the step.
-
-    >>> trend([0.1 * i for i in range(12)]), trend([1.0] * 12)
-    (1, 0)
-    """
-    from scipy.stats import kendalltau
-
-    if max(values) == min(values):
-        return 0
-    result = kendalltau(range(len(values)), values)
-    return 0 if not result.pvalue < SIGNIFICANT else (1 if result.statistic > 0 else -1)
-
-
-# ---- numbers ----
-
-
-def numbers(run: Run, steps: Steps) -> list[dict[str, str]]:
+def numbers(run: Run, frame: DataFrame) -> list[dict[str, str]]:
     """The tiles under the verdict: each a label, a value and a word beside it."""
-    signal = [None if flat is None else 1 - flat for flat in steps.get("frac_reward_zero_std") or []]
-    tiles = [
-        _accuracy(run.evaluations),
-        _start_to_end("Reward", steps.get("reward"), _fixed),
-        _start_to_end("Groups with signal", signal, share),
-        _start_to_end("Cut off", steps.get("completions/clipped_ratio"), share),
-        _start_to_end("Mean length", steps.get("completions/mean_length"), "{:.0f}".format),
-        _start_to_end("KL", steps.get("kl"), "{:.3f}".format),
-        _start_to_end("Entropy", steps.get("entropy"), "{:.2f}".format),
-        _median("Seconds a step", steps.get("step_time"), "{:.1f}".format),
-    ]
+    tiles = [_accuracy(run.evaluations)]
+    for label, name, form in TILES:
+        if name in frame:
+            start, end, _ = ends(frame[name])
+            tiles.append({"label": label, "value": form(end), "detail": f"from {form(start)}"})
+    if "step_time" in frame:
+        seconds = f"{frame['step_time'].median():.1f}"
+        tiles.append({"label": "Seconds a step", "value": seconds, "detail": "median"})
     return [tile for tile in tiles if tile]
 
 
-def _start_to_end(label: str, column: Column | None, form: Callable[[float], str]) -> dict[str, str] | None:
-    values = [value for value in column or [] if value is not None]
-    if not values:
-        return None
-    start, end, _ = ends(values)
-    return {"label": label, "value": form(end), "detail": f"from {form(start)}"}
-
-
-def _median(label: str, column: Column | None, form: Callable[[float], str]) -> dict[str, str] | None:
-    values = [value for value in column or [] if value is not None]
-    return {"label": label, "value": form(median(values)), "detail": "median"} if values else None
+TILES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("Reward", "reward", _fixed),
+    ("Groups with signal", "frac_reward_zero_std", lambda flat: percent(1 - flat)),
+    ("Cut off", "completions/clipped_ratio", percent),
+    ("Mean length", "completions/mean_length", "{:.0f}".format),
+    ("KL", "kl", "{:.3f}".format),
+    ("Entropy", "entropy", "{:.2f}".format),
+)
+"""Label, metric, form of the means of its first and last steps."""
 
 
 def _accuracy(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | None:
@@ -145,20 +126,9 @@ def _accuracy(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | 
     if not before or not after:
         return None
     known = after.get("low") is not None and after.get("high") is not None
-    interval = f"{100 * after['low']:.0f} to {share(after['high'])}, " if known else ""
-    return {
-        "label": "Held-out accuracy",
-        "value": share(after["value"]),
-        "detail": f"{interval}before {share(before['value'])}",
-    }
-
-
-def share(value: float) -> str:
-    """
-    >>> share(0.8)
-    '80 %'
-    """
-    return f"{100 * value:.0f} %"
+    interval = f"{100 * after['low']:.0f} to {percent(after['high'])}, " if known else ""
+    detail = f"{interval}before {percent(before['value'])}"
+    return {"label": "Held-out accuracy", "value": percent(after["value"]), "detail": detail}
 
 
 def _model(run: Run) -> str:

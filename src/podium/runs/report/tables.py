@@ -6,7 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from podium.records import SEVERITIES
 from podium.runs.redaction import hide, is_secret
+
+NOT_SHOWN = "(not shown)"
 
 
 def flat(values: Any, prefix: str = "") -> Iterator[list[str]]:
@@ -19,33 +22,23 @@ def flat(values: Any, prefix: str = "") -> Iterator[list[str]]:
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{name}.")
         else:
-            yield [f"{prefix}{name}", "(not shown)" if is_secret(str(name), value) else without_secrets(_text(value))]
+            yield [f"{prefix}{name}", NOT_SHOWN if is_secret(str(name), value) else hide(_text(value), NOT_SHOWN)]
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def without_secrets(text: str) -> str:
-    """
-    >>> without_secrets("token hf_abcdefghijklmnopqrstuvwx in a path")
-    'token (not shown) in a path'
-    """
-    return hide(text, "(not shown)")
-
-
 def gravest(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Without those that were said again, under the same code, with more weight.
+    """The findings without those that were repeated, under the same code, as graver ones.
 
     >>> gravest([{"code": "M141", "severity": "warning"}, {"code": "M141", "severity": "error"}])
     [{'code': 'M141', 'severity': 'error'}]
     """
-    order = ("note", "warning", "error")
-    most = {
-        each["code"]: max(order.index(x["severity"]) for x in findings if x["code"] == each["code"])
-        for each in findings
+    worst = {
+        each["code"]: each["severity"] for level in SEVERITIES[::-1] for each in findings if each["severity"] == level
     }
-    return [each for each in findings if order.index(each["severity"]) == most[each["code"]]]
+    return [each for each in findings if each["severity"] == worst[each["code"]]]
 
 
 def finding(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,22 +47,22 @@ def finding(row: Mapping[str, Any]) -> dict[str, Any]:
     >>> finding({"code": "M101", "severity": "note", "what": "x", "why": None, "fix": "", "step": float("nan")})["step"]
     """
     step = row["step"]
-    texts = {name: without_secrets(str(row[name] or "")) for name in ("code", "severity", "what", "why", "fix")}
+    texts = {name: hide(str(row[name] or ""), NOT_SHOWN) for name in ("code", "severity", "what", "why", "fix")}
     return {**texts, "step": int(step) if step is not None and step == step else None}
 
 
 def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Held-out results, a row a number and a column for each time of looking; None without any."""
-    looks = {when: evaluations[when] for when in ("before", "after") if when in evaluations}
-    if not looks:
+    """Held-out results, a row a number and a column for each evaluation; None without any."""
+    results = {when: evaluations[when] for when in ("before", "after") if when in evaluations}
+    if not results:
         return None
-    last = list(looks.values())[-1]
+    last = list(results.values())[-1]
     several = [f"pass_at.{k}" for k in last.get("pass_at") or {} if k != "1"]
     means = [f"means.{name}" for name in last.get("means") or {}]
     names = ["accuracy", *several, "reward", *means, "mean_tokens", "truncated"]
-    rows = [{"name": _label(name), "cells": [_cell(look, name) for look in looks.values()]} for name in names]
+    rows = [{"name": _label(name), "cells": [_cell(each, name) for each in results.values()]} for name in names]
     return {
-        "columns": list(looks),
+        "columns": list(results),
         "rows": [row for row in rows if any(row["cells"])],
         "num_prompts": last.get("num_prompts"),
         "num_completions": last.get("num_completions"),
@@ -77,25 +70,20 @@ def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] |
     }
 
 
-_LABELS = {"mean_tokens": "mean length, tokens", "truncated": "cut off at the limit"}
-
-
 def _label(name: str) -> str:
-    return _LABELS.get(name, name.removeprefix("means.").replace("pass_at.", "pass@"))
+    labels = {"mean_tokens": "mean length, tokens", "truncated": "cut off at the limit"}
+    return labels.get(name, name.removeprefix("means.").replace("pass_at.", "pass@"))
 
 
-def _cell(look: Mapping[str, Any], name: str) -> dict[str, float] | None:
+def _cell(result: Mapping[str, Any], name: str) -> dict[str, float] | None:
     """A number with its interval, where it has one."""
     head, _, rest = name.partition(".")
-    value = look.get(head)
+    value = result.get(head)
     if rest and isinstance(value, Mapping):
         value = value.get(rest)
     if isinstance(value, Mapping):
         return {key: value[key] for key in ("value", "low", "high") if isinstance(value.get(key), int | float)} or None
     return {"value": value} if isinstance(value, int | float) else None
-
-
-_PROOF = ("result", "name", "detail", "measured", "tolerance", "code")
 
 
 def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -104,11 +92,11 @@ def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
     >>> proof({"checks": [{"result": "ok", "name": "loss", "measured": 1.2345e-7, "tolerance": 0.0}]})["rows"]
     [['ok', 'loss', '', '1.23e-07', '', '']]
     """
-    checks = content.get("checks") or []
-    rows = [[_measured(check.get(name)) for name in _PROOF] for check in checks]
-    return {"columns": list(_PROOF), "rows": rows} if rows else None
+    columns = ["result", "name", "detail", "measured", "tolerance", "code"]
+    rows = [[_measured(check.get(name)) for name in columns] for check in content.get("checks") or []]
+    return {"columns": columns, "rows": rows} if rows else None
 
 
 def _measured(value: Any) -> str:
-    """Three digits of a number; nothing for a 0, which stands where nothing was measured."""
+    """Three digits of a number; nothing for a 0, which means that nothing was measured."""
     return "" if value in (None, 0) else f"{value:.3g}" if isinstance(value, float) else _text(value)
