@@ -65,7 +65,7 @@ class Clock:
             with self.phase(name):
                 return original(*args, **kwargs)
 
-        object.__setattr__(owner, attribute, timed)
+        setattr(owner, attribute, timed)
 
     def step(self) -> None:
         """A step has ended."""
@@ -230,6 +230,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
     import dataclasses
 
     from podium import GRPOConfig, GRPOTrainer
+    from podium.trainer import rollouts
 
     model, tokenizer = load(shape, device)
     clock = Clock()
@@ -263,7 +264,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
                 return engine.generate(prompts, dataclasses.replace(settings, lengths=workload.length), **kwargs)
 
     trainer.parts = dataclasses.replace(trainer.parts, engine=Forced())
-    clock.wrap(trainer.rollouts, "with_other_policies", "compare")
+    clock.wrap(rollouts, "with_other_policies", "compare")
     clock.wrap(trainer, "training_step", "train")
     time_optimizer(trainer, clock)
     trainer.train()

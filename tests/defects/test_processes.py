@@ -14,7 +14,7 @@ import torch
 from podium import GRPOConfig
 from podium.errors import ConfigError
 from podium.trainer.processes import prepare_to_load
-from podium.trainer.proof.checks import trainable
+from podium.trainer.proof.checks import trained_tensors
 
 Now = Callable[[str], None]
 
@@ -174,11 +174,11 @@ def test_what_deepspeed_flattens_is_trained(name: str, make_trainer: Callable, n
     parameters = list(trainer.model.parameters())
     flat = [{"params": [torch.zeros(3)], "lr": 1e-3}]
     trainer.optimizer = SimpleNamespace(param_groups=flat, optimizer=SimpleNamespace(**{name: [parameters]}))
-    check = trainable(trainer)
+    check = trained_tensors(trainer._subject)
     now(f"{check.name}: {check.detail}")
     assert check.passed
     trainer.optimizer = SimpleNamespace(param_groups=flat, optimizer=SimpleNamespace(**{name: [parameters[1:]]}))
-    assert not trainable(trainer).passed
+    assert not trained_tensors(trainer._subject).passed
 
 
 @pytest.mark.defect("E2", "health/update_ratio and M138")

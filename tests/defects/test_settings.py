@@ -953,7 +953,7 @@ def test_sigterm(run: Callable, capsys: pytest.CaptureFixture[str], now: Callabl
 
     from podium.cli.train import TERMINATED, resumable
     from podium.runs import checkpoint
-    from podium.trainer.saving import StopsOnTerm
+    from podium.trainer.checkpointing import StopsOnTerm
 
     class Terminates(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -23,6 +23,7 @@ from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine
 from podium.errors import ConfigError, RewardError
 from podium.records import ScoredGroup
+from podium.trainer.rollouts import policy_logps, with_other_policies
 from podium.trainer.rounds import Plan, PromptOrder, RoundKey
 
 ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")
@@ -47,7 +48,7 @@ class Rounds(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.weights.append({k: v.clone() for k, v in kwargs["model"].state_dict().items()})
-        self.scored.append(self.trainer.rollouts.scored)
+        self.scored.append(self.trainer.scored)
 
     @property
     def tokens(self) -> list[list[tuple[int, ...]]]:
@@ -85,7 +86,7 @@ def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_traine
         trainer.model.load_state_dict(rounds.weights[before])
         prompts = [s.group.prompt for s in scored]
         key = trainer.parts.plan.micro_step(*divmod(k, 3)).round
-        settings = trainer.rollouts._settings(4, (key.epoch << 32) + key.number)
+        settings = trainer.policy_state.settings(4, (key.epoch << 32) + key.number)
         again = engine.generate(prompts, settings, policy_step=before)
         assert again == [s.group for s in scored]
         assert {c.policy_step for s in scored for c in s.group.completions} == {before}
@@ -149,6 +150,12 @@ def test_a_stream_is_read_in_its_order(make_trainer: Callable) -> None:
 # ---- the loss ----
 
 
+def logps_of(trainer: GRPOTrainer, groups: list[Any]) -> list[list[np.ndarray]]:
+    """Log-probabilities by group, under the weights of this moment."""
+    flat = iter(policy_logps(trainer.model, groups, trainer.policy_state))
+    return [[next(flat) for _ in group.completion_ids] for group in groups]
+
+
 def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) -> None:
     trainer, rounds = run(make_trainer, max_steps=1, async_rollouts=1)
     assert trainer.round is not None
@@ -166,9 +173,9 @@ def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) 
         trainer.model.load_state_dict(rounds.weights[-3 + k - 1])
         groups = [group for share in round_.shares for group in share.groups]
         assert groups
-        then = trainer.rollouts._logps(trainer.model, groups)
+        then = logps_of(trainer, groups)
         trainer.model.load_state_dict(rounds.weights[-3 + k])
-        now = trainer.rollouts._logps(trainer.model, groups)
+        now = logps_of(trainer, groups)
         for group, before, after in zip(groups, then, now, strict=True):
             assert group.old_logps is not None
             for old, mine, moved in zip(group.old_logps, before, after, strict=True):
@@ -187,8 +194,8 @@ def test_tokens_that_the_sampler_says_nothing_of_have_a_ratio_of_1(make_trainer:
         for g in groups
     ]
     kept = [np.ones(len(g.completion_ids), bool) for g in groups]
-    stale = trainer.rollouts.with_other_policies(holes, kept, staleness=1)
-    now = trainer.rollouts._logps(trainer.model, groups)
+    stale = with_other_policies(holes, kept, trainer.policy_state, staleness=1)
+    now = logps_of(trainer, groups)
     for group, before, logps in zip(stale, groups, now, strict=True):
         assert group.old_logps is not None
         for old, sampled, present in zip(group.old_logps, before.sampled_logps, logps, strict=True):
@@ -280,9 +287,9 @@ def test_an_evaluation_waits_for_the_round_ahead(make_trainer: Callable) -> None
     evaluate = trainer.rollouts.sample_and_score
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        scored = evaluate(*args, **kwargs)
+        scored, measured = evaluate(*args, **kwargs)
         eval_steps.append({c.policy_step for s in scored for c in s.group.completions})
-        return scored
+        return scored, measured
 
     trainer.rollouts.sample_and_score = watched
     trainer.train()
@@ -379,7 +386,7 @@ def test_a_run_that_stops_early_does_not_finish_the_round_ahead(make_trainer: Ca
 def test_a_reward_that_never_returns_does_not_keep_the_run(
     make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podium.trainer.prefetch.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("podium.trainer.rollouts.JOIN_TIMEOUT", 0.2)
     never = threading.Event()
 
     def stuck(completions: list[str], calls: list[int] = [], **_: Any) -> list[float]:  # noqa: B006

@@ -39,9 +39,8 @@ from podium.models.forward import ChunkedLogps, replaced_head, token_logps, unwr
 from podium.models.packing import pack
 from podium.records import Prompt, SamplingSettings, TrainingGroup
 from podium.testing import tiny_model
-from podium.trainer.health import Health
+from podium.trainer.gradients import Gradients
 from podium.trainer.rounds import MicroBatch
-from podium.trainer.trainer import GRPOTrainer
 
 aten = torch.ops.aten
 SOURCES = str(Path(podium.__file__).parent)
@@ -270,21 +269,19 @@ def train(model: nn.Module, device: str, backward: Callable[[Tensor], None] = to
             lint.mark()
             backward(loss)
 
-        health = SimpleNamespace(_gaps=[])
-        trainer = SimpleNamespace(
-            parts=SimpleNamespace(
-                token_logps=logps, filtered_logps=False, other_sampler=False, loss=LossSettings(), router_coef=0.0
-            ),
+        parts = SimpleNamespace(
+            token_logps=logps,
+            filtered_logps=False,
+            other_sampler=False,
+            loss=LossSettings(),
+            router_coef=0.0,
             args=SimpleNamespace(async_rollouts=0),
-            health=SimpleNamespace(saw_logps=lambda *x: Health.saw_logps(health, *x)),
-            processes=SimpleNamespace(backward=run_backward),
-            _entropy_coef=0.01,
-            _sums=[],
         )
+        gradients = Gradients(SimpleNamespace(backward=run_backward), model)
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16), tree_attention(model):
             for packed in (pack([group], tokens_per_pack=100, device=device)[0] for _ in range(2)):
                 lint.mark()
-                GRPOTrainer._backward(trainer, model, packed, batch, None, None)
+                gradients._backward(model, parts, (packed, batch, None, None), 0.01)
                 lint.mark()
     return lint
 

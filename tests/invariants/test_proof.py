@@ -324,11 +324,10 @@ def test_a_nan_in_one_head(make: Callable, monkeypatch: pytest.MonkeyPatch, wher
         x[..., 8:16] = float("nan")
         return (x,)
 
-    trainer.rollouts.scored = []
     draw = trainer.rollouts.draw
 
-    def and_then_break(key: Any) -> Any:
-        drawn = draw(key)
+    def and_then_break(*given: Any) -> Any:
+        drawn = draw(*given)
         attention.o_proj.register_forward_pre_hook(broken)
         return drawn
 
@@ -405,13 +404,13 @@ def test_an_engine_that_tokenizes_text_again(make: Callable, monkeypatch: pytest
 
 def test_the_better_completion_gets_the_lower_advantage(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
-    advantages = trainer.rollouts.advantages
+    advantages = podium.trainer.rollouts.gathered_advantages
 
     def upside_down(*given: Any) -> Any:
         table, result = advantages(*given)
         return table, dataclasses.replace(result, advantages_PG=-result.advantages_PG)
 
-    monkeypatch.setattr(trainer.rollouts, "advantages", upside_down)
+    monkeypatch.setattr(podium.trainer.rollouts, "gathered_advantages", upside_down)
     assert "the better completion has the lower advantage" in failed(trainer, "P010")
 
 
@@ -430,8 +429,8 @@ def test_a_stale_copy_of_the_weights(make: Callable, monkeypatch: pytest.MonkeyP
     model, proof = trainer.model, trainer.proof
     before_step = proof.before_step
 
-    def and_then_freeze(batches: Any) -> None:
-        before_step(batches)
+    def and_then_freeze(*given: Any) -> None:
+        before_step(*given)
         copy = {name: p.detach().clone() for name, p in model.named_parameters()}
         logps = trainer.parts.token_logps
 

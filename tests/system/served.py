@@ -50,7 +50,7 @@ def main(folder: Path, url: str) -> None:
         tiny_model("llama"), lengths, args, Dataset.from_list(ROWS), processing_class=tiny_tokenizer()
     )
     trainer.train()
-    state = trainer.processes.whole_state(trainer.model)
+    state = trainer.processes.full_state(trainer.model)
     if args.process_index == 0:
         save_file({name: x.clone() for name, x in state.items()}, folder / "weights.safetensors")
         rows = [row for row in trainer.state.log_history if "loss" in row]

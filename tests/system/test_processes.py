@@ -192,7 +192,7 @@ def test_one_process_has_nothing_to_train_on(world: World, left: Any) -> None:
     assert all(share == 0.5 for share in ends)
     plan = ranks.trainer("no_signal_on_one", str(left(world, "full") / "plan")).parts.plan
     two = type(plan)(**{**{f: getattr(plan, f) for f in plan.__dataclass_fields__}, "ranks": 2})
-    dealt = two.deal([len(row["prompt"]) for row in ranks.ROWS[:4]])
+    dealt = two.assign_to_ranks([len(row["prompt"]) for row in ranks.ROWS[:4]])
     assert [{ranks.ROWS[p]["flat"] for p in mine} for mine in dealt] == [{False}, {True}]
 
 

@@ -23,7 +23,7 @@ from podium.recipe.flags import parse_flags
 from podium.runs.find_model import find_model
 from podium.runs.shipping.prompt_prefix import opening
 from podium.testing import save_tiny_model
-from podium.trainer.saving import StopsOnTerm
+from podium.trainer.checkpointing import StopsOnTerm
 
 
 @pytest.fixture

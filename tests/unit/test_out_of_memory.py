@@ -24,11 +24,15 @@ def full(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize(
     ("where", "doing", "fix"),
-    [("_backward", "training", "tokens_per_pack: "), ("_share", "sampling", "per_device_train_batch_size: 8")],
+    [
+        ("_gradients.add", "training", "tokens_per_pack: "),
+        ("rollouts.draw", "sampling", "per_device_train_batch_size: 8"),
+    ],
 )
 def test_it_says_what_is_held_and_what_to_lower(where: str, doing: str, fix: str, make_trainer: Any) -> None:
     trainer = make_trainer()
-    setattr(trainer, where, full)
+    owner, _, method = where.partition(".")
+    setattr(getattr(trainer, owner), method, full)
     with pytest.raises(ModelError) as error:
         trainer.train()
     message = str(error.value)

@@ -35,6 +35,7 @@ from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
 from podium.testing import save_tiny_model
+from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 
 logger = logging.getLogger(__name__)
@@ -141,8 +142,8 @@ class Compared(TrainerCallback):
 
     def look(self) -> None:
         trainer = self.trainer
-        prompts = trainer.rollouts.prompts(RoundKey(0, 0), range(4))
-        served = trainer.rollouts.generate(prompts, greedy(trainer))
+        prompts = round_prompts(trainer.parts, RoundKey(0, 0), range(4))
+        served = trainer.rollouts.generate(prompts, greedy(trainer), trainer.policy_state)
         own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.precision)
         mine = own.generate(prompts, greedy(trainer))
         pairs = [(a.completions[0], b.completions[0]) for a, b in zip(served, mine, strict=True)]
@@ -171,7 +172,7 @@ def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_pat
     compared.trainer = run
     compared.look()
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
-    run.rollouts.sync()
+    run.rollouts.sync(run.policy_state)
     assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
     run.add_callback(compared)
     run.train()
@@ -188,9 +189,9 @@ def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_pat
 
 def test_the_same_requests_give_the_same_completions(vllm: Vllm, tmp_path: Path) -> None:
     run = trainer(tmp_path, vllm)
-    prompts = run.rollouts.prompts(RoundKey(0, 0), range(4))
+    prompts = round_prompts(run.parts, RoundKey(0, 0), range(4))
     settings = SamplingSettings(num_completions=4, max_tokens=8, end_ids=run.parts.end_ids, seed=3, round=1)
-    first, second = (run.rollouts.generate(prompts, settings) for _ in range(2))
+    first, second = (run.rollouts.generate(prompts, settings, run.policy_state) for _ in range(2))
     assert first == second
     assert len({c.token_ids for c in first[0].completions}) > 1
 
@@ -203,7 +204,7 @@ def test_the_wrong_model(vllm: Vllm, tmp_path: Path) -> None:
 
 def test_a_server_that_is_silent(vllm: Vllm, tmp_path: Path) -> None:
     run = trainer(tmp_path, vllm)
-    run.rollouts.sync()
+    run.rollouts.sync(run.policy_state)
     run.parts.engine.server.seconds = 5.0
     vllm.send(signal.SIGSTOP)
     try:
@@ -235,7 +236,7 @@ def test_a_server_that_is_killed_and_started_again(vllm: Vllm, tmp_path: Path) -
     assert (tmp_path / "checkpoint-1" / "manifest.json").is_file()
     vllm.start("bfloat16")
     run.parts.engine.server.seconds = START_SECONDS
-    groups = run.parts.engine.generate(run.rollouts.prompts(RoundKey(0, 0), range(2)), greedy(run, 4))
+    groups = run.parts.engine.generate(round_prompts(run.parts, RoundKey(0, 0), range(2)), greedy(run, 4))
     assert len(groups) == 2
     assert run.parts.engine.server.weight_version() == run.parts.engine._version
     again = trainer(tmp_path, vllm, **saves)

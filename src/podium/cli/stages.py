@@ -52,7 +52,7 @@ def _train(run: StagedRun, say: Callable[..., None]) -> Any:
     from podium.cli.progress import ProgressLine
     from podium.cli.terminal import console
     from podium.cli.train import resumable, silence
-    from podium.trainer.saving import StopsOnTerm
+    from podium.trainer.checkpointing import StopsOnTerm
 
     lines: list[ProgressLine] = []
     stop = StopsOnTerm()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.records import ScoredGroup
-    from podium.trainer.saving import StopsOnTerm
+    from podium.trainer.checkpointing import StopsOnTerm
     from podium.trainer.trainer import GRPOTrainer
 
 STOPPED = 3
@@ -93,7 +93,7 @@ def _run(recipe: Recipe, started: float, *, evaluate: bool) -> None:
     from podium.cli.terminal import console, prepare_output
     from podium.data.loading import load_data
     from podium.runs.redaction import without_secrets
-    from podium.trainer.saving import StopsOnTerm
+    from podium.trainer.checkpointing import StopsOnTerm
 
     arguments = recipe.arguments()
     prepare_output()

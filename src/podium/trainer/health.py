@@ -1,7 +1,7 @@
-"""Records every optimizer step of a run in its folder, looks at its health, and acts on what it finds.
+"""Health of a run: every optimizer step is recorded in the run's folder, checked by the monitors, and acted upon.
 
-The trainer and the rollouts tell `Health` what they measured; the rest it learns as a callback. Only the main process
-writes and looks; the others send it their rows, and do what it decides.
+The trainer passes rounds and measurements; the rest comes in as a callback. Only the main process writes and checks;
+the others send it their rows, and follow its decision.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, ENVIRONMENT, Run
 from podium.trainer.assembly import Parts
-from podium.trainer.probe import WeightProbe
+from podium.trainer.processes import local
 
 logger = logging.getLogger(__name__)
 
 MOST_ROLLBACKS = 3
+
+TENSORS = 24
+VALUES = 2048
+"""Most trained tensors, spread over the model, and most numbers of each, that `WeightProbe` samples."""
 
 
 class AboveTheBar(logging.Handler):
@@ -49,7 +53,7 @@ class AboveTheBar(logging.Handler):
 
 
 def show_notes() -> None:
-    """Show what Podium notes, findings and the proof included, where the program has set up no logging of its own."""
+    """Show Podium's notes, findings and the proof, unless the program has set up logging of its own."""
     podium = logging.getLogger("podium")
     if not podium.handlers and not logging.getLogger().handlers:
         podium.addHandler(AboveTheBar())
@@ -66,8 +70,8 @@ class Health(TrainerCallback):
     Attributes:
         config: what `config.yaml` will hold; the command line puts the recipe here, else it is the settings that
             differ from their defaults.
-        found: everything said in this run, in order.
-        decision: what a finding asked for: `stop`, `rollback`, or None.
+        found: all findings of this run, in order.
+        decision: the consequence of a finding: `stop`, `rollback`, or None.
         latest: on the main process the numbers of the optimizer step that ended last, as recorded.
     """
 
@@ -92,7 +96,7 @@ class Health(TrainerCallback):
         self._went_back: Finding | None = None
         """Of a rollback, until the record is cut."""
 
-    # ---- what it is told ----
+    # ---- from the trainer ----
 
     def saw_round(
         self,
@@ -111,11 +115,9 @@ class Health(TrainerCallback):
                 self.folder.add_rollouts(rows)
                 self._rounds.append(joined(rows))
 
-    def saw_logps(self, sampled_N: Tensor, now_N: Tensor) -> None:
-        """Log-probabilities of the same tokens under the same weights, by the sampler and by the trainer."""
-        gap_N = (sampled_N - now_N.detach()).abs()
-        if gap_N.numel():
-            self._gaps.append(torch.stack([gap_N.mean(), gap_N.max()]))
+    def saw_gaps(self, gaps: Sequence[Tensor]) -> None:
+        """`logp_gap` of packs."""
+        self._gaps.extend(gaps)
 
     # ---- as a callback ----
 
@@ -189,7 +191,7 @@ class Health(TrainerCallback):
     # ---- numbers ----
 
     def _step_values(self) -> dict[str, float]:
-        """Everything measured in this step, with what only the process knows."""
+        """All measurements of this step, with those of the process."""
         own = {"learning_rate": self._learning_rate, "health/resident_bytes": float(psutil.Process().memory_info().rss)}
         if torch.cuda.is_available():
             own["health/device_bytes"] = float(torch.cuda.memory_allocated())
@@ -225,7 +227,7 @@ class Health(TrainerCallback):
         return next((wish for wish in ("rollback", "stop") if wish in wishes), None)
 
     def _remember(self, run: Run) -> None:
-        """A resumed run is looked at whole: the detectors see its steps again, and what they say is said already."""
+        """Pass all steps of a resumed run to the monitors; their findings are in its folder already."""
         rounds = rounds_of(run)
         for metrics in run.history:
             self._monitor.step(metrics, rounds.get(metrics.step, ()))
@@ -248,7 +250,7 @@ class Health(TrainerCallback):
         return frozenset(code for code, wish in self._wishes.items() if wish == "ignore")
 
     def _act(self, decision: str | None, control: TrainerControl) -> None:
-        """All processes do the same; a run that stops leaves a checkpoint."""
+        """On all processes alike; a run that stops leaves a checkpoint."""
         if (self.args.strict or self.args.on_finding) and self.args.world_size > 1:
             decision = broadcast_object_list([decision])[0]
         if decision is not None:
@@ -259,7 +261,7 @@ class Health(TrainerCallback):
     # ---- rolling back ----
 
     def back_to(self) -> Path | None:
-        """After training has ended: the checkpoint to go on from, or None where the run is to end here.
+        """After training has ended: the checkpoint to continue from; None: the run ends here.
 
         Later checkpoints are set aside. The same on every process.
         """
@@ -275,7 +277,7 @@ class Health(TrainerCallback):
         return healthy
 
     def _newest_healthy(self) -> Path | None:
-        """The newest whole checkpoint from before the finding began; those after it are set aside."""
+        """The newest undamaged checkpoint from before the finding began; those after it are set aside."""
         bad = next(finding for finding in reversed(self.found) if self._wishes.get(finding.code) == "rollback")
         began = self._monitor.issues[bad.code].first_step
         folders = checkpoint.checkpoints(self.folder.folder)
@@ -303,7 +305,7 @@ class Health(TrainerCallback):
             group["initial_lr"] = group.get("initial_lr", group["lr"]) * factor
         scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 
-    # ---- what is written once ----
+    # ---- written once ----
 
     @property
     def _is_main(self) -> bool:
@@ -331,15 +333,59 @@ class Health(TrainerCallback):
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """For `resume.State`: what of it a run that goes on must have, too."""
+        """The part of it that a run must share with the one that wrote its checkpoint."""
         adapters = getattr(self.parts.policy, "peft_config", None)
         adapter = adapters[self.parts.policy.active_adapter].to_dict() if adapters else None
         kept = {name: self.described[name] for name in ("settings", "model", "rewards", "data")}
         return without_secrets({**kept, "adapter": adapter})
 
     def _given(self) -> dict[str, Any]:
-        """Without a recipe: the settings that are not the defaults."""
+        """Settings that are not the defaults, for a run without a recipe."""
         defaults = {f.name: f.default for f in dataclasses.fields(self.args)}
         settings = {name: x for name, x in self.args.to_dict().items() if x is not None and x != defaults.get(name)}
         named = {"model": getattr(self.parts.policy.config, "_name_or_path", "")}
         return without_secrets({**named, "rewards": [r.name for r in self.parts.rewards], **settings})
+
+
+def logp_gap(sampled_N: Tensor, now_N: Tensor) -> list[Tensor]:
+    """Mean and largest difference of the sampler's log-probabilities from the trainer's; empty without tokens."""
+    gap_N = (sampled_N - now_N.detach()).abs()
+    return [torch.stack([gap_N.mean(), gap_N.max()])] if gap_N.numel() else []
+
+
+class WeightProbe:
+    """Measures how far an optimizer step moves the weights, on a fixed sample of them.
+
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> probe = WeightProbe(layer)
+    >>> probe.before()
+    >>> layer.weight.data *= 1.01
+    >>> {name: round(value, 4) for name, value in probe.after().items()}
+    {'health/update_ratio': 0.01, 'health/moved_share': 1.0}
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        trained = [p for p in model.parameters() if p.requires_grad and local(p).numel()]
+        every = max(1, len(trained) // TENSORS)
+        # An odd stride, or every sample of a LoRA model would be of its A matrices, and none of B.
+        self._parameters = trained[:: every + (every % 2 == 0)]
+        self._values: Tensor | None = None
+
+    def before(self) -> None:
+        """Keep the sample."""
+        self._values = self._sample()
+
+    def after(self) -> dict[str, float]:
+        """RMS of the change over RMS of the weights, and the share of weights that changed at all."""
+        if self._values is None or not self._values.numel():
+            return {}
+        now, then = self._sample(), self._values
+        self._values = None
+        change = (now - then).square().mean().sqrt() / then.square().mean().sqrt().clamp_min(1e-12)
+        ratio, share = torch.stack([change, (now != then).float().mean()]).tolist()
+        return {"health/update_ratio": ratio, "health/moved_share": share}
+
+    def _sample(self) -> Tensor:
+        mine = [local(p).detach().flatten() for p in self._parameters]
+        parts = [x[:: max(1, len(x) // VALUES)][:VALUES].float() for x in mine]
+        return torch.cat(parts).clone() if parts else torch.zeros(0)

@@ -1,15 +1,13 @@
-"""What several processes need of a training step, whichever way accelerate divides the work.
+"""Training on several processes, with accelerate: one API over DDP, FSDP2 and DeepSpeed.
 
     one process   nothing
-    DDP           every process has all weights; gradients meet in the last backward of a step
-    FSDP2         every process has a part of every tensor; each forward and each backward is a meeting
-    DeepSpeed     each backward is a meeting, with ZeRO-3 each forward, too
+    DDP           every process has all weights; gradients are reduced in the last backward of a step
+    FSDP2         every process has a part of every tensor; each forward and each backward is collective
+    DeepSpeed     each backward is collective, with ZeRO-3 each forward, too
 
-Where forwards and backwards are meetings, all processes have to run the same number of them, or the run hangs:
-`missing` says how many a process with less work has to add. For sampling, which no two processes do in the same number
-of steps, `whole` gathers sharded weights once.
-
-Knows accelerate and torch's FSDP2; knows no rollouts and no losses.
+Where forwards and backwards are collective, all processes must run the same number of them, or the run hangs:
+`num_dummy_forwards` is the number that a process with less work adds. Sampling takes a different number of steps on
+every process, so `full_weights` gathers sharded weights once.
 """
 
 from __future__ import annotations
@@ -50,13 +48,13 @@ logger = logging.getLogger(__name__)
 Division = Literal["one", "ddp", "fsdp2", "deepspeed"]
 
 WEIGHTS, REFERENCE, OPTIMIZER = "weights-part-{}.safetensors", "reference-part-{}.safetensors", "optimizer-part-{}.pt"
-"""A checkpoint's files of one process, where weights are sharded; by its rank."""
+"""Files of one process in a checkpoint of sharded weights, by its rank."""
 
 T = TypeVar("T")
 
 
 def broadcast_from_main(value: T) -> T:
-    """The first process's value, on every process: for choices that are measured or tried, which could differ."""
+    """The first process's value on every process, for choices that are measured or tried and could differ."""
     return cast("list[T]", broadcast_object_list([value]))[0]
 
 
@@ -64,7 +62,7 @@ def broadcast_from_main(value: T) -> T:
 
 
 def fsdp_version(args: Any) -> int | None:
-    """The FSDP that a config, a flag or accelerate's launcher asks for; None: none."""
+    """Version of FSDP that a config, a flag or accelerate's launcher sets; None: no FSDP."""
     if args.fsdp_plugin_args is not None:
         return int(args.fsdp_plugin_args["fsdp_version"])
     asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
@@ -78,15 +76,15 @@ def zero_stage(args: Any) -> int | None:
 
 
 def divides_weights(args: Any) -> bool:
-    """Whether weights are divided over processes (FSDP, ZeRO-3) instead of standing whole on each device."""
+    """Whether weights are sharded over processes (FSDP, ZeRO-3)."""
     return zero_stage(args) == 3 or (args.world_size > 1 and fsdp_version(args) is not None)
 
 
 def prepare_to_load(args: Any, *, adapter: bool) -> None:
-    """Refuse what cannot work; make every process read the weights where one of them could not hand them on.
+    """Refuse settings that sharding rules out; have every process read the weights of a model with an adapter.
 
     Raises:
-        ConfigError: FSDP 1; a copy of weights that are divided; vLLM, or a reference of all weights, under ZeRO-3.
+        ConfigError: FSDP 1; a copy of sharded weights; vLLM, or a reference of all weights, under ZeRO-3.
     """
     if torch.distributed.is_initialized():  # on a CPU transformers (5.17) hands ddp_timeout to nobody
         _set_pg_timeout(timedelta(seconds=args.ddp_timeout))
@@ -126,7 +124,7 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
 
 @contextlib.contextmanager
 def whole_at_load(policy: nn.Module, args: Any) -> Iterator[None]:
-    """Weights that ZeRO-3 divided while they were loaded, whole for trials of the model."""
+    """Gather weights that ZeRO-3 sharded while they were loaded, for trials of the model."""
     if zero_stage(args) != 3:
         yield
         return
@@ -137,7 +135,7 @@ def whole_at_load(policy: nn.Module, args: Any) -> Iterator[None]:
 
 
 def optimized_by(optimizer: Any) -> Iterator[nn.Parameter]:
-    """The model's parameters that an optimizer steps; DeepSpeed's has flat copies of them in its groups."""
+    """The model's parameters that an optimizer steps; DeepSpeed's groups have flat copies of them."""
     inner = getattr(optimizer, "optimizer", optimizer)
     for name in ("bit16_groups", "fp16_groups", "bf16_groups"):
         yield from itertools.chain.from_iterable(getattr(inner, name, ()))
@@ -146,10 +144,9 @@ def optimized_by(optimizer: Any) -> Iterator[nn.Parameter]:
 
 
 def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:
-    """FSDP2 for processes on a CPU; whether it was asked for.
+    """Switch FSDP2 on for processes on a CPU; whether it was asked for.
 
-    accelerate (1.15) looks at its FSDP plugin for kinds of accelerators alone: asked for it on a CPU, it trains with
-    DDP and says nothing. torch's FSDP2 itself works there, over gloo.
+    accelerate (1.15) silently trains with DDP there, though torch's FSDP2 itself works over gloo.
     """
     state = accelerator.state
     if fsdp_version(args) != 2 or state.distributed_type != DistributedType.MULTI_CPU:
@@ -165,26 +162,19 @@ def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:
 
 
 class Processes:
-    """How this run's processes share work; one for each trainer."""
+    """The division of work over this run's processes; one for each trainer."""
 
     def __init__(self, accelerator: Accelerator, touch: Callable[[nn.Module], None]) -> None:
-        """`touch` runs a smallest forward of a model, without gradients."""
+        """`touch` runs a forward of one token, without gradients."""
         self.accelerator = accelerator
         self.model: nn.Module | None = None
         """The sharded policy (FSDP2)."""
-        self._touch = touch
+        self.touch = touch
         self._depth = 0
         self._copied: list[nn.Parameter] = []
-        kind = accelerator.distributed_type
-        self.division: Division = (
-            "fsdp2"
-            if kind == DistributedType.FSDP
-            else "deepspeed"
-            if kind == DistributedType.DEEPSPEED
-            else "ddp"
-            if accelerator.num_processes > 1
-            else "one"
-        )
+        by_kind: dict[Any, Division] = {DistributedType.FSDP: "fsdp2", DistributedType.DEEPSPEED: "deepspeed"}
+        otherwise: Division = "ddp" if accelerator.num_processes > 1 else "one"
+        self.division: Division = by_kind.get(accelerator.distributed_type, otherwise)
 
     @property
     def in_lockstep(self) -> bool:
@@ -202,20 +192,20 @@ class Processes:
         """Whether no process has all weights."""
         return self.division == "fsdp2" or self.zero3
 
-    def missing(self, forwards: int) -> int:
-        """How many forwards this process has to add to those it needs, so that all run the same number."""
+    def num_dummy_forwards(self, forwards: int) -> int:
+        """Forwards to add to those that this process needs, so that all run the same number."""
         return max(gather_object([forwards])) - forwards if self.in_lockstep else 0
 
-    def idle(self, backwards: int) -> int:
+    def num_dummy_backwards(self, backwards: int) -> int:
         """The same of backwards, of which every process runs at least one in a step."""
-        return self.missing(max(backwards, 1)) + (backwards == 0)
+        return self.num_dummy_forwards(max(backwards, 1)) + (backwards == 0)
 
     # ---- sharding ----
 
     def shard(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-        """Divide the policy (FSDP2), before anything is sampled. The Trainer would do so when training begins.
+        """Shard the policy (FSDP2) before anything is sampled; the Trainer would do so when training begins.
 
-        What an adapter trains is small, and stays whole on every process: `average` brings its gradients together.
+        Trained tensors of an adapter are small and stay whole on every process: `average` reduces their gradients.
         """
         plugin = self.accelerator.state.fsdp_plugin
         assert plugin is not None
@@ -237,12 +227,12 @@ class Processes:
         return prepared, optimizer
 
     def shard_frozen(self, model: nn.Module) -> None:
-        """Divide a model that is not trained, as the policy (FSDP2)."""
+        """Shard a model that is not trained, as the policy (FSDP2)."""
         fsdp2_prepare_model(self.accelerator, model)
 
     @contextlib.contextmanager
-    def whole(self, model: nn.Module) -> Iterator[None]:
-        """Inside, this process has all weights of the policy, and a forward of it is no meeting.
+    def full_weights(self, model: nn.Module) -> Iterator[None]:
+        """Inside, this process has all weights of the policy, and its forwards are not collective.
 
         All processes enter and leave together. Under an adapter with `reshard_after_forward: false` the base, which
         never changes, stays gathered from the first time on.
@@ -269,7 +259,7 @@ class Processes:
         reshard = bool(cast(Any, self.accelerator.state.fsdp_plugin).reshard_after_forward)
         units = _units(self.model)
         self._reshard_after_forward(reshard=False)
-        self._touch(self.model)  # gathers all layers that a forward passes, one after the other
+        self.touch(self.model)  # gathers all layers that a forward passes, one after the other
         for unit in units:
             unit.unshard()
         try:
@@ -283,13 +273,13 @@ class Processes:
             self._reshard_after_forward(reshard=reshard)
 
     def reshard(self, model: nn.Module) -> None:
-        """After forwards without a backward, which leave a sharded model's last layers whole."""
+        """Free layers that forwards without a backward leave gathered."""
         if self.division == "fsdp2" and not self._depth and not self._copied:
             for unit in _units(model):
                 unit.reshard()
 
     def _reshard_after_forward(self, *, reshard: bool) -> None:
-        """As accelerate sets it: a forward ends with the head, and the backward begins with it, so it stays."""
+        """As accelerate sets it: the head stays, as a forward ends and the backward begins with it."""
         model = cast(Any, self.model)
         model.set_reshard_after_forward(reshard)
         for kept in (model.get_output_embeddings(), model):
@@ -316,12 +306,12 @@ class Processes:
                 yield
 
     def backward(self, loss: Tensor) -> None:
-        """Of a share of the loss of all processes: gradients are averaged over processes, shares add up."""
+        """Backward of a share of the loss: gradients are averaged over processes, and shares add up."""
         plain = {"scale_wrt_gas": False} if self.division == "deepspeed" else {}
         self.accelerator.backward(loss * self.accelerator.num_processes, **plain)
 
     def average(self) -> None:
-        """Once a step: the mean over processes of the gradients that no wrapper brings together."""
+        """Once a step: the mean over processes of the gradients that no wrapper reduces."""
         trained = [p for p in self._copied if p.requires_grad]
         if not trained:
             return
@@ -336,8 +326,8 @@ class Processes:
 
     # ---- checkpoints ----
 
-    def whole_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """For `save_pretrained`, on the first process: all weights, or what an adapter has; all processes call it."""
+    def full_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """For `save_pretrained`, on the first process: all weights, or the adapter's; all processes call it."""
         copied = {id(p) for p in self._copied}
         if copied:
             return {name: p.detach().cpu() for name, p in model.named_parameters() if id(p) in copied}
@@ -349,7 +339,7 @@ class Processes:
         return {name: gathered[id(x)] for name, x in state.items()}
 
     def save_parts(self, folder: Path, model: nn.Module, optimizer: Any, reference: Reference | None) -> None:
-        """What this process has of the trained weights, of the optimizer and of a reference that has moved."""
+        """Write this process's part of the trained weights, of the optimizer and of a reference that has moved."""
         rank = self.accelerator.process_index
         save_file(self._parts(model, trained=True), folder / WEIGHTS.format(rank))
         if reference is not None and reference.moved:
@@ -357,7 +347,7 @@ class Processes:
         torch.save(tree_map(_to_part, optimizer.state_dict()), folder / OPTIMIZER.format(rank))
 
     def load_weights(self, folder: Path, model: nn.Module, reference: Reference | None) -> None:
-        """The inverse of `save_parts`, but for the optimizer."""
+        """Read the weights that `save_parts` wrote."""
         rank = self.accelerator.process_index
         _fill(self._parts(model, trained=True), folder / WEIGHTS.format(rank))
         if reference is not None and (folder / REFERENCE.format(rank)).is_file():
@@ -365,18 +355,18 @@ class Processes:
             reference.moved = True
 
     def load_optimizer(self, folder: Path, optimizer: Any) -> None:
-        """The optimizer's part."""
+        """Read the optimizer that `save_parts` wrote."""
         path = folder / OPTIMIZER.format(self.accelerator.process_index)
         meshes = [p.device_mesh for p in cast(nn.Module, self.model).parameters() if isinstance(p, DTensor)]
         saved = torch.load(path, map_location=self.accelerator.device.type, weights_only=True)
         optimizer.load_state_dict(tree_map(lambda x: _from_part(x, meshes[0]), saved, is_leaf=_is_part))
 
     def _parts(self, model: nn.Module, *, trained: bool) -> dict[str, Tensor]:
-        """What this process has of a model, or of what is trained of it."""
+        """This process's part of a model, or of its trained tensors."""
         return {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad or not trained}
 
     def check_parts(self, folder: Path) -> None:
-        """Raises `CheckpointError` where a checkpoint was divided otherwise than this run is."""
+        """Raise `CheckpointError` where a checkpoint was sharded otherwise than this run is."""
         parts = len(list(folder.glob(WEIGHTS.format("*"))))
         here = self.accelerator.num_processes if self.division == "fsdp2" else 0
         if parts == here or (self.division == "deepspeed" and not parts):
@@ -391,8 +381,10 @@ class Processes:
 
 
 def _prepare_once(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """`Accelerator.prepare`, which for FSDP2 finds parameters by their address, and empty parts of small tensors have
-    all the same one: what it has prepared it need not prepare again."""
+    """`Accelerator.prepare`, without what is prepared already.
+
+    For FSDP2 it finds parameters by their address, which empty parts of small tensors share.
+    """
 
     def once(*objects: Any, **kwargs: Any) -> Any:
         if all(getattr(x, "_is_accelerate_prepared", False) for x in objects):
@@ -403,10 +395,10 @@ def _prepare_once(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_autocast_wrapper(accelerator: Accelerator) -> None:
-    """Have accelerate leave a prepared model's `forward` as it is.
+    """Have accelerate leave a prepared model's `forward` without autocast.
 
-    It would put autocast around it, for good. The trainer has autocast around sampling, scoring and training alike, and
-    must be able to leave it out: the proof on the first batch compares in the weights' own precision.
+    The trainer has autocast around sampling, scoring and training, and must be able to leave it out: the proof on the
+    first batch compares in the weights' own precision.
     """
     prepare_model = accelerator.prepare_model
 
@@ -421,7 +413,7 @@ def without_autocast_wrapper(accelerator: Accelerator) -> None:
 
 
 def share_gradient_memory(accelerator: Accelerator) -> None:
-    """Have data-parallel gradients be views of the buckets that are reduced, not copies of 4 bytes a parameter."""
+    """Have data-parallel gradients be views of the reduced buckets, not copies of 4 bytes a parameter."""
     if accelerator.ddp_handler is None:
         accelerator.ddp_handler = DistributedDataParallelKwargs()
     accelerator.ddp_handler.gradient_as_bucket_view = True
@@ -433,7 +425,7 @@ def _units(model: nn.Module) -> list[FSDPModule]:
 
 
 def local(x: Tensor) -> Tensor:
-    """What this process has of a tensor, or of a parameter that ZeRO-3 has divided."""
+    """This process's part of a tensor, or of a parameter that ZeRO-3 has sharded."""
     part: Tensor = getattr(x, "ds_tensor", x)
     return part.to_local() if isinstance(part, DTensor) else part
 
@@ -451,7 +443,7 @@ PART = "podium_part"
 
 
 def _to_part(x: Any) -> Any:
-    """A sharded tensor as what this process has of it and what it is a part of: nothing that needs unpickling."""
+    """A sharded tensor as this process's part and its place in the whole: nothing that needs unpickling."""
     if not isinstance(x, DTensor):
         return x
     dims = [placement.dim if isinstance(placement, Shard) else None for placement in x.placements]

@@ -1,16 +1,18 @@
-"""Generation rounds: which prompts are drawn when, what is kept of them, and which optimizer step gets what.
+"""Generation rounds: the prompts that each draws, the records kept of it, and the part that each micro-step trains on.
 
-TRL's arithmetic (compat: B = per-device batch, S = steps per generation, mu = iterations, W ranks): a round draws
-B W S / G prompts and is trained on for S mu micro-steps, each with the share of B W completions. The order of prompts
-is a pure function of (seed, epoch), so a resumed run needs no history.
+TRL's arithmetic (B = per-device batch, S = steps per generation, mu = iterations, W ranks): a round draws B W S / G
+prompts and is trained on for S mu micro-steps, each with the share of B W completions. The order of prompts is a pure
+function of (seed, epoch), so a resumed run needs no history.
 
 Shape letters: P prompts of a round over all ranks, G completions per prompt, R = P G rollouts, S shares of a round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from podium.algorithm.losses import LossInputs
 from podium.errors import DataError
 from podium.models.forward import TokenLogps
 from podium.models.packing import Pack, keep
-from podium.records import TrainingGroup
+from podium.records import ScoredGroup, TrainingGroup
 
 
 class RoundKey(NamedTuple):
@@ -31,7 +33,7 @@ class RoundKey(NamedTuple):
 
 
 class MicroStep(NamedTuple):
-    """One micro-step: share `share` of a round."""
+    """One micro-step: share number `share` of a round."""
 
     round: RoundKey
     share: int
@@ -67,28 +69,28 @@ class Plan:
         number, step = divmod(index, self.micro_steps_per_round)
         return MicroStep(RoundKey(epoch, number), step % self.shares)
 
-    def deal(self, num_tokens_P: Sequence[int]) -> list[list[int]]:
-        """Which of the P prompts of a round each rank samples, from the prompts' lengths; the same on every rank.
+    def assign_to_ranks(self, num_tokens_P: Sequence[int]) -> list[list[int]]:
+        """The prompts of a round that each rank samples, from the P prompts' lengths; the same on every rank.
 
-        Every share is dealt out by itself, its longest prompts first, each to the rank that has fewest prompts of the
-        share, then of the round, then fewest tokens (Graham 1969, "longest processing time"): what completions will
-        add is not known yet, and is alike for all.
+        Every share is assigned by itself, its longest prompts first, each to the rank that has fewest prompts of the
+        share, then of the round, then fewest tokens (Graham 1969, "longest processing time"). Lengths of completions
+        are not known yet.
 
         >>> plan = Plan(prompts_per_round=4, num_generations=2, shares=1, iterations=1, accumulation=1, ranks=2, rank=0)
-        >>> plan.deal([100, 90, 20, 10])
+        >>> plan.assign_to_ranks([100, 90, 20, 10])
         [[0, 3], [1, 2]]
         """
-        dealt: list[list[int]] = [[] for _ in range(self.ranks)]
+        assigned: list[list[int]] = [[] for _ in range(self.ranks)]
         tokens = [0] * self.ranks
         for share in range(self.shares):
             here = [p for p in range(self.prompts_per_round) if self.share_of(p, 0) == share]
             in_share = [0] * self.ranks
             for prompt in sorted(here, key=lambda p: (-num_tokens_P[p], p)):
-                rank = min(range(self.ranks), key=lambda r: (in_share[r], len(dealt[r]), tokens[r], r))
-                dealt[rank].append(prompt)
+                rank = min(range(self.ranks), key=lambda r: (in_share[r], len(assigned[r]), tokens[r], r))
+                assigned[rank].append(prompt)
                 in_share[rank] += 1
                 tokens[rank] += num_tokens_P[prompt]
-        return [sorted(prompts) for prompts in dealt]
+        return [sorted(prompts) for prompts in assigned]
 
     def share_of(self, prompt: int, completion: int) -> int:
         """The share that completion g of prompt p of a round belongs to: consecutive, groups whole where they fit."""
@@ -106,16 +108,19 @@ class PromptOrder:
         self.seed = seed
         self.is_stream = not hasattr(dataset, "__len__")
         assert max_steps > 0 or not self.is_stream, "refused before: a stream's epochs cannot be counted"
-        self.num_micro_steps = max_steps * plan.accumulation if self.is_stream else self._micro_steps_per_epoch()
+        self.num_micro_steps = (
+            max_steps * plan.accumulation
+            if self.is_stream
+            else len(dataset) // plan.prompts_per_round * plan.micro_steps_per_round
+        )
         self._stream: Iterator[Mapping[str, Any]] | None = None
         self._read = 0
 
-    def _micro_steps_per_epoch(self) -> int:
-        return len(self.dataset) // self.plan.prompts_per_round * self.plan.micro_steps_per_round
-
     def after(self, key: RoundKey, max_steps: int) -> RoundKey | None:
-        """The round that follows in a run of so many optimizer steps; None: it is the last. An epoch ends with a step,
-        which may have fewer micro-steps than others."""
+        """The round after `key` in a run of `max_steps` optimizer steps; None: it is the last.
+
+        An epoch ends with a step, which may have fewer micro-steps than others.
+        """
         plan, micro_steps = self.plan, self.num_micro_steps
         epoch, step = divmod(max_steps - 1, -(-micro_steps // plan.accumulation))
         last = plan.micro_step(epoch, min((step + 1) * plan.accumulation, micro_steps) - 1).round
@@ -129,7 +134,9 @@ class PromptOrder:
         if self.is_stream:
             window = self._next(first, self.plan.prompts_per_round)
             return [(-1, window[prompt]) for prompt in prompts]
-        order = self._order(key.epoch)
+        count = len(self.dataset)
+        rng = np.random.default_rng([self.seed, key.epoch])
+        order = rng.permutation(count) if self.shuffle else np.arange(count)
         return [self._row(int(order[first + prompt])) for prompt in prompts]
 
     def fresh(self, key: RoundKey, attempt: int, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
@@ -140,10 +147,6 @@ class PromptOrder:
 
     def _row(self, index: int) -> tuple[int, Mapping[str, Any]]:
         return index, self.dataset[index]
-
-    def _order(self, epoch: int) -> np.ndarray:
-        count = len(self.dataset)
-        return np.random.default_rng([self.seed, epoch]).permutation(count) if self.shuffle else np.arange(count)
 
     def _next(self, first: int, count: int) -> list[Mapping[str, Any]]:
         """Rows `first` to `first + count` of the endless stream; going back means reading it again from its start."""
@@ -170,7 +173,51 @@ class PromptOrder:
                 raise DataError("The streamed train_dataset has no rows.")
 
 
-# ---- what is kept of a round ----
+# ---- records of a round ----
+
+
+Measured = tuple[str, float]
+"""The name of a metric and a value of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Numbers measured on the way, for the caller of a function that fills them to log."""
+
+    metrics: list[Measured] = field(default_factory=list)
+    seconds: list[Measured] = field(default_factory=list)
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """One more value of each metric."""
+        self.metrics.extend(values.items())
+
+    def extend(self, other: Measurements) -> None:
+        """All of another's."""
+        self.metrics.extend(other.metrics)
+        self.seconds.extend(other.seconds)
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Seconds inside this context."""
+        start = time.perf_counter()
+        yield
+        self.seconds.append((name, time.perf_counter() - start))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRound:
+    """A round as this process sampled and scored it, before processes compare."""
+
+    key: RoundKey
+    policy_step: int
+    """Optimizer steps the sampling weights had taken."""
+    places: tuple[int, ...]
+    """Of this process's prompts in the round."""
+    scored: tuple[ScoredGroup, ...]
+    measured: Measurements
+    """By reward functions and clocks."""
+    num_fresh: int
+    """Prompts that were drawn to replace groups of equal rewards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +229,9 @@ class Share:
     num_rollouts: int
     """Of all ranks, also those left out."""
     num_tokens: int
-    """Loss tokens of all ranks, likewise."""
+    """Loss tokens of all ranks, also those left out."""
     local_tokens: int
-    """Loss tokens of this rank, likewise."""
+    """Loss tokens of this rank, also those left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +240,18 @@ class Round:
 
     key: RoundKey
     shares: tuple[Share, ...]
+
+
+class TrialSettings(NamedTuple):
+    """Settings of a training step that is only tried, in place of the run's.
+
+    By default without the terms that depend on the division into packs by design.
+    """
+
+    tokens_per_pack: int
+    precision: Callable[[], contextlib.AbstractContextManager[None]]
+    router_coef: float = 0.0
+    top_entropy_quantile: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +267,8 @@ class MicroBatch:
     """Of the optimizer step."""
     is_last: bool
     """Of its optimizer step."""
+    trial: TrialSettings | None = None
+    """Set: a trial, of which gradients alone are wanted and no number is logged."""
 
 
 def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int) -> list[MicroBatch]:
@@ -232,15 +293,15 @@ def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int)
 
 
 def loss_inputs(
-    packed: Pack,
     out: TokenLogps,
+    packed: Pack,
     batch: MicroBatch,
-    keep_N: Tensor | None,
-    num_entropy_tokens: float | None,
+    keep_N: Tensor | None = None,
+    num_entropy_tokens: float | None = None,
     *,
     other_sampler: bool,
 ) -> LossInputs:
-    """What the loss sees of a pack. `other_sampler`: what sampled computes otherwise than training does."""
+    """Inputs of the loss. `other_sampler`: the engine computes otherwise than training does."""
     return LossInputs(
         logps_N=out.logps_N,
         entropy_N=out.entropy_N,
@@ -270,91 +331,26 @@ def shares(
         prompts: which prompt of the round each is.
         kept: for each group the completions to train on, bool [G].
         counted_PG: loss tokens of every completion of every rank; 0 where it is masked.
-        plan: the arithmetic.
+        plan: sizes and shares.
     """
     share_PG = np.array([[plan.share_of(p, g) for g in range(counted_PG.shape[1])] for p in range(len(counted_PG))])
     mine = np.zeros(counted_PG.shape[0], bool)
     mine[list(prompts)] = True
+
+    def of_share(share: int) -> Iterator[TrainingGroup]:
+        for group, keeps, p in zip(groups, kept, prompts, strict=True):
+            index = np.flatnonzero(keeps & (share_PG[p] == share))
+            if len(index) == len(keeps):
+                yield group
+            elif len(index):
+                yield keep(group, index.tolist())
+
     return tuple(
         Share(
-            groups=tuple(_chosen(groups, kept, [share_PG[p] == s for p in prompts])),
+            groups=tuple(of_share(s)),
             num_rollouts=int((share_PG == s).sum()),
             num_tokens=int(counted_PG[share_PG == s].sum()),
             local_tokens=int(counted_PG[mine][share_PG[mine] == s].sum()),
         )
         for s in range(plan.shares)
     )
-
-
-def _chosen(
-    groups: Sequence[TrainingGroup], kept: Sequence[np.ndarray], here: Sequence[np.ndarray]
-) -> Iterator[TrainingGroup]:
-    for group, keeps, belongs in zip(groups, kept, here, strict=True):
-        index = np.flatnonzero(keeps & belongs)
-        if len(index) == len(keeps):
-            yield group
-        elif len(index):
-            yield keep(group, index.tolist())
-
-
-# ---- a round as arrays, for checkpoints ----
-
-
-def to_arrays(round_: Round) -> dict[str, np.ndarray]:
-    """The round as flat numpy arrays that need no pickle."""
-    groups = [group for share in round_.shares for group in share.groups]
-    arrays = {
-        "key": np.array(round_.key),
-        "counts": np.array([[s.num_rollouts, s.num_tokens, s.local_tokens, len(s.groups)] for s in round_.shares]),
-        "group_sizes": np.array([len(group.completion_ids) for group in groups], int),
-        **_ragged("prompts", [group.prompt_ids for group in groups]),
-        **_ragged("completions", [ids for group in groups for ids in group.completion_ids]),
-        "advantages": _joined([group.advantages_G for group in groups]),
-    }
-    for name in ("sampled_logps", "old_logps", "ref_logps"):
-        if groups and getattr(groups[0], name) is not None:
-            arrays[name] = _joined([x for group in groups for x in getattr(group, name)])
-    return arrays
-
-
-def from_arrays(arrays: Mapping[str, np.ndarray]) -> Round:
-    """The inverse of `to_arrays`."""
-    prompts = _split(arrays["prompts"], arrays["prompts_lengths"])
-    completions = _split(arrays["completions"], arrays["completions_lengths"])
-    ends = np.cumsum(arrays["group_sizes"])
-    per_token = {
-        name: _split(arrays[name], arrays["completions_lengths"]) if name in arrays else None
-        for name in ("sampled_logps", "old_logps", "ref_logps")
-    }
-    groups = [
-        TrainingGroup(
-            prompt_ids=tuple(prompts[i].tolist()),
-            completion_ids=tuple(tuple(ids.tolist()) for ids in completions[end - size : end]),
-            advantages_G=arrays["advantages"][end - size : end],
-            **{name: None if x is None else tuple(x[end - size : end]) for name, x in per_token.items()},
-        )
-        for i, (size, end) in enumerate(zip(arrays["group_sizes"], ends, strict=True))
-    ]
-    rest = iter(groups)
-    return Round(
-        key=RoundKey(*arrays["key"].tolist()),
-        shares=tuple(
-            Share(groups=tuple(next(rest) for _ in range(count)), num_rollouts=r, num_tokens=t, local_tokens=local)
-            for r, t, local, count in arrays["counts"].tolist()
-        ),
-    )
-
-
-def _ragged(name: str, values: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    return {
-        name: np.array([x for row in values for x in row], np.int64),
-        f"{name}_lengths": np.array([len(row) for row in values], np.int64),
-    }
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.float32), *arrays])
-
-
-def _split(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []

@@ -1,73 +1,46 @@
-"""Try things on a trainer and leave no trace: what a proof or a measurement does before training must not change it.
-
-    with preserve_training_state(trainer):
-        trainer.training_step(trainer.model, batch)
-
-Weights are the caller's own business: see `perturbed` in `podium.trainer.proof.evidence`.
-"""
+"""Try things on a model and leave no trace: a proof or a measurement before training must not change it."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from podium.trainer.trainer import GRPOTrainer
-
 
 @contextlib.contextmanager
-def preserve_training_state(trainer: GRPOTrainer) -> Iterator[None]:
-    """Afterwards gradients, random states, module modes, metrics and counters are what they were.
+def preserve_training_state(model: nn.Module) -> Iterator[None]:
+    """Afterwards gradients, random states and modes of modules are what they were.
 
-    Dropout is off inside, so that two forwards can be compared. The time spent does not count as the step's. No round
-    is being sampled meanwhile, as its reward functions may draw random numbers.
+    Dropout is off inside, so that two forwards can be compared. Weights are left to the caller.
     """
-    trainer.rollouts.wait()
-    model = trainer.model
-    started, step_started = time.perf_counter(), trainer._step_started
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = [module for module in model.modules() if module.training]
-    mine = {name: copy.deepcopy(getattr(trainer, name)) for name in ("_measured", "_sums", "_loss", "entropy")}
-    buffer, tokens = trainer._measured, trainer.state.num_input_tokens_seen
-    gaps = list(trainer.health._gaps)
     clear_gradients(model)
     try:
         with same_random_numbers(), without_dropout(model):
             yield
     finally:
-        clear_gradients(model)
         for name, parameter in model.named_parameters():
             parameter.grad = gradients.get(name)
         model.eval()
         for module in training:
             module.training = True
-        buffer._windows, buffer._step = (
-            mine["_measured"]._windows,
-            mine["_measured"]._step,
-        )  # the rollouts hold the buffer, too
-        trainer._sums, trainer._loss, trainer.entropy = mine["_sums"], mine["_loss"], mine["entropy"]
-        trainer.health._gaps[:] = gaps
-        trainer.state.num_input_tokens_seen = tokens
-        trainer._step_started = step_started + time.perf_counter() - started
 
 
 def clear_gradients(model: nn.Module) -> None:
-    """No parameter has a gradient."""
+    """Set every gradient to None."""
     for parameter in model.parameters():
         parameter.grad = None
 
 
 @contextlib.contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Afterwards every global generator stands where it stood."""
+    """Afterwards every global generator is in the state it was in."""
     python, numpy = random.getstate(), np.random.get_state()
     # Of the GPU in use alone: asking another one for its generator makes a context of half a gigabyte there.
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

@@ -25,6 +25,7 @@ from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, Rew
 from podium.records import ScoredGroup
 from podium.rewards.score import score
 from podium.trainer.config import GRPOConfig
+from podium.trainer.rollouts import make_prompt
 from podium.trainer.settings import sampling_settings
 
 if TYPE_CHECKING:
@@ -58,12 +59,10 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
         RewardError: a reward that cannot judge them.
     """
     parts, args = trainer.parts, trainer.args
-    prompts = [
-        trainer.rollouts.prompt(row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))
-    ]
+    prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
     start = time.perf_counter()
-    groups = trainer.rollouts.generate(prompts, settings)
+    groups = trainer.rollouts.generate(prompts, settings, trainer.policy_state)
     generate_seconds = time.perf_counter() - start
     reward_seconds, columns = {}, []
     for reward in parts.rewards:
@@ -81,7 +80,7 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
         more = dataclasses.replace(
             settings, max_tokens=min(LONGER * settings.max_tokens, room), num_completions=min(4, args.num_generations)
         )
-        again = trainer.rollouts.generate(prompts[:8], more)
+        again = trainer.rollouts.generate(prompts[:8], more, trainer.policy_state)
         longer = tuple(len(completion.token_ids) for group in again for completion in group.completions)
     return Sampled(
         groups=scored,

@@ -37,13 +37,12 @@ from torch import nn
 
 from podium.models.devices import kind_of
 from podium.models.packing import common_beginning
-from podium.records import Prompt, SamplingSettings, TrainingGroup
+from podium.records import Prompt, TrainingGroup
 from podium.rewards.score import score
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rollouts import EVALUATION, training_group
-from podium.trainer.rounds import Plan, RoundKey, Share, micro_batches
-from podium.trainer.settings import sampling_settings
+from podium.trainer.rollouts import EVALUATION, round_prompts, training_group
+from podium.trainer.rounds import Plan, RoundKey, Share, TrialSettings, micro_batches
 from podium.trainer.snapshot import preserve_training_state
 
 if TYPE_CHECKING:
@@ -238,11 +237,12 @@ def measure(trainer: GRPOTrainer) -> Measurement:
 
     Gradients, random states and metrics are put back. Reward functions are called once.
     """
-    with preserve_training_state(trainer):
-        prompts = _first_prompts(trainer)
-        trainer.rollouts.sample_and_score(prompts[:1], 2, EVALUATION)  # what is made once: rounded weights, kernels
+    with preserve_training_state(trainer.model):
+        prompts, now = _first_prompts(trainer), trainer.policy_state
+        # what is made once: rounded weights, kernels
+        trainer.rollouts.sample_and_score(prompts[:1], now.settings(2, EVALUATION), now)
         start = time.perf_counter()
-        groups = trainer.rollouts.generate(prompts, _settings(trainer))
+        groups = trainer.rollouts.generate(prompts, now.settings(trainer.args.num_generations, 0), now)
         sampled = time.perf_counter()
         scored = score(groups, trainer.parts.rewards, trainer_state=trainer.state, log_metric=lambda *_: None)
         rewarded = time.perf_counter()
@@ -276,12 +276,8 @@ def _first_prompts(trainer: GRPOTrainer) -> list[Prompt]:
     """Of the first round, as many as the live engine decodes at once."""
     rows = kind_of(trainer.args.device).max_rows
     count = max(1, rows // trainer.args.num_generations)
-    return trainer.rollouts.prompts(RoundKey(0, 0), range(min(count, trainer.parts.plan.prompts_per_round)))
-
-
-def _settings(trainer: GRPOTrainer) -> SamplingSettings:
-    count = trainer.args.num_generations
-    return sampling_settings(trainer.args, trainer.parts.end_ids, num_completions=count, round_number=0)
+    places = range(min(count, trainer.parts.plan.prompts_per_round))
+    return round_prompts(trainer.parts, RoundKey(0, 0), places)
 
 
 def _alternating(count: int) -> np.ndarray:
@@ -294,11 +290,18 @@ def _train(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> float:
         "num_rollouts": sum(len(group.completion_ids) for group in groups),
         "num_tokens": sum(len(ids) for group in groups for ids in group.completion_ids),
     }
+    parts = trainer.parts
+    trial = TrialSettings(
+        tokens_per_pack=parts.tokens_per_pack,
+        precision=parts.precision,
+        router_coef=parts.router_coef,
+        top_entropy_quantile=parts.args.top_entropy_quantile,
+    )
     for chosen in (groups[:1], groups):
         share = Share(groups=tuple(chosen), local_tokens=counts["num_tokens"], **counts)
         [batch] = micro_batches([share], per_micro_batch=False, ranks=1)
         start = time.perf_counter()
-        trainer.training_step(trainer.model, dataclasses.replace(batch, is_last=False))
+        trainer.training_step(trainer.model, dataclasses.replace(batch, is_last=False, trial=trial))
         _wait(trainer.args.device)
     return time.perf_counter() - start
 

@@ -19,7 +19,7 @@ from podium.records import StepMetrics
 from podium.runs.recording import RunFolder
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG
-from podium.trainer.saving import AtomicCheckpointMixin
+from podium.trainer.checkpointing import AtomicCheckpointMixin
 
 COUNTED = "sft_state.json"
 """In a checkpoint: what `SFTTrainer` counts and does not save."""

@@ -1,8 +1,9 @@
-"""Proof on the first batch: what must hold of a model, its sampler and its training, shown before the first step.
+"""Proof on the first batch: invariants of a model, its sampler and its training, checked before the first step.
 
-records.py    Check and Proof
-plain.py      log-probabilities and gradients as anyone would compute them: one row, one forward, no shortcuts
-evidence.py   what is measured on the user's model and data
-checks.py     the table of checks: Evidence -> Check
-first_batch.py  when they run, what is printed and written, what stops the run
+records.py      the run under proof, Check and Proof
+plain.py        log-probabilities and gradients computed plainly: one row, one forward, no shortcuts
+evidence.py     measurements on the user's model and data
+checks.py       checks of models, sampler and steps
+completions.py  checks of completions and rewards
+first_batch.py  the callback that runs, prints and writes them, and stops the run
 """

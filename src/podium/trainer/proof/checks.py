@@ -1,41 +1,40 @@
-"""The checks: plain functions from evidence to a `Check`, in three tables for the three moments at which they run.
+"""The checks of models, sampler and steps, in three tables: before rollouts, before and after the first step.
 
-Each has gone wrong, silently, in a trainer that people use. Adding one is adding a function and a row, and its page.
+Each has gone wrong, silently, in a trainer that people use. Adding one is adding a function, a row, and its page.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from podium.models.forward import unwrap
 from podium.models.packing import keep
 from podium.models.precision import ROUNDED
 from podium.records import TrainingGroup
 from podium.trainer.processes import optimized_by
-from podium.trainer.proof.completions import ends, language, rewards, tokens, turns
+from podium.trainer.proof.completions import (
+    end_tokens,
+    own_language,
+    rewards,
+    sampled_tokens,
+    turn_ends,
+)
 from podium.trainer.proof.evidence import (
     EXACT,
     HALF,
-    Sample,
-    Traces,
     difference,
-    exactly,
+    full_precision,
     nudge_names,
     perturbed,
     sampler_tolerance,
     tolerance_of,
-    training_logps,
     weight_traces,
 )
-from podium.trainer.proof.records import After, Before, Check, named, shown_token
-
-if TYPE_CHECKING:
-    from podium.trainer.trainer import GRPOTrainer
+from podium.trainer.proof.records import After, Before, Check, Sample, Subject, Traces, named
+from podium.trainer.rollouts import policy_logps
 
 TRAINED_TOKENS = 32
 """First tokens of a completion whose log-probabilities are compared."""
@@ -46,7 +45,7 @@ EXACT_GRADIENT, HALF_GRADIENT = 1e-2, 0.5
 LEAST_DOUBT = 1e-2
 """Below it, gradients of float32 log-probabilities are known to fewer digits than are compared."""
 STEP_TOKENS = 16_384
-"""Of the completions, prompts included, by which it is seen where a step goes."""
+"""Of the completions, prompts included, that show the direction of a step."""
 LEAST_SHIFT = 1e-5
 """Nats a token, below which a change of a log-probability is rounding."""
 AGAINST = 0.2
@@ -59,10 +58,10 @@ LARGE_CHANGE = 50.0
 # ---- before anything is sampled ----
 
 
-def weights(trainer: GRPOTrainer) -> Check:
+def finite_weights(run: Subject) -> Check:
     """No weight is NaN or infinite."""
-    bad = [_not_finite(name, p) for name, p in unwrap(trainer.model).named_parameters() if _is_bad(p)]
-    count = sum(1 for _ in unwrap(trainer.model).parameters())
+    bad = [_not_finite(name, p) for name, p in run.model.named_parameters() if _is_bad(p)]
+    count = sum(1 for _ in run.model.parameters())
     return Check(
         name="weights are finite",
         code="P001",
@@ -74,25 +73,22 @@ def weights(trainer: GRPOTrainer) -> Check:
     )
 
 
-def trainable(trainer: GRPOTrainer) -> Check:
-    """What should train requires a gradient and is in the optimizer."""
-    tensors = dict(unwrap(trainer.model).named_parameters())
-    frozen = sorted(name for name in trainer.parts.should_train if name in tensors and not tensors[name].requires_grad)
-    optimized = {id(p) for p in optimized_by(trainer.optimizer)}
+def trained_tensors(run: Subject) -> Check:
+    """Tensors that should train require a gradient and are in the optimizer."""
+    tensors = dict(run.model.named_parameters())
+    frozen = sorted(name for name in run.parts.should_train if name in tensors and not tensors[name].requires_grad)
+    optimized = {id(p) for p in optimized_by(run.optimizer)}
     left_out = [name for name, p in tensors.items() if p.requires_grad and id(p) not in optimized]
     problems = ([f"frozen: {named(frozen)}"] if frozen else []) + (
         [f"in no group of the optimizer: {named(left_out)}"] if left_out else []
     )
     trained = [p for p in tensors.values() if p.requires_grad]
-    rates = [group.get("initial_lr", group["lr"]) for group in trainer.optimizer.param_groups]
-    still = {
-        id(p)
-        for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True)
-        if not rate
-        for p in group["params"]
-    }
+    groups = run.optimizer.param_groups
+    rates = [group.get("initial_lr", group["lr"]) for group in groups]
+    still = {id(p) for group, rate in zip(groups, rates, strict=True) if not rate for p in group["params"]}
     at_rest = [name for name, p in tensors.items() if p.requires_grad and id(p) in still] if any(rates) else []
-    by_caller = [] if hasattr(unwrap(trainer.model), "peft_config") else [n for n, p in tensors.items() if _off(p)]
+    off = [name for name, p in tensors.items() if p.is_floating_point() and not p.requires_grad]
+    by_caller = [] if run.kind == "adapter" else off
     note = f"; frozen by the caller: {named(by_caller)}" if by_caller else ""
     note += f"; learning rate 0: {named(at_rest)}" if at_rest else ""
     return Check(
@@ -110,11 +106,11 @@ def trainable(trainer: GRPOTrainer) -> Check:
 # ---- before the first step ----
 
 
-def rollouts(x: Before) -> Check:
+def rollout_logps(x: Before) -> Check:
     """The log-probabilities that came with the rollouts are those that training computes."""
-    groups = () if x.trainer.parts.filtered_logps else shortened(x.trained)
-    tolerance = sampler_tolerance(x.trainer, exact=False)
-    mine = training_logps(x.trainer, groups)
+    groups = () if x.run.parts.filtered_logps else shortened(x.trained)
+    tolerance = sampler_tolerance(x.run, exact=False)
+    mine = policy_logps(x.run.model, groups, x.run.now)
     theirs = [values for group in groups for values in group.sampled_logps]
     apart = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
     flat = [np.concatenate(v) if v else np.zeros(0, np.float32) for v in (mine, theirs)]
@@ -136,12 +132,12 @@ def rollouts(x: Before) -> Check:
     )
 
 
-def sampler(x: Before) -> Check:
+def sampler_synced(x: Before) -> Check:
     """The engine's log-probabilities are the model's, also after its weights (or adapter) were changed."""
-    s, tolerance = x.sample, sampler_tolerance(x.trainer, exact=True)
+    s, tolerance = x.sample, sampler_tolerance(x.run, exact=True)
     measured = difference(s.sampled_N, s.plain_N, tolerance)
     effect = difference(s.before_N, s.plain_N, tolerance)
-    what = "adapter" if hasattr(unwrap(x.trainer.model), "peft_config") else "weights"
+    what = x.run.kind
     stale = difference(s.sampled_N, s.before_N, tolerance) <= tolerance < measured
     reason = (
         f"the {what} do{'es' if what == 'adapter' else ''} not reach the sampler: its log-probabilities are those from "
@@ -162,9 +158,9 @@ def sampler(x: Before) -> Check:
     )
 
 
-def packed(x: Before) -> Check:
+def packed_forward(x: Before) -> Check:
     """The packed, shared-prefix forward gives what a plain forward of every row gives."""
-    s, tolerance = x.sample, tolerance_of(x.trainer, exact=True)
+    s, tolerance = x.sample, tolerance_of(x.run, exact=True)
     measured = difference(s.packed_N, s.plain_N, tolerance)
     where = f"; first in {s.misplaced}" if s.misplaced else ""
     problem = f"off by {_nats(measured, tolerance)}{_temperature(x, s.packed_N, tolerance)}{where}"
@@ -180,13 +176,13 @@ def packed(x: Before) -> Check:
     )
 
 
-def cutting(x: Before) -> Check:
+def batch_invariance(x: Before) -> Check:
     """Packs and micro-steps change neither loss nor gradient, and both are those of the plain model."""
     s = x.sample
     rows = [("two micro-steps", s.cut, s.cut_loss, True), ("one micro-step", s.whole, s.whole_loss, False)]
     problems, measured, limit = [], 0.0, 0.0
     for name, traces, loss, exact in rows:
-        tight = tolerance_of(x.trainer, exact=exact) == EXACT
+        tight = tolerance_of(x.run, exact=exact) == EXACT
         error, length, worst = gradient_error(traces, s.plain, each=tight)
         tolerance = EXACT_GRADIENT if tight else HALF_GRADIENT
         measured, limit = max((measured, limit), (error, tolerance), key=lambda pair: pair[0] / (pair[1] or 1))
@@ -209,7 +205,7 @@ def cutting(x: Before) -> Check:
 def gradients(x: Before) -> Check:
     """Every trained tensor gets a gradient, finite and not zero."""
     bad = [name for name, t in x.sample.whole.items() if not math.isfinite(t.norm)]
-    parameters = dict(unwrap(x.trainer.model).named_parameters())
+    parameters = dict(x.run.model.named_parameters())
     zero = [n for n, t in x.sample.whole.items() if t.norm == 0 and not _may_be_zero(n) and parameters[n].numel()]
     problems = ([f"not finite: {named(bad)}"] if bad else []) + ([f"none: {named(zero)}"] if zero else [])
     certain = _certain(x.sample) if zero and not bad and x.sample.doubt < LEAST_DOUBT else ""
@@ -224,11 +220,11 @@ def gradients(x: Before) -> Check:
     )
 
 
-def reference(x: Before) -> Check:
+def start_at_reference(x: Before) -> Check:
     """Training starts at its reference, from which the KL divergence is measured."""
-    groups, tolerance = shortened(x.trained), tolerance_of(x.trainer, exact=False)
-    theirs = reference_logps(x.trainer, groups)
-    mine = training_logps(x.trainer, groups) if theirs else []
+    groups, tolerance = shortened(x.trained), tolerance_of(x.run, exact=False)
+    theirs = reference_logps(x.run, groups)
+    mine = policy_logps(x.run.model, groups, x.run.now) if theirs else []
     measured = max((difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)), default=0.0)
     return Check(
         name="training starts at its reference",
@@ -246,12 +242,10 @@ def reference(x: Before) -> Check:
 # ---- after a step that moved ----
 
 
-def moved(x: After) -> Check:
+def weights_changed(x: After) -> Check:
     """The optimizer step changed weights."""
-    now = weight_traces(unwrap(x.trainer.model))
-    still = [
-        n for n, t in now.items() if n in x.weights_before and np.array_equal(t.numbers, x.weights_before[n].numbers)
-    ]
+    now = weight_traces(x.run.model)
+    still = [n for n, t in now.items() if n in x.weights and np.array_equal(t.numbers, x.weights[n].numbers)]
     bad = [name for name, t in now.items() if not math.isfinite(t.norm)]
     count = len(now) - len(still)
     nothing = "" if count or bad else _without_advantages(x)
@@ -266,13 +260,13 @@ def moved(x: After) -> Check:
     )
 
 
-def followed(x: After) -> Check:
-    """New weights give new log-probabilities: nobody computes with an old copy."""
-    now = training_logps(x.trainer, x.groups)
-    same = bool(now) and all(np.array_equal(a, b) for a, b in zip(now, x.logps_before, strict=True))  # none: no prompt
-    old = stale_copies(x.trainer)
-    shift = max((float(np.abs(a - b).max()) for a, b in zip(now, x.logps_before, strict=True)), default=0.0)
-    too_small = same and not old and tolerance_of(x.trainer, exact=False) == HALF and _follows_a_larger_change(x, now)
+def logps_changed(x: After) -> Check:
+    """New weights give new log-probabilities: none are computed with an old copy."""
+    now = policy_logps(x.run.model, x.groups, x.run.now)
+    same = bool(now) and all(np.array_equal(a, b) for a, b in zip(now, x.logps, strict=True))  # none: no prompt
+    old = stale_copies(x.run)
+    shift = largest_shift(now, x.logps)
+    too_small = same and not old and tolerance_of(x.run, exact=False) == HALF and _follows_a_larger_change(x, now)
     nothing = "" if old or (now and not same) else _without_advantages(x)
     problem = f"old copies of {named(old)}" if old else "the same log-probabilities with other weights" if same else ""
     return Check(
@@ -292,17 +286,17 @@ def _without_advantages(x: After) -> str:
     return "" if any(group.advantages_G.any() for group in x.trained) else "no completion has an advantage in this step"
 
 
-def direction(x: After) -> Check:
-    """The step made what had an advantage likelier, and the rest less likely."""
-    with exactly(x.trainer):
-        now = training_logps(x.trainer, x.trained)
+def step_direction(x: After) -> Check:
+    """The step made completions with an advantage likelier, and the others less likely."""
+    with full_precision(x.run) as exact:
+        now = policy_logps(x.run.model, x.trained, exact.now)
     advantages = [a for group in x.trained for a in group.advantages_G.tolist()]
     lengths = [max(len(logps), 1) for logps in now]
     gains = [
-        a * float((after - before).sum()) for a, after, before in zip(advantages, now, x.trained_before, strict=True)
+        a * float((after - before).sum()) for a, after, before in zip(advantages, now, x.trained_logps, strict=True)
     ]
     total, shift = sum(map(abs, gains)), sum(abs(a) * n for a, n in zip(advantages, lengths, strict=True))
-    small = total <= LEAST_SHIFT * shift or tolerance_of(x.trainer, exact=True) == HALF
+    small = total <= LEAST_SHIFT * shift or tolerance_of(x.run, exact=True) == HALF
     share = sum(gains) / total if total else 0.0
     return Check(
         name="the step follows the advantages",
@@ -318,15 +312,12 @@ def direction(x: After) -> Check:
     )
 
 
-def stayed(x: After) -> Check:
+def reference_kept(x: After) -> Check:
     """The reference did not move with the policy."""
-    theirs = reference_logps(x.trainer, x.groups)
-    now = training_logps(x.trainer, x.groups) if theirs else []
-    moved_by, shift = (
-        max((float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True)), default=0.0)
-        for one, other in ((theirs, x.reference_before), (now, x.logps_before if theirs else ()))
-    )
-    follows = x.trainer.args.sync_ref_model
+    theirs = reference_logps(x.run, x.groups)
+    moved_by = largest_shift(theirs, x.reference)
+    shift = largest_shift(policy_logps(x.run.model, x.groups, x.run.now), x.logps) if theirs else 0.0
+    follows = x.run.args.sync_ref_model
     return Check(
         name="the reference stays where it is",
         code="P016",
@@ -341,12 +332,17 @@ def stayed(x: After) -> Check:
     )
 
 
-def reference_logps(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
-    """Under the reference; empty where there is none."""
-    if trainer.parts.reference is None:
+def reference_logps(run: Subject, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
+    """Under the reference; empty without one."""
+    if run.parts.reference is None:
         return []
-    with trainer.parts.reference.model(unwrap(trainer.model)) as model:
-        return training_logps(trainer, groups, model)
+    with run.parts.reference.model(run.model) as model:
+        return policy_logps(model, groups, run.now)
+
+
+def largest_shift(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    """The largest change of a log-probability."""
+    return max((float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True)), default=0.0)
 
 
 def _certain(sample: Sample) -> str:
@@ -355,29 +351,29 @@ def _certain(sample: Sample) -> str:
 
 def _follows_a_larger_change(x: After, now: Sequence[np.ndarray]) -> bool:
     """Whether log-probabilities move with weights that are moved further than the step did."""
-    model = unwrap(x.trainer.model)
-    with perturbed(model, nudge_names(model, x.trainer.parts.should_train), LARGE_CHANGE):
-        moved = training_logps(x.trainer, x.groups)
+    model = x.run.model
+    with perturbed(model, nudge_names(model, x.run.parts.should_train), LARGE_CHANGE):
+        moved = policy_logps(model, x.groups, x.run.now)
     return not all(np.array_equal(a, b) for a, b in zip(moved, now, strict=True))
 
 
-BEFORE_ROLLOUTS: tuple[Callable[[GRPOTrainer], Check], ...] = (weights, trainable, ends)
+BEFORE_ROLLOUTS: tuple[Callable[[Subject], Check], ...] = (finite_weights, trained_tensors, end_tokens)
 BEFORE_STEP: tuple[Callable[[Before], Check], ...] = (
-    language,
+    own_language,
     rewards,
-    tokens,
-    turns,
-    rollouts,
-    sampler,
-    packed,
-    cutting,
+    sampled_tokens,
+    turn_ends,
+    rollout_logps,
+    sampler_synced,
+    packed_forward,
+    batch_invariance,
     gradients,
-    reference,
+    start_at_reference,
 )
-AFTER_STEP: tuple[Callable[[After], Check], ...] = (moved, followed, direction, stayed)
+AFTER_STEP: tuple[Callable[[After], Check], ...] = (weights_changed, logps_changed, step_direction, reference_kept)
 
 
-# ---- what the checks share ----
+# ---- shared by checks ----
 
 
 def gradient_error(traces: Traces, plain: Traces, *, each: bool) -> tuple[float, float, str]:
@@ -419,12 +415,12 @@ def enough(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
     return tuple(groups[: max(1, int((tokens <= STEP_TOKENS).sum()))])
 
 
-def stale_copies(trainer: GRPOTrainer) -> list[str]:
+def stale_copies(run: Subject) -> list[str]:
     """Layers whose rounded copy is not the rounded weight."""
-    with trainer.parts.precision():
+    with run.parts.precision():
         return [
             name
-            for name, module in unwrap(trainer.model).named_modules()
+            for name, module in run.model.named_modules()
             if ROUNDED in module.__dict__
             and not torch.equal(module.__dict__[ROUNDED].rounded(), module.weight.detach().to(torch.bfloat16))
         ]
@@ -443,10 +439,6 @@ def _not_finite(name: str, p: torch.Tensor) -> str:
     return f"{name} ({int(where.sum())} numbers, rows {rows[0]} to {rows[-1]})" if rows else name
 
 
-def _off(p: torch.Tensor) -> bool:
-    return p.is_floating_point() and not p.requires_grad
-
-
 def _may_be_zero(name: str) -> bool:
     """Experts that no token of the sample was sent to."""
     return "expert" in name
@@ -458,8 +450,8 @@ def _nats(measured: float, tolerance: float) -> str:
 
 
 def _temperature(x: Before, logps_N: np.ndarray, tolerance: float) -> str:
-    """Whether it is the temperature that is missing."""
-    at_1, asked = x.sample.plain_at_1_N, x.trainer.args.temperature
+    """A hint that the temperature is missing; empty where it is not."""
+    at_1, asked = x.sample.plain_at_1_N, x.run.args.temperature
     if at_1 is None or asked == 1 or not difference(logps_N, at_1, tolerance) <= tolerance:
         return ""
     return f": these are log-probabilities at temperature 1, not {asked:g}"
@@ -475,4 +467,4 @@ def _worst(
     apart = np.abs(mine[which] - theirs[which])
     at = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
     values = f"{theirs[which][at]:.3f} sampled, {mine[which][at]:.3f} in training"
-    return f"token {at} of completion {which}, {shown_token(x.trainer, ids[at])}: {values}"
+    return f"token {at} of completion {which}, {x.run.shown(ids[at])}: {values}"

@@ -1,34 +1,28 @@
-"""Checks of completions, token by token and reward by reward: what was sampled is what is scored and trained on."""
+"""Checks of completions and rewards: the tokens that were sampled are scored and trained on, and no others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from podium.algorithm.advantages import combine
-from podium.models.forward import unwrap
 from podium.records import Completion, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, plain_logps
-from podium.trainer.proof.records import Before, Check, named, shown_token
-from podium.trainer.settings import sampling_settings
-
-if TYPE_CHECKING:
-    from podium.trainer.trainer import GRPOTrainer
+from podium.trainer.proof.records import Before, Check, Subject, named
 
 
-def ends(trainer: GRPOTrainer) -> Check:
+def end_tokens(run: Subject) -> Check:
     """Sampling ends where the model, its tokenizer and its generation config say that a turn ends."""
-    settings = sampling_settings(trainer.args, trainer.parts.end_ids, num_completions=1, round_number=0)
-    chosen = "eos_token_id" in (trainer.args.generation_kwargs or {})
-    missing = sorted(() if chosen else declared_ends(trainer) - settings.end_ids)
-    turn = turn_end(trainer)
-    unended = turn is not None and turn not in settings.end_ids and not missing
-    open_turn = f"; the chat template ends a turn with {shown_token(trainer, turn)}, which does not end it"
-    note = open_turn if unended else ""
-    listed = ", ".join(shown_token(trainer, i) for i in sorted(settings.end_ids)) or "none: only the length does"
+    ends = run.now.settings(1, 0).end_ids
+    chosen = "eos_token_id" in (run.args.generation_kwargs or {})
+    missing = sorted(() if chosen else declared_ends(run) - ends)
+    turn = turn_end(run)
+    unended = turn is not None and turn not in ends and not missing
+    note = f"; the chat template ends a turn with {run.shown(turn)}, which does not end it" if unended else ""
+    listed = ", ".join(map(run.shown, sorted(ends))) or "none: only the length does"
     return Check(
         name="end tokens",
         code="P003",
@@ -36,7 +30,7 @@ def ends(trainer: GRPOTrainer) -> Check:
         note=unended,
         measured=float(len(missing)),
         tolerance=0.0,
-        detail=f"{', '.join(shown_token(trainer, i) for i in missing)} does not end a completion, though the model's "
+        detail=f"{', '.join(map(run.shown, missing))} does not end a completion, though the model's "
         f"generation config or tokenizer says so (ends: {listed})"
         if missing
         else f"a completion ends with {listed}{note}",
@@ -48,12 +42,12 @@ def rewards(x: Before) -> Check:
     """One finite number or None a completion, and advantages that follow them."""
     problem, flat = "", 0
     advantage = {_key(g.prompt_ids, ids): a for g in x.trained for ids, a in _with_advantages(g)}
-    names = tuple(reward.name for reward in x.trainer.parts.rewards)
+    names = tuple(reward.name for reward in x.run.parts.rewards)
     for scored in x.scored:
         problem = problem or _reward_problem(scored, names)
         if not problem:
             problem = _advantage_problem(x, scored, advantage)
-        flat += not x.trainer.parts.has_spread(scored)
+        flat += not x.run.parts.has_spread(scored)
     spread = len(x.scored) - flat
     return Check(
         name="rewards",
@@ -65,10 +59,10 @@ def rewards(x: Before) -> Check:
     )
 
 
-def tokens(x: Before) -> Check:
-    """What is trained on is what was sampled, token by token."""
+def sampled_tokens(x: Before) -> Check:
+    """The trained tokens are the sampled ones."""
     sampled = {_key(s.group.prompt.token_ids, c.token_ids): c for s in x.scored for c in s.group.completions}
-    settings = sampling_settings(x.trainer.args, x.trainer.parts.end_ids, num_completions=1, round_number=0)
+    settings = x.run.now.settings(1, 0)
     problems = [_completion_problem(x, c, settings.end_ids, settings.max_tokens) for c in sampled.values()]
     trained = [(g.prompt_ids, ids) for g in x.trained for ids in g.completion_ids]
     problems += [_unsampled(x, prompt, ids) for prompt, ids in trained if _key(prompt, ids) not in sampled]
@@ -85,9 +79,9 @@ def tokens(x: Before) -> Check:
     )
 
 
-def turns(x: Before) -> Check:
+def turn_ends(x: Before) -> Check:
     """No completion goes on after the token with which the chat template ends a turn."""
-    end = turn_end(x.trainer) if any(s.group.prompt.is_chat for s in x.scored) else None
+    end = turn_end(x.run) if any(s.group.prompt.is_chat for s in x.scored) else None
     all_ids = [c.token_ids for s in x.scored for c in s.group.completions]
     beyond = sum(end in ids[:-1] for ids in all_ids)
     return Check(
@@ -98,12 +92,12 @@ def turns(x: Before) -> Check:
         tolerance=0.0,
         detail="no chat template that ends a turn with a token of its own"
         if end is None
-        else f"{beyond} of {len(all_ids)} completions go on after {shown_token(x.trainer, end)}",
+        else f"{beyond} of {len(all_ids)} completions go on after {x.run.shown(end)}",
         fix=f"Let it end them: generation_kwargs: {{eos_token_id: [{end}]}}, or set tokenizer.eos_token.",
     )
 
 
-def language(x: Before) -> Check:
+def own_language(x: Before) -> Check:
     """The tokenizer is the model's own, and the prompt opens the assistant's turn."""
     known, opened = _surprise(x), _opened_by_the_model(x)
     surprise, entropy, chance = known or (0.0, 0.0, 1.0)
@@ -143,13 +137,13 @@ three languages: 0.4 of guessing and 1.4 nats at most; with its vocabulary permu
 
 def _surprise(x: Before) -> tuple[float, float, float] | None:
     """Nats a token that the text of the prompts costs without template, the model's entropy there, and log V."""
-    tokenizer = x.trainer.parts.tokenizer
+    tokenizer = x.run.parts.tokenizer
     texts = dict.fromkeys(_plain_text(s.group.prompt.content) for s in x.scored)
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"][:PLAIN_TOKENS] for text in list(texts)[:PLAIN_TEXTS]]
     rows = [Row(prompt_ids=(ids[0],), completion_ids=tuple(ids[1:])) for ids in rows if len(ids) > 1]
     if sum(len(row.completion_ids) for row in rows) < PLAIN_TEXTS:
         return None
-    out = plain_logps(unwrap(x.trainer.model), rows, 1.0)
+    out = plain_logps(x.run.model, rows, 1.0)
     return float(-out.logps_N.mean()), float(out.entropy_N.mean()), math.log(len(tokenizer))
 
 
@@ -159,8 +153,8 @@ def _plain_text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _opened_by_the_model(x: Before) -> str:
-    """Where most completions begin with a special token that begins the prompt's turns, too."""
-    special = set(x.trainer.parts.tokenizer.all_special_ids) - x.trainer.parts.end_ids
+    """A warning where most completions begin with a special token that begins the prompt's turns, too."""
+    special = set(x.run.parts.tokenizer.all_special_ids) - x.run.parts.end_ids
     first = [
         (c.token_ids[0], c.token_ids[0] in special and c.token_ids[0] in s.group.prompt.token_ids)
         for s in x.scored
@@ -169,30 +163,30 @@ def _opened_by_the_model(x: Before) -> str:
     opened = [token for token, opens in first if opens]
     if len(opened) <= len(first) / 2:
         return ""
-    token = shown_token(x.trainer, opened[0])
+    token = x.run.shown(opened[0])
     return (
         f"{len(opened)} of {len(first)} completions begin with {token}: the prompt leaves the assistant's turn to them"
     )
 
 
-# ---- what they look up ----
+# ---- shared by checks ----
 
 
-def declared_ends(trainer: GRPOTrainer) -> set[int]:
-    """What the model's generation config and the tokenizer say."""
-    said = getattr(getattr(unwrap(trainer.model), "generation_config", None), "eos_token_id", None)
-    ids = [said] if isinstance(said, int) else list(said or [])
-    return {i for i in (*ids, trainer.parts.tokenizer.eos_token_id) if i is not None}
+def declared_ends(run: Subject) -> set[int]:
+    """End tokens of the model's generation config and of the tokenizer."""
+    declared = getattr(getattr(run.model, "generation_config", None), "eos_token_id", None)
+    ids = [declared] if isinstance(declared, int) else list(declared or [])
+    return {i for i in (*ids, run.parts.tokenizer.eos_token_id) if i is not None}
 
 
-def turn_end(trainer: GRPOTrainer) -> int | None:
+def turn_end(run: Subject) -> int | None:
     """The special token with which the chat template ends an assistant's turn; None: there is none."""
-    tokenizer, mark = trainer.parts.tokenizer, "podium-turn"
-    if not trainer.parts.builder.chat_template:
+    tokenizer, mark = run.parts.tokenizer, "podium-turn"
+    if not run.parts.builder.chat_template:
         return None
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, **(trainer.args.chat_template_kwargs or {}))
+        text = tokenizer.apply_chat_template(turns, tokenize=False, **(run.args.chat_template_kwargs or {}))
     except Exception:  # noqa: BLE001  a template may refuse any conversation, with any exception
         return None
     ids = tokenizer(str(text).partition(mark)[2], add_special_tokens=False)["input_ids"]
@@ -216,8 +210,8 @@ def _reward_problem(scored: ScoredGroup, names: tuple[str, ...]) -> str:
 
 
 def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, float]) -> str:
-    """An advantage that is not finite, or higher for the worse completion."""
-    settings = x.trainer.parts.advantage
+    """An advantage that is not finite, or lower for the better completion."""
+    settings = x.run.parts.advantage
     reward_G = combine(scored.rewards_GK, settings.weights_K)
     pairs = [
         (reward, advantage[key])
@@ -227,28 +221,28 @@ def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, f
     if any(not math.isfinite(a) for _, a in pairs):
         return f"an advantage of prompt {scored.group.prompt.id} is not finite"
     best, worst = max(pairs, default=(0.0, 0.0)), min(pairs, default=(0.0, 0.0))
-    as_given = settings.aggregation == "sum_then_normalize" and not x.trainer.args.adaptive_rewards
+    as_given = settings.aggregation == "sum_then_normalize" and not x.run.args.adaptive_rewards
     if as_given and best[0] > worst[0] and best[1] < worst[1]:
         return f"prompt {scored.group.prompt.id}: the better completion has the lower advantage"
     return ""
 
 
 def _completion_problem(x: Before, c: Completion, end_ids: frozenset[int], max_tokens: int) -> str:
-    """What cannot be of a sampled completion."""
+    """A contradiction in a sampled completion; empty: there is none."""
     if len(c.logps) != len(c.token_ids):
         return f"a completion of {len(c.token_ids)} tokens came with {len(c.logps)} log-probabilities"
     if c.token_ids[-1] not in end_ids and len(c.token_ids) < max_tokens:
         return f"a completion of {len(c.token_ids)} tokens neither ends with an end token nor is {max_tokens} long"
     inside = [i for i in c.token_ids[:-1] if i in end_ids]
     if inside:
-        return f"a completion goes on after {shown_token(x.trainer, inside[0])}"
-    if x.trainer.parts.tokenizer.decode(c.token_ids, skip_special_tokens=True) != c.text:
+        return f"a completion goes on after {x.run.shown(inside[0])}"
+    if x.run.parts.tokenizer.decode(c.token_ids, skip_special_tokens=True) != c.text:
         return f"the text that was scored is not that of its {len(c.token_ids)} tokens: {c.text[:30]!r}"
     return ""
 
 
 def _unsampled(x: Before, prompt_ids: tuple[int, ...], ids: tuple[int, ...]) -> str:
-    """A trained completion that nobody sampled: where it leaves the nearest one that was."""
+    """Where a trained completion that was not sampled leaves the nearest one that was."""
     sampled = [c.token_ids for s in x.scored if s.group.prompt.token_ids == prompt_ids for c in s.group.completions]
     if not sampled:
         return "a trained prompt was never sampled from"
@@ -258,5 +252,5 @@ def _unsampled(x: Before, prompt_ids: tuple[int, ...], ids: tuple[int, ...]) -> 
 
     nearest = max(sampled, key=common)
     at = common(nearest)
-    tokens = [shown_token(x.trainer, side[at]) if at < len(side) else "its end" for side in (ids, nearest)]
+    tokens = [x.run.shown(side[at]) if at < len(side) else "its end" for side in (ids, nearest)]
     return f"token {at} of a trained completion is {tokens[0]}, but {tokens[1]} was sampled"

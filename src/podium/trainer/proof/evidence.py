@@ -1,6 +1,6 @@
-"""What is measured for the proof: on the user's model and prompts, in few tokens, with weights put back bit by bit.
+"""Measurements for the proof, on the user's model and prompts, in few tokens; weights are put back bit by bit.
 
-The sampler, the packed forward and the training step are run at slightly changed weights ("perturbed"), so that a copy
+The sampler, the packed forward and the training step are run at slightly changed weights (`perturbed`), so that a copy
 that does not follow the weights shows, and so that a fresh adapter, whose effect is nothing, has one.
 
 Shape letters: N completion tokens of the sample.
@@ -12,27 +12,24 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from podium.algorithm.losses import policy_loss
-from podium.models.forward import TokenLogps, unwrap
+from podium.models.forward import TokenLogps
 from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, keep, pack
 from podium.models.precision import ProductPrecision
 from podium.records import Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, base_model, plain_backward, plain_logps, reference_forward, rows_of
-from podium.trainer.rounds import MicroBatch, Share, loss_inputs, micro_batches
-from podium.trainer.settings import sampling_settings
+from podium.trainer.proof.records import Sample, Subject, Trace, Traces
+from podium.trainer.rollouts import training_group
+from podium.trainer.rounds import MicroBatch, Share, TrialSettings, loss_inputs, micro_batches
 from podium.trainer.snapshot import clear_gradients
-
-if TYPE_CHECKING:
-    from podium.trainer.trainer import GRPOTrainer
 
 PROMPTS, COMPLETIONS = 2, 2
 PROMPT_TOKENS = 16
@@ -48,6 +45,8 @@ HEAD_TOKENS = 64
 """Likeliest next tokens whose rows of the head are moved, besides those of the prompt's tokens."""
 KEPT = 512
 """Numbers kept of every gradient and weight, evenly spread."""
+ONE_PACK = 1 << 30
+"""Tokens per pack that no sample reaches."""
 
 EXACT, HALF = 5e-3, 0.2
 """Nats: the largest difference in float32; the mean difference where products or weights are in half precision."""
@@ -56,80 +55,36 @@ EFFECT: Mapping[float, float] = {EXACT: 0.2, HALF: 1.0}
 """Nats by which moved weights should move log-probabilities."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A large tensor in few numbers."""
-
-    norm: float
-    numbers: np.ndarray
-    """At most `KEPT` of its values, float64."""
-
-
-Traces = Mapping[str, Trace]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """What sampler, packed forward, training step and plain model say of the same few completions."""
-
-    groups: tuple[TrainingGroup, ...]
-    sampled_N: np.ndarray
-    """Log-probabilities as the engine gave them, at perturbed weights."""
-    packed_N: np.ndarray
-    """As the packed forward computes them, in the weights' own precision."""
-    plain_N: np.ndarray
-    """As the plain model does."""
-    plain_at_1_N: np.ndarray | None
-    """The same at temperature 1, where something disagrees at the run's temperature."""
-    before_N: np.ndarray
-    """As the plain model does at the weights as they are."""
-    misplaced: str
-    """A token that stands at a wrong position of the packed forward; empty: none."""
-    whole: Traces
-    """Gradients of one micro-step of one pack, in the precision of the run."""
-    cut: Traces
-    """Gradients of two micro-steps that cut a group in two, in the weights' own precision."""
-    plain: Traces
-    """Gradients of the loss by the plain model."""
-    cut_loss: float
-    whole_loss: float
-    plain_loss: float
-
-    @property
-    def doubt(self) -> float:
-        """1 less the probability of the least certain token, to which gradients are proportional."""
-        return float(-np.expm1(self.plain_N.min())) if self.plain_N.size else 0.0
-
-
 # ---- the sample ----
 
 
-def take_sample(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> Sample:
+def take_sample(run: Subject, prompts: Sequence[Prompt]) -> Sample:
     """Everything about a few completions; inside `preserve_training_state`."""
-    model, parts = unwrap(trainer.model), trainer.parts
-    temperature = settings_of(trainer).temperature
-    names, head = nudge_names(model, parts.should_train), head_rows(model, parts.should_train, prompts)
-    sizes = [nudge_size(trainer, names, prompts[0]), nudge_size(trainer, tuple(head), prompts[0], head)]
+    model, settings, should_train = run.model, sample_settings(run), run.parts.should_train
+    names, head = nudge_names(model, should_train), head_rows(model, should_train, prompts)
+    sizes = [nudge_size(run, names, prompts[0]), nudge_size(run, tuple(head), prompts[0], head)]
     with perturbed(model, names, sizes[0]), perturbed(model, tuple(head), sizes[1], head):
-        with exactly(trainer):
-            groups = engine_sample(trainer, prompts)
-            [packed] = pack(groups, tokens_per_pack=1 << 30, device=trainer.args.device)
-            forwards, packed_N = packed_logps(trainer, packed)
-        rows = rows_of(groups)
-        plain = plain_logps(model, rows, temperature)
-        at_1 = _at_temperature_1(trainer, groups, packed_N, plain)
+        with full_precision(run) as exact:
+            groups = engine_sample(exact, prompts, settings)
+            [packed] = pack(groups, tokens_per_pack=ONE_PACK, device=run.args.device)
+            forwards, packed_N = packed_logps(exact, packed)
+        rows, sampled_N = rows_of(groups), np.concatenate([x for group in groups for x in group.sampled_logps])
+        plain = plain_logps(model, rows, settings.temperature)
+        plain_N, tolerance = numpy(plain.logps_N), tolerance_of(run, exact=True)
+        agree = all(difference(x, plain_N, tolerance) <= tolerance for x in (packed_N, sampled_N))
+        at_1 = None if agree else numpy(plain_logps(model, rows, 1.0).logps_N)
         [batch] = sample_batches([groups])
-        whole, whole_loss = trained(trainer, [batch], tokens_per_pack=1 << 30)
-        with exactly(trainer):
-            cut, cut_loss = trained(trainer, sample_batches(halves(groups)), tokens_per_pack=1)
-        gradients, plain_loss = plainly_trained(trainer, packed, batch, rows, plain)
+        whole, whole_loss = train_on(run, [batch], tokens_per_pack=ONE_PACK)
+        with full_precision(run) as exact:
+            cut, cut_loss = train_on(exact, sample_batches(halves(groups)), tokens_per_pack=1)
+        gradients, plain_loss = plainly_train_on(run, packed, batch, plain)
     return Sample(
         groups=tuple(groups),
-        sampled_N=sampled_logps(groups),
+        sampled_N=sampled_N,
         packed_N=packed_N,
-        plain_N=numpy(plain.logps_N),
+        plain_N=plain_N,
         plain_at_1_N=at_1,
-        before_N=numpy(plain_logps(model, rows, temperature).logps_N),
+        before_N=numpy(plain_logps(model, rows, settings.temperature).logps_N),
         misplaced=misplaced(forwards, packed, groups),
         whole=whole,
         cut=cut,
@@ -140,27 +95,12 @@ def take_sample(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> Sample:
     )
 
 
-def _at_temperature_1(
-    trainer: GRPOTrainer, groups: Sequence[TrainingGroup], packed_N: np.ndarray, plain: TokenLogps
-) -> np.ndarray | None:
-    tolerance, plain_N = tolerance_of(trainer, exact=True), numpy(plain.logps_N)
-    agree = all(difference(x, plain_N, tolerance) <= tolerance for x in (packed_N, sampled_logps(groups)))
-    return None if agree else numpy(plain_logps(unwrap(trainer.model), rows_of(groups), 1.0).logps_N)
-
-
-def sampled_logps(groups: Sequence[TrainingGroup]) -> np.ndarray:
-    """As the engine gave them [N]."""
-    return np.concatenate([x for group in groups for x in group.sampled_logps])
-
-
-def settings_of(trainer: GRPOTrainer) -> SamplingSettings:
+def sample_settings(run: Subject) -> SamplingSettings:
     """As the run samples, few and short, from a stream of random numbers of their own."""
-    settings = sampling_settings(
-        trainer.args, trainer.parts.end_ids, num_completions=COMPLETIONS, round_number=SAMPLE_ROUND
-    )
+    settings = run.now.settings(COMPLETIONS, SAMPLE_ROUND)
     tokens = min(settings.max_tokens, COMPLETION_TOKENS)
     settings = dataclasses.replace(settings, max_tokens=tokens, end_ids=frozenset(), greedy=False)
-    if trainer.parts.filtered_logps:  # log-probabilities that a filter has changed say nothing of the model
+    if run.parts.filtered_logps:  # log-probabilities that a filter has changed say nothing of the model
         settings = dataclasses.replace(settings, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
     return settings
 
@@ -183,36 +123,29 @@ def telling_prompts(scored: Sequence[ScoredGroup]) -> list[Prompt]:
     ]
 
 
-def engine_sample(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> list[TrainingGroup]:
-    """A few completions from the run's engine, with advantages that differ."""
-    groups = trainer.rollouts.generate(prompts, settings_of(trainer))
-    found = []
-    for group in groups:
-        logps = tuple(np.array(completion.logps, np.float32) for completion in group.completions)
-        found.append(
-            TrainingGroup(
-                prompt_ids=group.prompt.token_ids,
-                completion_ids=tuple(completion.token_ids for completion in group.completions),
-                advantages_G=np.array([1.0, -0.5], np.float32),
-                sampled_logps=logps,
-                ref_logps=tuple(x - np.float32(0.1) for x in logps) if trainer.args.beta else None,
-            )
-        )
-    return found
+def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[TrainingGroup]:
+    """A few completions from the run's engine, with advantages that differ and a reference that differs."""
+    sampled = run.rollouts.generate(prompts, settings, run.now)
+    scored = [ScoredGroup(group=group, names_K=(), rewards_GK=np.zeros((COMPLETIONS, 0))) for group in sampled]
+    groups = [training_group(each, np.array([1.0, -0.5])) for each in scored]
+    if run.parts.reference is None:
+        return groups
+    return [
+        dataclasses.replace(group, ref_logps=tuple(x - np.float32(0.1) for x in group.sampled_logps))
+        for group in groups
+    ]
 
 
 @torch.no_grad()
-def packed_logps(trainer: GRPOTrainer, packed: Pack) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """What the packed forward gave to the model, and the log-probabilities [N] it computed."""
+def packed_logps(run: Subject, packed: Pack) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Inputs that the packed forward gave to the model, and the log-probabilities [N] it computed."""
     seen: list[dict[str, Any]] = []
-    model = unwrap(trainer.model)
-    hook = base_model(model).register_forward_pre_hook(
+    hook = base_model(run.model).register_forward_pre_hook(
         lambda _module, _args, kwargs: seen.append(dict(kwargs)), with_kwargs=True
     )
     try:
-        model.eval()
-        with trainer.parts.attention(), trainer.parts.precision():
-            out = trainer.parts.token_logps(model, packed)
+        with evaluation_mode(run.model), run.parts.attention(), run.parts.precision():
+            out = run.parts.token_logps(run.model, packed)
     finally:
         hook.remove()
     return seen, numpy(out.logps_N)
@@ -224,11 +157,8 @@ def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, groups: Seque
     ids, positions = (inputs[name].cpu() for name in ("input_ids", "position_ids"))
     for r, (row, span) in enumerate(zip(rows_of(groups), packed.spans_R, strict=True)):
         expected = row.prompt_ids + row.completion_ids[:-1]
-        if inputs.get("attention_mask") is None:
-            mine, places = ids[0, span.tokens].tolist(), positions[0, span.tokens].tolist()
-        else:
-            mine, places = ids[r, : len(expected)].tolist(), positions[r, : len(expected)].tolist()
-        for t, (token, place) in enumerate(zip(mine, places, strict=True)):
+        where = (0, span.tokens) if inputs.get("attention_mask") is None else (r, slice(len(expected)))
+        for t, (token, place) in enumerate(zip(ids[where].tolist(), positions[where].tolist(), strict=True)):
             if token != expected[t]:
                 return f"token {t} of completion {r} is {token}, not {expected[t]}"
             if place != t:
@@ -260,49 +190,32 @@ def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[Micro
     return micro_batches(shares, per_micro_batch=False, ranks=1)
 
 
-def trained(trainer: GRPOTrainer, batches: Sequence[MicroBatch], *, tokens_per_pack: int) -> tuple[Traces, float]:
+def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: int) -> tuple[Traces, float]:
     """Gradients and loss of the trainer's own training step; terms that depend on the cut by design are left out."""
-    parts, quantile, entropy = trainer.parts, trainer.args.top_entropy_quantile, trainer.entropy
-    trainer.parts = dataclasses.replace(parts, tokens_per_pack=tokens_per_pack, router_coef=0.0)
-    trainer.args.top_entropy_quantile = 1.0
-    clear_gradients(trainer.model)
-    try:
-        traces, loss = _gradients(trainer, batches)
-        while loss_scale(trainer) > 1 and not all(math.isfinite(trace.norm) for trace in traces.values()):
-            # The scale of float16 starts high, and comes down by the steps that overflow.
-            trainer.accelerator.scaler.update(loss_scale(trainer) / 16)
-            clear_gradients(trainer.model)
-            traces, loss = _gradients(trainer, batches)
-        return traces, loss
-    finally:
-        trainer.parts, trainer.args.top_entropy_quantile, trainer.entropy = parts, quantile, entropy
-        clear_gradients(trainer.model)
+    model, accelerator = run.now.model, run.now.processes.accelerator
+    trial = TrialSettings(tokens_per_pack=tokens_per_pack, precision=run.parts.precision)
+    scaler = getattr(accelerator, "scaler", None)
+    while True:
+        clear_gradients(model)
+        loss = sum(float(run.train_step(dataclasses.replace(batch, trial=trial))) for batch in batches)
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        traces = gradient_traces(model, accelerator.num_processes * scale)
+        if scaler is None or scale <= 1 or all(math.isfinite(trace.norm) for trace in traces.values()):
+            clear_gradients(model)
+            return traces, loss / accelerator.num_processes
+        scaler.update(scale / 16)  # the scale of float16 starts high, and comes down by the steps that overflow
 
 
-def _gradients(trainer: GRPOTrainer, batches: Sequence[MicroBatch]) -> tuple[Traces, float]:
-    loss = sum(float(trainer.training_step(trainer.model, batch)) for batch in batches)
-    scale = trainer.accelerator.num_processes * loss_scale(trainer)
-    return gradient_traces(trainer.model, scale), loss / trainer.accelerator.num_processes
-
-
-def loss_scale(trainer: GRPOTrainer) -> float:
-    """What float16 training multiplies the loss by."""
-    scaler = getattr(trainer.accelerator, "scaler", None)
-    return float(scaler.get_scale()) if scaler is not None else 1.0
-
-
-def plainly_trained(
-    trainer: GRPOTrainer, packed: Pack, batch: MicroBatch, rows: Sequence[Any], plain: TokenLogps
-) -> tuple[Traces, float]:
+def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: TokenLogps) -> tuple[Traces, float]:
     """The same by the plain model and torch's own backward."""
-    model = unwrap(trainer.model)
+    model = run.model
     clear_gradients(model)
 
     def loss_of(out: TokenLogps) -> Tensor:
-        inputs = loss_inputs(packed, out, batch, None, None, other_sampler=trainer.parts.other_sampler)
-        return policy_loss(inputs, trainer.parts.loss, trainer._entropy_coef).loss
+        inputs = loss_inputs(out, packed, batch, other_sampler=run.parts.other_sampler)
+        return policy_loss(inputs, run.parts.loss, run.entropy_coef).loss
 
-    loss = plain_backward(model, rows, settings_of(trainer).temperature, plain, loss_of)
+    loss = plain_backward(model, rows_of(batch.groups), sample_settings(run).temperature, plain, loss_of)
     traces = gradient_traces(model, 1.0)
     clear_gradients(model)
     return traces, loss
@@ -317,8 +230,14 @@ def gradient_traces(model: nn.Module, scale: float) -> Traces:
     }
 
 
+def weight_traces(model: nn.Module) -> Traces:
+    """Of every trained tensor."""
+    return {name: trace(p) for name, p in model.named_parameters() if p.requires_grad}
+
+
 def trace(x: Tensor, scale: float = 1.0) -> Trace:
-    """
+    """A tensor, divided by `scale`, in few numbers.
+
     >>> trace(torch.tensor([3.0, 4.0])).norm
     5.0
     """
@@ -328,11 +247,6 @@ def trace(x: Tensor, scale: float = 1.0) -> Trace:
 
 
 # ---- weights ----
-
-
-def weight_traces(model: nn.Module) -> Traces:
-    """Of every trained tensor."""
-    return {name: trace(p) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def nudge_names(model: nn.Module, trained: frozenset[str]) -> list[str]:
@@ -364,18 +278,17 @@ def head_rows(model: nn.Module, trained: frozenset[str], prompts: Sequence[Promp
 
 
 def nudge_size(
-    trainer: GRPOTrainer, names: Sequence[str], prompt: Prompt, rows: Mapping[str, Tensor] = MappingProxyType({})
+    run: Subject, names: Sequence[str], prompt: Prompt, rows: Mapping[str, Tensor] = MappingProxyType({})
 ) -> float:
-    """How far to move weights so that log-probabilities move by well more than the tolerance: from one trial.
+    """The share by which weights must move for log-probabilities to exceed the tolerance well: from one trial.
 
     Not further: a model that is thrown off answers with certainty, and certainty has no gradient.
     """
-    model = unwrap(trainer.model)
     row = Row(prompt_ids=prompt.token_ids[:1], completion_ids=prompt.token_ids[1:] or prompt.token_ids)
-    before = plain_logps(model, [row], 1.0).logps_N
-    with perturbed(model, names, NUDGE, rows):
-        effect = float((plain_logps(model, [row], 1.0).logps_N - before).abs().mean())
-    wanted = EFFECT[sampler_tolerance(trainer, exact=True)]
+    before = plain_logps(run.model, [row], 1.0).logps_N
+    with perturbed(run.model, names, NUDGE, rows):
+        effect = float((plain_logps(run.model, [row], 1.0).logps_N - before).abs().mean())
+    wanted = EFFECT[sampler_tolerance(run, exact=True)]
     return NUDGE * min(max(wanted / max(effect, 1e-6), 1e-3), 10.0)
 
 
@@ -406,24 +319,23 @@ def _wave(x: Tensor, size: float) -> Tensor:
 
 
 @contextlib.contextmanager
-def exactly(trainer: GRPOTrainer) -> Iterator[None]:
-    """Inside, sampling and training compute in the weights' own precision: no rounded products, no autocast."""
-    parts, engine = trainer.parts, trainer.parts.engine
-    if isinstance(parts.precision, ProductPrecision):
-        enabled, parts.precision.enabled = parts.precision.enabled, False
+def full_precision(run: Subject) -> Iterator[Subject]:
+    """The run in its weights' own precision, in sampling and training: no rounded products, no autocast."""
+    precision, engine = run.parts.precision, run.parts.engine
+    if isinstance(precision, ProductPrecision):
+        enabled, precision.enabled = precision.enabled, False
         try:
-            yield
+            yield run
         finally:
-            parts.precision.enabled = enabled
+            precision.enabled = enabled
         return
-    precision = getattr(engine, "precision", None)
-    trainer.parts = dataclasses.replace(parts, precision=contextlib.nullcontext)
+    sampling = getattr(engine, "precision", None)
     engine.precision = contextlib.nullcontext  # type: ignore[attr-defined]
+    parts = dataclasses.replace(run.parts, precision=contextlib.nullcontext)
     try:
-        yield
+        yield dataclasses.replace(run, now=dataclasses.replace(run.now, parts=parts))
     finally:
-        trainer.parts = parts
-        engine.precision = precision  # type: ignore[attr-defined]
+        engine.precision = sampling  # type: ignore[attr-defined]
 
 
 # ---- numbers ----
@@ -434,20 +346,18 @@ def numpy(x: Tensor) -> np.ndarray:
     return x.detach().float().cpu().numpy()
 
 
-def tolerance_of(trainer: GRPOTrainer, *, exact: bool) -> float:
-    """Nats by which two ways to compute a log-probability may differ; `exact`: inside `exactly`."""
-    kinds = {p.dtype for p in trainer.model.parameters()}
-    half_weights = bool(
-        kinds - {torch.float32, torch.uint8}
-    )  # bytes are weights in 4 bits: rounded, but computed exactly
-    precision = trainer.parts.precision
-    rounds = precision.rounds if isinstance(precision, ProductPrecision) else trainer.args.bf16 or trainer.args.fp16
+def tolerance_of(run: Subject, *, exact: bool) -> float:
+    """Nats by which two ways to compute a log-probability may differ; `exact`: inside `full_precision`."""
+    kinds = {p.dtype for p in run.model.parameters()}
+    half_weights = bool(kinds - {torch.float32, torch.uint8})  # bytes are weights in 4 bits: rounded, computed exactly
+    precision = run.parts.precision
+    rounds = precision.rounds if isinstance(precision, ProductPrecision) else run.args.bf16 or run.args.fp16
     return HALF if half_weights or (rounds and not exact) else EXACT
 
 
-def sampler_tolerance(trainer: GRPOTrainer, *, exact: bool) -> float:
+def sampler_tolerance(run: Subject, *, exact: bool) -> float:
     """The same between sampling and training: an engine of another kind may round where training does not."""
-    return HALF if getattr(trainer.parts.engine, "rounds_weights", False) else tolerance_of(trainer, exact=exact)
+    return HALF if getattr(run.parts.engine, "rounds_weights", False) else tolerance_of(run, exact=exact)
 
 
 def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> float:
@@ -457,16 +367,3 @@ def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> floa
     apart = np.abs(one_N - other_N)
     value = float(apart.max(initial=0.0) if tolerance == EXACT else apart.mean() if apart.size else 0.0)
     return math.inf if math.isnan(value) else value
-
-
-@torch.no_grad()
-def training_logps(
-    trainer: GRPOTrainer, groups: Sequence[TrainingGroup], model: nn.Module | None = None
-) -> list[np.ndarray]:
-    """Of every rollout, as the run trains on them, or as another model would."""
-    model = unwrap(trainer.model) if model is None else model
-    found: list[np.ndarray] = []
-    with evaluation_mode(model), trainer.parts.attention(model), trainer.parts.precision():
-        for packed in pack(groups, tokens_per_pack=trainer.parts.tokens_per_pack, device=trainer.args.device):
-            found += packed.split(trainer.parts.token_logps(model, packed).logps_N)
-    return found

@@ -1,41 +1,34 @@
-"""When the proof runs: before the first rollouts, before the first step, after the first step that moves weights.
-
-    proof = FirstBatch(trainer)                  a callback of the trainer, too
-    proof.before_rollouts()
-    proof.before_step(batches)
+"""The callback that runs the proof: before the first rollouts, before the first step, after weights first move.
 
 Every process runs the checks on its own groups and model; the results are gathered, so that all stop where one fails.
-The first process prints the table and writes `proof.json`. After a resume only what needs no first batch is checked:
-weights, trained tensors, end tokens. Likewise where weights are sharded (FSDP, DeepSpeed): no process has them whole.
+The first process prints the table and writes `proof.json`. After a resume, and where weights are sharded (FSDP,
+DeepSpeed), only the checks that need no first batch run: weights, trained tensors, end tokens.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from accelerate.utils import gather_object
-from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.errors import ProofError
-from podium.models.forward import unwrap
-from podium.records import Prompt, TrainingGroup
+from podium.records import Finding, Prompt, ScoredGroup, TrainingGroup
+from podium.trainer.config import GRPOConfig
 from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, enough, reference_logps, shortened
-from podium.trainer.proof.evidence import exactly, take_sample, telling_prompts, training_logps, weight_traces
+from podium.trainer.proof.evidence import full_precision, take_sample, telling_prompts, weight_traces
 from podium.trainer.proof.plain import first_not_finite
-from podium.trainer.proof.records import After, Before, Check, Proof
-from podium.trainer.rollouts import training_group
+from podium.trainer.proof.records import After, Before, Check, Proof, Subject
+from podium.trainer.rollouts import policy_logps, training_group
 from podium.trainer.rounds import MicroBatch
 from podium.trainer.snapshot import preserve_training_state
-
-if TYPE_CHECKING:
-    from podium.trainer.trainer import GRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -43,144 +36,136 @@ FILE = "proof.json"
 
 
 class FirstBatch(TrainerCallback):
-    """Runs the checks of one run, once each, and remembers what they said."""
+    """Runs the checks of one run, once each, and keeps their results."""
 
-    def __init__(self, trainer: GRPOTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, args: GRPOConfig, say: Callable[[Finding], None]) -> None:
+        """`say` reports a warning."""
+        self.args = args
+        self.say = say
         self.checks: list[Check] = []
         self.seconds = 0.0
         self.step = 0
         self.begun = False
         self.waiting = False
-        """Whether a batch is being looked at whose step has not been taken."""
+        """Whether the first batch is still to be checked."""
         self.after: After | None = None
         self.may_stand_still = False
+        self._since = self._unreported = 0.0
 
     @property
     def proof(self) -> Proof:
-        """What has been shown so far."""
-        return Proof(
-            checks=tuple(self.checks),
-            step=self.step,
-            processes=self.trainer.accelerator.num_processes,
-            seconds=self.seconds,
-        )
+        """All results so far."""
+        return Proof(checks=tuple(self.checks), step=self.step, processes=self.args.world_size, seconds=self.seconds)
+
+    def take_seconds(self) -> float:
+        """Seconds of checks since the last call, which are not the optimizer step's."""
+        seconds, self._unreported = self._unreported, 0.0
+        return seconds
 
     # ---- the three moments ----
 
-    def before_rollouts(self) -> None:
-        """Raises `ProofError`, as the other two do."""
-        if self.begun or not self.trainer.args.prove_first_batch:
+    def before_rollouts(self, run: Subject) -> None:
+        """Check weights and settings. Raises `ProofError`, as the other two do."""
+        if self.begun or not self.args.prove_first_batch:
             return
-        self.begun, self.step = True, self.trainer.state.global_step
-        self.waiting = not self.step and not self._sharded
-        self._show(BEFORE_ROLLOUTS, self.trainer, final=not self.waiting)
+        self.begun, self.step = True, run.now.step
+        self.waiting = not self.step and run.now.processes.division in ("one", "ddp")
+        self._since = time.perf_counter()
+        self._show(BEFORE_ROLLOUTS, run, final=not self.waiting)
 
-    def before_step(self, batches: Sequence[MicroBatch]) -> None:
-        """With what the first step will be trained on."""
+    def before_step(self, run: Subject, batches: Sequence[MicroBatch], scored: Sequence[ScoredGroup]) -> None:
+        """Check the first batch; keep the state before every step that may be the first to move the weights."""
+        if self.after is None and not self.waiting:
+            return
         groups = [group for batch in batches for group in batch.groups]
-        if self.after is not None:
-            self._before_the_move(batches, groups)
-        if not self.waiting:
-            return
-        self.waiting = False
-        if self.trainer.is_world_process_zero():
-            logger.info(
-                "The first batch is sampled; proving sampling and training on it takes about as long as a step."
-            )
-        started = time.perf_counter()
-        scored = tuple(self.trainer.rollouts.scored)
-        with preserve_training_state(self.trainer):
-            sample = take_sample(self.trainer, self._prompts())
-            self.seconds += time.perf_counter() - started
-            before = Before(trainer=self.trainer, trained=tuple(groups), scored=scored, sample=sample)
-            self._show(BEFORE_STEP, before, final=True)
-        self._before_the_move(batches, groups or [training_group(s, np.zeros(s.num_completions)) for s in scored])
-
-    def _before_the_move(self, batches: Sequence[MicroBatch], groups: Sequence[TrainingGroup]) -> None:
-        """What a step that may move the weights is to be compared with."""
-        started = time.perf_counter()
-        trainer, looked_at, trained = self.trainer, shortened(groups), enough(groups)
-        with preserve_training_state(trainer):
-            with exactly(trainer):
-                trained_before = tuple(training_logps(trainer, trained))
-            self.after = After(
-                trainer=trainer,
-                weights_before=weight_traces(unwrap(trainer.model)),
-                groups=looked_at,
-                logps_before=tuple(training_logps(trainer, looked_at)),
-                reference_before=tuple(reference_logps(trainer, looked_at)),
-                trained=trained,
-                trained_before=trained_before,
-            )
-        self._note_standstill(batches)
-        self.seconds += time.perf_counter() - started
+        with self._undisturbed(run):
+            if self.waiting:
+                self.waiting = False
+                if not self.args.process_index:
+                    logger.info(
+                        "The first batch is sampled; proving sampling and training on it takes about as long as a step."
+                    )
+                made_up = Prompt(id=0, row=-1, token_ids=tuple(range(1, 9)), text="", content="")  # without any
+                sample = take_sample(run, telling_prompts(scored) or [made_up])
+                before = Before(run=run, trained=tuple(groups), scored=tuple(scored), sample=sample)
+                self._show(BEFORE_STEP, before, final=True)
+                groups = groups or [training_group(each, np.zeros(each.num_completions)) for each in scored]
+            self.after = state_before(run, groups)
+        # Weight decay alone moves an adapter's first matrix, which the second, still zero, hides.
+        signal = any(gather_object([any(batch.groups for batch in batches)]))
+        rates = [group["lr"] for group in run.optimizer.param_groups]
+        self.may_stand_still = not signal or max(rates, default=0.0) == 0
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After the first step that should have moved the weights: one with a learning rate and something to learn."""
         if self.after is None or self.may_stand_still:
             return
-        now = weight_traces(unwrap(self.trainer.model))
-        before = self.after.weights_before
-        if self.trainer.args.fp16 and all(np.array_equal(now[n].numbers, t.numbers) for n, t in before.items()):
+        now, before = weight_traces(self.after.run.model), self.after.weights
+        if self.args.fp16 and all(np.array_equal(now[n].numbers, t.numbers) for n, t in before.items()):
             return  # a step that overflowed
         after, self.after = self.after, None
-        with preserve_training_state(self.trainer):
+        with self._undisturbed(after.run):
             self._show(AFTER_STEP, after, final=True)
 
-    # ---- how ----
+    # ---- running checks ----
 
-    @property
-    def _sharded(self) -> bool:
-        return bool(self.trainer.is_fsdp_enabled or self.trainer.is_deepspeed_enabled)
+    @contextlib.contextmanager
+    def _undisturbed(self, run: Subject) -> Iterator[None]:
+        """Leave no trace; no round is sampled meanwhile, as its reward functions may draw random numbers."""
+        run.rollouts.wait()
+        self._since = time.perf_counter()
+        with preserve_training_state(run.now.model):
+            yield
+        self._count()
 
-    def _prompts(self) -> list[Prompt]:
-        """Of the first round; made up on a process that has none."""
-        prompts = telling_prompts(self.trainer.rollouts.scored)
-        made_up = Prompt(id=0, row=-1, token_ids=tuple(range(1, 9)), text="", content="")
-        return prompts or [made_up]
-
-    def _note_standstill(self, batches: Sequence[MicroBatch]) -> None:
-        """Whether the coming step may change nothing: no signal, or a learning rate of 0, as warmups begin.
-
-        Weight decay alone moves an adapter's first matrix, which the second, still zero, hides.
-        """
-        signal = any(gather_object([any(batch.groups for batch in batches)]))
-        rates = [group["lr"] for group in self.trainer.optimizer.param_groups]
-        self.may_stand_still = not signal or max(rates, default=0.0) == 0
+    def _count(self) -> None:
+        spent, self._since = time.perf_counter() - self._since, time.perf_counter()
+        self.seconds += spent
+        self._unreported += spent
 
     def _show(self, table: Sequence[Callable[[Any], Check]], evidence: Any, *, final: bool) -> None:
         """Run checks, gather them, print and write; raise where one failed."""
-        started = time.perf_counter()
-        mine = [dataclasses.asdict(self._with_layer(check(evidence), evidence)) for check in table]
-        for columns in zip(*_per_process(gather_object([mine])), strict=True):
-            self.checks.append(worst(columns))
-        self.seconds += time.perf_counter() - started
+        mine = [with_layer(check(evidence), evidence) for check in table]
+        new = [worst(results) for results in zip(*gather_object([mine]), strict=True)]
+        self.checks += new
+        self._count()
         proof = self.proof
-        if self.trainer.is_world_process_zero() and (final or proof.failures):
-            proof.write(Path(self.trainer.args.output_dir) / FILE)
-            new = dataclasses.replace(proof, checks=proof.checks[-len(table) :]) if table is AFTER_STEP else proof
-            logger.info("%s", new.table())
-            for check in proof.checks[-len(table) :]:
+        if not self.args.process_index and (final or proof.failures):
+            proof.write(Path(self.args.output_dir) / FILE)
+            shown = dataclasses.replace(proof, checks=tuple(new)) if table is AFTER_STEP else proof
+            logger.info("%s", shown.table())
+            for check in new:
                 if check.word == "WARNING":
-                    self.trainer.health.say(check.finding)
+                    self.say(check.finding)
         if proof.failures:
             raise failure(proof)
 
-    def _with_layer(self, check: Check, evidence: Any) -> Check:
-        """For log-probabilities that are not numbers: the layer from which they come."""
-        if check.passed is not False or not isinstance(evidence, Before) or check.code not in ("P004", "P005"):
-            return check
-        if np.isfinite(evidence.sample.packed_N).all():
-            return check
-        model: nn.Module = unwrap(self.trainer.model)
-        groups = evidence.sample.groups
-        where = first_not_finite(model, lambda: training_logps(self.trainer, groups))
-        return dataclasses.replace(check, detail=f"{check.detail}; not finite from {where or 'the head'} on")
+
+def state_before(run: Subject, groups: Sequence[TrainingGroup]) -> After:
+    """The state that a step which may move the weights is compared with."""
+    short, trained = shortened(groups), enough(groups)
+    with full_precision(run) as exact:
+        trained_logps = policy_logps(run.model, trained, exact.now)
+    return After(
+        run=run,
+        weights=weight_traces(run.model),
+        groups=short,
+        logps=policy_logps(run.model, short, run.now),
+        reference=reference_logps(run, short),
+        trained=trained,
+        trained_logps=trained_logps,
+    )
 
 
-def _per_process(gathered: list[Any]) -> list[list[Check]]:
-    return [[Check(**check) for check in checks] for checks in gathered]
+def with_layer(check: Check, evidence: Any) -> Check:
+    """For log-probabilities that are not numbers: the layer from which they come."""
+    if check.passed is not False or not isinstance(evidence, Before) or check.code not in ("P004", "P005"):
+        return check
+    run, sample = evidence.run, evidence.sample
+    if np.isfinite(sample.packed_N).all():
+        return check
+    where = first_not_finite(run.model, lambda: policy_logps(run.model, sample.groups, run.now))
+    return dataclasses.replace(check, detail=f"{check.detail}; not finite from {where or 'the head'} on")
 
 
 def worst(checks: Sequence[Check]) -> Check:
@@ -193,7 +178,7 @@ def worst(checks: Sequence[Check]) -> Check:
 
 
 def failure(proof: Proof) -> ProofError:
-    """All that failed, in one message."""
+    """All failures in one message."""
     lines = [f"  {check.code} {check.name}: {check.detail}\n    fix: {check.fix}" for check in proof.failures]
     return ProofError(
         f"The proof on the first batch failed in {len(lines)} of {len(proof.checks)} checks, so the run stops:\n"

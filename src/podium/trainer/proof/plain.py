@@ -1,6 +1,6 @@
-"""Log-probabilities and gradients as anyone would compute them: one row, one forward, the model's own logits.
+"""Log-probabilities and gradients computed plainly: one row, one forward, the model's own logits.
 
-No shared prefix, no packing, no chunked head, no rounded products, no cache. What everything faster is held against.
+No shared prefix, no packing, no chunked head, no rounded products, no cache. Everything faster is compared with this.
 
 Shape letters: T tokens of a row, C tokens of a completion, N all completion tokens, V vocabulary.
 """
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from podium.models.attention import attention_implementation
 from podium.models.forward import TokenLogps, unwrap
+from podium.models.modes import evaluation_mode
 from podium.records import TrainingGroup
 
 
@@ -35,17 +36,11 @@ def rows_of(groups: Sequence[TrainingGroup]) -> list[Row]:
 
 @contextlib.contextmanager
 def reference_forward(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and the attention that leaves nothing out, soft-capping included."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    """Evaluation mode and eager attention, the one that applies everything, soft-capping included."""
     base = base_model(model)
     eager = getattr(base, "_supports_attention_backend", False)
-    try:
-        with attention_implementation(base, "eager") if eager else contextlib.nullcontext():
-            yield
-    finally:
-        for module in training:
-            module.training = True
+    with evaluation_mode(model), attention_implementation(base, "eager") if eager else contextlib.nullcontext():
+        yield
 
 
 def base_model(model: nn.Module) -> Any:
@@ -84,7 +79,7 @@ def plain_backward(
     values: TokenLogps,
     loss_of: Callable[[TokenLogps], Tensor],
 ) -> float:
-    """Gradients of `loss_of` into the parameters, a row at a time; gives the loss. `values` are `plain_logps`."""
+    """Add the gradients of `loss_of`, a row at a time; gives the loss. `values` are `plain_logps`."""
     leaf = TokenLogps(
         logps_N=values.logps_N.clone().requires_grad_(), entropy_N=values.entropy_N.clone().requires_grad_()
     )

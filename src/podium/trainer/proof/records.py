@@ -1,22 +1,24 @@
-"""What a check looks at and what it says, and all of them together."""
+"""Records of the proof: the run under proof, the input of checks, their results."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from torch import Tensor, nn
+
+from podium.models.forward import unwrap
 from podium.records import Finding, ScoredGroup, TrainingGroup
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from podium.trainer.proof.evidence import Sample, Traces
-    from podium.trainer.trainer import GRPOTrainer
+from podium.trainer.assembly import Parts
+from podium.trainer.config import GRPOConfig
+from podium.trainer.rollouts import PolicyState, Rollouts
+from podium.trainer.rounds import MicroBatch
 
 NAMED = 3
 """Tensors that a message names; it counts the others."""
@@ -24,7 +26,7 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     code: str
@@ -40,11 +42,12 @@ class Check:
     note: bool = False
     """It passed, but `detail` is worth reading."""
     suspect: bool = False
-    """Likewise, and the run is probably in vain."""
+    """It passed, but the run is probably in vain."""
 
     @property
     def word(self) -> str:
-        """
+        """The result in the table.
+
         >>> Check(name="rewards", code="P010", passed=True, detail="").word
         'ok'
         """
@@ -53,7 +56,7 @@ class Check:
 
     @property
     def finding(self) -> Finding:
-        """A failure, a warning or a note, as other rooms know it."""
+        """As an error, a warning or a note of the run."""
         severity: Any = {"FAILED": "error", "WARNING": "warning"}.get(self.word, "note")
         return Finding(code=self.code, severity=severity, what=f"{self.name}: {self.detail}", fix=self.fix, step=0)
 
@@ -70,17 +73,17 @@ class Proof:
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        """What stops the run."""
+        """The checks that stop the run."""
         return tuple(check for check in self.checks if check.passed is False)
 
     def table(self) -> str:
-        """A line a check."""
+        """One line per check."""
         widest = max((len(check.name) for check in self.checks), default=0)
         lines = [f"  {check.word:11}  {check.name:{widest}}  {check.detail}" for check in self.checks]
         return "\n".join([f"proof on the first batch, {self.seconds:.1f} s", *lines])
 
     def write(self, file: Path) -> None:
-        """`proof.json`. Numbers that JSON does not know are null."""
+        """Write `proof.json`; NaN and infinity are null."""
         checks = [{**dataclasses.asdict(check), "result": check.word} for check in self.checks]
         for check in checks:
             check.update({k: None for k, v in check.items() if isinstance(v, float) and not math.isfinite(v)})
@@ -96,10 +99,91 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
-    """What the checks before the first optimizer step look at."""
+class Subject:
+    """The run under proof, at one moment."""
 
-    trainer: GRPOTrainer
+    now: PolicyState
+    rollouts: Rollouts
+    optimizer: Any
+    train_step: Callable[[MicroBatch], Tensor]
+    """The trainer's own training step."""
+    entropy_coef: float
+
+    @property
+    def model(self) -> nn.Module:
+        """The policy, without wrappers."""
+        return unwrap(self.now.model)
+
+    @property
+    def parts(self) -> Parts:
+        """The run's."""
+        return self.now.parts
+
+    @property
+    def args(self) -> GRPOConfig:
+        """The run's."""
+        return self.now.parts.args
+
+    @property
+    def kind(self) -> str:
+        """The part of the model that is trained."""
+        return "adapter" if hasattr(self.model, "peft_config") else "weights"
+
+    def shown(self, token: int | None) -> str:
+        """A token and its id: `<|im_end|> (2)`."""
+        return f"{self.parts.tokenizer.convert_ids_to_tokens(token)} ({token})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A large tensor in few numbers."""
+
+    norm: float
+    numbers: np.ndarray
+    """At most `KEPT` of its values, float64."""
+
+
+Traces = Mapping[str, Trace]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A few completions, computed by the sampler, the packed forward, the training step and the plain model."""
+
+    groups: tuple[TrainingGroup, ...]
+    sampled_N: np.ndarray
+    """Log-probabilities from the engine, at perturbed weights."""
+    packed_N: np.ndarray
+    """From the packed forward, in the weights' own precision."""
+    plain_N: np.ndarray
+    """From the plain model."""
+    plain_at_1_N: np.ndarray | None
+    """From the plain model at temperature 1, where something disagrees at the run's temperature."""
+    before_N: np.ndarray
+    """From the plain model at the weights as they are."""
+    misplaced: str
+    """A token that stands at a wrong position of the packed forward; empty: none."""
+    whole: Traces
+    """Gradients of one micro-step of one pack, in the precision of the run."""
+    cut: Traces
+    """Gradients of two micro-steps that cut a group in two, in the weights' own precision."""
+    plain: Traces
+    """Gradients of the loss by the plain model."""
+    cut_loss: float
+    whole_loss: float
+    plain_loss: float
+
+    @property
+    def doubt(self) -> float:
+        """1 less the probability of the least certain token, to which gradients are proportional."""
+        return float(-np.expm1(self.plain_N.min())) if self.plain_N.size else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """Input of the checks before the first optimizer step."""
+
+    run: Subject
     trained: tuple[TrainingGroup, ...]
     """All groups of the step that will be trained on."""
     scored: tuple[ScoredGroup, ...]
@@ -109,31 +193,23 @@ class Before:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """What the checks after a step compare."""
+    """Input of the checks after a step: the state before it."""
 
-    trainer: GRPOTrainer
-    weights_before: Traces
+    run: Subject
+    weights: Traces
     groups: tuple[TrainingGroup, ...]
-    logps_before: tuple[np.ndarray, ...]
+    logps: list[np.ndarray]
     """Of `groups`, as the run trains on them."""
-    reference_before: tuple[np.ndarray, ...]
+    reference: list[np.ndarray]
     """Of `groups`, under the reference; empty without one."""
     trained: tuple[TrainingGroup, ...]
-    """What the step is trained on, or enough of it to tell where it goes."""
-    trained_before: tuple[np.ndarray, ...]
-    """Their log-probabilities, in the weights' own precision."""
-
-
-# ---- in words ----
+    """The groups that the step is trained on, or enough of them to tell its direction."""
+    trained_logps: list[np.ndarray]
+    """Of `trained`, in the weights' own precision."""
 
 
 def named(names: Iterable[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first names, and the number of further ones."""
     names = list(names)
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def shown_token(trainer: GRPOTrainer, token: int | None) -> str:
-    """`<|im_end|> (2)`."""
-    return f"{trainer.parts.tokenizer.convert_ids_to_tokens(token)} ({token})"

@@ -1,0 +1,375 @@
+"""Checkpoints of a run: written atomically, with everything that training continues from, and read back.
+
+Besides the Trainer's own files a checkpoint holds the round that is being trained on, with `async_rollouts` the one
+after it, the reference if it has moved, the entropy controller, the adaptive weights and the precision that was chosen:
+numpy arrays, safetensors and JSON, of which nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from safetensors.torch import load_model, save_model
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState
+
+from podium.algorithm.losses import EntropyControl
+from podium.errors import CheckpointError
+from podium.models import loading
+from podium.models.precision import ProductPrecision
+from podium.records import Completion, Group, Prompt, ScoredGroup, TrainingGroup
+from podium.rewards.adaptive import AdaptiveWeights
+from podium.runs import checkpoint
+from podium.trainer import resume
+from podium.trainer.assembly import Parts
+from podium.trainer.health import Health
+from podium.trainer.processes import Processes
+from podium.trainer.resume import REFERENCE, STATE
+from podium.trainer.rollouts import Rollouts, make_prompt, round_prompts
+from podium.trainer.rounds import Measurements, Plan, Round, RoundKey, SampledRound, Share
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+"""Of `round-*.npz` and `ahead-*.npz`."""
+
+
+class StopsOnTerm(TrainerCallback):
+    """Ends training after the step in which SIGTERM came, with a checkpoint, as job schedulers expect."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextlib.contextmanager
+    def listening(self, say: Callable[[str], object]) -> Iterator[None]:
+        """Within this context SIGTERM is taken; a second one interrupts at once, as Ctrl-C does."""
+
+        def handle(*_: Any) -> None:
+            if self.asked:
+                raise KeyboardInterrupt
+            self.asked = True
+            say("SIGTERM: a checkpoint is saved after this step, then the run ends. A second one ends it at once.")
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        asked = any(gather_object([self.asked])) if args.world_size > 1 else self.asked
+        if asked:
+            self.asked = control.should_save = control.should_training_stop = True
+
+
+class AtomicCheckpointMixin(Trainer):
+    """A Trainer whose checkpoints are staged, flushed and renamed into place; see `podium.runs.checkpoint`."""
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Nothing where there is no step left to take."""
+        return ([], None) if self._is_done() else super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def _is_done(self) -> bool:
+        """Whether all steps are taken, as when a run that had ended is resumed: the Trainer looks only after a step."""
+        done = self.state.global_step >= self.state.max_steps
+        if done:
+            self.control.should_training_stop = True
+        return done
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """As the Trainer, but the hub's token goes into no file, and weights are as readable as other files."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            staged = folder.name.startswith(checkpoint.STAGING)  # the checkpoint's own message is the better one
+            with contextlib.nullcontext() if staged else checkpoint.storing(folder / "model.safetensors"):
+                super()._save(output_dir, state_dict=state_dict)
+                checkpoint.readable_alike(folder, folder / "training_args.bin")
+        finally:
+            self.args.hub_token = token
+
+    def _save_own(self, staging: Path) -> None:
+        """Files of a checkpoint besides the Trainer's."""
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Everything the Trainer saves, and `_save_own`."""
+        self.store_flos()
+        final = Path(self._get_output_dir(trial=trial)) / f"{checkpoint.PREFIX}{self.state.global_step}"
+        if self.state.best_global_step == self.state.global_step:
+            self.state.best_model_checkpoint = str(final)
+        barrier = self.accelerator.wait_for_everyone
+        with checkpoint.staged(final, is_main=self.args.should_save, barrier=barrier) as staging:
+            self.save_model(str(staging), _internal_call=True)
+            if not self.args.save_only_model:
+                self._save_optimizer_and_scheduler(str(staging))
+                self._save_scaler(str(staging))
+                self._save_rng_state(str(staging))
+                self._save_own(staging)
+            if self.args.should_save:
+                self._export_callback_states()
+                self.state.save_to_json(str(staging / "trainer_state.json"))
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+        if self.args.should_save:
+            checkpoint.rotate(final.parent, self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _export_callback_states(self) -> None:
+        """Stateful callbacks into the trainer's state, as `Trainer._save_checkpoint` does."""
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(callback, ExportableState):
+                name, state = type(callback).__name__, callback.state()
+                if isinstance(self.state.stateful_callbacks[name], list):
+                    self.state.stateful_callbacks[name].append(state)
+                else:
+                    self.state.stateful_callbacks[name] = state
+
+
+class CheckpointMixin(AtomicCheckpointMixin):
+    """Checkpoints of GRPO: rounds, reference and controllers; parts of weights where those are sharded."""
+
+    parts: Parts
+    processes: Processes
+    rollouts: Rollouts
+    health: Health
+    round: Round | None
+    entropy: EntropyControl
+    weights: AdaptiveWeights
+    _random_numbers_in: str | None
+    """A checkpoint whose random state is still to be loaded."""
+
+    # ---- saving ----
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As the Trainer; from sharded weights, too, whatever accelerate's `state_dict_type` is."""
+        if self.processes.division != "fsdp2":
+            super().save_model(output_dir, _internal_call)
+            return
+        state = self.processes.full_state(self.model)
+        if self.args.should_save:
+            self._save(output_dir, state_dict=state)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """As the Trainer; where weights are sharded, every process writes its own part of all that moves."""
+        if self.processes.division != "fsdp2":
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        self.processes.save_parts(Path(output_dir), self.model, self.optimizer, self.parts.reference)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """With the prefetched round: once it is scored, reward functions draw no random numbers meanwhile."""
+        self.rollouts.wait()
+        super()._save_checkpoint(model, trial)
+
+    def _save_own(self, staging: Path) -> None:
+        """This process's rounds; on the first process also what all share."""
+        rank, reference, precision = self.args.process_index, self.parts.reference, self.parts.precision
+        for name, record in (("round", self.round), ("ahead", self.rollouts.wait())):
+            if record is not None:
+                arrays: dict[str, Any] = to_arrays(record)
+                np.savez(staging / f"{name}-{rank}.npz", **arrays)
+        if rank:
+            return
+        entropy = {name: x if math.isfinite(x) else None for name, x in dataclasses.asdict(self.entropy).items()}
+        contents = {
+            "entropy": entropy,
+            "reward_weights": self.weights.to_json(),
+            "bfloat16_products": precision.enabled if isinstance(precision, ProductPrecision) else None,
+            "plan": _arithmetic(self.parts.plan),
+            "made_of": self.health.made_of,
+        }
+        (staging / STATE).write_text(json.dumps(contents))
+        if reference is not None and reference.moved and not self.processes.sharded:
+            assert reference.copy is not None
+            save_model(reference.copy, str(staging / REFERENCE))
+
+    # ---- loading ----
+
+    def _refuse_others(self, found: Path) -> None:
+        """Raise `CheckpointError` where this run cannot continue from a checkpoint; log the changes since it."""
+        self.processes.check_parts(found)
+        for finding in resume.differences(found, self.health.made_of):
+            if finding.severity == "error":
+                raise CheckpointError(f"{finding.what}.", code=finding.code, fix=finding.fix)
+            if self.is_world_process_zero():
+                logger.warning("%s; %s.", finding.what, finding.why)
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        with resume.readable(folder, "optimizer and schedule"):
+            if folder is not None and self.processes.division == "fsdp2":
+                self.processes.load_optimizer(Path(folder), self.optimizer)
+                self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
+            else:
+                super()._load_optimizer_and_scheduler(folder)
+        if folder is not None:
+            resume.apply_settings(Path(folder), self.args, self.optimizer, self.lr_scheduler)
+            self._load_own(Path(folder))
+            self._random_numbers_in = folder
+            self.health.slow_down(self.optimizer, self.lr_scheduler)
+
+    def _load_own(self, folder: Path) -> None:
+        """Read what `_save_own` wrote; a checkpoint of another trainer has none of it and changes nothing.
+
+        The precision is restored as well: a resumed run must compute as it did, whatever would be measured now.
+        """
+        self.round, rank, reference = None, self.args.process_index, self.parts.reference
+        if not (folder / STATE).is_file():
+            return
+        saved = json.loads((folder / STATE).read_text())
+        if saved["bfloat16_products"] is not None and isinstance(self.parts.precision, ProductPrecision):
+            self.parts.precision.enabled = saved["bfloat16_products"]
+        if reference is not None and (folder / REFERENCE).is_file():
+            assert reference.copy is not None
+            load_model(reference.copy, str(folder / REFERENCE))
+            reference.moved = True
+        self.entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
+        self.weights = self.weights.restored(saved.get("reward_weights", {}))
+        round_, ahead = (_arrays(folder / f"{name}-{rank}.npz") for name in ("round", "ahead"))
+        if round_ is None or _replanned(saved["plan"], _arithmetic(self.parts.plan), folder):
+            return
+        self.round = from_arrays(round_, self._prompt)
+        if self.args.async_rollouts and ahead is not None:
+            self.rollouts.restore(from_arrays(ahead, self._prompt))
+
+    def _prompt(self, key: RoundKey, id: int, index: int) -> Prompt:
+        """A prompt that was drawn before; rows of a stream (index -1) are found by their place in the round."""
+        if index < 0:
+            return round_prompts(self.parts, key, [id])[0]
+        return make_prompt(self.parts, self.parts.order.dataset[index], id, index)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Once and before the first rollouts, as reward functions may draw, too; the Trainer would load them after."""
+        if checkpoint is not None and checkpoint == self._random_numbers_in:
+            self._random_numbers_in = None
+            with resume.readable(checkpoint, "random numbers"):
+                super()._load_rng_state(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """As the Trainer; one of a run in float16 is of no use to a run without loss scaling."""
+        if self.accelerator.scaler is not None:
+            with resume.readable(checkpoint, "loss scaling"):
+                super()._load_scaler(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """As the Trainer, which leaves out the trained adapter where a second one lies in a folder of its own."""
+        policy = self.model if model is None else model
+        if self.processes.division == "fsdp2":
+            self.processes.load_weights(Path(resume_from_checkpoint), policy, self.parts.reference)
+            return
+        with resume.readable(resume_from_checkpoint, "weights"):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if loading.has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
+            cast(Any, policy).load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+            loading.freeze_reference_adapter(policy)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray] | None:
+    if not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _arithmetic(plan: Plan) -> dict[str, int]:
+    """The part of the plan that all ranks share."""
+    return {**{name: value for name, value in dataclasses.asdict(plan).items() if name != "rank"}, "format": FORMAT}
+
+
+def _replanned(saved: dict[str, int], now: dict[str, int], folder: Path) -> bool:
+    """Whether rounds are cut differently than when the checkpoint was written, so that its round cannot be used."""
+    changed = [f"{name} {saved.get(name)} -> {value}" for name, value in now.items() if saved.get(name) != value]
+    if changed:
+        logger.warning(
+            "%s was written with other batch settings (%s): its generation round is drawn again, so the run will not "
+            "be bit-equal to one that was never stopped.",
+            folder.name,
+            ", ".join(changed),
+        )
+    return bool(changed)
+
+
+# ---- rounds as arrays ----
+
+_RECORDS: Mapping[str, type] = {
+    record.__name__: record
+    for record in (
+        Round,
+        RoundKey,
+        Share,
+        TrainingGroup,
+        SampledRound,
+        Measurements,
+        ScoredGroup,
+        Group,
+        Completion,
+    )
+}
+
+
+def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
+    """A round as JSON with the numbers of its arrays beside it. Prompts are saved by id and row, and made again."""
+    flat: dict[str, list[np.ndarray]] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            flat.setdefault(value.dtype.name, []).append(value.ravel())
+            return {"array": [value.dtype.name, *value.shape]}
+        if isinstance(value, Prompt):
+            return {"prompt": [value.id, value.row]}
+        if type(value).__name__ in _RECORDS:
+            names = getattr(value, "_fields", None) or [field.name for field in dataclasses.fields(value)]
+            return {type(value).__name__: {name: plain(getattr(value, name)) for name in names}}
+        if isinstance(value, Mapping):
+            return {"columns": dict(value)}
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return value.item() if isinstance(value, np.generic) else value
+
+    text = json.dumps(plain(record), default=str)
+    joined = {name: np.concatenate(arrays) for name, arrays in flat.items()}
+    return {"json": np.frombuffer(text.encode(), np.uint8), **joined}
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray], prompt: Callable[[RoundKey, int, int], Prompt]) -> Any:
+    """The inverse of `to_arrays`. `prompt` makes a prompt of a round from its id and row."""
+    read = dict.fromkeys(arrays, 0)
+    contents = json.loads(arrays["json"].tobytes())
+    [fields] = contents.values()
+    key = RoundKey(**fields["key"]["RoundKey"])
+
+    def record(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(map(record, value))
+        if not isinstance(value, dict):
+            return value
+        [(kind, inside)] = value.items()
+        if kind == "array":
+            name, *shape = inside
+            start, read[name] = read[name], read[name] + math.prod(shape)
+            return arrays[name][start : read[name]].reshape(shape)
+        if kind == "prompt":
+            return prompt(key, *inside)
+        if kind == "columns":
+            return {name: tuple(values) for name, values in inside.items()}
+        return _RECORDS[kind](**{name: record(each) for name, each in inside.items()})
+
+    return record(contents)

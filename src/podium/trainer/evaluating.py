@@ -1,0 +1,135 @@
+"""Evaluation of the policy while it is trained: sampled and scored as in training, on held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from podium.algorithm.losses import policy_loss, reduce_sums
+from podium.algorithm.metrics import Mode, loss_metrics, rollout_metrics
+from podium.models.modes import evaluation_mode
+from podium.models.packing import keep, pack
+from podium.records import ScoredGroup, TrainingGroup
+from podium.trainer.assembly import Parts
+from podium.trainer.processes import Processes
+from podium.trainer.rollouts import (
+    EVALUATION,
+    PolicyState,
+    Rollouts,
+    gathered_advantages,
+    make_prompt,
+    trained_on,
+    training_group,
+    with_other_policies,
+)
+from podium.trainer.rounds import Measurements, MicroBatch, loss_inputs
+
+
+class EvaluationMixin(Trainer):
+    """`evaluate` and `generate_completions` of GRPO."""
+
+    parts: Parts
+    processes: Processes
+    rollouts: Rollouts
+
+    @property
+    def policy_state(self) -> PolicyState:
+        """The run at this moment, as rollouts see it."""
+        raise NotImplementedError
+
+    def _add(self, mode: Mode, measured: Measurements, **latest: float) -> None:
+        raise NotImplementedError
+
+    def generate_completions(
+        self,
+        rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
+        num_generations: int | None = None,
+        *,
+        greedy: bool = False,
+        temperature: float | None = None,
+    ) -> list[ScoredGroup]:
+        """Sample and score, without training; the same rows give the same random numbers every time.
+
+        `rows` may be a dict of columns, as `dataset[:4]` is. `temperature` is the training's unless given. Several
+        processes call it together, and share the work; all get all of it.
+        """
+        if isinstance(rows, Mapping):
+            rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        count = num_generations or self.parts.args.num_generations
+        scored = self._sample(rows, count, greedy=greedy, temperature=temperature)
+        everyone = dict(gather_object(list(scored.items())))
+        return [everyone[i] for i in range(len(rows))]
+
+    def _sample(self, rows: Sequence[Mapping[str, Any]], count: int, **how: Any) -> dict[int, ScoredGroup]:
+        """This process's part of the rows, by number."""
+        mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
+        prompts, now = [make_prompt(self.parts, rows[i], i, i) for i in mine], self.policy_state
+        scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
+        self._add("eval", measured)
+        return dict(zip(mine, scored, strict=True))
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """All rows of the set at once; the engine makes its own batches."""
+        chosen = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        rows = list(self.eval_dataset if chosen is None else chosen)
+        return DataLoader(cast(Any, rows), batch_size=1, collate_fn=list)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
+        rows, parts, measured = list(cast(Any, dataloader.dataset)), self.parts, Measurements()
+        scored = self._sample(rows, parts.args.num_generations_eval or parts.args.num_generations)
+        table, result = gathered_advantages([*scored.values()], [*scored], parts, self.policy_state.weights)
+        measured.add(rollout_metrics(table, result))
+        _, counted_PG = trained_on(table, result, parts)
+        groups = [
+            keep(training_group(group, result.advantages_PG[i]), np.flatnonzero(counted_PG[i]).tolist())
+            for i, group in scored.items()
+        ]
+        loss = self._evaluation_loss(groups, counted_PG, measured)
+        self._add("eval", measured, num_tokens=self.state.num_input_tokens_seen)
+        values = {f"{metric_key_prefix}_loss": loss}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=values, num_samples=len(rows))
+
+    @torch.no_grad()
+    def _evaluation_loss(
+        self, groups: Sequence[TrainingGroup], counted_PG: np.ndarray, measured: Measurements
+    ) -> float:
+        parts, now, tokens = self.parts, self.policy_state, int(counted_PG.sum())
+        groups = with_other_policies(groups, [np.ones(len(g.completion_ids), bool) for g in groups], now)
+        batch = MicroBatch(
+            groups=tuple(groups),
+            num_rollouts=counted_PG.size,
+            num_tokens=tokens,
+            step_tokens=tokens,
+            micro_steps=1,
+            is_last=True,
+        )
+        loss, sums = 0.0, []
+        packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device)
+        for _ in range(self.processes.num_dummy_forwards(len(packs))):
+            self.processes.touch(self.model)
+        with evaluation_mode(self.model), parts.attention(), parts.precision():
+            for packed in packs:
+                out = parts.token_logps(self.model, packed)
+                result = policy_loss(loss_inputs(out, packed, batch, other_sampler=parts.other_sampler), parts.loss)
+                loss += float(result.loss)
+                sums.append(result.sums.stack().tolist())
+        self.processes.reshard(self.model)
+        gathered = gather_object(sums)
+        if gathered:
+            measured.add(loss_metrics(reduce_sums(torch.tensor(gathered)), parts.loss))
+        return sum(gather_object([loss]))
