@@ -198,13 +198,13 @@ def count_trained_tokens() -> Callable[[Any], list[int]]:
 
     def count(trainer: Any) -> list[int]:
         sizes: list[int] = []
-        inner = trainer._backward
+        inner = trainer._gradients._backward
 
-        def counted(model: Any, packed: Any, *rest: Any) -> Any:
-            sizes.append(packed.num_tokens)
-            return inner(model, packed, *rest)
+        def counted(model: Any, parts: Any, batch: Any, entropy_coef: float) -> Any:
+            sizes.append(batch[0].num_tokens)
+            return inner(model, parts, batch, entropy_coef)
 
-        trainer._backward = counted
+        trainer._gradients._backward = counted
         return sizes
 
     return count

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from podium.models.modes import evaluation_mode
+
 
 @contextlib.contextmanager
 def preserve_training_state(model: nn.Module) -> Iterator[None]:
@@ -19,17 +21,14 @@ def preserve_training_state(model: nn.Module) -> Iterator[None]:
     Dropout is off inside, so that two forwards can be compared. Weights are left to the caller.
     """
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    training = [module for module in model.modules() if module.training]
     clear_gradients(model)
-    try:
-        with same_random_numbers(), without_dropout(model):
+    with same_random_numbers(), without_dropout(model), evaluation_mode(model):
+        try:
             yield
-    finally:
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradients.get(name)
-        model.eval()
-        for module in training:
-            module.training = True
+        finally:
+            model.eval()
+            for name, parameter in model.named_parameters():
+                parameter.grad = gradients.get(name)
 
 
 def clear_gradients(model: nn.Module) -> None:
