@@ -17,7 +17,6 @@ import copy
 import dataclasses
 import itertools
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -221,7 +220,9 @@ class Rollouts:
         measured = Measurements()
         self.sync(now, measured)
         with now.gathered():
-            return generate_and_score(prompts, settings, now, measured), measured
+            with measured.timed("generate_seconds"):
+                groups = now.parts.engine.generate(prompts, settings, policy_step=now.step)
+            return score_groups(groups, now, measured), measured
 
 
 def in_thread(work: Callable[[], SampledRound]) -> Future[SampledRound]:
@@ -263,44 +264,42 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
     parts, args, measured, num_fresh = now.parts, now.parts.args, Measurements(), 0
     places = tuple(parts.plan.assign_to_ranks([len(prompt.token_ids) for prompt in prompts])[parts.plan.rank])
     settings = now.settings(args.num_generations, (key.epoch << 32) + key.number)
+    wanted, chosen = {i: prompts[place] for i, place in enumerate(places)}, dict[int, ScoredGroup]()
     with now.gathered():
-        scored = generate_and_score([prompts[place] for place in places], settings, now, measured)
-        for attempt in range(args.max_resamples if args.dynamic_sampling else 0):
-            flat = [i for i, group in enumerate(scored) if not parts.has_spread(group, now.weights.weights_K)]
+        for attempt in itertools.count(1):
+            with measured.timed("generate_seconds"):
+                groups = parts.engine.generate([*wanted.values()], settings, policy_step=now.step)
+            for i, group in zip(wanted, score_groups(groups, now, measured), strict=True):
+                if i not in chosen or parts.has_spread(group, now.weights.weights_K):
+                    chosen[i] = group
+            if not args.dynamic_sampling or attempt > args.max_resamples:
+                break
+            flat = [i for i, group in chosen.items() if not parts.has_spread(group, now.weights.weights_K)]
             if not flat:
                 break
-            rows = parts.order.fresh(key, attempt, [places[i] for i in flat])
-            first = (attempt + 1) * parts.plan.prompts_per_round
-            fresh = [
-                make_prompt(parts, row, first + places[i], index) for i, (index, row) in zip(flat, rows, strict=True)
-            ]
-            for i, group in zip(flat, generate_and_score(fresh, settings, now, measured), strict=True):
-                if parts.has_spread(group, now.weights.weights_K):
-                    scored[i] = group
+            rows = parts.order.fresh(key, attempt - 1, [places[i] for i in flat])
+            first = attempt * parts.plan.prompts_per_round
+            wanted = {
+                i: make_prompt(parts, row, first + places[i], at) for i, (at, row) in zip(flat, rows, strict=True)
+            }
             num_fresh += len(flat)
+    scored = tuple(chosen.values())
     return SampledRound(
-        key=key, policy_step=now.step, places=places, scored=tuple(scored), measured=measured, num_fresh=num_fresh
+        key=key, policy_step=now.step, places=places, scored=scored, measured=measured, num_fresh=num_fresh
     )
 
 
-def generate_and_score(
-    prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState, measured: Measurements
-) -> list[ScoredGroup]:
-    """Groups of completions with their rewards, from the engine's weights as they are."""
-    start = time.perf_counter()
-    groups = now.parts.engine.generate(prompts, settings, policy_step=now.step)
-    sampled = time.perf_counter()
-    measured.seconds.append(("generate_seconds", sampled - start))
-    scored = score(
-        groups,
-        now.parts.rewards,
-        trainer_state=now.trainer_state,
-        log_metric=lambda name, value: measured.metrics.append((name, float(value))),
-        log_seconds=lambda name, value: measured.seconds.append((name, value)),
-        settings=call_settings(now.parts.args),
-    )
-    measured.seconds.append(("reward_seconds", time.perf_counter() - sampled))
-    return scored
+def score_groups(groups: Sequence[Group], now: PolicyState, measured: Measurements) -> list[ScoredGroup]:
+    """Rewards of every function."""
+    with measured.timed("reward_seconds"):
+        return score(
+            groups,
+            now.parts.rewards,
+            trainer_state=now.trainer_state,
+            log_metric=lambda name, value: measured.metrics.append((name, float(value))),
+            log_seconds=lambda name, value: measured.seconds.append((name, value)),
+            settings=call_settings(now.parts.args),
+        )
 
 
 # ---- advantages ----
