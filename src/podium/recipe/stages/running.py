@@ -99,7 +99,8 @@ class StagedRun:
         if self.ended:  # what may have been loaded to look at is where the run began
             self.policy = None
             gc.collect()
-        if len(self.ended) == len(self.stages) and not all(each.get("ended_by") for each in _recorded(self.folder)):
+        recorded = [each for each in _recorded(self.folder) if each.get("ended_by")]
+        if len(self.ended) == len(self.stages) > len(recorded):
             self._save_last()
         self._write()
         trainer = None
