@@ -122,7 +122,7 @@ def test_a_damaged_border_costs_its_stage_and_not_the_run(
     with (damaged / "optimizer.pt").open("ab") as file:
         file.write(b"more")
     resume(server, name, tmp_path, expected)
-    assert "The border of stage" in server.said()
+    assert "The checkpoint at the end of stage" in server.said()
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""What is assumed where a recipe is silent: rewards for reasoning-gym's tasks; everything, where there is no recipe.
+"""Values for keys that a recipe leaves out: rewards for reasoning-gym's tasks; all keys, where there is no recipe.
 
 `podium train --dataset qa.csv` is a run by this: the columns by their usual names, a reward that compares with the
-answer, one prompt in ten held out, the built-in model. What is assumed becomes a part of the recipe's values, so that
-`config.yaml` in the run's folder has all of it.
+answer, one prompt in ten held out, the built-in model. Assumed values become a part of the recipe's, so that
+`config.yaml` in the run's folder has all of them.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _SMALL_MODEL: Mapping[str, Any] = {
     "adam_beta2": 0.99,
     "max_grad_norm": 1.0,
 }
-"""Of the built-in model, as in the recipe `quickstart`; other models have TRL's defaults."""
+"""Settings for the built-in model, as in the recipe `quickstart`; other models have TRL's defaults."""
 
 _ADAPTER: Mapping[str, Any] = {"learning_rate": 3e-4, "lora_target_modules": "all-linear"}
-"""Of an adapter on the built-in model, as in the recipe `csv`."""
+"""Settings for an adapter on the built-in model, as in the recipe `csv`."""
 
 _IN_TAGS = "Put the final answer inside tags, like this: <answer>{}</answer>."
 
@@ -92,7 +92,7 @@ _TEXTS: Mapping[str, Any] = {
 def assume(written: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
     """Values for keys that are not among those written. `alone`: there is no recipe, only flags.
 
-    Reads the first rows of the dataset. What cannot be read is not complained about here.
+    Reads the first rows of the dataset. Data that cannot be read is reported elsewhere.
     """
     known = {OLD_NAMES.get(key, key): value for key, value in written.items() if value is not None}
     made = _of_run(known) if alone else {}
@@ -106,7 +106,7 @@ def assume(written: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
 
 
 def assumed_words(values: Mapping[str, Any]) -> str:
-    """What was assumed, in one line.
+    """Assumed values in one line.
 
     >>> assumed_words({"prompt": "{question}", "held_out": 0.1})
     'assumed: prompt "{question}", held_out 0.1'
@@ -164,7 +164,7 @@ def _of_data(known: Mapping[str, Any]) -> dict[str, Any]:
     answers = [answer for row in rows if (answer := columns(row).get("answer")) is not None]
     made |= _judged_by(answers) if answers else {}
     if not isinstance(columns.question(rows[0]), str):
-        made.pop("system", None)  # a conversation says itself how to answer
+        made.pop("system", None)  # a conversation has its own instructions
     elif "system" not in known and "answer_from" not in made and (example := _example(columns, rows)):
         made["examples"] = [example]
     sides = {is_held_out(columns.identity(row), HELD_OUT) for row in rows}  # of one question there is only one

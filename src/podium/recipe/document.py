@@ -37,7 +37,7 @@ class Problem:
     """`run.yaml:4`, or the flag."""
     what: str
     code: str = "C030"
-    """Of the rule that is broken; C030: settings that contradict each other."""
+    """Code of the broken rule; C030: settings that contradict each other."""
     fix: str = ""
     """Words to type."""
 
@@ -239,7 +239,7 @@ class _Builder:
     def build(self, node: yaml.Node, place: Place) -> Any:
         if place:
             self.lines.setdefault(place, node.start_mark.line + 1)
-        kind = {yaml.MappingNode: "map", yaml.SequenceNode: "seq"}.get(type(node), "str")
+        kind = "map" if isinstance(node, yaml.MappingNode) else "seq" if isinstance(node, yaml.SequenceNode) else "str"
         if node.tag != f"tag:yaml.org,2002:{kind}":
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
             self._refuse(node, f"tags ({tag}) are not taken", code="C019", fix="leave it out")
@@ -247,6 +247,7 @@ class _Builder:
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*place, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
         return node.value if node.style else _plain(node.value)
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:

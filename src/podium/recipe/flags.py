@@ -12,7 +12,7 @@ from typing import Any
 from podium.errors import ConfigError
 from podium.recipe.document import scalar
 
-_NUMBER = re.compile(r"-(\d|\.\d)")
+_NEGATIVE = re.compile(r"-(\d|\.\d)")
 _TEMPLATES = ("prompt", "answer", "system", "answer_from")
 """Keys whose values are text, braces and all."""
 Overrides = dict[str, Any]
@@ -39,7 +39,7 @@ def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
 
 
 def _is_flag(word: str) -> bool:
-    return word.startswith("-") and len(word) > 1 and not _NUMBER.match(word)
+    return word.startswith("-") and len(word) > 1 and not _NEGATIVE.match(word)
 
 
 def _split(word: str) -> tuple[str, str | None]:

@@ -180,7 +180,7 @@ class _RecipeReader(Reader):
         return passed
 
     def quantization(self) -> dict[str, Any] | None:
-        """As TRL makes it from its flat keys."""
+        """Arguments of `BitsAndBytesConfig`, made from flat keys as TRL does."""
         four, eight = self.values.get("load_in_4bit"), self.values.get("load_in_8bit")
         if four and eight:
             self.refuse("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit", fix="keep one of them")
@@ -202,7 +202,7 @@ class _RecipeReader(Reader):
         return {"load_in_8bit": True} if eight else None
 
     def data(self) -> DataSpec:
-        """Where rows come from; files that are named must be there. Paths are relative to the working directory."""
+        """The sources of rows; files that are named must be there. Paths are relative to the working directory."""
         mixture = [
             self._checked_mapping(part, field_types(DatasetConfig), ("datasets", index))
             for index, part in enumerate(self.values.get("datasets") or [])
@@ -242,7 +242,7 @@ class _RecipeReader(Reader):
         return replace(made, **rest)  # what is left can still be checked
 
     def _parts(self, entries: list[Any], columns: Columns) -> tuple[Part, ...]:
-        """A list under `dataset`; what a part does not say of its columns is as in the recipe."""
+        """A list under `dataset`; templates that a part leaves out are those of the recipe."""
         parts = []
         for index, entry in enumerate(entries):
             own = entry if isinstance(entry, Mapping) else {"path": entry}
@@ -295,7 +295,7 @@ class _RecipeReader(Reader):
         return {arg: self.values[key] for key, arg in names.items() if self.values.get(key) is not None}
 
     def config(self, rewards: tuple[RewardSpec, ...]) -> dict[str, Any]:
-        """Arguments of `GRPOConfig`: what was given, weights out of `rewards`, and a folder named after the recipe."""
+        """Arguments of `GRPOConfig`: given keys, weights out of `rewards`, and a folder named after the recipe."""
         config = {key: value for key, value in self.values.items() if key in config_keys()}
         config.pop("resume_from_checkpoint", None)
         config.setdefault("output_dir", f"runs/{Path(self.document.name).stem}")

@@ -42,7 +42,7 @@ class Recipe:
     eval_samples: int = 4
     """Completions per held-out prompt, before and after."""
     eval_temperature: float | None = None
-    """Of those completions; None: as in training."""
+    """Temperature of those completions; None: as in training."""
     eval_rows: int = 200
     """Most held-out prompts that are sampled, before and after."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -137,14 +137,14 @@ class Stage:
     name: str
     kind: Kind
     recipe: Recipe
-    """Of this stage alone; its `output_dir` is the stage's folder. `config` of an SFT stage is for `SFTConfig`."""
+    """The recipe of this stage alone, with its own `output_dir`. `config` of an SFT stage is for `SFTConfig`."""
     until: Gate | None
     optimizer: str
     reference: str
     schedule: str
     adaptive_weights: str
     completion: str | None
-    """Of an SFT stage: the column with the right completion, or a text with columns in braces."""
+    """For an SFT stage: the column with the right completion, or a text with columns in braces."""
     rows: tuple[Any, Any] | None = None
     """Training and held-out rows that are given as they are, in Python; None: those of the recipe."""
 
@@ -164,7 +164,7 @@ class Stage:
         return self.rows if self.rows is not None else load_data(self.recipe.data)
 
     def sft_arguments(self) -> SFTConfig:
-        """Of an SFT stage. On a CPU without mixed precision, unless `bf16` was asked for.
+        """Arguments of an SFT stage, on a CPU without mixed precision unless `bf16` is set.
 
         Raises:
             ConfigError: values that `SFTConfig` refuses.

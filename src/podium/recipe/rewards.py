@@ -39,7 +39,7 @@ ENTRY_KEYS = ("name", "function", "weight", "args", "adaptive", "row_wise", "env
 _TRL_ARGS: Mapping[str, Mapping[str, Any]] = {
     "get_soft_overlong_punishment": {"max_completion_len": 1280, "soft_punish_cache": 256}
 }
-"""What `trl grpo` fills in for a name that it knows."""
+"""Arguments that `trl grpo` fills in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class RewardSpec:
     name: str
     """As written: a library name, `file.py:function`, `package.module:function`, or a reward model."""
     function: Callable[..., Any] | str
-    """What `GRPOTrainer` takes; a reward model stays a name."""
+    """A function; a reward model stays a name."""
     weight: float | None = None
     """None: not given."""
     adaptive: bool | Mapping[str, Any] = False
@@ -61,7 +61,7 @@ class RewardReader:
     """Reads the `rewards` list of one recipe and collects what is wrong with it."""
 
     folder: Path
-    """Of the recipe; files are looked for here, then in the working directory."""
+    """The recipe's; files are searched here, then in the working directory."""
     where: Callable[[Place], str]
     problems: list[Problem] = field(default_factory=list)
 
@@ -77,23 +77,23 @@ class RewardReader:
             return given or self._resolve(str(entry), {}, place)
         if not isinstance(entry, Mapping):
             what = f"a reward is a name or a mapping with {', '.join(ENTRY_KEYS)}; got `{entry}`"
-            self._say(place, what, fix="rewards: [my_rewards.py:my_function]")
+            self._refuse(place, what, fix="rewards: [my_rewards.py:my_function]")
             return None
         before = len(self.problems)
         for key in entry:
             if key not in ENTRY_KEYS:
                 fix = did_you_mean(key, ENTRY_KEYS) or as_line(key, None)
-                self._say((*place, key), f"unknown key `{key}` of a reward.", fix=fix)
+                self._refuse((*place, key), f"unknown key `{key}` of a reward.", fix=fix)
         name = entry.get("name") or entry.get("function")
         if not isinstance(name, str) or (entry.get("name") and entry.get("function")):
             what = "a reward needs one of `name: ...` (from the library) and `function: file.py:name`"
-            self._say(place, what, fix="function: my_rewards.py:my_function")
+            self._refuse(place, what, fix="function: my_rewards.py:my_function")
         for key, (check, example) in _CHECKS.items():
             if entry.get(key) is not None and (problem := check(entry[key])):
-                self._say((*place, key), f"`{key}` {problem}, got `{entry[key]}`", fix=f"{key}: {example}")
+                self._refuse((*place, key), f"`{key}` {problem}, got `{entry[key]}`", fix=f"{key}: {example}")
         if not _is_file(str(name)) and (own := [key for key in _FILE_KEYS if entry.get(key)]):
             what = f"`{own[0]}` is for functions in files, `file.py:name`; `{name}` is none"
-            self._say((*place, own[0]), what, fix=as_line(own[0], None))
+            self._refuse((*place, own[0]), what, fix=as_line(own[0], None))
         if len(self.problems) > before:
             return None
         return self._resolve(str(name), entry, place)
@@ -104,13 +104,13 @@ class RewardReader:
             _make_importable(self.folder)
             function = find_reward(name, entry.get("args") or {}, self.folder, **options)
         except ConfigError as error:
-            self._say(place, error.what, code=error.code or "W013", fix=error.fix)
+            self._refuse(place, error.what, code=error.code or "W013", fix=error.fix)
             return None
         return RewardSpec(
             name=name, function=function, weight=entry.get("weight"), adaptive=entry.get("adaptive") or False
         )
 
-    def _say(self, place: Place, what: str, *, code: str = "C003", fix: str) -> None:
+    def _refuse(self, place: Place, what: str, *, code: str = "C003", fix: str) -> None:
         self.problems.append(Problem(where=self.where(place), what=what, code=code, fix=fix))
 
 
@@ -143,16 +143,13 @@ def _is_names(value: Any) -> bool:
 
 
 _CHECKS: Mapping[str, tuple[Callable[[Any], str], str]] = {
-    "weight": (
-        lambda x: "" if isinstance(x, (int, float)) and not isinstance(x, bool) else "must be a number",
-        "1",
-    ),
+    "weight": (lambda x: "" if isinstance(x, (int, float)) and not isinstance(x, bool) else "must be a number", "1"),
     "args": (lambda x: "" if isinstance(x, Mapping) else "must be a mapping", "{limit: 200}"),
     "adaptive": (_adaptive_problem, "true"),
     "row_wise": (lambda x: "" if isinstance(x, bool) else "must be true or false", "true"),
     "env": (lambda x: "" if _is_names(x) else "must be a list of variable names", "[JUDGE_KEY]"),
 }
-"""Of each key: what is wrong with a value, or nothing, and a value that is right."""
+"""Per key: a validator (returns an error message or "") and an example value."""
 
 
 def _is_file(name: str) -> bool:
@@ -160,12 +157,7 @@ def _is_file(name: str) -> bool:
 
 
 def find_reward(
-    name: str,
-    args: Mapping[str, Any],
-    folder: Path = Path(),
-    *,
-    row_wise: bool | None = None,
-    env: Sequence[str] = (),
+    name: str, args: Mapping[str, Any], folder: Path = Path(), *, row_wise: bool | None = None, env: Sequence[str] = ()
 ) -> Callable[..., Any] | str:
     """The reward function that `name` and `args` stand for; a reward model's name unchanged.
 
@@ -203,7 +195,7 @@ def _part(entry: Any, folder: Path) -> Any:
 
 
 def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
-    """What the user's own name stands for, where it is no file."""
+    """A function in a module, or the name of a reward model."""
     if ":" in name:
         module, _, function = name.rpartition(":")
         return attribute(_module(module), function, module)
@@ -234,7 +226,7 @@ def _make_importable(folder: Path) -> None:
 
 
 def _module(name: str) -> ModuleType:
-    """Import by name; what is missing is told apart from what fails inside."""
+    """Import by name. A missing module has another error than one that fails inside."""
     try:
         found = importlib.util.find_spec(name)
     except (ModuleNotFoundError, ValueError):

@@ -68,13 +68,13 @@ WIDER: Mapping[str, Any] = {
     "lora_modules_to_save": list[str] | str | None,
     "lr_scheduler_kwargs": dict[str, Any] | str | None,
 }
-"""Keys whose annotation says less than what is accepted."""
+"""Keys that accept more than their annotation."""
 
 _ADAPTER_WORDS = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "modules": "target_modules"}
-"""What people call the arguments of `LoraConfig`."""
+"""Common names of the arguments of `LoraConfig`."""
 
 _SENSIBLE: Mapping[str, Any] = {**SENSIBLE, "held_out": 0.2}
-"""Values to type for keys that have no default, or one that says nothing."""
+"""Values to type for keys that have no default, or one that is no example."""
 
 PART_TYPES: Mapping[str, Any] = {
     "path": str,

@@ -124,7 +124,7 @@ class GRPOConfig(trl.GRPOConfig):
     strict: bool = option(False, "Stop, with a checkpoint, at a finding of severity error.")
 
     def __new__(cls, *_: Any, **given: Any) -> GRPOConfig:
-        """Raises `TypeError` for an argument that there is none of, with the name that was meant."""
+        """Raise `TypeError` for an unknown argument, with the name that was meant."""
         refuse_unknown(cls, given)
         return super().__new__(cls)
 
@@ -162,7 +162,7 @@ class GRPOConfig(trl.GRPOConfig):
 
     @property
     def device(self) -> torch.device:
-        """As the Trainer's; several processes on the CPU share `cpu`, as torch cannot load an optimizer to `cpu:1`."""
+        """The Trainer's; several processes on the CPU share `cpu`, as torch cannot load an optimizer to `cpu:1`."""
         device: torch.device = super().device
         return torch.device("cpu") if device.type == "cpu" else device
 

@@ -27,11 +27,11 @@ _OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
 """Package, names of the optimizers that need it, and Podium's extra that has it."""
 
 _TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flytekit"}
-"""Trackers that transformers asks for under another name: `is_NAME_available`."""
+"""Trackers whose `is_NAME_available` in transformers has another name."""
 
 
 def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[ConfigError]:
-    """Errors of settings that exclude each other, or what the run is made of.
+    """Errors of settings that exclude each other, or the model and data of the run.
 
     Args:
         args: the run's.
@@ -118,7 +118,7 @@ def missing_packages(args: GRPOConfig) -> Iterator[ConfigError]:
             yield ConfigError(what, code="C032", fix="pip install " + (f"'podium[{extra}]'" if extra else package))
     for name in args.report_to or ():
         is_there = getattr(integration_utils, f"is_{_TRACKER_PACKAGES.get(name, name)}_available", lambda: True)
-        with contextlib.suppress(Exception):  # a package that is there and broken says so itself
+        with contextlib.suppress(Exception):  # a package that is there and broken raises its own error later
             if not is_there():
                 what = f"report_to names {name}, whose package is not installed here."
                 package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")

@@ -113,7 +113,7 @@ GONE: Mapping[str, str] = {
 """Keys of older transformers and TRL, and likely slips, with what to do."""
 
 SENSIBLE = {"max_steps": 100}
-"""Values to type where the default says nothing."""
+"""Values to type where the default is no example."""
 
 UNLIMITED = {"max_steps": -1}
 """Values beyond the limits that mean that there is none."""
@@ -154,7 +154,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     ),
     "ds3_gather_for_generation": (True, "sampling from sharded weights without gathering them is not supported"),
 }
-"""TRL fields that Podium does not honour: (value that asks for nothing, what to know)."""
+"""TRL fields that Podium does not honour: (idle value, why)."""
 
 WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
     "pad_to_multiple_of": ("auto", "nothing is padded"),
@@ -171,7 +171,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
     "use_transformers_continuous_batching": (False, "the live engine lets rows enter and leave as they end, too"),
     "use_transformers_paged": (False, "the live engine lets rows enter and leave as they end, too"),
 }
-"""TRL fields that change nothing here and nothing in the result: (value that asks for nothing, why). A note says so."""
+"""TRL fields that change nothing here and nothing in the result: (idle value, why). A note is logged."""
 
 VLLM_ALONE: Mapping[str, tuple[str, ...]] = {
     "server": (
@@ -382,7 +382,7 @@ def take_generation_kwargs(args: Any) -> None:
 
 
 def on_error(value: Any) -> Literal["raise", "none"] | float:
-    """As a word or a number; YAML's `null` and Python's None mean `none`."""
+    """`on_reward_error` as a word or a number; YAML's `null` and Python's None mean `none`."""
     text = "none" if value is None else str(value).strip().lower()
     if text in ("raise", "none"):
         return cast(Literal["raise", "none"], text)

@@ -30,7 +30,7 @@ class Checked:
     """A recipe that was read and checked."""
 
     recipe: Recipe | None = None
-    """As `podium.recipe.load` gives it; None where it cannot be read, or something in it is an error."""
+    """The same as from `podium.recipe.load`; None where it cannot be read, or something in it is an error."""
     findings: list[Finding] = field(default_factory=list)
     """Errors first."""
 

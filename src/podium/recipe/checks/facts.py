@@ -1,8 +1,8 @@
-"""What is known of a model without its weights: its configurations, and the headers of its files."""
+"""Facts about a model without its weights: its configurations, and the headers of its files."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -18,12 +18,10 @@ from podium.models.loading import LoadSettings, load_tokenizer
 from podium.models.weights import stored_shapes
 from podium.recipe.checks.public import MODELS, public_config
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model as far as it can be known without loading it."""
+    """A model as far as its small files describe it."""
 
     name: str
     config: PretrainedConfig | None = None
@@ -33,11 +31,11 @@ class ModelFacts:
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes by name, from the headers of safetensors files; empty where there are none to read."""
     unasked: bool = False
-    """Whether the hub could not be asked, and the configuration is one that Podium knows."""
+    """Whether the hub cannot be reached, and the configuration is one of `public.MODELS`."""
 
     @property
     def num_parameters(self) -> int:
-        """0: not known."""
+        """0: unknown."""
         return sum(prod(shape) for shape in self.tensors.values())
 
     @property
@@ -48,7 +46,7 @@ class ModelFacts:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """That the generation configuration names."""
+        """The end tokens of the generation configuration."""
         ids = getattr(self.generation_config, "eos_token_id", None)
         return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
 
@@ -76,10 +74,13 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
             code="M013",
             fix="Take a causal language model that transformers has, or install a newer transformers.",
         ) from error
+    generation_config = None
+    with contextlib.suppress(OSError, ValueError):  # many models have none
+        generation_config = GenerationConfig.from_pretrained(source, revision=revision)
     return ModelFacts(
         name=model,
         config=config,
-        generation_config=_generation_config(source, revision),
+        generation_config=generation_config,
         folder=folder if folder.is_dir() else None,
         tensors=stored_shapes(folder),
     )
@@ -102,10 +103,3 @@ def tokenizer_of(model: Any, given: Any, settings: LoadSettings) -> PreTrainedTo
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
-
-
-def _generation_config(source: str, revision: str | None) -> GenerationConfig | None:
-    try:
-        return GenerationConfig.from_pretrained(source, revision=revision)
-    except (OSError, ValueError):  # many models have none
-        return None

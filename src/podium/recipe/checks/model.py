@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
-from typing import Any
+import itertools
+from collections.abc import Iterator
 
 import torch
 from peft import LoraConfig
@@ -14,9 +14,10 @@ from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
 from podium.models.weights import misfits
 from podium.recipe.checks.public import unasked_model
-from podium.recipe.checks.setup import Setup
+from podium.recipe.checks.setup import Setup, fatal, note, warning, with_args
 from podium.recipe.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.records import Finding
+from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import no_router
 
 LARGE_FOR_CPU = 1_000_000_000
@@ -37,7 +38,7 @@ def weights(setup: Setup) -> Iterator[Finding]:
 
 
 def vocabulary(setup: Setup) -> Iterator[Finding]:
-    """A row of the embedding for every token."""
+    """Tokens without a row of the embedding."""
     facts, tokenizer = setup.model, setup.tokenizer
     if facts is None or facts.config is None:
         return
@@ -45,9 +46,8 @@ def vocabulary(setup: Setup) -> Iterator[Finding]:
     rows = facts.config.get_text_config().vocab_size if shape is None else shape[0]
     if tokenizer is not None and len(tokenizer) > rows:
         token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)
-        yield Finding(
+        yield fatal(
             code="M007",
-            severity="error",
             what=f"{facts.name}: the embedding has {rows:,} rows, but the tokenizer has {len(tokenizer):,} tokens; "
             f"token {len(tokenizer) - 1} (`{token}`) has no row",
             why="the first prompt with such a token ends in `index out of range`",
@@ -60,9 +60,8 @@ def special_tokens(setup: Setup) -> Iterator[Finding]:
     """Padding and end."""
     tokenizer = setup.tokenizer
     if tokenizer is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
-        yield Finding(
+        yield note(
             code="M005",
-            severity="note",
             what=f"pad and end token are the same (`{tokenizer.eos_token}`, id {tokenizer.eos_token_id})",
             why="harmless here: what is padding is known by position, never by id",
         )
@@ -78,18 +77,16 @@ def end_tokens(setup: Setup) -> Iterator[Finding]:
     names = ", ".join(f"`{tokenizer.convert_ids_to_tokens(i)}` ({i})" for i in sorted(ends) if i < len(tokenizer))
     if closing is not None and closing not in ends:
         token = tokenizer.convert_ids_to_tokens(closing)
-        yield Finding(
+        yield warning(
             code="M018",
-            severity="warning",
             what=f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at "
             f"{names}",
             why="the model writes its end and goes on: completions run to max_completion_length",
             fix=f"generation_kwargs: {{eos_token_id: {sorted({closing, *ends})}}}",
         )
     elif facts.end_ids and tokenizer.eos_token_id not in facts.end_ids:
-        yield Finding(
+        yield note(
             code="M018",
-            severity="note",
             what=f"{facts.name}: the tokenizer's end token {tokenizer.eos_token_id} is not among the end tokens of the "
             f"generation configuration, {sorted(facts.end_ids)}; a completion ends at each of {names}",
         )
@@ -123,7 +120,7 @@ def _closing_token(setup: Setup) -> int | None:
 
 
 def template(setup: Setup) -> Iterator[Finding]:
-    """That the prompt of a turn is the beginning of the text with the answer."""
+    """A prompt that is no prefix of the text with its answer."""
     if setup.tokenizer is None or not getattr(setup.tokenizer, "chat_template", None):
         return
     before = _render(setup, [_USER], prompt=True)
@@ -133,9 +130,8 @@ def template(setup: Setup) -> Iterator[Finding]:
     opening = after.removeprefix(before).partition(_ANSWER)[0].strip()
     if after.startswith(before):
         if opening and _ANSWER not in before:
-            yield Finding(
+            yield warning(
                 code="M025",
-                severity="warning",
                 what=f"the chat template leaves out the assistant's turn: a prompt ends without {opening!r}, which "
                 "stands in front of an answer",
                 why="the model writes it first, as a part of every completion, and rewards see it",
@@ -143,12 +139,9 @@ def template(setup: Setup) -> Iterator[Finding]:
                 f"{{% if add_generation_prompt %}}{opening}{{% endif %}}",
             )
         return
-    same = next(
-        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-    )
-    yield Finding(
+    same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))))
+    yield note(
         code="M019",
-        severity="note",
         what=f"the chat template is not prefix-stable: with the answer in place the text differs from the prompt at "
         f"character {same} ({before[same : same + 30]!r} became {after[same : same + 30]!r})",
         why="harmless for one answer, which is sampled from the prompt as it is; a conversation of several turns would "
@@ -163,9 +156,8 @@ def pickles(setup: Setup) -> Iterator[Finding]:
     if folder is None or any(folder.glob("*.safetensors")):
         return
     for file in sorted(folder.glob("pytorch_model*.bin"))[:1]:
-        yield Finding(
+        yield warning(
             code="M010",
-            severity="warning",
             what=f"{folder} has its weights as a pickle ({file.name}) and not as safetensors",
             why="a pickle is a program; it is read without running it, but cannot be checked before",
             fix=f'python -c "from transformers import AutoModelForCausalLM as M; '
@@ -180,9 +172,8 @@ def quantized(setup: Setup) -> Iterator[Finding]:
     if (of_model is not None or asked) and setup.lora is None:
         kind = f"{bits} bits" if (bits := bits_of(of_model) if isinstance(of_model, dict) else 0) else "quantized"
         what = f"{asked} bits" if asked else f"{kind} (its config.json has a quantization_config)"
-        yield Finding(
+        yield fatal(
             code="M014",
-            severity="error",
             what=f"{setup.at('model')}: its weights are {what}, and rounded weights cannot be trained themselves",
             why="a step is smaller than the distance between two values that they can have",
             fix="train an adapter: `lora: {r: 16}` (peft_config=LoraConfig(...) in Python)",
@@ -195,48 +186,34 @@ def quantized(setup: Setup) -> Iterator[Finding]:
 _ATTENTION = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
 
-def precision(setup: Setup) -> Iterator[Finding]:
-    """A dtype and an attention that are there."""
-    if setup.args is None:
-        return
-    asked = dict(setup.args.model_init_kwargs or {})
+@with_args
+def precision(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+    """A dtype or an attention that this machine lacks."""
+    asked = dict(args.model_init_kwargs or {})
     dtype = str(asked.get("dtype") or asked.get("torch_dtype") or "").removeprefix("torch.")
-    on_gpu = torch.cuda.is_available() and not setup.args.use_cpu
+    on_gpu = torch.cuda.is_available() and not args.use_cpu
+    at, fix = setup.at("dtype"), setup.line("dtype", "float32")
     if dtype == "float16" and not on_gpu:
-        yield Finding(
-            code="M015",
-            severity="error",
-            what=f"{setup.at('dtype')} is float16, and there is no GPU",
-            why="products in float16 are slow or missing on a CPU, and gradients below 6e-8 vanish",
-            fix=setup.line("dtype", "float32"),
-        )
+        why = "products in float16 are slow or missing on a CPU, and gradients below 6e-8 vanish"
+        yield fatal(code="M015", what=f"{at} is float16, and there is no GPU", why=why, fix=fix)
     if dtype == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
-        yield Finding(
-            code="M015",
-            severity="error",
-            what=f"{setup.at('dtype')} is bfloat16, which {torch.cuda.get_device_name()} does not have",
-            fix=setup.line("dtype", "float32"),
-        )
+        what = f"{at} is bfloat16, which {torch.cuda.get_device_name()} does not have"
+        yield fatal(code="M015", what=what, fix=fix)
     package = _ATTENTION.get(str(asked.get("attn_implementation")))
     if package is not None and (not on_gpu or importlib.util.find_spec(package) is None):
         missing = "there is no GPU" if not on_gpu else f"the package {package} is not installed"
-        yield Finding(
-            code="M015",
-            severity="error",
-            what=f"{setup.at('attn_implementation')} is {asked['attn_implementation']}, and {missing}",
-            fix="leave it out: attention over shared prefixes is Podium's own",
-        )
+        what = f"{setup.at('attn_implementation')} is {asked['attn_implementation']}, and {missing}"
+        yield fatal(code="M015", what=what, fix="leave it out: attention over shared prefixes is Podium's own")
 
 
 def adapter_targets(setup: Setup) -> Iterator[Finding]:
-    """Layers that the adapter names and the model has."""
+    """Layers that the adapter names and the model lacks."""
     targets = (setup.lora or {}).get("target_modules")
     if setup.model is None or isinstance(targets, str) or not targets:
         return
     if "lm_head" in targets:
-        yield Finding(
+        yield fatal(
             code="M020",
-            severity="error",
             what=f"{setup.at('lora')}: target_modules names lm_head; an adapter on the head is not supported",
             fix="take lm_head out of target_modules",
         )
@@ -245,32 +222,31 @@ def adapter_targets(setup: Setup) -> Iterator[Finding]:
     if modules and len(missing) == len(targets):
         linear = [n for n, shape in setup.model.tensors.items() if len(shape) == 2 and "embed" not in n]
         layers = sorted({name.split(".")[-2] for name in linear if name.count(".") > 1})
-        yield Finding(
+        yield fatal(
             code="M020",
-            severity="error",
             what=f"{setup.at('lora')}: target_modules {', '.join(missing)} name no layer of {setup.model.name}",
             why=f"its layers are {', '.join(layers)}",
             fix='target_modules: all-linear ("all-linear" takes them all but the head)',
         )
 
 
-def router(setup: Setup) -> Iterator[Finding]:
+@with_args
+def router(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """A load-balancing loss for a model without a router."""
-    if setup.args is not None and setup.model is not None and setup.model.config is not None:
-        error = no_router(setup.args, setup.model.config)
-        if error is not None:
-            yield setup.finding(error, "router_aux_loss_coef")
+    config = setup.model.config if setup.model is not None else None
+    if config is not None and (error := no_router(args, config)):
+        yield setup.finding(error, "router_aux_loss_coef")
 
 
-def memory(setup: Setup) -> Iterator[Finding]:
-    """The peak, estimated from the configuration, against what the device has."""
-    args, estimate = setup.args, _estimate(setup)
-    if args is None or estimate is None or setup.model is None:
+@with_args
+def memory(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+    """The peak, estimated from the configuration, against the free memory of the device."""
+    estimate = _estimate(setup, args)
+    if estimate is None or setup.model is None:
         return
     if args.device.type == "cpu" and estimate.num_parameters >= LARGE_FOR_CPU:
-        yield Finding(
+        yield warning(
             code="C038",
-            severity="warning",
             what=f"there is no GPU here, and {setup.at('model')} has {estimate.num_parameters / 1e9:.1f} billion "
             "parameters: it would be trained on the CPU",
             why="a step takes minutes to hours",
@@ -278,16 +254,14 @@ def memory(setup: Setup) -> Iterator[Finding]:
         )
     peak, there = gigabytes(estimate.peak_bytes), gigabytes(estimate.available_bytes or 0)
     if estimate.fits:
-        yield Finding(
+        yield note(
             code="C029",
-            severity="note",
             what=f"about {peak} at the peak, estimated; {args.device.type} has {there} free; "
             f"{estimate.num_trained:,} of {estimate.num_parameters:,} parameters are trained",
         )
     elif estimate.reference_bytes and estimate.peak_bytes - estimate.reference_bytes <= (estimate.available_bytes or 0):
-        yield Finding(
+        yield fatal(
             code="C015",
-            severity="error",
             what=f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "
             f"{gigabytes(estimate.reference_bytes)}; with it the run takes about {peak}, and {there} are free",
             why="without the copy it would fit",
@@ -296,29 +270,28 @@ def memory(setup: Setup) -> Iterator[Finding]:
     else:
         most = estimate.largest_num_generations
         smaller = setup.line("num_generations", most) if most and most < args.num_generations else "`lora: {r: 16}`"
-        yield Finding(
+        yield warning(
             code="C028",
-            severity="warning",
             what=f"the run takes about {peak} at its peak, estimated, and {args.device.type} has {there} free",
             why=", ".join(f"{what} {much}" for what, much in estimate.rows() if "GB" in much),
             fix=f"{smaller}, a shorter max_completion_length, or a smaller model",
         )
 
 
-def _estimate(setup: Setup) -> MemoryEstimate | None:
+_ADAPTER_SIZE = ("r", "target_modules", "modules_to_save", "use_dora", "lora_bias")
+"""Settings that decide the size of an adapter."""
+
+
+def _estimate(setup: Setup, args: GRPOConfig) -> MemoryEstimate | None:
     """None where the model cannot be built from its configuration alone."""
     facts, longest = setup.model, setup.train.counts.longest[0] if setup.train is not None else 0
-    if setup.args is None or facts is None or facts.config is None or any(adapter_targets(setup)):
+    if facts is None or facts.config is None or any(adapter_targets(setup)):
         return None
-    lora = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **_given(setup.lora)})
+    lora, bits = None, 0
+    if setup.lora is not None:
+        given = {name: setup.lora[name] for name in _ADAPTER_SIZE if setup.lora.get(name) is not None}
+        lora, bits = LoraConfig(**{"task_type": "CAUSAL_LM", **given}), bits_of(setup.quantization or {})
     try:
-        bits = bits_of(setup.quantization or {}) if lora is not None else 0
-        return estimate_memory(facts.config, setup.args, prompt_tokens=max(longest, 1), peft_config=lora, bits=bits)
+        return estimate_memory(facts.config, args, prompt_tokens=max(longest, 1), peft_config=lora, bits=bits)
     except (ValueError, AttributeError, RuntimeError):  # architectures that only their own code can build
         return None
-
-
-def _given(lora: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the size of an adapter."""
-    names = ("r", "target_modules", "modules_to_save", "use_dora", "lora_bias")
-    return {name: lora[name] for name in names if lora.get(name) is not None}

@@ -1,8 +1,8 @@
 """Public models and datasets that recipes of Podium name, for a check where the hub cannot be reached.
 
-A name in here is right, whatever the connection: it is said that the hub was not asked, and the rest of the check goes
-on. The configurations are those of the hub (config.json), as far as they decide sizes; of the tokenizer nothing is
-known here, so nothing is said of prompts.
+A name in here is right, whatever the connection: a finding tells that the hub was not asked, and the rest of the check
+goes on. The configurations are those of the hub (config.json), as far as they decide sizes; the tokenizer is unknown,
+so there are no findings about prompts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 """Hub id and configuration. Sources: the models' config.json; the Qwen2.5 report, arXiv:2412.15115, table 1."""
 
 DATASETS: Mapping[str, str] = {"openai/gsm8k": "7,473 rows to train on and 1,319 to test with"}
-"""Hub id, and what is there."""
+"""Hub id, and contents."""
 
 
 def public_config(name: str) -> PretrainedConfig:
@@ -60,7 +60,7 @@ def public_config(name: str) -> PretrainedConfig:
 
 
 def unasked_model(name: str) -> Finding:
-    """That a model of `MODELS` is neither here nor to be had."""
+    """The finding of a model of `MODELS` that is not here while the hub cannot be reached."""
     return Finding(
         code="M023",
         severity="warning",
@@ -72,7 +72,7 @@ def unasked_model(name: str) -> Finding:
 
 
 def unasked_dataset(name: str) -> Finding:
-    """That a dataset of `DATASETS` is neither here nor to be had."""
+    """The finding of a dataset of `DATASETS` that is not here while the hub cannot be reached."""
     return Finding(
         code="D050",
         severity="warning",

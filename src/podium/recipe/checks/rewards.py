@@ -1,4 +1,4 @@
-"""Rules about the rewards: what they ask for, and what they do with a handful of real rows."""
+"""Rules about the rewards: their arguments, and their values on a handful of real rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podium.data.row import check_row
 from podium.errors import PodiumError, RewardError, as_line
 from podium.evaluation.measured import accuracy_name
 from podium.isolation.workers.functions import unwrapped
-from podium.recipe.checks.setup import Setup, findings_of
+from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.records import Completion, Finding, Group, Prompt
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.from_file import FileReward
@@ -24,14 +24,14 @@ from podium.rewards.tester import quick_test
 from podium.trainer.settings import advantage_settings
 
 SLOW_SECONDS = 0.05
-"""Per completion."""
+"""Seconds per completion."""
 
 TESTED_SECONDS = 0.005
-"""Per completion; the tester asks for hundreds of them."""
+"""Seconds per completion; the tester scores hundreds of them."""
 
 
 def needs(setup: Setup) -> Iterator[Finding]:
-    """Columns that are there, and a weight for each."""
+    """Missing columns, and weights of another number."""
     survey, args = setup.train, setup.args
     if args is not None and setup.rewards:
         try:
@@ -48,13 +48,7 @@ def needs(setup: Setup) -> Iterator[Finding]:
             check_rewards([reward], columns)
         except RewardError as error:
             first, _, rest = error.what.partition("\n")
-            yield Finding(
-                code="W002",
-                severity="error",
-                what=f"{survey.name}: {first}",
-                why=rest.partition("\n")[0],
-                fix=error.fix,
-            )
+            yield fatal(code="W002", what=f"{survey.name}: {first}", why=rest.partition("\n")[0], fix=error.fix)
 
 
 def models(setup: Setup) -> Iterator[Finding]:
@@ -70,12 +64,14 @@ def models(setup: Setup) -> Iterator[Finding]:
 def trials(setup: Setup) -> Iterator[Finding]:
     """Every reward on a few rows, with the gold answer and with nothing as the completion."""
     groups = _groups(setup)
+    if any(finding.code == "W002" for finding in needs(setup)):
+        return
     for reward in setup.rewards if groups else ():
-        if isinstance(reward.function, RewardModel) or any(finding.code == "W002" for finding in needs(setup)):
+        if isinstance(reward.function, RewardModel):
             continue
         try:
             seconds = _seconds(groups, reward)
-            if seconds > TESTED_SECONDS:  # the first call imports what it needs
+            if seconds > TESTED_SECONDS:  # the first call imports its modules
                 seconds = _seconds(groups, reward)
         except PodiumError as error:
             yield from findings_of(error)
@@ -98,7 +94,7 @@ def _is_own(reward: Reward) -> bool:
 
 
 def accuracy(setup: Setup) -> Iterator[Finding]:
-    """Which reward says right or wrong, where only names tell."""
+    """The reward that counts as accuracy, where only names tell."""
     if not setup.given or "accuracy" in setup.given or not any(map(_is_own, setup.rewards)):
         return
     names = [reward.name for reward in setup.rewards]
@@ -110,20 +106,19 @@ def accuracy(setup: Setup) -> Iterator[Finding]:
     else:
         return
     why = "held-out accuracy, pass rates and verdicts are of that reward; where there is none, of the weighted sum"
-    yield Finding(code="W123", severity="note", what=what, why=why, fix=as_line("accuracy", name or names[0]))
+    yield note(code="W123", what=what, why=why, fix=as_line("accuracy", name or names[0]))
 
 
 def _tested(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
-    """The worst that the reward tester says of a function of the user's, by a few rows."""
+    """The worst finding of the reward tester about a function of the user's, by a few rows."""
     if setup.train is None or not _is_own(reward):
         return
     more = f"podium rewards test {setup.name if setup.given else 'FILE:FUNCTION --data FILE'}"
     if reward.is_async or seconds > TESTED_SECONDS:
         what = f"{reward} was not tested on right and wrong answers here: {seconds:.2g} s a completion"
-        yield Finding(code="W122", severity="note", what=what, fix=more)
+        yield note(code="W122", what=what, fix=more)
         return
-    rows = [row for row in setup.train.examples if check_row(row, 0) is None]
-    found = [finding for finding in quick_test(reward, rows) if finding.severity != "note"]
+    found = [finding for finding in quick_test(reward, _usable(setup)) if finding.severity != "note"]
     if found:
         worst = found[0]
         others = f" ({len(found) - 1} more)" if len(found) > 1 else ""
@@ -134,9 +129,8 @@ def _slow(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
     if setup.args is None or seconds < SLOW_SECONDS:
         return
     count = setup.args.generation_batch_size or 0
-    yield Finding(
+    yield warning(
         code="W009",
-        severity="warning",
         what=f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions",
         why="the model waits for it in every round",
         fix="do the slow part once for all completions, or write it with `async def` and await inside",
@@ -145,20 +139,21 @@ def _slow(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
 
 def _groups(setup: Setup) -> list[Group]:
     """The survey's example rows as groups of two completions: the gold answer, and nothing."""
-    if setup.train is None:
-        return []
-    rows = [row for row in setup.train.examples if check_row(row, 0) is None]
-    return [_group(setup, index, row) for index, row in enumerate(rows)]
+
+    def completion(text: str) -> Completion:
+        ids: Sequence[int] = (0,) if setup.tokenizer is None else setup.tokenizer(text)["input_ids"] or (0,)
+        return Completion(token_ids=tuple(ids), logps=(0.0,) * len(ids), finish="stop", text=text, policy_step=0)
+
+    def group(index: int, row: dict[str, Any]) -> Group:
+        content = row["prompt"]
+        columns = {key: value for key, value in row.items() if key not in ("prompt", "completion", "completion_ids")}
+        prompt = Prompt(id=index, row=index, token_ids=(0,), text=str(content), content=content, columns=columns)
+        gold = next((str(row[name]) for name in GOLD if row.get(name) is not None), "")
+        return Group(prompt=prompt, completions=(completion(gold), completion("")))
+
+    return [group(index, row) for index, row in enumerate(_usable(setup))]
 
 
-def _group(setup: Setup, index: int, row: dict[str, Any]) -> Group:
-    content = row["prompt"]
-    columns = {key: value for key, value in row.items() if key not in ("prompt", "completion", "completion_ids")}
-    prompt = Prompt(id=index, row=index, token_ids=(0,), text=str(content), content=content, columns=columns)
-    gold = next((str(row[name]) for name in GOLD if row.get(name) is not None), "")
-    return Group(prompt=prompt, completions=tuple(_completion(setup, text) for text in (gold, "")))
-
-
-def _completion(setup: Setup, text: str) -> Completion:
-    ids: Sequence[int] = (0,) if setup.tokenizer is None else setup.tokenizer(text)["input_ids"] or (0,)
-    return Completion(token_ids=tuple(ids), logps=(0.0,) * len(ids), finish="stop", text=text, policy_step=0)
+def _usable(setup: Setup) -> list[dict[str, Any]]:
+    """Example rows without a mistake."""
+    return [row for row in (setup.train.examples if setup.train else ()) if check_row(row, 0) is None]

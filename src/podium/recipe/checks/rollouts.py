@@ -195,7 +195,7 @@ def measured_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> list[
     """One row a prompt with how often it was solved: what the recipe's key `pass_rates` takes as JSONL.
 
     Raises:
-        ConfigError: no reward says right or wrong.
+        ConfigError: no reward tells right from wrong.
     """
     names = groups[0].names_K
     name = accuracy or accuracy_name(names)

@@ -1,4 +1,4 @@
-"""Rules about the settings: what works and is likely a mistake. What cannot work is refused where it is read."""
+"""Rules about settings that work and are likely a mistake. Those that cannot work are refused where they are read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from peft import LoraConfig
 from podium.algorithm.losses import CORRECTIONS
 from podium.errors import CheckpointError, PodiumError
 from podium.recipe.assume import assumed_words
-from podium.recipe.checks.setup import Setup
+from podium.recipe.checks.setup import Setup, fatal, note, warning, with_args
 from podium.recipe.schema import default_line
 from podium.records import Finding
 from podium.runs import checkpoint, environment
 from podium.runs.occupied import occupied
 from podium.runs.redaction import without_secrets
 from podium.trainer.assembly import plan_of
+from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import missing_packages, refusals
 from podium.trainer.resume import differences
 from podium.trainer.rules import UNLIKE_PAPER, filters_of
@@ -38,84 +39,66 @@ _PATHS = ("model", "dataset", "eval_dataset", "output_dir", "model_name_or_path"
 
 
 def assumed(setup: Setup) -> Iterator[Finding]:
-    """What nobody wrote and is taken as said."""
+    """Notes which settings were inferred rather than written."""
     if setup.assumed:
-        yield Finding(
-            code="C040",
-            severity="note",
-            what=assumed_words(setup.assumed),
-            fix="write what should be otherwise, as a flag or in a recipe",
-        )
+        fix = "write what should be otherwise, as a flag or in a recipe"
+        yield note(code="C040", what=assumed_words(setup.assumed), fix=fix)
 
 
-def learning_rate(setup: Setup) -> Iterator[Finding]:
-    """One taken from the other kind of fine-tuning, or none."""
-    if setup.args is None:
-        return
-    rate, lora = setup.args.learning_rate, setup.lora is not None
+@with_args
+def learning_rate(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+    """A learning rate of the other kind of fine-tuning, or of 0."""
+    rate, lora = args.learning_rate, setup.lora is not None
     size = setup.model.num_parameters if setup.model is not None else 0
+    sized = f" of a model with {size / 1e9:.1f} billion parameters" if size >= 1e9 else ""
     high = next(limit for parameters, limit in FULL_RATES if size >= parameters)
+    at = setup.at("learning_rate")
     if rate == 0:
-        yield Finding(
-            code="C026",
-            severity="warning",
-            what=f"{setup.at('learning_rate')} is 0: nothing is learnt",
-            fix=setup.line("learning_rate", "1e-5" if lora else "1e-6"),
-        )
+        fix = setup.line("learning_rate", "1e-5" if lora else "1e-6")
+        yield warning(code="C026", what=f"{at} is 0: nothing is learnt", fix=fix)
     elif lora and rate < LORA_RATE:
-        yield Finding(
+        yield warning(
             code="C021",
-            severity="warning",
-            what=f"{setup.at('learning_rate')} is {rate:g} for a LoRA adapter, a rate for training all weights",
+            what=f"{at} is {rate:g} for a LoRA adapter, a rate for training all weights",
             why="an adapter starts at zero and needs about ten times the rate; at this one rewards hardly move",
             fix=setup.line("learning_rate", f"{max(10 * rate, 1e-5):g}"),
         )
     elif not lora and rate > high:
-        yield Finding(
+        yield warning(
             code="C022",
-            severity="warning",
-            what=f"{setup.at('learning_rate')} is {rate:g} for all weights{_sized(size)}, a rate for a LoRA adapter",
+            what=f"{at} is {rate:g} for all weights{sized}, a rate for a LoRA adapter",
             why="the policy breaks within a few steps: its text turns to noise and does not come back",
             fix=setup.line("learning_rate", f"{min(rate / 10, high / 5):g}")
             + ", or train an adapter (`lora: {r: 16}`)",
         )
 
 
-def _sized(size: int) -> str:
-    return f" of a model with {size / 1e9:.1f} billion parameters" if size >= 1e9 else ""
-
-
-def group_size(setup: Setup) -> Iterator[Finding]:
+@with_args
+def group_size(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """Groups too small to compare in."""
-    if setup.args is None or setup.args.num_generations >= FEW_GENERATIONS:
-        return
-    count = setup.args.num_generations
-    yield Finding(
-        code="C023",
-        severity="warning",
-        what=f"{setup.at('num_generations')} is {count}: an advantage compares a completion with {count - 1} other"
-        f"{'s' * (count > 2)}",
-        why="with so few the mean of the group is mostly noise, and most groups have no spread at all",
-        fix=setup.line("num_generations", 8),
-    )
+    others = args.num_generations - 1
+    if args.num_generations < FEW_GENERATIONS:
+        yield warning(
+            code="C023",
+            what=f"{setup.at('num_generations')} is {others + 1}: an advantage compares a completion with {others} "
+            f"other{'s' * (others > 1)}",
+            why="with so few the mean of the group is mostly noise, and most groups have no spread at all",
+            fix=setup.line("num_generations", 8),
+        )
 
 
-def few_groups(setup: Setup) -> Iterator[Finding]:
+@with_args
+def few_groups(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """Optimizer steps that see few prompts."""
-    args = setup.args
-    if args is None:
-        return
-    if any(problem.code == "C010" for problem in setup.problems):  # its batch size was left out
-        return
     plan = plan_of(args)
     groups = plan.prompts_per_round * plan.accumulation / plan.shares
-    if groups >= FEW_GROUPS:
+    left_out = any(problem.code == "C010" for problem in setup.problems)  # the batch size is not the run's
+    if groups >= FEW_GROUPS or left_out:
         return
     size = args.per_device_train_batch_size
     wanted = -(-8 * args.num_generations // (size * args.world_size))
-    yield Finding(
+    yield warning(
         code="C024",
-        severity="warning",
         what=f"an optimizer step sees {groups:g} prompt{'s' * (groups != 1)}: per_device_train_batch_size {size} "
         f"counts completions, and {args.num_generations} of them are one prompt's",
         why="a step towards one or two prompts forgets the others; equal rewards leave it empty",
@@ -146,31 +129,25 @@ _USUAL: Mapping[str, tuple[float, float, str]] = {
 """Settings that work within (lowest, highest), and do hardly ever beyond, with what happens there. 0 switches off."""
 
 
-def unusual(setup: Setup) -> Iterator[Finding]:
+@with_args
+def unusual(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """Values that run, and with which hardly anything is learnt."""
-    for key, (low, high, why) in _USUAL.items() if setup.args is not None else ():
-        value = getattr(setup.args, key)
+    for key, (low, high, why) in _USUAL.items():
+        value = getattr(args, key)
         if value is not None and not low <= value <= high and (value or key == "epsilon"):
             usual = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} or more"
-            yield Finding(
-                code="C037",
-                severity="warning",
-                what=f"{setup.at(key)} is {value:g}; usual is {usual}",
-                why=why,
-                fix=default_line(key),
-            )
+            what = f"{setup.at(key)} is {value:g}; usual is {usual}"
+            yield warning(code="C037", what=what, why=why, fix=default_line(key))
 
 
-def warm_up(setup: Setup) -> Iterator[Finding]:
+@with_args
+def warm_up(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """More steps of warm-up than there are steps."""
-    if setup.args is None:
-        return
-    steps, warming = steps_of(setup), setup.args.warmup_steps
-    if steps and warming >= steps:
-        yield Finding(
+    steps = steps_of(setup)
+    if steps and args.warmup_steps >= steps:
+        yield warning(
             code="C037",
-            severity="warning",
-            what=f"{setup.at('warmup_steps')} is {warming:g}, and the run has {steps:,} steps",
+            what=f"{setup.at('warmup_steps')} is {args.warmup_steps:g}, and the run has {steps:,} steps",
             why="the learning rate still rises when the run ends, and never reaches what learning_rate says",
             fix=setup.line("warmup_steps", steps // 10),
         )
@@ -189,86 +166,67 @@ def steps_of(setup: Setup) -> int | None:
 _NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
 
 
-def packages(setup: Setup) -> Iterator[Finding]:
+@with_args
+def packages(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """An optimizer or a tracker whose package is not installed."""
-    if setup.args is not None:
-        for error in missing_packages(setup.args):
-            yield setup.finding(error, severity="warning", why=_NOT_INSTALLED)
+    for error in missing_packages(args):
+        yield setup.finding(error, severity="warning", why=_NOT_INSTALLED)
 
 
-def vllm(setup: Setup) -> Iterator[Finding]:
+@with_args
+def vllm(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """A server that is not there, or does not fit."""
-    if setup.args is None or not setup.args.use_vllm or setup.model is None or setup.model.config is None:
+    if not args.use_vllm or setup.model is None or setup.model.config is None:
         return
     from podium.engines.vllm.connect import prepare
 
     try:
-        prepare(setup.args, setup.model.name, setup.model.config, waits=False)
+        prepare(args, setup.model.name, setup.model.config, waits=False)
     except PodiumError as error:
         asked = "training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer"
-        yield Finding(
-            code=error.code,
-            severity="warning",
-            what=f"{setup.at('use_vllm')}: {error.what}",
-            why=_NOT_INSTALLED if error.code == "C032" else asked,
-            fix=error.fix,
-        )
+        why = _NOT_INSTALLED if error.code == "C032" else asked
+        yield warning(code=error.code, what=f"{setup.at('use_vllm')}: {error.what}", why=why, fix=error.fix)
 
 
-def filters(setup: Setup) -> Iterator[Finding]:
+@with_args
+def filters(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """A correction by whole completions of what vLLM drew through a filter."""
-    args = setup.args
-    if args is None or not args.use_vllm or not args.vllm_importance_sampling_correction:
-        return
-    if not CORRECTIONS[args.vllm_importance_sampling_mode].per_rollout:
+    mode = args.vllm_importance_sampling_mode
+    if not (args.use_vllm and args.vllm_importance_sampling_correction and CORRECTIONS[mode].per_rollout):
         return
     for key in filters_of(args):
-        yield Finding(
+        yield warning(
             code="C035",
-            severity="warning",
-            what=f"{setup.at(key)} is {getattr(args, key):g} with vLLM and vllm_importance_sampling_mode "
-            f"{args.vllm_importance_sampling_mode}",
+            what=f"{setup.at(key)} is {getattr(args, key):g} with vLLM and vllm_importance_sampling_mode {mode}",
             why="a completion's weight is the product over its tokens of what the filter left of the distribution: "
             "at 0.95 a token, one of 100 tokens weighs 0.006, and hardly anything is learnt",
             fix=setup.line("vllm_importance_sampling_mode", "token_truncate") + f", or take `{key}` out",
         )
 
 
-def combinations(setup: Setup) -> Iterator[Finding]:
+@with_args
+def combinations(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """Losses at a level that they were not made for."""
     for applies, what, why, (key, value) in UNLIKE_PAPER:
-        if setup.args is not None and applies(setup.args):
-            yield Finding(
-                code="C025",
-                severity="warning",
-                what=f"{setup.at('loss_type')}: {what.format(args=setup.args)}",
-                why=why,
-                fix=setup.line(key, value),
-            )
+        if applies(args):
+            what = f"{setup.at('loss_type')}: {what.format(args=args)}"
+            yield warning(code="C025", what=what, why=why, fix=setup.line(key, value))
 
 
-def temperature(setup: Setup) -> Iterator[Finding]:
-    """So cold that completions are equal, so hot that they are noise."""
-    if setup.args is None or COLD <= setup.args.temperature <= HOT:
-        return
-    value = setup.args.temperature
-    cold = value < COLD
-    yield Finding(
-        code="C027",
-        severity="warning",
-        what=f"{setup.at('temperature')} is {value:g}",
-        why="completions of a group will rarely differ, and equal ones teach nothing"
-        if cold
-        else "completions will mostly be noise, which no reward likes",
-        fix=setup.line("temperature", 1.0),
-    )
+@with_args
+def temperature(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+    """A temperature at which completions are equal, or noise."""
+    value = args.temperature
+    if not COLD <= value <= HOT:
+        cold = "completions of a group will rarely differ, and equal ones teach nothing"
+        why = cold if value < COLD else "completions will mostly be noise, which no reward likes"
+        what = f"{setup.at('temperature')} is {value:g}"
+        yield warning(code="C027", what=what, why=why, fix=setup.line("temperature", 1.0))
 
 
-def contradictions(setup: Setup) -> Iterator[Finding]:
+@with_args
+def contradictions(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """Settings that exclude each other, of those that only the whole run shows."""
-    args = setup.args
-    if args is None:
-        return
     unread = any(problem.code.startswith("D") for problem in setup.problems) or setup.train is None
     evaluation = unread or setup.evaluation is not None
     for error in refusals(args, adapter=setup.lora is not None, evaluation=evaluation):
@@ -277,24 +235,24 @@ def contradictions(setup: Setup) -> Iterator[Finding]:
     if other is not None:
         yield setup.finding(other)
     if args.max_steps > 0 and args.num_train_epochs != 3:  # 3 is the default
-        yield Finding(
+        yield warning(
             code="C030",
-            severity="warning",
             what=f"{setup.at('num_train_epochs')} is {args.num_train_epochs:g}, which has no effect: max_steps "
             f"{args.max_steps} ends the run",
             fix="keep one of the two",
         )
 
 
-def resumed(setup: Setup) -> Iterator[Finding]:
+@with_args
+def resumed(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """A checkpoint to go on from that is not there, is damaged, or is of another run than this one."""
-    args = setup.args
-    if args is None or not setup.resume or (setup.model is not None and setup.model.config is None):
+    if not setup.resume or (setup.model is not None and setup.model.config is None):
         return
+    at = setup.at("resume_from_checkpoint")
     try:
         found = Path(str(checkpoint.to_resume_from(Path(str(args.output_dir)), asked=setup.resume)))
     except CheckpointError as error:
-        yield replace(setup.finding(error), what=f"{setup.at('resume_from_checkpoint')}: {error.what}")
+        yield fatal(code=error.code, what=f"{at}: {error.what}", fix=error.fix)
         return
     adapter = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **setup.lora}).to_dict()
     now: dict[str, Any] = {
@@ -304,21 +262,17 @@ def resumed(setup: Setup) -> Iterator[Finding]:
         "model": {"name": setup.model and setup.model.config and setup.model.config._name_or_path},
     }
     for finding in differences(found, without_secrets(now)):
-        yield replace(finding, what=f"{setup.at('resume_from_checkpoint')}: {finding.what}")
+        yield replace(finding, what=f"{at}: {finding.what}")
 
 
 def variables(setup: Setup) -> Iterator[Finding]:
     """`$NAME` in a path: nothing replaces it."""
-    for key, value in _texts(setup.given):
-        for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?", value) if key in _PATHS else ():
-            yield Finding(
+    texts = {key: value for key, value in setup.given.items() if key in _PATHS and isinstance(value, str)}
+    for key, value in texts.items():
+        for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?", value):
+            yield fatal(
                 code="C020",
-                severity="error",
                 what=f"{setup.at(key)}: `{value}` names the environment variable {name}; a recipe replaces none",
                 why="a folder of that very name would be looked for, or made",
                 fix=f"write the path out, or give it as a flag: --{key} {value}",
             )
-
-
-def _texts(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from ((key, value) for key, value in given.items() if isinstance(value, str))

@@ -2,15 +2,16 @@
 
     setup = from_recipe(Surveyed(recipe=load("run.yaml")))
 
-Parts that cannot be had (a missing file, a wrong key) are findings in `problems`, and the rest goes on without them:
-all problems are reported at once.
+Parts that are not available (a missing file, a wrong key) are findings in `problems`, and the rest goes on without
+them: all problems are reported at once.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -32,10 +33,14 @@ from podium.trainer.config import GRPOConfig
 
 T = TypeVar("T")
 
+fatal = functools.partial(Finding, severity="error")
+warning = functools.partial(Finding, severity="warning")
+note = functools.partial(Finding, severity="note")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The parts of a run without weights. None: it could not be had, and a finding tells why."""
+    """The parts of a run without weights. None: not available, and a finding tells why."""
 
     name: str
     """For messages: the recipe."""
@@ -50,13 +55,13 @@ class Setup:
     tokenizer: PreTrainedTokenizerBase | None = None
     builder: PromptBuilder | None = None
     lora: Mapping[str, Any] | None = None
-    """Of the adapter to train: `r`, `target_modules` and so on."""
+    """Arguments of the adapter to train: `r`, `target_modules` and so on."""
     quantization: Mapping[str, Any] | None = None
     rewards: tuple[Reward, ...] = ()
     train: RowSurvey | None = None
     evaluation: RowSurvey | None = None
     resume: str | bool | None = None
-    """As `resume_from_checkpoint`."""
+    """`resume_from_checkpoint`."""
     problems: tuple[Finding, ...] = ()
 
     def at(self, key: str) -> str:
@@ -71,8 +76,13 @@ class Setup:
         return Finding(what=": ".join([*places, error.what]), **made)
 
     def line(self, key: str, value: object) -> str:
-        """What to type to set a key: a line of YAML, or an argument of `GRPOConfig`."""
+        """The text that sets a key: a line of YAML, or an argument of `GRPOConfig`."""
         return f"{key}: {value}" if self.given else f"{key}={value}"
+
+
+def with_args(rule: Callable[[Setup, GRPOConfig], Iterable[Finding]]) -> Callable[[Setup], Iterable[Finding]]:
+    """A rule about settings, which finds nothing where there are none."""
+    return functools.wraps(rule)(lambda setup: () if setup.args is None else rule(setup, setup.args))
 
 
 @dataclass(slots=True)
@@ -81,7 +91,7 @@ class _Gathering:
 
     problems: list[Finding] = field(default_factory=list)
     places: Mapping[str, str] = field(default_factory=dict)
-    """Of a recipe's keys."""
+    """Places of a recipe's keys."""
 
     def attempt(self, make: Callable[[], T], where: str = "") -> T | None:
         """The result of `make`; None where it raises: a problem at `where`, or at the key that the message names."""

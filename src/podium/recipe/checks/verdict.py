@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from podium.recipe.checks.setup import note, warning
 from podium.records import Finding
 from podium.trainer.config import GRPOConfig
 
 FLAT_SHARE = 0.5
-"""Of groups without spread, from which on there is a finding."""
+"""Share of groups without spread, from which on there is a finding."""
 HOPELESS_SHARE = 0.8
-"""Of groups without spread, from which on a run should not start: too few are left to learn from."""
+"""Share of groups without spread, from which on a run should not start: too few are left to learn from."""
 FEW_GROUPS = 8
 TRUNCATED_SHARE = 0.3
 LEARNS_TO_END = 0.3
@@ -65,7 +66,7 @@ class Diagnosis:
     flat_reward: float
     """Mean weighted reward of the groups without spread; NaN: there are none."""
     mean_reward: float
-    """Of all groups."""
+    """Mean weighted reward of all groups."""
     pass_rates: tuple[float, ...]
     """By prompt, of the reward that tells right from wrong; empty where none does."""
     rewards: tuple[RewardSummary, ...]
@@ -103,9 +104,8 @@ def verdict(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     words = "ready" if not warned else f"ready, but see {', '.join(warned)}"
     if seen.num_prompts < FEW_GROUPS:
         words += f"; {seen.num_prompts} groups are few to judge by: --rollouts 32"
-    yield Finding(
+    yield note(
         code="R009",
-        severity="note",
         what=f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; "
         + (f"not ready: {', '.join(blocking)} first" if blocking else words)
         + ("" if seen.pass_rates else "; of the reward alone: none is known to say right or wrong (accuracy: NAME)"),
@@ -124,9 +124,8 @@ def _flat(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         return
     easy = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) > 0.5
     hard = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) < 0.1
-    yield Finding(
+    yield warning(
         code="R001",
-        severity="warning",
         what=f"{1 - seen.spread_share:.0%} of the groups have equal rewards ({seen.flat_reward:.2f} on average); "
         "DAPO's filter drops them" + (": nearly all right" if easy else ": nearly all wrong" if hard else ""),
         why="their advantages are 0: they cost sampling and teach nothing",
@@ -166,9 +165,8 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     longer = f"max_completion_length: {needed}"
     shorter = "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?"
     fix = longer if still < 0.05 else "nothing yet; watch completions/clipped_ratio fall" if learns else shorter
-    yield Finding(
+    yield warning(
         code="R002",
-        severity="warning",
         what=f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}{measured}",
         why=why,
         fix=fix,
@@ -193,9 +191,8 @@ def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
 def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.entropy > NOISE:
         cooler = f"temperature: 1.0 (it is {args.temperature:g}); " if args.temperature > 1 else ""
-        yield Finding(
+        yield warning(
             code="R010",
-            severity="warning",
             what=f"completions are close to noise: {seen.entropy:.1f} nats a token, as of {np.exp(seen.entropy):,.0f} "
             "equal tokens",
             why="groups differ by accident, so a run would learn from accidents",
@@ -219,9 +216,8 @@ def _by_length(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for reward in seen.rewards:
         if abs(reward.length_correlation) > CORRELATION:
             kind = "longer" if reward.length_correlation > 0 else "shorter"
-            yield Finding(
+            yield note(
                 code="R005",
-                severity="note",
                 what=f"reward `{reward.name}` is higher for {kind} completions "
                 f"(correlation {reward.length_correlation:+.2f})",
                 why="length is the easiest thing to learn; watch it",
@@ -232,9 +228,8 @@ def _by_length(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
 def _doubled(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for pair, correlation in seen.correlations.items():
         if abs(correlation) > SAME:
-            yield Finding(
+            yield note(
                 code="R006",
-                severity="note",
                 what=f"the rewards {pair} {'say the same' if correlation > 0 else 'cancel out'} "
                 f"(correlation {correlation:+.2f})",
                 fix="leave one out, or lower its weight",
@@ -245,9 +240,8 @@ def _slow(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     slowest = max(seen.rewards, key=lambda reward: reward.seconds)
     total = seen.generate_seconds + sum(reward.seconds for reward in seen.rewards)
     if slowest.seconds > SLOW_SHARE * total:
-        yield Finding(
+        yield note(
             code="R007",
-            severity="note",
             what=f"reward `{slowest.name}` took {slowest.seconds:.1f} s of {total:.1f} s of sampling and scoring",
             fix="write it with `async def`, or do the slow part once for all completions",
         )

@@ -49,7 +49,7 @@ class Stages:
             to load it again), `lora`, and those of `GRPOConfig`.
 
     Raises `ConfigError` with everything that is wrong with the settings, and `DataError` where the keys about rows do
-    not fit rows that are given; `train` says what is wrong with the rows themselves.
+    not fit rows that are given; `train` reports problems in the rows themselves.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Stages:
     def load(
         cls, path: str | Path, overrides: Mapping[str, Any] | None = None, callbacks: Sequence[Any] = ()
     ) -> Stages:
-        """Those of a recipe: a YAML file, or the name of one that comes with Podium.
+        """The stages of a recipe: a YAML file, or the name of one that comes with Podium.
 
         Raises:
             ConfigError: it has no stages, or something is wrong with it.
@@ -97,7 +97,7 @@ class Stages:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """As resolved."""
+        """The stages, resolved."""
         return self.recipe.stages
 
     def check(self) -> list[Finding]:

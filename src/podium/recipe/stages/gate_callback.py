@@ -21,7 +21,7 @@ class StopConditionCallback(TrainerCallback, ExportableState):
 
     Args:
         gate: None: the stage ends at its bound alone.
-        step_values: the numbers of the optimizer step that has just ended; None: those of the log are taken (as
+        step_values: returns the numbers of the optimizer step that has just ended; None: those of the log are taken (as
             another trainer than Podium's measures no more).
     """
 
@@ -35,64 +35,61 @@ class StopConditionCallback(TrainerCallback, ExportableState):
         """For `trainer_state.json`."""
         return {"args": {}, "attributes": {"values": self.values, "met": self.met}}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """A run that is resumed has its callbacks' states in `state`; one that begins has this one's."""
-        saved = state.stateful_callbacks.get(NAME) if isinstance(state.stateful_callbacks, Mapping) else None
-        attributes = saved["attributes"] if isinstance(saved, Mapping) else {}
-        self.values, self.met = list(attributes.get("values", [])), bool(attributes.get("met", False))
+        saved = _saved(state.stateful_callbacks)
+        self.values, self.met = list(saved.get("values", [])), bool(saved.get("met", False))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.gate is not None and self.step_values is not None and not self.gate.held_out:
-            self._see(self.step_values(), args, control)
+    def on_step_end(self, args: TrainingArguments, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        if self.step_values is not None:
+            self._add(self.step_values, args, control, held_out=False)
 
-    def on_log(
+    def on_log(self, args: TrainingArguments, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        logs = kwargs.get("logs") or {}
+        if self.step_values is None and logs and "train_runtime" not in logs:
+            self._add(lambda: logs, args, control, held_out=None)
+
+    def on_evaluate(self, args: TrainingArguments, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        if self.step_values is not None:
+            self._add(lambda: kwargs.get("metrics") or {}, args, control, held_out=True)
+
+    def _add(
         self,
+        numbers: Callable[[], Mapping[str, Any]],
         args: TrainingArguments,
-        state: TrainerState,
         control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        *,
+        held_out: bool | None,
     ) -> None:
-        if self.gate is not None and self.step_values is None and logs and "train_runtime" not in logs:
-            self._see(logs, args, control)
+        """Numbers of training, of an evaluation, or (None) of both. The main process decides for all.
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if self.gate is not None and self.gate.held_out and self.step_values is not None:
-            self._see(metrics or {}, args, control)
-
-    def _see(self, numbers: Mapping[str, Any], args: TrainingArguments, control: TrainerControl) -> None:
-        """The main process decides for all. Raises `ConfigError` for a metric that is not measured."""
+        Raises:
+            ConfigError: the metric is not measured.
+        """
+        gate = self.gate
+        if gate is None or (held_out is not None and gate.held_out is not held_out):
+            return
         decided: list[Any] = [None, None]
         if args.process_index == 0:
-            decided = self._judged(numbers)
+            measured = numbers()
+            value = measured.get(gate.metric)
+            missing = gate.metric not in measured and not self.values
+            decided = [float("nan") if value is None else float(value), absent(gate, measured) if missing else ""]
         if args.world_size > 1:
             broadcast_object_list(decided)
         value, problem = decided
         if problem:
             raise ConfigError(problem, code="C060")
-        assert self.gate is not None
-        self.values = [*self.values, value][-self.gate.steps :]
-        if self.gate.is_met(self.values):
+        self.values = [*self.values, value][-gate.steps :]
+        if gate.is_met(self.values):
             self.met = control.should_training_stop = control.should_save = True
 
-    def _judged(self, numbers: Mapping[str, Any]) -> list[Any]:
-        assert self.gate is not None
-        value = numbers.get(self.gate.metric)
-        if value is None and self.gate.metric not in numbers and not self.values:
-            return [None, absent(self.gate, numbers)]
-        return [float("nan") if value is None else float(value), ""]
+
+def _saved(states: Any) -> Mapping[str, Any]:
+    saved = states.get(NAME) if isinstance(states, Mapping) else None
+    return saved.get("attributes", {}) if isinstance(saved, Mapping) else {}
 
 
 def was_met(trainer_state: Mapping[str, Any]) -> bool:
     """Whether the gate was met when this `trainer_state.json` was written."""
-    saved = (trainer_state.get("stateful_callbacks") or {}).get(NAME)
-    return bool(isinstance(saved, Mapping) and saved.get("attributes", {}).get("met"))
+    return bool(_saved(trainer_state.get("stateful_callbacks")).get("met"))

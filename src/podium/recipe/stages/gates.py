@@ -1,10 +1,10 @@
-"""Gates: when a stage of training has done its work.
+"""Gates: conditions on metrics that end a stage of training.
 
     gate = parse_gate("rewards/answer_format/mean >= 0.9 for 3 steps")
     gate.is_met([0.7, 0.91, 0.95, 0.93])
 
-Two forms: a bound that a metric holds for some steps in a row, and a plateau (`flat for 20 steps`). Pure: knows numbers
-under names, nothing of trainers.
+Two forms: a bound that a metric holds for some steps in a row, and a plateau (`flat for 20 steps`). Pure functions of
+numbers under names.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from podium.algorithm.metrics import describe
 from podium.errors import ConfigError, did_you_mean
 
 HELD_OUT = "eval_"
-"""What the names of numbers from evaluations during training begin with."""
+"""Prefix of metrics from evaluations during training."""
 
 FORMS = "`METRIC >= 0.9`, `METRIC >= 0.9 for 3 steps` (or <=, >, <), or `METRIC flat for 20 steps`"
 
 FEWEST_FLAT = 5
-"""Steps below which a plateau is not told from chance."""
+"""Steps below which a plateau cannot be distinguished from chance."""
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -50,7 +50,7 @@ class Gate:
     """As written."""
     metric: str
     steps: int
-    """So many values in a row; of a metric of evaluations, so many evaluations."""
+    """Number of values in a row; for a metric of evaluations, of evaluations."""
     sign: str | None = None
     """A key of `COMPARISONS`; None: a plateau."""
     bound: float = 0.0
@@ -61,7 +61,7 @@ class Gate:
         return self.metric.startswith(HELD_OUT)
 
     def is_met(self, values: Sequence[float]) -> bool:
-        """Whether the last of these values, oldest first, are as the gate wants; NaN never is.
+        """Whether the last of these values, oldest first, meet the gate; NaN never does.
 
         >>> parse_gate("reward > 1 for 2 steps").is_met([0.5, 1.1, 1.2])
         True
@@ -122,9 +122,9 @@ def parse_gate(text: str) -> Gate:
 
 
 def unknown_metric(gate: Gate, rewards: Collection[str]) -> tuple[str, str] | None:
-    """What is wrong with the metric a gate names, as far as the names of the rewards tell, and what to type.
+    """Error message and fix for a gate on a reward that is not there.
 
-    A metric that no table knows may be one that a reward function logs, and is waited for.
+    Any other unknown metric may be one that a reward function logs.
     """
     name = gate.metric.removeprefix(HELD_OUT)
     own = name.removeprefix("rewards/").rpartition("/")[0]
@@ -136,7 +136,7 @@ def unknown_metric(gate: Gate, rewards: Collection[str]) -> tuple[str, str] | No
 
 
 def absent(gate: Gate, values: Mapping[str, float]) -> str:
-    """What to say when the first numbers of a run have no such metric."""
+    """The error message where the first numbers of a run have no such metric."""
     listed = ", ".join(sorted(name for name in values if name.startswith(("reward", HELD_OUT, "completions/mean"))))
     said = f"the gate `until: {gate.text}` waits for `{gate.metric}`, which is not logged."
     return " ".join(filter(None, [said, did_you_mean(gate.metric, values), f"There are {listed}, ..."]))

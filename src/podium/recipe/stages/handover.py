@@ -1,7 +1,7 @@
-"""What crosses the border between two stages besides the weights, read from the checkpoint at the border.
+"""Hands optimizer, schedule, adaptive weights and reference from one stage to the next, by the checkpoint between them.
 
-It is always read from there, also when the run was never stopped: so a run that is killed at a border and resumed goes
-on bit for bit as one that was not.
+They are always read from there, also in a run that was never stopped: so one that is killed at a stage's end and
+resumed follows the same trajectory bit for bit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from podium.trainer.trainer import GRPOTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Border:
-    """Where one stage ended and the next begins."""
+class Boundary:
+    """The end of one stage and the beginning of the next: a complete checkpoint."""
 
     checkpoint: Path
-    """Whole: weights, optimizer, schedule, Podium's state."""
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -35,24 +34,20 @@ class Border:
 
     @property
     def product_precision(self) -> str | None:
-        """Of the stage before, which this one keeps: a CPU may measure otherwise another time. None: not known."""
+        """Kept from the stage before, as a CPU may measure otherwise another time. None: unknown."""
         rounds = self.state.get("bfloat16_products")
         return None if rounds is None else "bfloat16" if rounds else "float32"
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """As it was at the border."""
-        return torch.load(self.checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
-
-    def scheduler_state(self) -> dict[str, Any]:
-        """Likewise."""
-        return torch.load(self.checkpoint / "scheduler.pt", map_location="cpu", weights_only=True)
+    def saved(self, part: str) -> dict[str, Any]:
+        """The state of the `optimizer` or the `scheduler`."""
+        return torch.load(self.checkpoint / f"{part}.pt", map_location="cpu", weights_only=True)
 
 
 class StageTrainer(GRPOTrainer):
     """`GRPOTrainer` that begins where another ended.
 
     Attributes:
-        border: None: nothing came before.
+        boundary: None: nothing came before.
         keeps: of `optimizer`, `schedule` and `adaptive_weights` those that are taken over.
         schedule_steps: length of a schedule that spans several stages; None: it is this stage's own.
     """
@@ -60,39 +55,39 @@ class StageTrainer(GRPOTrainer):
     def __init__(
         self,
         *args: Any,
-        border: Border | None = None,
+        boundary: Boundary | None = None,
         keeps: frozenset[str] = frozenset(),
         schedule_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.border = border
+        self.boundary = boundary
         self.keeps = keeps
         self.schedule_steps = schedule_steps
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Over all stages that share it; with what is taken over, which a checkpoint inside the stage replaces."""
+        """Spans all stages that share it. States are taken over here; a checkpoint inside the stage replaces them."""
         scheduler = super().create_scheduler(self.schedule_steps or num_training_steps, optimizer)
-        if self.border is not None:
-            self._take_over(self.border)
+        if self.boundary is not None:
+            self._take_over(self.boundary)
         return scheduler
 
-    def _take_over(self, border: Border) -> None:
+    def _take_over(self, boundary: Boundary) -> None:
         if "optimizer" in self.keeps:
             own = self.optimizer.state_dict()["param_groups"]
-            self.optimizer.load_state_dict({"state": border.optimizer_state()["state"], "param_groups": own})
+            self.optimizer.load_state_dict({"state": boundary.saved("optimizer")["state"], "param_groups": own})
         if "schedule" in self.keeps:
-            state = border.scheduler_state()
+            state = boundary.saved("scheduler")
             self.lr_scheduler.load_state_dict(state)
             for group, rate in zip(self.optimizer.param_groups, state["_last_lr"], strict=True):
                 group["lr"] = rate
         if "adaptive_weights" in self.keeps:
-            self.weights = self.weights.restored(border.state.get("reward_weights", {}))
+            self.weights = self.weights.restored(boundary.state.get("reward_weights", {}))
 
 
-def follow_on(reference: Reference, border: Border) -> bool:
-    """Whether the reference of the stage before had moved; then this one is where that one was."""
-    moved = border.checkpoint / REFERENCE
+def follow_on(reference: Reference, boundary: Boundary) -> bool:
+    """Load the reference of the stage before, if that one had moved. Returns whether it had."""
+    moved = boundary.checkpoint / REFERENCE
     if reference.copy is None or not moved.is_file():
         return False
     load_model(reference.copy, str(moved))

@@ -54,17 +54,17 @@ CARRIED: Mapping[str, str] = {
     "schedule": "restart",
     "adaptive_weights": "keep",
 }
-"""What a stage takes over from the one before it, unless it says otherwise."""
+"""Defaults of what a stage takes over from the one before it."""
 
 CARRIED_FROM_SFT: Mapping[str, str] = {**CARRIED, "optimizer": "reset", "reference": "last_stage"}
-"""The same behind a stage of another loss: its result is where the policy, and the reference, start."""
+"""The same after a stage of another loss: its result is the start of the policy and of the reference."""
 
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
-"""What a schedule that goes on cannot change."""
+"""Settings that a schedule which goes on cannot change."""
 
 _OF_COLUMNS = ("prompt", "answer", "answer_from", "examples")
 _OF_ROWS = ("dataset_config", "filter", *_OF_COLUMNS, "pass_rates", "pass_rate", "order", "difficulty")
-"""Keys that are about the rows of one dataset and say nothing of another's."""
+"""Keys about the rows of one dataset, which do not apply to another's."""
 
 _PER_STAGE = {"dataset", "eval_dataset", "rewards", "datasets", "held_out", "system", "chat", *_OF_ROWS}
 _LOADING = ("model_init_kwargs", "trust_remote_code", "disable_dropout", "cast_lm_head_to_fp32", "chat_template_path")
@@ -86,7 +86,7 @@ _REPLACES: Mapping[str, tuple[str, ...]] = {
     "held_out": ("eval_dataset",),
     "epochs": ("max_steps", "num_train_epochs"),
 }
-"""Keys of the base that say nothing any more once a stage has these."""
+"""Keys of the base that no longer apply once a stage has these."""
 
 _NOT_FOR_SFT = ("eval_", "load_best", "metric_for", "greater_is", "remove_unused", "batch_eval", "label_names", "hub_")
 """Beginnings of keys that the base has for evaluation by rewards, and for the whole run."""
@@ -191,6 +191,7 @@ class _StageReader(Reader):
         folder = str(Path(recipe.config["output_dir"]) / f"{self.index + 1:02}-{name}")
         recipe = replace(recipe, config={**recipe.config, "output_dir": folder})
         defaults = CARRIED_FROM_SFT if before is not None and before.kind == "sft" else CARRIED
+        carried: dict[str, Any] = {key: own.get(key) or default for key, default in defaults.items()}
         stage = Stage(
             number=self.index + 1,
             name=name,
@@ -198,7 +199,7 @@ class _StageReader(Reader):
             recipe=recipe,
             until=self._gate(own.get("until"), recipe, kind, bounded="epochs" in own),
             completion=own.get("completion"),
-            **{key: own.get(key) or default for key, default in defaults.items()},
+            **carried,
         )
         self._check_place(own, stage, before)
         return Surveyed(recipe=recipe, problems=in_order(self.problems), stage=stage)
@@ -275,7 +276,7 @@ class _StageReader(Reader):
         return replace(recipe, config={"logging_steps": 1, **config}, rewards=())
 
     def _merged(self, settings: Mapping[str, Any]) -> Document:
-        """The base with the stage's settings over it; every key knows the line it stands in."""
+        """The base with the stage's settings over it, and the line of every key."""
         gone = {STAGES, *(OLD_NAMES.get(key, key) for key in settings)}
         for key in (*settings, *(key for key in ("epochs",) if key in self.values)):
             gone |= set(_REPLACES.get(OLD_NAMES.get(key, key), ()))
@@ -307,7 +308,7 @@ class _StageReader(Reader):
         return gate
 
     def _gate_problems(self, gate: Gate, recipe: Recipe, kind: Kind, *, bounded: bool) -> Iterator[tuple[str, str]]:
-        """What is wrong and what to type."""
+        """Messages and fixes."""
         config = recipe.config
         if not bounded and not (isinstance(config.get("max_steps"), int) and config["max_steps"] > 0):
             yield "a gate may never be met: the stage needs `max_steps`, too", "max_steps: 50"

@@ -1,8 +1,8 @@
 """The loop over stages: a trainer for each, one set of weights that goes from one to the next.
 
-    for stage: begin(policy, border) -> train -> border
+    for stage: begin(policy, boundary) -> train -> boundary
 
-A border is a whole checkpoint in the stage's folder, and a line in `stages.json` of the run's folder.
+A boundary is a complete checkpoint in the stage's folder, and a line in `stages.json` of the run's folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from podium.errors import CheckpointError, ConfigError
 from podium.models import loading
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages.gate_callback import StopConditionCallback, was_met
-from podium.recipe.stages.handover import Border, StageTrainer, follow_on
+from podium.recipe.stages.handover import Boundary, StageTrainer, follow_on
 from podium.recipe.stages.plan import reference_start, schedule_steps
 from podium.recipe.stages.sft import sft_trainer
 from podium.runs import checkpoint
@@ -45,30 +45,25 @@ logger = logging.getLogger(__name__)
 Callbacks = Callable[[Stage], Sequence[TrainerCallback]]
 
 
-def no_callbacks(stage: Stage) -> Sequence[TrainerCallback]:
-    """None."""
-    return ()
-
-
 @dataclass
 class StagedRun:
     """One run through all stages of a recipe.
 
     Attributes:
         callbacks: of each stage's trainer.
-        began: told of each stage and its trainer before it trains; whether it goes on from a checkpoint inside it.
+        began: called with each stage, its trainer and the checkpoint inside it to go on from, before it trains.
         policy: the weights there are; None before they are loaded.
         stopped: whether a finding ended the run.
     """
 
     recipe: Recipe
-    callbacks: Callbacks = no_callbacks
+    callbacks: Callbacks = lambda stage: ()
     began: Callable[[Stage, Any, str | None], None] = lambda stage, trainer, inside: None
     policy: Any = None
     tokenizer: PreTrainedTokenizerBase | None = None
     stopped: bool = False
     ended: list[dict[str, Any]] = field(default_factory=list)
-    """Of the stages that are done, in order: `steps`, `ended_by`, `checkpoint`."""
+    """`steps`, `ended_by` and `checkpoint` of the stages that are done, in order."""
 
     @property
     def folder(self) -> Path:
@@ -77,19 +72,13 @@ class StagedRun:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Of the recipe."""
+        """The recipe's."""
         return self.recipe.stages
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes."""
         return int(os.environ.get("RANK", 0)) == 0
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the folder says that every stage is done."""
-        entries = _recorded(self.folder)
-        return len(entries) == len(self.stages) and all(entry.get("ended_by") for entry in entries)
 
     # ---- the loop ----
 
@@ -110,7 +99,8 @@ class StagedRun:
         if self.ended:  # what may have been loaded to look at is where the run began
             self.policy = None
             gc.collect()
-        if len(self.ended) == len(self.stages) and not self.is_written:
+        recorded = [each for each in _recorded(self.folder) if each.get("ended_by")]
+        if len(self.ended) == len(self.stages) > len(recorded):
             self._save_last()
         self._write()
         trainer = None
@@ -122,19 +112,16 @@ class StagedRun:
             self.began(stage, trainer, inside)
             trainer.train(resume_from_checkpoint=inside)
             inside = None
-            if self._was_stopped(trainer):
+            if isinstance(trainer, GRPOTrainer) and trainer.health.decision == "stop":
                 self.stopped = True
                 break
             self._end(stage, trainer)
         return trainer
 
-    def _was_stopped(self, trainer: Any) -> bool:
-        return isinstance(trainer, GRPOTrainer) and trainer.health.decision == "stop"
-
     # ---- where to begin ----
 
     def _find_place(self, *, asked: str | bool | None) -> str | None:
-        """Reads which stages are done; the checkpoint inside the next one to go on from, if there is one."""
+        """Read which stages are done; the checkpoint inside the next one to go on from, if there is one."""
         if not asked:
             self._set_aside([self.folder / stage.folder for stage in self.stages])
             return None
@@ -146,8 +133,6 @@ class StagedRun:
             return None
         stage = self.stages[len(done)]
         found = self._newest_inside(stage)
-        if found is None and not done:
-            raise CheckpointError(f"There is no checkpoint in {self.folder}. Start without resume_from_checkpoint.")
         if found is None:
             return None
         if was_met(json.loads((found / "trainer_state.json").read_text())):
@@ -156,14 +141,17 @@ class StagedRun:
         return str(found)
 
     def _newest_inside(self, stage: Stage) -> Path | None:
-        """The newest checkpoint of a stage that verifies. Where none does, the border before it is gone on from."""
+        """The newest checkpoint of a stage that verifies; None: begin the stage again, after those that are done."""
         try:
-            return checkpoint.newest(self.folder / stage.folder)
+            found = checkpoint.newest(self.folder / stage.folder)
         except CheckpointError as error:
             if not self.ended:
                 raise
-            logger.warning("%s Stage %s begins anew.", error.what, stage.name)
+            logger.warning("%s Stage %s begins again.", error.what, stage.name)
             return None
+        if found is None and not self.ended:
+            raise CheckpointError(f"There is no checkpoint in {self.folder}. Start without resume_from_checkpoint.")
+        return found
 
     def _place_of(self, path: Path, done: list[dict[str, Any]]) -> str:
         """A checkpoint that was named: its stage, if those before it are done."""
@@ -185,7 +173,7 @@ class StagedRun:
         return found
 
     def _done(self) -> list[dict[str, Any]]:
-        """The first stages that were recorded as done and whose borders verify (the last stage needs none)."""
+        """The first stages that were recorded as done and whose boundaries verify (the last stage needs none)."""
         done: list[dict[str, Any]] = []
         for stage, entry in zip(self.stages, _recorded(self.folder), strict=False):
             is_last = stage is self.stages[-1]
@@ -193,20 +181,19 @@ class StagedRun:
                 break
             wrong = None if is_last else checkpoint.damage(self.folder / stage.folder / entry["checkpoint"])
             if wrong is not None:
-                logger.warning("The border of stage %s cannot be used: %s.", stage.name, wrong)
+                logger.warning("The checkpoint at the end of stage %s cannot be used: %s.", stage.name, wrong)
                 break
             done.append({name: entry[name] for name in ("steps", "ended_by", "checkpoint")})
         return done
 
     def _set_aside(self, paths: Sequence[Path]) -> None:
-        """What is there of an earlier run in the same place."""
         if self.is_main:
             set_aside(self.folder, paths)
 
     # ---- one stage ----
 
     def load_policy(self) -> Any:
-        """The policy as it is where the run stands: as the recipe names it, or from the last border."""
+        """The current policy: the model of the recipe, or the result of the last stage that is done."""
         if self.policy is None:
             if self.tokenizer is None:
                 self.tokenizer = loading.load_tokenizer(self.recipe.model, None, self._settings)
@@ -230,9 +217,7 @@ class StagedRun:
 
     @cached_property
     def _settings(self) -> loading.LoadSettings:
-        """How the model is loaded: the same for all stages. Made once, before any trainer: a new `GRPOConfig` takes
-        accelerate's state from one that runs.
-        """
+        """Made once, before any trainer: a new `GRPOConfig` takes accelerate's state from a trainer that runs."""
         arguments = self.recipe.arguments()
         settings = load_settings(arguments, self.recipe.quantization_config(), self.recipe.peft_config())
         return replace(settings, needs_reference=False)
@@ -241,23 +226,24 @@ class StagedRun:
         """The policy at the beginning of a stage, loaded."""
         settings = self._settings
         set_seed(int(self.stages[0].recipe.config.get("seed", 42)))  # a new adapter is random
-        border = self._border(index)
-        if border is not None and settings.peft_config is None:
-            return _from_folder(border.checkpoint, settings)
+        boundary = self._boundary(index)
+        if boundary is not None and settings.peft_config is None:
+            own = {name: value for name, value in settings.init_kwargs.items() if name != "revision"}
+            return loading.load_policy(str(boundary.checkpoint), replace(settings, init_kwargs=own))
         policy = loading.load_policy(self.recipe.model, settings)
         if isinstance(policy, PeftModel):
             if any(stage.recipe.config.get("beta") for stage in self.stages):
                 loading.add_reference_adapter(policy)
-            if border is not None:
-                load_adapters(policy, border.checkpoint)
+            if boundary is not None:
+                load_adapters(policy, boundary.checkpoint)
         return policy
 
-    def _border(self, index: int) -> Border | None:
+    def _boundary(self, index: int) -> Boundary | None:
         """Between stage `index` and the one before it."""
         if index == 0:
             return None
         before = self.stages[index - 1]
-        return Border(checkpoint=self.folder / before.folder / self.ended[index - 1]["checkpoint"])
+        return Boundary(checkpoint=self.folder / before.folder / self.ended[index - 1]["checkpoint"])
 
     def _trainer(self, stage: Stage) -> Any:
         """The stage's trainer, around the weights there are."""
@@ -270,16 +256,16 @@ class StagedRun:
             )
         if stage.reference == "last_stage" and loading.has_reference_adapter(policy):
             loading.copy_to_reference_adapter(policy)
-        border = self._border(index)
+        boundary = self._boundary(index)
         trainer = StageTrainer(
             model=policy,
             reward_funcs=[spec.function for spec in stage.recipe.rewards],
-            args=self._arguments(stage, border),
+            args=self._arguments(stage, boundary),
             train_dataset=rows,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
             callbacks=[*self.callbacks(stage)],
-            border=border,
+            boundary=boundary,
             keeps=_kept(stage),
             schedule_steps=schedule_steps(self.stages, index),
         )
@@ -288,12 +274,12 @@ class StagedRun:
         self._set_reference(trainer, index)
         return trainer
 
-    def _arguments(self, stage: Stage, border: Border | None) -> GRPOConfig:
+    def _arguments(self, stage: Stage, boundary: Boundary | None) -> GRPOConfig:
         arguments = stage.recipe.arguments()
         if not any(isinstance(spec.function, str) for spec in stage.recipe.rewards):
             arguments.model_init_kwargs = None  # the policy is loaded; only reward models would ask for them
-        if border is not None and border.product_precision and arguments.product_precision == "auto":
-            arguments.product_precision = border.product_precision
+        if boundary is not None and boundary.product_precision and arguments.product_precision == "auto":
+            arguments.product_precision = boundary.product_precision
         return arguments
 
     def _set_reference(self, trainer: StageTrainer, index: int) -> None:
@@ -301,16 +287,16 @@ class StagedRun:
         reference, start = trainer.parts.reference, reference_start(self.stages, index)
         if reference is None or reference.copy is None or start == index:
             return
-        border = self._border(index)
-        assert border is not None
-        if not follow_on(reference, border):
+        boundary = self._boundary(index)
+        assert boundary is not None
+        if not follow_on(reference, boundary):
             reference.copy = None  # one copy at a time
             gc.collect()
             with same_random_numbers():
                 reference.copy = self._start_of(start).eval().requires_grad_(False)
         reference.to(trainer.args.device)
 
-    # ---- borders ----
+    # ---- boundaries ----
 
     def _end(self, stage: Stage, trainer: Any) -> None:
         """Leaves the weights, clean, and whatever a resumed run needs."""
@@ -340,20 +326,13 @@ class StagedRun:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         writer = RunFolder(self.folder)
-        entries = [_planned(stage) for stage in self.stages]
-        done = [{**entry, **end} for entry, end in zip(entries, self.ended, strict=False)]
-        writer.write_json(STAGES, {"stages": [*done, *entries[len(done) :]]})
+        entries: list[dict[str, Any]] = []
+        for index, stage in enumerate(self.stages):
+            until = stage.until.text if stage.until else None
+            entry = {"name": stage.name, "folder": stage.folder, "type": stage.kind, "max_steps": stage.max_steps}
+            entries.append({**entry, "until": until, **(self.ended[index] if index < len(self.ended) else {})})
+        writer.write_json(STAGES, {"stages": entries})
         writer.write_yaml(CONFIG, without_secrets(self.recipe.given))
-
-
-def _planned(stage: Stage) -> dict[str, Any]:
-    return {
-        "name": stage.name,
-        "folder": stage.folder,
-        "type": stage.kind,
-        "max_steps": stage.max_steps,
-        "until": stage.until.text if stage.until else None,
-    }
 
 
 def _ending(step: int, ended_by: str) -> dict[str, Any]:
@@ -370,18 +349,12 @@ def _recorded(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _kept(stage: Stage) -> frozenset[str]:
-    """Of what `carry` takes over, that which this stage keeps."""
+    """The states that a stage takes over from the one before."""
     named = {"optimizer": stage.optimizer, "schedule": stage.schedule, "adaptive_weights": stage.adaptive_weights}
     return frozenset() if stage.number == 1 else frozenset(k for k, v in named.items() if v in ("keep", "continue"))
 
 
 # ---- weights ----
-
-
-def _from_folder(folder: Path, settings: loading.LoadSettings) -> Any:
-    """A full model that was saved at a border."""
-    own = {name: value for name, value in settings.init_kwargs.items() if name != "revision"}
-    return loading.load_policy(str(folder), replace(settings, init_kwargs=own))
 
 
 def load_adapters(policy: PeftModel, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A stage of supervised fine-tuning: TRL's `SFTTrainer` on the rows of the recipe and their right completions.
 
-Its checkpoints are as whole as those of `GRPOTrainer`, and what it logs is recorded in its folder in the same form.
+Its checkpoints are as complete as those of `GRPOTrainer`, and its logs are recorded in its folder in the same form.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from trl import SFTTrainer
 
 from podium.recipe.recipe import Stage
@@ -22,7 +22,7 @@ from podium.runs.run import CONFIG
 from podium.trainer.checkpointing import AtomicCheckpointMixin
 
 COUNTED = "sft_state.json"
-"""In a checkpoint: what `SFTTrainer` counts and does not save."""
+"""In a checkpoint: the counts that `SFTTrainer` does not save."""
 
 
 class StageSFTTrainer(AtomicCheckpointMixin, SFTTrainer):
@@ -41,14 +41,10 @@ class StageSFTTrainer(AtomicCheckpointMixin, SFTTrainer):
 def sft_trainer(
     stage: Stage, policy: Any, tokenizer: Any, rows: Any, callbacks: list[TrainerCallback]
 ) -> StageSFTTrainer:
-    """The trainer of an SFT stage.
-
-    Args:
-        policy: to be trained further, with its adapter if there is one.
-        rows: the stage's training rows.
-    """
-    right = Completions.of(stage.completion, columns_of(rows))
-    pairs = rows.map(right, remove_columns=[name for name in columns_of(rows) if name not in ("prompt", "completion")])
+    """The trainer of an SFT stage, which trains `policy` further (with its adapter, if there is one) on `rows`."""
+    columns = columns_of(rows)
+    right = Completions.of(stage.completion, columns)
+    pairs = rows.map(right, remove_columns=[name for name in columns if name not in ("prompt", "completion")])
     arguments = stage.sft_arguments()
     return StageSFTTrainer(
         model=policy,
@@ -60,34 +56,25 @@ def sft_trainer(
 
 
 def columns_of(rows: Any) -> list[str]:
-    """Of a dataset, or of the first row of a stream that does not know them."""
+    """The columns of a dataset; of a stream without a list of them, those of its first row."""
     known = getattr(rows, "column_names", None)
     return list(known) if known else list(next(iter(rows)))
 
 
 class LossRecord(TrainerCallback):
-    """What is logged, as the lines of `metrics.jsonl`."""
+    """Writes what is logged as the lines of `metrics.jsonl`."""
 
     def __init__(self, folder: Path, given: Mapping[str, Any]) -> None:
         self.folder = RunFolder(folder)
         self.given = given
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.folder.begin(resumed_step=state.global_step or None)
             self.folder.write_yaml(CONFIG, without_secrets(self.given))
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if not state.is_world_process_zero or not logs or "train_runtime" in logs:
-            return
-        values = {name: float(value) for name, value in logs.items() if isinstance(value, (int, float))}
-        self.folder.add_metrics(StepMetrics(step=state.global_step, values=values))
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        logs = kwargs.get("logs") or {}
+        if state.is_world_process_zero and logs and "train_runtime" not in logs:
+            values = {name: float(value) for name, value in logs.items() if isinstance(value, (int, float))}
+            self.folder.add_metrics(StepMetrics(step=state.global_step, values=values))
