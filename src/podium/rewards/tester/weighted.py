@@ -1,4 +1,4 @@
-"""The weighted sum of several rewards: is there a text without the right answer that it likes as well?"""
+"""The weighted sum of several rewards: is there a text without the right answer that scores as high?"""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ from collections.abc import Sequence
 from podium.records import Finding
 from podium.rewards.tester.evidence import mean
 from podium.rewards.tester.probes import PROBES
-from podium.rewards.tester.report import Report
+from podium.rewards.tester.report import RewardReport
 
 NO_ANSWER = frozenset(probe.name for probe in PROBES if probe.code in {"W105", "W106", "W115", "W117"})
 
 
-def judge_sum(reports: Sequence[Report], weights: Sequence[float]) -> list[Finding]:
+def check_sum(reports: Sequence[RewardReport], weights: Sequence[float]) -> list[Finding]:
     """W121, where a text that is no right answer gets as much as the right one in its best form.
 
-    Compared are texts that were the same for all functions. One function alone, functions that were asked about
-    different rows, and sums without a reward for the answer say nothing.
+    Compared are texts that were the same for all functions. One function alone, functions that were tested with
+    different rows, and sums without a reward for the answer give no finding.
     """
-    same_rows = {report.rows for report in reports}
-    if len(reports) < 2 or len(same_rows) != 1 or not any(report.form for report in reports):
+    if len(reports) < 2 or len({report.rows for report in reports}) != 1 or not any(report.form for report in reports):
         return []
     sums = _sums(reports, weights)
     right = {text: values for (group, text), values in sums.items() if group == "right answer"}
     if not right:
         return []
-    form = max(right, key=lambda text: _or_least(mean(right[text])))
+    form = max(right, key=lambda text: -math.inf if math.isnan(mean(right[text])) else mean(right[text]))
     better = [
         (text, mean(values))
         for (group, text), values in sums.items()
-        if group == "wrong answer" or text in NO_ANSWER
-        if _reaches(values, right[form])
+        if (group == "wrong answer" or text in NO_ANSWER) and _reaches(values, right[form])
     ]
     if not better:
         return []
@@ -48,26 +46,17 @@ def judge_sum(reports: Sequence[Report], weights: Sequence[float]) -> list[Findi
     ]
 
 
-def _sums(reports: Sequence[Report], weights: Sequence[float]) -> dict[tuple[str, str], list[float]]:
-    """Per text and row; a reward without an opinion adds nothing. Texts in the form of one reward are left out."""
+def _sums(reports: Sequence[RewardReport], weights: Sequence[float]) -> dict[tuple[str, str], list[float]]:
+    """By text, for each row; a reward without a value adds nothing. Texts in the form of one reward are left out."""
     tables = [{(line.group, line.text): line for line in report.lines} for report in reports]
     shared = [key for key, line in tables[0].items() if all(key in table for table in tables) and line.is_shared]
-    return {
-        key: [
-            _total([(weight, table[key].values[row]) for weight, table in zip(weights, tables, strict=True)])
-            for row in range(len(reports[0].rows))
-        ]
-        for key in shared
-    }
+    columns = {key: zip(*(table[key].values for table in tables), strict=True) for key in shared}
+    return {key: [_total(weights, values) for values in rows] for key, rows in columns.items()}
 
 
-def _total(parts: Sequence[tuple[float, float]]) -> float:
-    known = [weight * value for weight, value in parts if not math.isnan(value)]
+def _total(weights: Sequence[float], values: Sequence[float]) -> float:
+    known = [weight * value for weight, value in zip(weights, values, strict=True) if not math.isnan(value)]
     return sum(known) if known else math.nan
-
-
-def _or_least(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
 
 
 def _reaches(values: Sequence[float], right: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""What all rules speak with."""
+"""Text formatting shared by all rules."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ Severity = Literal["error", "warning", "note"]
 MOST = 0.5
 """Share of the rows from which on a finding is no accident."""
 
-SHOW_FORM = "if answers are written in a form of your own, show it: --form 'Result => {}'"
-
 
 def show_form(evidence: Evidence) -> str:
-    """How to tell what a right answer looks like."""
+    """The flags that show what a right answer looks like."""
     if len(evidence.asked) < 2:
-        return SHOW_FORM
+        return "if answers are written in a form of your own, show it: --form 'Result => {}'"
     example = ", ".join(f"{{{column}}}" for column in evidence.asked)
     return f"show how a right answer is written, and in which form: --answer-column '{example}' --form 'Result => {{}}'"
 
 
 def finding(evidence: Evidence, code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
     """A finding that begins with the function and where it is."""
-    where = f" ({evidence.described.where})" if evidence.described.where else ""
-    return Finding(code=code, severity=severity, what=f"`{evidence.described.name}`{where}: {what}", why=why, fix=fix)
+    where = f" ({evidence.info.where})" if evidence.info.where else ""
+    return Finding(code=code, severity=severity, what=f"`{evidence.info.name}`{where}: {what}", why=why, fix=fix)
 
 
 def shown(value: float) -> str:

@@ -1,19 +1,19 @@
-"""Texts that are no right answer and score like one, found by probes."""
+"""Rules about texts that are no right answer and score like one."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podium.records import Finding
 from podium.rewards.tester.evidence import Evidence, Scores, mean
 from podium.rewards.tester.probes import PROBES
-from podium.rewards.tester.rules.words import MOST, Severity, few, finding, shown
+from podium.rewards.tester.rules.common import MOST, Severity, few, finding, shown
 
 LIKE = 0.9
-"""Of the way from the wrong answer's score to the right one's: from here on a text scores like the right answer."""
+"""Least part of the way from the wrong answer's score to the right one's at which a text scores like the right one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,17 @@ class Hits:
 
     @property
     def share(self) -> float:
-        """Of those rows; 0 where there is none."""
+        """Part of those rows; 0 where there is none."""
         return len(self.hit) / self.num_rows if self.num_rows else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.name} ({len(self.hit)} of {self.num_rows} rows)"
 
 
 def hits_of(evidence: Evidence, name: str, scores: Scores) -> Hits:
-    """How often the probe reaches the right answer's score, and that is more than the wrong answer's."""
-    assert evidence.form is not None
+    """The rows in which a probe reaches the right answer's score, where that is more than the wrong answer's."""
+    if evidence.form is None:
+        return Hits(name=name, hit=(), num_rows=0)
     gold, wrong = evidence.gold[evidence.form.name], evidence.wrong[evidence.form.name]
     rows = [
         (place, value >= other + LIKE * (right - other))
@@ -45,67 +49,57 @@ def hits_of(evidence: Evidence, name: str, scores: Scores) -> Hits:
 
 
 def _hits_with(evidence: Evidence, code: str) -> list[Hits]:
-    """Of the probes of a code, those that score like the right answer in most rows, most often first."""
-    if evidence.form is None:
-        return []
+    """The probes of a code that score like the right answer in most rows, most often first."""
     all_hits = [hits_of(evidence, probe.name, evidence.probes) for probe in PROBES if probe.code == code]
     return sorted((hits for hits in all_hits if hits.share >= MOST), key=lambda hits: -hits.share)
 
 
 def _listed(hits: Sequence[Hits], most: int = 5) -> str:
-    names = ", ".join(f"{each.name} ({len(each.hit)} of {each.num_rows} rows)" for each in hits[:most])
-    return names + (f" and {len(hits) - most} more" if len(hits) > most else "")
+    return ", ".join(map(str, hits[:most])) + (f" and {len(hits) - most} more" if len(hits) > most else "")
 
 
 def _reached(evidence: Evidence) -> str:
-    """What the right answer scores."""
+    """The score of the right answer."""
     assert evidence.form is not None
     name = evidence.form.name
-    return (
-        f"the right answer ({name}) scores {shown(mean(evidence.gold[name]))}, "
-        f"a wrong one {shown(mean(evidence.wrong[name]))}"
-    )
-
-
-def _from_probes(code: str, severity: Severity, what: str, fix: str) -> Callable[[Evidence], Iterator[Finding]]:
-    """A rule that says `what` where probes of its code score like the right answer."""
-
-    def look(evidence: Evidence) -> Iterator[Finding]:
-        hits = _hits_with(evidence, code)
-        if hits:
-            yield finding(evidence, code, severity, f"{what}: {_listed(hits)}", _reached(evidence), fix)
-
-    return look
+    right, wrong = shown(mean(evidence.gold[name])), shown(mean(evidence.wrong[name]))
+    return f"the right answer ({name}) scores {right}, a wrong one {wrong}"
 
 
 _COMPARE = "compare the whole answer, as a number where it is one: `float(given) == float(answer)`"
 _ONE_ANSWER = "read one answer (the last), then compare it alone"
+_LIKE_THE_ANSWER = {
+    "W105": ("texts without an answer score like the right one", "read an answer first; where there is none: 0"),
+    "W117": ("a copy of the prompt scores like the right answer", "read the answer from its form alone"),
+    "W104": ("a number of the question scores like the right answer", "compare with the answer column"),
+    "W106": ("a list of all candidates scores like the right answer", _ONE_ANSWER),
+    "W107": ("a part of the answer, or more than the answer, scores like it", "compare with `==`, not `in`"),
+    "W115": ("wrong answers score like the right one", _COMPARE),
+}
+"""By the code of probes: what is wrong where they score like the right answer, and the fix."""
 
-no_answer = _from_probes(
-    "W105", "error", "texts without an answer score like the right one", "read an answer first; where there is none: 0"
-)
-prompt_copied = _from_probes(
-    "W117", "error", "a copy of the prompt scores like the right answer", "read the answer from its form alone"
-)
-prompt_numbers = _from_probes(
-    "W104", "error", "a number of the question scores like the right answer", "compare with the answer column"
-)
-all_candidates = _from_probes("W106", "error", "a list of all candidates scores like the right answer", _ONE_ANSWER)
-part_of_answer = _from_probes(
-    "W107", "error", "a part of the answer, or more than the answer, scores like it", "compare with `==`, not `in`"
-)
+
+def of(code: str) -> Callable[[Evidence], Iterator[Finding]]:
+    """The rule for probes of a code."""
+
+    def rule(evidence: Evidence) -> Iterator[Finding]:
+        if hits := _hits_with(evidence, code):
+            what, fix = _LIKE_THE_ANSWER[code]
+            yield finding(evidence, code, "error", f"{what}: {_listed(hits)}", _reached(evidence), fix)
+
+    return rule
 
 
 def wrong_answers(evidence: Evidence) -> Iterator[Finding]:
     """W115; one more and one less alone may be a tolerance that is meant."""
-    hits = _hits_with(evidence, "W115")
-    severity: Severity = "warning" if {each.name for each in hits} <= {"one more", "one less"} else "error"
-    yield from _from_probes("W115", severity, "wrong answers score like the right one", _COMPARE)(evidence)
+    meant = {each.name for each in _hits_with(evidence, "W115")} <= {"one more", "one less"}
+    for found in of("W115")(evidence):
+        yield replace(found, severity="warning" if meant else "error")
 
 
 def any_number(evidence: Evidence) -> Iterator[Finding]:
     """W115 by the numbers from 0 to 100."""
-    if evidence.form is None or _hits_with(evidence, "W115"):
+    if _hits_with(evidence, "W115"):
         return
     all_hits = [hits_of(evidence, name, evidence.numbers) for name in evidence.numbers]
     hit, asked = sum(len(each.hit) for each in all_hits), sum(each.num_rows for each in all_hits)
@@ -118,12 +112,10 @@ def any_number(evidence: Evidence) -> Iterator[Finding]:
 
 def first_counts(evidence: Evidence) -> Iterator[Finding]:
     """W108, and W106 where any of two answers counts."""
-    if evidence.form is None:
-        return
     first = hits_of(evidence, "right, then wrong", evidence.probes)
     last = hits_of(evidence, "wrong, then right", evidence.probes)
     if first.share >= MOST and last.share < MOST:
-        what = f"of two answers the first counts: {_listed([first])}; the last does not"
+        what = f"of two answers the first counts: {first}; the last does not"
         why = "a model writes what it considers on the way to its answer; the last one is what it means"
         fix = 'read the last: `re.findall(...)[-1]`, `text.rfind("<answer>")`'
         yield finding(evidence, "W108", "warning", what, why, fix)
@@ -132,42 +124,32 @@ def first_counts(evidence: Evidence) -> Iterator[Finding]:
         yield finding(evidence, "W106", "error", what, _reached(evidence), _ONE_ANSWER)
 
 
+_UNIT = re.compile(r"\d\s*(?:[kMGTPmnpfµ]?(?:[WVAJNKFHTBbLlgmsC]|Hz|Pa|eV|Wh|bit|mol|cal))(?:/\w+)?$")
+
+
 def folded_units(evidence: Evidence) -> Iterator[Finding]:
     """W114, for answers in which the case of letters is part of a unit."""
-    if evidence.form is None:
-        return
-    units = [place for place, case in enumerate(evidence.cases) if _UNIT.search(case.gold)]
     hits = hits_of(evidence, "case swapped", evidence.probes)
-    hit = [place for place in units if place in hits.hit]
-    if hit:
-        gold = evidence.cases[hit[0]].gold
-        what = f"{gold.swapcase()} scores like {gold} (row {evidence.cases[hit[0]].row}); case is part of a unit"
+    for case in [evidence.cases[place] for place in hits.hit if _UNIT.search(evidence.cases[place].gold)][:1]:
+        what = f"{case.gold.swapcase()} scores like {case.gold} (row {case.row}); case is part of a unit"
         fix = "compare units as they are written; fold the case of words only"
         yield finding(evidence, "W114", "warning", what, _reached(evidence), fix)
 
 
-_UNIT = re.compile(r"\d\s*(?:[kMGTPmnpfµ]?(?:[WVAJNKFHTBbLlgmsC]|Hz|Pa|eV|Wh|bit|mol|cal))(?:/\w+)?$")
-
-
-def strictness(evidence: Evidence) -> Iterator[Finding]:
-    """W119: the right answer with white space around it does not score."""
-    if evidence.form is None:
-        return
-    names = ("white space around the answer", "new lines around the answer", "white space around the text")
-    missed = [
-        name for name in names if (hits := hits_of(evidence, name, evidence.probes)).num_rows and hits.share < MOST
-    ]
-    if missed:
-        what = f"the right answer does not score with {', '.join(missed)}"
-        why = "models often write a space or a new line there, and learn nothing from a right answer that scores 0"
-        yield finding(evidence, "W119", "note", what, why, "`.strip()` the text, and the answer in it")
-
-
-def stray_hits(evidence: Evidence) -> Iterator[Finding]:
+def other_scripts(evidence: Evidence) -> Iterator[Finding]:
     """W118: another alphabet's letters or digits are taken for the answer's."""
     for hits in _hits_with(evidence, "W118"):
         what = f"{hits.name} count as the answer ({len(hits.hit)} of {hits.num_rows} rows)"
         why = "Python's `int`, `float` and `\\d` take the digits of every script"
-        yield finding(
-            evidence, "W118", "note", what, why, "where that matters: `re.ASCII`, or refuse `not text.isascii()`"
-        )
+        fix = "where that matters: `re.ASCII`, or refuse `not text.isascii()`"
+        yield finding(evidence, "W118", "note", what, why, fix)
+
+
+def strictness(evidence: Evidence) -> Iterator[Finding]:
+    """W119: the right answer with white space around it does not score."""
+    names = ("white space around the answer", "new lines around the answer", "white space around the text")
+    found = [hits_of(evidence, name, evidence.probes) for name in names]
+    if missed := [hits.name for hits in found if hits.num_rows and hits.share < MOST]:
+        what = f"the right answer does not score with {', '.join(missed)}"
+        why = "models often write a space or a new line there, and learn nothing from a right answer that scores 0"
+        yield finding(evidence, "W119", "note", what, why, "`.strip()` the text, and the answer in it")
