@@ -1,7 +1,7 @@
 """Calls of the reward under test, each with a limit: in this process, or in a worker that can be killed.
 
     caller = WorkerCaller(Source(loader="podium.recipe.rewards:find_reward", arguments=("correct", {})))
-    caller.call(Request(groups=groups))         # a CallResult: values, or the problem that came instead
+    caller.call(groups)         # a CallResult: values, or the problem that came instead
 
 All calls go through `podium.rewards.score`, so the function gets what it gets in training.
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -37,17 +37,6 @@ GRACE_SECONDS = 2.0
 """After the limit, for the boundary inside the worker to end the call itself."""
 MAX_RESTARTS = 6
 """Hangs and crashes after which no more calls are made."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One call of the function."""
-
-    groups: tuple[Group, ...]
-    seed: int = 0
-    """Of `random` and numpy's global generator, set before the call."""
-    check_inputs: bool = False
-    """Whether to look for changes to the arguments afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,24 +78,11 @@ class Source:
     limit_seconds: float = 10.0
 
 
-class RewardCaller(Protocol):
-    """The function under test, wherever it runs."""
-
-    info: RewardInfo
-    can_restart: bool
-    """Whether `close` makes the function forget its earlier calls."""
-
-    def call(self, request: Request) -> CallResult:
-        """One call, at most as long as the limit."""
-
-    def close(self) -> None:
-        """End the process of the function, if it has its own; the next call starts another."""
-
-
 class LocalCaller:
     """Calls a function of this process, under the watchdog that also stands over it in training."""
 
     can_restart = False
+    """Whether `close` makes the function forget its earlier calls."""
 
     def __init__(self, reward: Reward, limit_seconds: float) -> None:
         self.reward = reward
@@ -114,11 +90,11 @@ class LocalCaller:
         self.info = info_of(reward)
         self._is_first = True
 
-    def call(self, request: Request) -> CallResult:
-        """One call; the random generators of the process are afterwards as they were."""
+    def call(self, groups: Sequence[Group], **settings: Any) -> CallResult:
+        """One call; the random generators of the process are afterwards as they were. `settings`: of `call`."""
         limit = max(self.limit_seconds, FIRST_CALL_SECONDS if self._is_first else 0.0)
         states = random.getstate(), np.random.get_state()
-        result = call(self.reward, request, limit)
+        result = call(self.reward, groups, limit, **settings)
         random.setstate(states[0])
         np.random.set_state(states[1])
         self._is_first = self._is_first and bool(result.code)
@@ -141,8 +117,8 @@ class WorkerCaller:
         self.source = source
         self._worker = Worker(target=f"{__name__}:answer", variables=None, output="kept")
         self._num_lost = 0
-        self._first: Request | None = None
-        """The first call that went well; a new process makes it before others."""
+        self._first: Sequence[Group] | None = None
+        """Of the first call that went well; a new process makes it before others."""
         reply = self._worker.ask({"source": source}, LOAD_SECONDS)
         if isinstance(reply, Lost):
             raise RewardError("\n".join(["loading the reward ended its process", *_last_words(reply)]), code="W013")
@@ -151,23 +127,23 @@ class WorkerCaller:
         wants = None if reply["wants"] is None else frozenset(reply["wants"])
         self.info = RewardInfo(**{**reply, "wants": wants, "needs": tuple(reply["needs"])})
 
-    def call(self, request: Request) -> CallResult:
-        """One call; a process that was lost before is started again."""
+    def call(self, groups: Sequence[Group], **settings: Any) -> CallResult:
+        """One call; a process that was lost before is started again. `settings`: of `call`."""
         if self._num_lost >= MAX_RESTARTS:
             return CallResult(code="W016", message="not asked: too many calls hung or crashed")
         patient = max(self.source.limit_seconds, FIRST_CALL_SECONDS)
         if self._first is None:
-            result = self._exchange(request, patient)
-            self._first = None if result.code else request
+            result = self._exchange(groups, patient, **settings)
+            self._first = None if result.code else groups
             return result
         if not self._worker.alive:  # what took long at the first call takes long again
             self._exchange(self._first, patient)
-        return self._exchange(request, self.source.limit_seconds)
+        return self._exchange(groups, self.source.limit_seconds, **settings)
 
-    def _exchange(self, request: Request, limit: float) -> CallResult:
+    def _exchange(self, groups: Sequence[Group], limit: float, **settings: Any) -> CallResult:
         start = time.perf_counter()
         loading = 0.0 if self._worker.alive else LOAD_SECONDS
-        sent = {"source": self.source, "request": request, "limit": limit}
+        sent = {"source": self.source, "call": (groups, limit), "settings": settings}
         reply = self._worker.ask(sent, limit + GRACE_SECONDS + loading)
         if not isinstance(reply, Lost):
             return CallResult(**reply)
@@ -197,8 +173,8 @@ def answer(asked: Mapping[str, Any], _: Callable[[int], None]) -> Iterator[Mappi
     except PodiumError as error:
         yield {"refused": error.what, "fix": error.fix, "code": error.code}
         return
-    if "request" in asked:
-        yield asdict(call(reward, asked["request"], asked["limit"]))
+    if "call" in asked:
+        yield asdict(call(reward, *asked["call"], **asked["settings"]))
     else:
         info = info_of(reward)
         yield {**asdict(info), "wants": None if info.wants is None else sorted(info.wants)}
@@ -213,6 +189,9 @@ def _load(source: Source) -> Reward:
         module, _, name = source.loader.partition(":")
         _loaded.extend(resolve_rewards([getattr(importlib.import_module(module), name)(*source.arguments)]))
     return _loaded[0]
+
+
+RewardCaller = LocalCaller | WorkerCaller
 
 
 # --- one call --------------------------------------------------------------------------------------------------------
@@ -238,18 +217,25 @@ def info_of(reward: Reward) -> RewardInfo:
     )
 
 
-def call(reward: Reward, request: Request, limit_seconds: float) -> CallResult:
-    """One call in this thread, ended by the boundary at its limit; every `PodiumError` becomes a result."""
-    if not request.groups:
+def call(
+    reward: Reward, groups: Sequence[Group], limit_seconds: float, *, random_seed: int = 0, check_inputs: bool = False
+) -> CallResult:
+    """One call in this thread, ended by the boundary at its limit; every `PodiumError` becomes a result.
+
+    Args:
+        random_seed: of `random` and numpy's global generator.
+        check_inputs: whether to look for changes to the arguments afterwards.
+    """
+    if not groups:
         return CallResult(values=())
-    seed(request.seed)
+    seed(random_seed)
     changed: list[str] = []
-    if request.check_inputs and not reward.is_async:
+    if check_inputs and not reward.is_async:
         reward = replace(reward, function=_watched(reward.function, changed))
     state = _trainer_state() if "trainer_state" in (reward.wants or ()) else None  # its import takes seconds
     start = time.perf_counter()
     try:
-        scored = score(request.groups, [reward], trainer_state=state, settings=CallSettings(limit=limit_seconds))
+        scored = score(groups, [reward], trainer_state=state, settings=CallSettings(limit=limit_seconds))
     except PodiumError as error:
         code = error.code if isinstance(error, RewardError) else "W010"
         return CallResult(code=code, message=str(error), seconds=time.perf_counter() - start)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from podium.records import Finding
 from podium.rewards.tester.callers import RewardInfo
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, columns_of
 
-Scores = Mapping[str, tuple[float, ...]]
+Scores = Mapping[str, np.ndarray]
 """By name of a probe or form: one value a row, NaN where there is none."""
 
 Texts = Mapping[str, Sequence[str | None]]
 """By name: one completion a row, None where there is none."""
+
+Severity = Literal["error", "warning", "note"]
+
+MOST = 0.5
+"""Share of the rows from which on a finding is no accident."""
 
 ENDLESS = frozenset({"W002", "W003", "W004", "W005", "W016", "W012", "W014"})
 """Findings that hold of every call, so that nothing more can be learnt."""
@@ -59,8 +69,8 @@ class Repeats:
 class Diagnosis:
     """Reasons why right answers do not score; made only where they do not."""
 
-    matrix: Mapping[str, tuple[tuple[float, ...], ...]]
-    """By form, [row][j]: the right answer of row j, as the completion of the row."""
+    matrix: Mapping[str, np.ndarray]
+    """By form, [row, j]: the right answer of row j, as the completion of the row."""
     prompt_numbers: Mapping[str, Scores]
     """`first` and `last` number of the question, by form; NaN where it is the right answer."""
     variants: Mapping[str, Scores]
@@ -131,6 +141,21 @@ class Evidence:
         return self.form is not None or self.names_answer or self.depends or looks
 
     @property
+    def show_form(self) -> str:
+        """The flags that show what a right answer looks like."""
+        if len(self.asked) < 2:
+            return "if answers are written in a form of your own, show it: --form 'Result => {}'"
+        column = ", ".join(f"{{{column}}}" for column in self.asked)
+        return (
+            f"show how a right answer is written, and in which form: --answer-column '{column}' --form 'Result => {{}}'"
+        )
+
+    def finding(self, code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
+        """A finding that begins with the function and where it is."""
+        where = f" ({self.info.where})" if self.info.where else ""
+        return Finding(code=code, severity=severity, what=f"`{self.info.name}`{where}: {what}", why=why, fix=fix)
+
+    @property
     def write(self) -> Callable[[str], str]:
         """How answers are written in probes."""
         return (self.form or self.forms[1]).write
@@ -139,10 +164,10 @@ class Evidence:
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
-def gains_of(gold: Scores, wrong: Scores, name: str) -> list[float]:
+def gains_of(gold: Scores, wrong: Scores, name: str) -> np.ndarray:
     """By how much the right answer beats the wrong one, in the rows where both have a value."""
-    pairs = zip(gold.get(name, ()), wrong.get(name, ()), strict=False)
-    return [one - other for one, other in pairs if not math.isnan(one - other)]
+    gains = np.subtract(gold.get(name, ()), wrong.get(name, ()))
+    return gains[~np.isnan(gains)]
 
 
 def differ(one: Scores, other: Scores) -> bool:
@@ -150,23 +175,27 @@ def differ(one: Scores, other: Scores) -> bool:
     return any(not alike(one[name], other[name]) for name in one)
 
 
-def alike(one: Sequence[float], other: Sequence[float]) -> bool:
+def alike(one: ArrayLike, other: ArrayLike) -> bool:
     """Whether the same texts got the same scores."""
-    return len(one) == len(other) and all(map(close, one, other))
+    return np.shape(one) == np.shape(other) and bool(np.all(close(one, other)))
 
 
-def close(one: float, other: float) -> bool:
-    """Equal up to rounding in batches; NaN only to NaN."""
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return abs(one - other) <= 1e-6 + 1e-4 * max(abs(one), abs(other))
+def close(one: ArrayLike, other: ArrayLike) -> np.ndarray:
+    """Where scores are equal up to rounding in batches; NaN only to NaN."""
+    return np.isclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-def mean(values: Iterable[float]) -> float:
+def mean(values: ArrayLike) -> float:
     """Mean of the values that are numbers; NaN if there is none.
 
     >>> mean([1.0, math.nan, 0.0])
     0.5
     """
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    known = np.asarray(values, float)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def shown(value: float) -> str:
+    """A score in a message; NaN is what None became."""
+    return "None" if math.isnan(value) else f"{value:.3g}"

@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from podium.records import Group, last_user_turn
 from podium.rewards.tester.callers import RewardCaller
@@ -111,12 +112,12 @@ def best_form(evidence: Evidence) -> ReturnFormat | None:
     ranked = []
     for place, form in enumerate(evidence.forms):
         gains = gains_of(evidence.gold, evidence.wrong, form.name)
-        won, lost = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+        won = (gains > 0).sum()
         needed = 0.5 if evidence.names_answer else 0.75
-        enough = gains and won >= needed * len(gains) and sum(gains) > 1e-9
-        if enough and (evidence.names_answer or evidence.info.wants is None or not lost):
+        enough = gains.size and won >= needed * gains.size and gains.sum() > 1e-9
+        if enough and (evidence.names_answer or evidence.info.wants is None or gains.min() >= 0):
             # The more rows, the higher the score; where that is equal a marked form tells more than a bare one.
-            ranked.append((won / len(gains), round(mean(evidence.gold[form.name]), 6), place > 0, -place))
+            ranked.append((won / gains.size, round(mean(evidence.gold[form.name]), 6), place > 0, -place))
     return evidence.forms[-max(ranked)[-1]] if ranked else None
 
 
@@ -127,11 +128,11 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     """None where right answers score, and for a reward that can read neither the answer nor the question."""
     if evidence.form is not None:
         name = evidence.form.name
-        if all(one > other for one, other in zip(evidence.gold[name], evidence.wrong[name], strict=True)):
+        if np.all(evidence.gold[name] > evidence.wrong[name]):
             return None
     wants = evidence.info.wants
     blind = evidence.info.is_model or (wants is not None and not {"prompts", *evidence.columns} & wants)
-    silent = all(math.isnan(value) for values in evidence.gold.values() for value in values)
+    silent = np.isnan(list(evidence.gold.values())).all()
     if not silent and (blind or not evidence.has_gold):
         return None
     cases, answers = session.cases, evidence.columns
@@ -172,15 +173,13 @@ def _rotated(cases: Sequence[ProbeCase], columns: Sequence[str], shift: int) -> 
     ]
 
 
-def _matrix(session: Session, evidence: Evidence) -> dict[str, tuple[tuple[float, ...], ...]]:
+def _matrix(session: Session, evidence: Evidence) -> dict[str, np.ndarray]:
     """Fewer forms where calls are slow."""
     cases = session.cases
     forms = evidence.forms[: max(2, session.affordable(0.2) // len(cases) ** 2)]
     texts = {f"{form.name}|{j}": [form.write(case.gold)] * len(cases) for form in forms for j, case in enumerate(cases)}
     scores = session.scores(texts, quietly=True)
-    return {
-        form.name: tuple(zip(*(scores[f"{form.name}|{j}"] for j in range(len(cases))), strict=True)) for form in forms
-    }
+    return {form.name: np.stack([scores[f"{form.name}|{j}"] for j in range(len(cases))], axis=1) for form in forms}
 
 
 # --- repetitions -----------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def _repeats(session: Session, evidence: Evidence) -> Repeats:
         groups.append(group_of(case, texts))
 
     def values(asked: Sequence[Group], seed: int = 0) -> Sequence[float] | None:
-        return session.call(asked, seed=seed).values
+        return session.call(asked, random_seed=seed).values
 
     def one_by_one(parts: Sequence[Group]) -> list[float] | None:
         found = [values([part]) for part in parts]

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from podium.records import Completion, Group, Prompt
-from podium.rewards.tester.callers import CallResult, Request, RewardCaller
+from podium.rewards.tester.callers import CallResult, RewardCaller
 from podium.rewards.tester.cases import ProbeCase
 from podium.rewards.tester.evidence import ENDLESS, Failure, Scores, Texts
 
@@ -52,10 +54,10 @@ class Session:
         return bool(self.failures) and self.failures[0].code in ENDLESS
 
     def call(self, groups: Sequence[Group], **settings: Any) -> CallResult:
-        """One call, as long as there is time. `settings`: of the `Request`."""
+        """One call, as long as there is time."""
         if self.is_over:
             return CallResult()
-        result = self.caller.call(Request(groups=tuple(groups), **settings))
+        result = self.caller.call(groups, **settings)
         self.spent_seconds += result.seconds
         return result
 
@@ -90,11 +92,10 @@ class Session:
         So a function that is one place off is off by a row. Calls that fail are repeated in parts, and what fails alone
         is noted, unless `quietly`. `columns`: of each row, in place of its own.
         """
-        found: dict[tuple[str, int], float] = {}
+        found = {name: np.full(len(self.cases), np.nan) for name in texts}
         for part in self._calls(texts):
-            found |= self._score(list(self._entries(part, columns, other_kind=other_kind)), quietly=quietly)
-        rows = range(len(self.cases))
-        return {name: tuple(found.get((name, row), math.nan) for row in rows) for name in texts}
+            self._score(list(self._entries(part, columns, other_kind=other_kind)), found, quietly=quietly)
+        return found
 
     def _calls(self, texts: Texts) -> list[Texts]:
         """Names that go into one call: seconds of work, and not more than a batch in training has of letters."""
@@ -117,25 +118,25 @@ class Session:
                     own = None if columns is None else columns[row]
                     yield Entry(name, row, group_of(self.cases[row], [text], columns=own, other_kind=other_kind))
 
-    def _score(self, entries: Sequence[Entry], *, quietly: bool) -> dict[tuple[str, int], float]:
+    def _score(self, entries: Sequence[Entry], into: Mapping[str, np.ndarray], *, quietly: bool) -> None:
         result = self.call([entry.group for entry in entries])
-        if result.values is not None:
-            return {(entry.name, entry.row): x for entry, x in zip(entries, result.values, strict=True)}
-        found: dict[tuple[str, int], float] = {}
+        for entry, value in zip(entries, result.values or (), strict=False):
+            into[entry.name][entry.row] = value
+        if result.values is not None or quietly:
+            return
         before = len(self.failures)
-        if not (quietly or len(entries) == 1 or self.is_over or self._hopeless()):
+        if not (len(entries) == 1 or self.is_over or self._hopeless()):
             names = list(dict.fromkeys(entry.name for entry in entries))
             parts = [[each for each in entries if each.name == name] for name in names]
             for part in parts if len(parts) > 1 else [[entry] for entry in entries]:
-                found |= self._score(part, quietly=quietly)
+                self._score(part, into, quietly=quietly)
                 if len(parts) == 1 and len(self.failures) > before:
                     break  # one row of a probe is enough to show
-        if len(self.failures) == before and result.code and not quietly:  # alone, or only together
+        if len(self.failures) == before and result.code:  # alone, or only together
             name, row, group = entries[0]
             text = group.completions[0].text
             failure = Failure(probe=name, row=self.cases[row].row, text=text, code=result.code, message=result.message)
             self.failures.append(failure)
-        return found
 
     def _hopeless(self) -> bool:
         """Whether calls fail in a way that splitting them tells no more about."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from podium.records import Finding
 from podium.rewards.results import excerpt
-from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, alike, close
-from podium.rewards.tester.rules.common import Severity, few, finding, show_form, shown
+from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, Severity, alike, close, shown
 
 SLOW_SECONDS = 0.25
 """A completion; with 64 completions a round the reward takes 16 s of each."""
@@ -28,29 +29,26 @@ def answer_in_prompt(evidence: Evidence) -> Iterator[Finding]:
         around = f"row {case.row}: {excerpt(case.prompt_text[max(0, match.start() - 30) : match.end()])}"
         what = f"the prompt says the answer in {len(held)} of {len(golds)} rows, for example {around}"
         why = "the model learns to copy; its score says nothing of what it can do"
-        yield finding(evidence, "W116", "error", what, why, "take the solution out of the `prompt` column")
+        yield evidence.finding("W116", "error", what, why, "take the solution out of the `prompt` column")
 
 
 def constant(evidence: Evidence) -> Iterator[Finding]:
     """W008: within a row all texts score alike, so that no group has anything to learn from."""
     tables = (evidence.gold, evidence.wrong, evidence.probes, evidence.numbers)
-    columns = [values for table in tables for values in table.values()]
-    rows = [[values[place] for values in columns if place < len(values)] for place in range(len(evidence.cases))]
-    known = [[value for value in row if value == value] for row in rows]
-    count = sum(map(len, rows))
-    base = evidence.repeats.base
+    scores = np.array([values for table in tables for values in table.values()]).T
+    known = [row[~np.isnan(row)] for row in scores]
     failed = any(failure.code in ENDLESS or failure.probe in evidence.gold for failure in evidence.failures)
-    if count < 20 or evidence.is_cut or failed or not all(close(value, base[0]) for value in base):
+    if scores.size < 20 or evidence.is_cut or failed or (evidence.failures and np.isnan(scores).all()):
         return
-    if not all(close(value, row[0]) for row in known for value in row) or (evidence.failures and not any(known)):
+    if not all(np.all(close(values, values[:1])) for values in (*known, np.array(evidence.repeats.base))):
         return
-    every = sorted({row[0] for row in known if row})
-    text = "None for everything" if not every else f"{every[0]:g} for everything"
+    every = {float(row[0]) for row in known if row.size}
+    text = "None for everything" if not every else f"{min(every):g} for everything"
     text = "the same for all texts of a row" if len(every) > 1 else text
-    what = f"returned {text} ({count} completions of {len(rows)} rows)"
-    fix = f"return more for better completions; {show_form(evidence)}"
+    what = f"returned {text} ({scores.size} completions of {len(scores)} rows)"
+    fix = f"return more for better completions; {evidence.show_form}"
     severity: Severity = "error" if evidence.is_correctness else "warning"
-    yield finding(evidence, "W008", severity, what, "in a group where all score alike nothing is learnt", fix)
+    yield evidence.finding("W008", severity, what, "in a group where all score alike nothing is learnt", fix)
 
 
 def failures(evidence: Evidence) -> Iterator[Finding]:
@@ -62,7 +60,7 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         kinds.setdefault((failure.code, kind), []).append(failure)
     for (code, _), same in kinds.items():
         first, probes = same[0], list(dict.fromkeys(failure.probe for failure in same))
-        others = f"; also {few(probes[1:])}" if len(probes) > 1 else ""
+        others = f"; also {', '.join(probes[1:7])}" if len(probes) > 1 else ""
         place = f"row {first.row}, {first.probe}: {excerpt(first.text)}{others}"
         what = f"{first.message.splitlines()[0]}\n  at {place}"
         fix = "try it with such texts, and return a number (or None) for each of them"
@@ -81,7 +79,7 @@ def slow(evidence: Evidence) -> Iterator[Finding]:
         seconds = evidence.seconds_per_completion
         what = f"takes {seconds:.2f} s a completion; 64 completions take {64 * seconds:.0f} s of each round"
         why = "no more was asked: the rest of the table is empty" if evidence.is_cut else ""
-        yield finding(evidence, "W009", "warning", what, why, "score in parallel, cache, or cut long texts first")
+        yield evidence.finding("W009", "warning", what, why, "score in parallel, cache, or cut long texts first")
 
 
 def mutation(evidence: Evidence) -> Iterator[Finding]:
@@ -89,7 +87,7 @@ def mutation(evidence: Evidence) -> Iterator[Finding]:
     if evidence.mutated:
         what = f"changes its arguments: {', '.join(evidence.mutated)}"
         why = "Podium passes copies, so nothing else sees it; other trainers do not"
-        yield finding(evidence, "W011", "warning", what, why, "work on a copy: `texts = list(completions)`")
+        yield evidence.finding("W011", "warning", what, why, "work on a copy: `texts = list(completions)`")
 
 
 def unstable(evidence: Evidence) -> Iterator[Finding]:
@@ -106,7 +104,7 @@ def unstable(evidence: Evidence) -> Iterator[Finding]:
             why = (
                 "chance (or what earlier calls left behind) is part of the score, and becomes noise in every advantage"
             )
-        yield finding(evidence, code, "warning", what, why, fix)
+        yield evidence.finding(code, "warning", what, why, fix)
 
 
 def order(evidence: Evidence) -> Iterator[Finding]:
@@ -114,7 +112,7 @@ def order(evidence: Evidence) -> Iterator[Finding]:
     if found := change(evidence.repeats.base, evidence.repeats.shuffled):
         what = f"the score of a text depends on its place in the batch ({found})"
         why = "groups and completions come in any order"
-        yield finding(evidence, "W109", "error", what, why, "score each completion by itself")
+        yield evidence.finding("W109", "error", what, why, "score each completion by itself")
 
 
 def company(evidence: Evidence) -> Iterator[Finding]:
@@ -122,17 +120,18 @@ def company(evidence: Evidence) -> Iterator[Finding]:
     if found := change(evidence.repeats.base, evidence.repeats.alone):
         what = f"the score of a text depends on other prompts' completions ({found})"
         why = "advantages compare within a group; what other prompts got is noise there, and changes with batch size"
-        yield finding(evidence, "W110", "warning", what, why, "score by itself, or within the group of one prompt")
+        yield evidence.finding("W110", "warning", what, why, "score by itself, or within the group of one prompt")
     elif evidence.repeats.is_relative:
         what = "the score of a text depends on the other completions of its prompt"
         if evidence.form is None:
             what += "; asked one by one, right and wrong answers cannot be told apart: test the reward inside"
-        yield finding(evidence, "W110", "note", what, "that is right for diversity, and wrong for correctness")
+        yield evidence.finding("W110", "note", what, "that is right for diversity, and wrong for correctness")
 
 
 def change(one: Sequence[float], other: Sequence[float] | None) -> str:
     """How two scores of the same texts differ; empty where they do not, or one is missing."""
     if other is None or alike(one, other):
         return ""
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if not close(a, b)]
-    return f"{len(pairs)} of {len(one)} texts, for example {shown(pairs[0][0])} then {shown(pairs[0][1])}"
+    places = np.flatnonzero(~close(one, other))
+    first = places[0]
+    return f"{len(places)} of {len(one)} texts, for example {shown(one[first])} then {shown(other[first])}"

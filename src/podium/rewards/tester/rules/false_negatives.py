@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby, pairwise
+
+import numpy as np
 
 from podium.records import Finding
 from podium.rewards.results import excerpt
-from podium.rewards.tester.evidence import Evidence, Scores, gains_of, mean
-from podium.rewards.tester.rules.common import MOST, finding, show_form, shown
+from podium.rewards.tester.evidence import MOST, Evidence, Scores, gains_of, mean, shown
 
 
 def _rows_beaten(evidence: Evidence, scores: Scores, wrong: Scores | None = None) -> int:
     """Rows whose right answer beats the wrong one, in the form where there are most."""
     wrong = evidence.wrong if wrong is None else wrong
-    return max((sum(gain > 0 for gain in gains_of(scores, wrong, form.name)) for form in evidence.forms), default=0)
+    return max((int((gains_of(scores, wrong, form.name) > 0).sum()) for form in evidence.forms), default=0)
 
 
 def other_rows(evidence: Evidence) -> Iterator[Finding]:
@@ -26,28 +27,26 @@ def other_rows(evidence: Evidence) -> Iterator[Finding]:
         if shift := _whose(matrix):
             what = f"a completion is scored against {shift}, not against its own row's answer (form: {name})"
             fix = "`for completion, gold in zip(completions, answer, strict=True)`: lists run side by side"
-            yield finding(evidence, "W103", "error", what, "columns have one value for each completion", fix)
+            yield evidence.finding("W103", "error", what, "columns have one value for each completion", fix)
             return
 
 
-def _whose(matrix: Sequence[Sequence[float]]) -> str | None:
+def _whose(matrix: np.ndarray) -> str | None:
     """Whose answer scores for whom: `the answer of the next row`, of the first; None where it is not so clear."""
-    n = len(matrix)
-    if n < 3:
-        return None
-
-    def wins(column_of: Callable[[int], int]) -> int:
-        """Rows in which that row's answer scores more than all others."""
-        columns = [column_of(i) % n for i in range(n)]
-        return sum(matrix[i][k] > max(matrix[i][j] for j in range(n) if j != k) for i, k in enumerate(columns))
-
-    places: dict[str, tuple[Callable[[int], int], float]] = {
-        "the answer of the next row": (lambda i: i + 1, 0.75 * n),
-        "the answer of the row before": (lambda i: i - 1, 0.75 * n),
-        "the answer of the first row": (lambda i: 0, n),
-        "the answer of the last row": (lambda i: -1, n),
+    rows = np.arange(len(matrix))
+    places = {
+        "the answer of the next row": (np.roll(rows, -1), 0.75),
+        "the answer of the row before": (np.roll(rows, 1), 0.75),
+        "the answer of the first row": (0 * rows, 1.0),
+        "the answer of the last row": (0 * rows + rows[-1], 1.0),
     }
-    return next((words for words, (column_of, least) in places.items() if wins(column_of) >= least), None)
+    for words, (columns, least) in places.items():
+        others = matrix.copy()
+        others[rows, columns] = -np.inf
+        wins = matrix[rows, columns] > others.max(axis=1)  # the answer of that row scores more than all others
+        if len(rows) >= 3 and wins.mean() >= least:
+            return words
+    return None
 
 
 def prompt_number(evidence: Evidence) -> Iterator[Finding]:
@@ -57,10 +56,10 @@ def prompt_number(evidence: Evidence) -> Iterator[Finding]:
     for which, scores in evidence.diagnosis.prompt_numbers.items():
         for form in evidence.forms:
             gains = gains_of(scores, evidence.gold, form.name)
-            if len(gains) >= 2 and sum(gain > 0 for gain in gains) >= 0.75 * len(gains):
+            if gains.size >= 2 and (gains > 0).mean() >= 0.75:
                 what = f"the {which} number of the question scores more than the right answer (form: {form.name})"
                 fix = f"compare with the column {evidence.named}, not with what stands in the prompt"
-                yield finding(evidence, "W104", "error", what, "the reward reads its answer from the prompt", fix)
+                yield evidence.finding("W104", "error", what, "the reward reads its answer from the prompt", fix)
                 return
 
 
@@ -77,11 +76,11 @@ def other_kind(evidence: Evidence) -> Iterator[Finding]:
         else:
             what = "it scores strings only, but the prompts are conversations, so completions are message lists"
             why, fix = 'a completion is `[{"role": "assistant", "content": text}]`', 'use `completion[0]["content"]`'
-        yield finding(evidence, "W012", "error", what, why, fix)
+        yield evidence.finding("W012", "error", what, why, fix)
 
 
 def _has_values(scores: Scores) -> bool:
-    return any(not math.isnan(value) for values in scores.values() for value in values)
+    return not np.isnan(list(scores.values())).all()
 
 
 def column_unfit(evidence: Evidence) -> Iterator[Finding]:
@@ -97,7 +96,7 @@ def column_unfit(evidence: Evidence) -> Iterator[Finding]:
     what = f"right answers score in {now} of {len(evidence.cases)} rows, with {evidence.named} {name} in {then}"
     why = f"row {row.row} has {type(value).__name__} {excerpt(value, 40) if isinstance(value, str) else repr(value)}"
     fix = "clean both sides before comparing: `str(gold).strip() == text.strip()`; or clean the column once"
-    yield finding(evidence, "W113", "error" if now < MOST * len(evidence.cases) else "warning", what, why, fix)
+    yield evidence.finding("W113", "error" if now < MOST * len(evidence.cases) else "warning", what, why, fix)
 
 
 def wrong_sign(evidence: Evidence) -> Iterator[Finding]:
@@ -106,11 +105,10 @@ def wrong_sign(evidence: Evidence) -> Iterator[Finding]:
         return
     for form in evidence.forms:
         gains = gains_of(evidence.gold, evidence.wrong, form.name)
-        lost = sum(gain < 0 for gain in gains)
-        if gains and lost >= 0.75 * len(gains) and sum(gains) < -1e-9:
+        if gains.size and (gains < 0).mean() >= 0.75 and gains.sum() < -1e-9:
             right, wrong = mean(evidence.gold[form.name]), mean(evidence.wrong[form.name])
             what = f"wrong answers score {shown(wrong)}, the right one {shown(right)} (form: {form.name})"
-            yield finding(evidence, "W102", "error", what, "training raises what scores more", "turn the sign round")
+            yield evidence.finding("W102", "error", what, "training raises what scores more", "turn the sign round")
             return
 
 
@@ -123,7 +121,7 @@ def right_scores_nothing(evidence: Evidence) -> Iterator[Finding]:
             best, name = max((mean(evidence.gold[form.name]), form.name) for form in evidence.forms)
             what = f"the right answer scores no more than a wrong one in any of {len(evidence.forms)} forms"
             why = f"the best form for the right answer is {name}, with {shown(best)} on average"
-            yield finding(evidence, "W101", "error", what, why, show_form(evidence))
+            yield evidence.finding("W101", "error", what, why, evidence.show_form)
         return
     gold, wrong = evidence.gold[evidence.form.name], evidence.wrong[evidence.form.name]
     rows = zip(evidence.cases, gold, wrong, strict=True)
@@ -132,7 +130,7 @@ def right_scores_nothing(evidence: Evidence) -> Iterator[Finding]:
         places = ", ".join(str(each.row) for each, _ in missed)
         what = f"the right answer scores nothing in {len(missed)} of {len(evidence.cases)} rows ({places})"
         why = f"in row {case.row} {excerpt(evidence.form.write(case.gold))} scores {shown(right)}"
-        yield finding(evidence, "W101", "warning", what, why, "look at these rows: are their answers of another kind?")
+        yield evidence.finding("W101", "warning", what, why, "look at these rows: are their answers of another kind?")
 
 
 def _known_better(right: float, other: float) -> bool:
@@ -147,8 +145,8 @@ def never_compared(evidence: Evidence) -> Iterator[Finding]:
         return
     what = f"takes {evidence.named}, but no score changed when rows were given each other's answers"
     why = "right and wrong answers score alike, so the model is not taught to be right"
-    fix = f"compare with {evidence.named}; {show_form(evidence)}"
-    yield finding(evidence, "W120", "error", f"{what}{_length_rule(evidence)}", why, fix)
+    fix = f"compare with {evidence.named}; {evidence.show_form}"
+    yield evidence.finding("W120", "error", f"{what}{_length_rule(evidence)}", why, fix)
 
 
 def _length_rule(evidence: Evidence) -> str:
@@ -159,7 +157,7 @@ def _length_rule(evidence: Evidence) -> str:
         for case, value in zip(evidence.cases, evidence.gold[form.name], strict=True)
         if not math.isnan(value)
     )
-    by_length = [mean(value for _, value in same) for _, same in groupby(pairs, key=lambda pair: pair[0])]
+    by_length = [mean([value for _, value in same]) for _, same in groupby(pairs, key=lambda pair: pair[0])]
     steps = [(b > a) - (b < a) for a, b in pairwise(by_length)]
     return "; it follows the length of the text alone" if len(steps) >= 5 and set(steps) in ({1}, {-1}) else ""
 
@@ -171,14 +169,14 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
     what, why = "not tested on right and wrong answers: ", _NOTHING_KNOWN
     if evidence.info.is_model:
         fix = "look in the table at what right and wrong answers score"
-        yield finding(evidence, "W122", "note", f"{what}a reward model's scores are a matter of degree", why, fix)
+        yield evidence.finding("W122", "note", f"{what}a reward model's scores are a matter of degree", why, fix)
     elif evidence.asked:
         what += f"with {evidence.named} no text that was tried scores as right"
-        yield finding(evidence, "W122", "warning", what, why, show_form(evidence))
+        yield evidence.finding("W122", "warning", what, why, evidence.show_form)
     else:
         what += "it reads no column of the data" + " that could be found in its code" * (evidence.info.wants is None)
         fix = "if it is about the right answer, name the column with --answer-column"
-        yield finding(evidence, "W122", "note", what, why, fix)
+        yield evidence.finding("W122", "note", what, why, fix)
 
 
 _NOTHING_KNOWN = "tested were its calls, their repetition and order; texts that should not score could not be told"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from podium.records import Finding
-from podium.rewards.tester.evidence import Evidence, Scores, mean
+from podium.rewards.tester.evidence import MOST, Evidence, Scores, Severity, mean, shown
 from podium.rewards.tester.probes import PROBES
-from podium.rewards.tester.rules.common import MOST, Severity, few, finding, shown
 
 LIKE = 0.9
 """Least part of the way from the wrong answer's score to the right one's at which a text scores like the right one."""
@@ -21,31 +21,27 @@ class Hits:
     """Rows in which a probe scores like the right answer."""
 
     name: str
-    hit: tuple[int, ...]
-    """Places of the rows."""
+    places: np.ndarray
     num_rows: int
     """Rows where the probe has a value and the right answer beats the wrong one."""
 
     @property
     def share(self) -> float:
         """Part of those rows; 0 where there is none."""
-        return len(self.hit) / self.num_rows if self.num_rows else 0.0
+        return len(self.places) / max(self.num_rows, 1)
 
     def __str__(self) -> str:
-        return f"{self.name} ({len(self.hit)} of {self.num_rows} rows)"
+        return f"{self.name} ({len(self.places)} of {self.num_rows} rows)"
 
 
 def hits_of(evidence: Evidence, name: str, scores: Scores) -> Hits:
     """The rows in which a probe reaches the right answer's score, where that is more than the wrong answer's."""
-    if evidence.form is None:
-        return Hits(name=name, hit=(), num_rows=0)
+    if evidence.form is None or name not in scores:
+        return Hits(name=name, places=np.array([], int), num_rows=0)
     gold, wrong = evidence.gold[evidence.form.name], evidence.wrong[evidence.form.name]
-    rows = [
-        (place, value >= other + LIKE * (right - other))
-        for place, (value, right, other) in enumerate(zip(scores.get(name, ()), gold, wrong, strict=False))
-        if right > other and not math.isnan(value)
-    ]
-    return Hits(name=name, hit=tuple(place for place, like in rows if like), num_rows=len(rows))
+    tried = (gold > wrong) & ~np.isnan(scores[name])
+    reached = scores[name] >= wrong + LIKE * (gold - wrong)
+    return Hits(name=name, places=np.flatnonzero(tried & reached), num_rows=int(tried.sum()))
 
 
 def _hits_with(evidence: Evidence, code: str) -> list[Hits]:
@@ -85,7 +81,7 @@ def of(code: str) -> Callable[[Evidence], Iterator[Finding]]:
     def rule(evidence: Evidence) -> Iterator[Finding]:
         if hits := _hits_with(evidence, code):
             what, fix = _LIKE_THE_ANSWER[code]
-            yield finding(evidence, code, "error", f"{what}: {_listed(hits)}", _reached(evidence), fix)
+            yield evidence.finding(code, "error", f"{what}: {_listed(hits)}", _reached(evidence), fix)
 
     return rule
 
@@ -102,12 +98,13 @@ def any_number(evidence: Evidence) -> Iterator[Finding]:
     if _hits_with(evidence, "W115"):
         return
     all_hits = [hits_of(evidence, name, evidence.numbers) for name in evidence.numbers]
-    hit, asked = sum(len(each.hit) for each in all_hits), sum(each.num_rows for each in all_hits)
+    hit, asked = sum(len(each.places) for each in all_hits), sum(each.num_rows for each in all_hits)
     if asked and hit > 0.02 * asked:
-        names = [each.name.removeprefix("number ") for each in all_hits if each.hit]
-        what = f"{hit} of {asked} wrong numbers from 0 to 100 score like the right answer, among them {few(names)}"
+        names = [each.name.removeprefix("number ") for each in all_hits if each.places.size]
+        some = ", ".join(names[:6])
+        what = f"{hit} of {asked} wrong numbers from 0 to 100 score like the right answer, among them {some}"
         severity: Severity = "error" if hit > 0.2 * asked else "warning"
-        yield finding(evidence, "W115", severity, what, _reached(evidence), _COMPARE)
+        yield evidence.finding("W115", severity, what, _reached(evidence), _COMPARE)
 
 
 def first_counts(evidence: Evidence) -> Iterator[Finding]:
@@ -118,10 +115,10 @@ def first_counts(evidence: Evidence) -> Iterator[Finding]:
         what = f"of two answers the first counts: {first}; the last does not"
         why = "a model writes what it considers on the way to its answer; the last one is what it means"
         fix = 'read the last: `re.findall(...)[-1]`, `text.rfind("<answer>")`'
-        yield finding(evidence, "W108", "warning", what, why, fix)
+        yield evidence.finding("W108", "warning", what, why, fix)
     elif first.share >= MOST and not _hits_with(evidence, "W106"):
         what = f"of two answers any may be right: {_listed([first, last])}"
-        yield finding(evidence, "W106", "error", what, _reached(evidence), _ONE_ANSWER)
+        yield evidence.finding("W106", "error", what, _reached(evidence), _ONE_ANSWER)
 
 
 _UNIT = re.compile(r"\d\s*(?:[kMGTPmnpfµ]?(?:[WVAJNKFHTBbLlgmsC]|Hz|Pa|eV|Wh|bit|mol|cal))(?:/\w+)?$")
@@ -130,19 +127,19 @@ _UNIT = re.compile(r"\d\s*(?:[kMGTPmnpfµ]?(?:[WVAJNKFHTBbLlgmsC]|Hz|Pa|eV|Wh|bi
 def folded_units(evidence: Evidence) -> Iterator[Finding]:
     """W114, for answers in which the case of letters is part of a unit."""
     hits = hits_of(evidence, "case swapped", evidence.probes)
-    for case in [evidence.cases[place] for place in hits.hit if _UNIT.search(evidence.cases[place].gold)][:1]:
+    for case in [evidence.cases[place] for place in hits.places if _UNIT.search(evidence.cases[place].gold)][:1]:
         what = f"{case.gold.swapcase()} scores like {case.gold} (row {case.row}); case is part of a unit"
         fix = "compare units as they are written; fold the case of words only"
-        yield finding(evidence, "W114", "warning", what, _reached(evidence), fix)
+        yield evidence.finding("W114", "warning", what, _reached(evidence), fix)
 
 
 def other_scripts(evidence: Evidence) -> Iterator[Finding]:
     """W118: another alphabet's letters or digits are taken for the answer's."""
     for hits in _hits_with(evidence, "W118"):
-        what = f"{hits.name} count as the answer ({len(hits.hit)} of {hits.num_rows} rows)"
+        what = f"{hits.name} count as the answer ({len(hits.places)} of {hits.num_rows} rows)"
         why = "Python's `int`, `float` and `\\d` take the digits of every script"
         fix = "where that matters: `re.ASCII`, or refuse `not text.isascii()`"
-        yield finding(evidence, "W118", "note", what, why, fix)
+        yield evidence.finding("W118", "note", what, why, fix)
 
 
 def strictness(evidence: Evidence) -> Iterator[Finding]:
@@ -152,4 +149,4 @@ def strictness(evidence: Evidence) -> Iterator[Finding]:
     if missed := [hits.name for hits in found if hits.num_rows and hits.share < MOST]:
         what = f"the right answer does not score with {', '.join(missed)}"
         why = "models often write a space or a new line there, and learn nothing from a right answer that scores 0"
-        yield finding(evidence, "W119", "note", what, why, "`.strip()` the text, and the answer in it")
+        yield evidence.finding("W119", "note", what, why, "`.strip()` the text, and the answer in it")
