@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from podium.cli.rewards import FIND, reward_by_name
-from podium.rewards.tester import Report, Settings, Source, examine, examine_source
+from podium.rewards.tester import ExamineSettings, RewardReport, Source, examine, examine_source
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")
 
@@ -76,7 +76,7 @@ PLANTED_BUGS: dict[str, tuple[set[str], Any]] = {
 }
 
 
-def serious(report: Report) -> set[str]:
+def serious(report: RewardReport) -> set[str]:
     return {finding.code for finding in report.findings if finding.severity != "note"}
 
 
@@ -85,18 +85,18 @@ def test_a_planted_mistake_is_found_under_its_code(name: str) -> None:
     codes, rows = PLANTED_BUGS[name]
     reward = reward_by_name(f"{PLANTED}:{name}", {}, Path())
     report = examine(
-        reward, rows() if rows else sums(), settings=Settings(budget_seconds=1 if name == "sleeps" else 60)
+        reward, rows() if rows else sums(), settings=ExamineSettings(budget_seconds=1 if name == "sleeps" else 60)
     )
     assert serious(report) == codes, "\n".join(map(str, report.findings))
 
 
-def apart(name: str, rows: Any, **settings: Any) -> Report:
+def apart(name: str, rows: Any, **settings: Any) -> RewardReport:
     source = Source(
         loader=FIND,
         arguments=(f"{PLANTED}:{name}", {}, Path()),
         limit_seconds=settings.get("limit_seconds", 10.0),
     )
-    return examine_source(name, source, rows, settings=Settings(**settings))
+    return examine_source(name, source, rows, settings=ExamineSettings(**settings))
 
 
 def test_state_is_told_from_chance_by_a_second_process() -> None:

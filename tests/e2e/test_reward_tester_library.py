@@ -10,7 +10,7 @@ import pytest
 
 from podium.recipe.rewards import find_reward
 from podium.rewards import LIBRARY
-from podium.rewards.tester import Settings, examine
+from podium.rewards.tester import ExamineSettings, examine
 
 SUMS = [
     {"prompt": f"What is {a} + {b}?", "answer": str(a + b), "solution": str(a + b)}
@@ -56,7 +56,7 @@ def gym_rows() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Suits:
-    """Settings and rows with which a reward makes sense."""
+    """ExamineSettings and rows with which a reward makes sense."""
 
     rows: Any = field(default_factory=lambda: SUMS)
     args: dict[str, Any] = field(default_factory=dict)
@@ -125,7 +125,7 @@ IN_SANDBOX = ("code_stages", "code_tests", "reasoning_gym")
 def test_nothing_is_said_against(name: str) -> None:
     suits = SUITABLE[name]
     rows = suits.rows() if callable(suits.rows) else suits.rows
-    settings = Settings(**{"limit_seconds": 30.0, **suits.settings})
+    settings = ExamineSettings(**{"limit_seconds": 30.0, **suits.settings})
     report = examine(find_reward(name, suits.args), rows, settings=settings)
     assert [str(finding) for finding in report.findings if finding.severity != "note"] == []
     assert report.kind == suits.kind

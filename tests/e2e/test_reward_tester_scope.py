@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaForSequenceClassification
 
 from podium.rewards import RewardModel, audit, examine
-from podium.rewards.tester import Report, Settings
+from podium.rewards.tester import ExamineSettings, RewardReport
 from podium.testing import tiny_model, tiny_tokenizer
 
 ROWS = [
@@ -66,7 +66,7 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def codes(report: Report) -> set[str]:
+def codes(report: RewardReport) -> set[str]:
     return {finding.code for finding in report.findings}
 
 
@@ -147,7 +147,7 @@ def judge(tmp_path: Path) -> RewardModel:
 @pytest.mark.defect("F7", "chat rows, numbers in the question, a very long text")
 def test_a_reward_model_is_not_failed_by_the_test_itself(judge: RewardModel, now: Any) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"What is {n} + 3?"}], "answer": str(n + 3)} for n in range(8)]
-    report = examine(judge, rows, settings=Settings(num_rows=3))
+    report = examine(judge, rows, settings=ExamineSettings(num_rows=3))
     assert codes(report) == {"W122"}
     assert "a reward model" in report.findings[0].what
     now(str(report.findings[0]))

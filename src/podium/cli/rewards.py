@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from podium.data.columns import Columns
-    from podium.rewards.tester import Report
+    from podium.rewards.tester import RewardReport
 
 FAILED = 1
 """Exit code where a test found an error."""
@@ -79,10 +79,10 @@ def try_out(
     """
     from podium.cli.structured import print_json
     from podium.cli.terminal import show_notes
-    from podium.rewards.tester import Settings
+    from podium.rewards.tester import ExamineSettings
 
     show_notes()
-    settings = Settings(
+    settings = ExamineSettings(
         answer_column=answer_column or None, num_rows=rows, limit_seconds=limit, forms=tuple(form or ())
     )
     with _sparing_torch():
@@ -139,7 +139,7 @@ def _settings_of(words: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> tuple[list[Report], list[Any]]:
+def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> tuple[list[RewardReport], list[Any]]:
     from podium.data.loading import DataSpec, load_data
     from podium.errors import ConfigError
     from podium.rewards.tester import Source, examine_source
@@ -160,10 +160,10 @@ def _usual_columns(data: str) -> Columns:
     return Columns(prompt=found.get("prompt"), answer=found.get("answer"), answer_from=found.get("answer_from"))
 
 
-def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], list[Any]]:
+def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[RewardReport], list[Any]]:
     from podium.data.loading import DataSpec, load_data
     from podium.recipe import load
-    from podium.rewards.tester import Source, examine_source, judge_sum
+    from podium.rewards.tester import Source, check_sum, examine_source
 
     recipe = load(path)
     dataset = load_data(DataSpec(dataset=data, columns=recipe.data.columns) if data else recipe.data)[0]
@@ -173,7 +173,7 @@ def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], lis
         args = entry.get("args") or {} if isinstance(entry, dict) else {}
         source = Source(loader=FIND, arguments=(spec.name, args, _folder(path)), limit_seconds=settings.limit_seconds)
         reports.append(examine_source(spec.name, source, dataset, weight=weight, settings=settings))
-    return reports, judge_sum(reports, given)
+    return reports, check_sum(reports, given)
 
 
 def _entries(recipe: Any) -> list[Any]:
@@ -203,7 +203,7 @@ def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 
-def _print(reports: Sequence[Report], total: Sequence[Any]) -> None:
+def _print(reports: Sequence[RewardReport], total: Sequence[Any]) -> None:
     from podium.cli.terminal import console, shown
 
     tested = [report for report in reports if report.lines]
@@ -221,7 +221,7 @@ def _print(reports: Sequence[Report], total: Sequence[Any]) -> None:
     console.print(shown(f"\n{said or 'nothing found'}.{more}"))
 
 
-def _summary(report: Report) -> str:
+def _summary(report: RewardReport) -> str:
     place = f" ({report.where})" if report.where else ""
     about = (
         f"about the right answer, from {_source(report.column or '')}"
@@ -237,7 +237,7 @@ def _source(answer: str) -> str:
     return f"the columns as in `{answer}`" if "{" in answer else f"the column `{answer}`"
 
 
-def table(reports: Sequence[Report]) -> Table:
+def table(reports: Sequence[RewardReport]) -> Table:
     """What scored what: least, mean and greatest over the rows, for each reward."""
     from rich import box
     from rich.table import Table
@@ -260,7 +260,7 @@ def table(reports: Sequence[Report]) -> Table:
     return made
 
 
-def _line_names(reports: Sequence[Report]) -> list[tuple[str, str]]:
+def _line_names(reports: Sequence[RewardReport]) -> list[tuple[str, str]]:
     """Lines in the order of the first reward; wrong answers only in a form in which right ones score."""
     forms = {report.form or "bare" for report in reports}
     names = [(line.group, line.text) for report in reports for line in report.lines if line.spread]
@@ -271,13 +271,13 @@ def _label(group: str, text: str) -> str:
     return text if group == "probe" else f"{group}: {text}"
 
 
-def _cells(report: Report, group: str, text: str) -> tuple[str, ...]:
+def _cells(report: RewardReport, group: str, text: str) -> tuple[str, ...]:
     lines = [line for line in report.lines if (line.group, line.text) == (group, text)]
     spread = lines[0].spread if lines else None
     return tuple(f"{value:.2f}" for value in spread) if spread else ("", "-", "")
 
 
-def _as_json(reports: Sequence[Report], total: Sequence[Any]) -> dict[str, Any]:
+def _as_json(reports: Sequence[RewardReport], total: Sequence[Any]) -> dict[str, Any]:
     from podium.cli.structured import findings
 
     found = [finding for report in reports for finding in report.findings] + list(total)
@@ -290,7 +290,7 @@ def _as_json(reports: Sequence[Report], total: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _report_as_json(report: Report) -> dict[str, Any]:
+def _report_as_json(report: RewardReport) -> dict[str, Any]:
     from podium.cli.structured import findings
 
     return {

@@ -137,10 +137,18 @@ def last_number(text: str) -> str | None:
     >>> last_number("5-3 is 2, not -1,000.5e1"), last_number("1,2,3."), last_number("none")
     ('-1000.5e1', '3', None)
     """
+    return next(reversed(numbers(text)), None)
+
+
+def numbers(text: str) -> list[str]:
+    """All numbers of a text, each as `last_number` writes it.
+
+    >>> numbers("1,000 and 4.5")
+    ['1000', '4.5']
+    """
     for pattern, plain in _REWRITTEN:
         text = pattern.sub(plain, text)
-    found = _NUMBER.findall(text.translate(_FULL_WIDTH))
-    return found[-1].replace(",", "") if found else None
+    return [found.replace(",", "") for found in _NUMBER.findall(text.translate(_FULL_WIDTH))]
 
 
 _FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)} | {0xFF0B: "+", 0xFF0E: ".", 0xFF0C: ","}

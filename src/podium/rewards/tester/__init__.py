@@ -1,10 +1,10 @@
-"""Tests of a reward before training: what it says of right answers, wrong ones, and texts that are no answer at all.
+"""Tests of a reward before training: its scores for right answers, wrong ones, and texts that are no answer at all.
 
-    findings = podium.rewards.tester(correct, dataset)
-    report = podium.rewards.examine(correct, dataset)         # with the table of what scored what
+    findings = podium.rewards.audit(correct, dataset)
+    report = podium.rewards.examine(correct, dataset)         # with the table of texts and scores
 
-No model is needed. `cases` reads rows, `probes` is the table of texts, `asking` calls the function, `gather` asks in
-order, `rules` judges.
+No model is needed. `cases` reads rows, `probes` is the table of texts, `callers` calls the function, `gather` makes the
+calls in order, `rules` turns the results into findings.
 """
 
 from __future__ import annotations
@@ -14,23 +14,31 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from podium.errors import ConfigError, PodiumError, RewardError, did_you_mean
+from podium.errors import ConfigError, RewardError, did_you_mean
 from podium.records import Finding
 from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewards, resolve_weights
-from podium.rewards.tester.asking import LocalAsker, RewardCaller
+from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, WorkerCaller
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.gather import gather, scores_in_a_form
-from podium.rewards.tester.process import RemoteAsker, Source
-from podium.rewards.tester.report import Line, Report, report_of
-from podium.rewards.tester.rules import judge
-from podium.rewards.tester.weighted import judge_sum
+from podium.rewards.tester.report import RewardReport, ScoreLine, check_sum, report_of
+from podium.rewards.tester.rules import evaluate_rules
 
-__all__ = ["Line", "Report", "Settings", "Source", "audit", "examine", "examine_source", "judge_sum", "quick_test"]
+__all__ = [
+    "ExamineSettings",
+    "RewardReport",
+    "ScoreLine",
+    "Source",
+    "audit",
+    "check_sum",
+    "examine",
+    "examine_source",
+    "quick_test",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ExamineSettings:
     """How to test."""
 
     answer_column: str | None = None
@@ -39,19 +47,19 @@ class Settings:
     limit_seconds: float = 10.0
     """Of a call; the first may take 30 s."""
     budget_seconds: float = 60.0
-    """Slow functions are asked fewer rows and numbers, so that they take about as long."""
+    """Slow functions get fewer rows and numbers, so that they take about as long."""
     forms: tuple[str, ...] = ()
     """More ways to write an answer, with `{}` in its place."""
 
 
 def audit(reward: Any, dataset: Any, *, weights: Sequence[float] | None = None, **settings: Any) -> list[Finding]:
-    """What is wrong with a reward function, or with each of several, as far as texts of our own can tell.
+    """Findings about a reward function, or about each of several, from scores of texts of our own.
 
     Args:
         reward: a function, or a list of them, as for `GRPOTrainer`.
         dataset: rows with `prompt` and the columns that the functions name; or the name of a dataset.
         weights: one for each function.
-        settings: fields of `Settings`: `answer_column`, `num_rows`, `limit_seconds`, `budget_seconds`, `forms`.
+        settings: `answer_column`, `num_rows`, `limit_seconds`, `budget_seconds`, `forms`, as in `ExamineSettings`.
 
     Raises:
         DataError: no rows, or rows without a prompt.
@@ -69,40 +77,41 @@ def audit(reward: Any, dataset: Any, *, weights: Sequence[float] | None = None, 
     except ConfigError as error:
         return [Finding(code="W015", severity="error", what=error.what, fix=error.fix)]
     reports = [
-        examine(function, rows, weight=weight, settings=Settings(**settings))
+        examine(function, rows, weight=weight, settings=ExamineSettings(**settings))
         for function, weight in zip(functions, known_weights, strict=True)
     ]
-    return [*chain.from_iterable(report.findings for report in reports), *judge_sum(reports, known_weights)]
+    return [*chain.from_iterable(report.findings for report in reports), *check_sum(reports, known_weights)]
 
 
-def examine(reward: Any, dataset: Any, *, weight: float = 1.0, settings: Settings | None = None) -> Report:
-    """As `audit` for one function of this process, with all that was seen."""
-    settings = settings or Settings()
+def examine(reward: Any, dataset: Any, *, weight: float = 1.0, settings: ExamineSettings | None = None) -> RewardReport:
+    """As `audit` for one function of this process, with the whole table."""
+    settings = settings or ExamineSettings()
     try:
         [resolved] = resolve_rewards([reward])
     except ConfigError as error:
-        return _refused(str(reward), Finding(code="W001", severity="error", what=error.what, fix=error.fix))
-    return _examine(LocalAsker(resolved, settings.limit_seconds), _rows(dataset), weight, settings)
+        return _refused(str(reward), "W001", error)
+    return _examine(LocalCaller(resolved, settings.limit_seconds), _rows(dataset), weight, settings)
 
 
 def quick_test(reward: Reward, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """What a test by a few rows finds in some seconds, the worst first; nothing where rows are too few."""
-    settings = Settings(num_rows=len(rows), limit_seconds=5.0, budget_seconds=3.0)
-    return list(_examine(LocalAsker(reward, settings.limit_seconds), rows, 1.0, settings).findings) if rows else []
+    """Findings of a test by a few rows, in some seconds, the worst first; none where rows are too few."""
+    settings = ExamineSettings(num_rows=len(rows), limit_seconds=5.0, budget_seconds=3.0)
+    return list(_examine(LocalCaller(reward, settings.limit_seconds), rows, 1.0, settings).findings) if rows else []
 
 
-def examine_source(name: str, source: Source, dataset: Any, *, weight: float = 1.0, settings: Settings) -> Report:
+def examine_source(
+    name: str, source: Source, dataset: Any, *, weight: float = 1.0, settings: ExamineSettings
+) -> RewardReport:
     """As `examine`, in a process that loads the function and can be killed."""
     try:
-        asker = RemoteAsker(source)
-    except PodiumError as error:
-        code = error.code if error.code == "W001" else "W013"
-        return _refused(name, Finding(code=code, severity="error", what=error.what, fix=error.fix))
-    return _examine(asker, _rows(dataset), weight, settings)
+        caller = WorkerCaller(source)
+    except RewardError as error:
+        return _refused(name, error.code if error.code == "W001" else "W013", error)
+    return _examine(caller, _rows(dataset), weight, settings)
 
 
-def _refused(name: str, finding: Finding) -> Report:
-    return Report(name=name, findings=(finding,))
+def _refused(name: str, code: str, error: ConfigError | RewardError) -> RewardReport:
+    return RewardReport(name=name, findings=(Finding(code=code, severity="error", what=error.what, fix=error.fix),))
 
 
 def _rows(dataset: Any) -> Any:
@@ -113,53 +122,41 @@ def _rows(dataset: Any) -> Any:
     return load_data(DataSpec(dataset=dataset))[0]
 
 
-def _examine(asker: RewardCaller, dataset: Any, weight: float, settings: Settings) -> Report:
+def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: ExamineSettings) -> RewardReport:
+    info = caller.info
+    first: Mapping[str, Any] = next(iter(dataset), {})
+    columns = list(getattr(dataset, "column_names", None) or first)
+    given = settings.answer_column
     try:
-        columns, described = _columns(dataset), asker.described
-        asked = asked_columns(described, columns)
-        given = settings.answer_column
-        candidates = (given,) if given else answer_candidates(asked, _first(dataset)) or (None,)
         for name in columns_of(given):
             if name not in columns:
                 what = f"the dataset has no column `{name}`, but {', '.join(columns)}"
                 raise ConfigError(what, fix=did_you_mean(name, columns) or "--answer-column COLUMN")
-        missing = _missing_columns(asker, columns)
-        if missing is not None:
-            return _refused(described.name, missing)
+        try:
+            check_rewards([info], columns)  # type: ignore[list-item]
+        except RewardError as error:
+            return _refused(info.name, "W002", error)
+        asked = asked_columns(info, columns)
+        candidates = (given,) if given else answer_candidates(asked, first) or (None,)
         tries = {column: make_cases(dataset, column, settings.num_rows) for column in candidates}
-        texts = [described.code_text, *(case.prompt_text for case in next(iter(tries.values())))]
+        texts = [info.code_text, *(case.prompt_text for case in next(iter(tries.values())))]
         forms = forms_for(texts, settings.forms)
-        several = tries if len(tries) > 1 else {}
-        scoring = (each for each, rows in several.items() if scores_in_a_form(asker, rows, each, forms))
-        column = next(scoring, next(iter(tries)))
+        scoring: Iterable[str | None] = ()
+        if len(tries) > 1:
+            scoring = (column for column, cases in tries.items() if scores_in_a_form(caller, cases, column, forms))
+        column = next(iter(scoring), candidates[0])
         evidence = gather(
-            asker, tries[column], column=column, forms=forms, asked=asked, budget_seconds=settings.budget_seconds
+            caller, tries[column], column=column, forms=forms, asked=asked, budget_seconds=settings.budget_seconds
         )
     finally:
-        asker.close()
-    return report_of(evidence, [*_weight_findings(evidence, weight), *judge(evidence)])
-
-
-def _columns(dataset: Any) -> list[str]:
-    return list(getattr(dataset, "column_names", None) or _first(dataset))
-
-
-def _first(dataset: Any) -> Mapping[str, Any]:
-    return next(iter(dataset), {})
-
-
-def _missing_columns(asker: RewardCaller, columns: Iterable[str]) -> Finding | None:
-    try:
-        check_rewards([asker.described], columns)  # type: ignore[list-item]
-    except RewardError as error:
-        return Finding(code="W002", severity="error", what=error.what, fix=error.fix)
-    return None
+        caller.close()
+    return report_of(evidence, [*_weight_findings(evidence, weight), *evaluate_rules(evidence)])
 
 
 def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:
-    """W102: a reward that knows right from wrong, turned round by its weight."""
+    """W102: a reward that tells right from wrong, with a negative weight."""
     if weight >= 0 or evidence.form is None:
         return []
-    what = f"`{evidence.described.name}` scores right answers higher, but its weight is {weight:g}"
+    what = f"`{evidence.info.name}` scores right answers higher, but its weight is {weight:g}"
     fix = f"write `weight: {-weight:g}`"
     return [Finding(code="W102", severity="error", what=what, why="wrong answers are what this trains", fix=fix)]

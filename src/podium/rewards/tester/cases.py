@@ -1,48 +1,38 @@
-"""Rows of a dataset as the audit needs them: the right answer as text, wrong ones beside it, forms to write them in.
+"""Rows of a dataset as a test needs them: the right answer as text, wrong ones beside it, formats to write them in.
 
-Knows columns and texts; calls no reward.
+Reads columns and texts; calls no reward.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from podium.data.extract import after_hashes, boxed
 from podium.data.templates import parse
 from podium.errors import DataError
 from podium.records import Message
-from podium.rewards.tester.asking import Described
+from podium.rewards.resolve import GOLD
+from podium.rewards.tester.callers import RewardInfo
 
-GOLD_COLUMNS = (
-    "answer",
-    "answers",
-    "solution",
-    "ground_truth",
-    "target",
-    "label",
-    "reference",
-    "gold",
-    "expected",
-    "final_answer",
-    "reward_model",
-)
-"""What datasets call the right answer, most usual first."""
+GOLD_COLUMNS = (*GOLD, "final_answer", "reward_model")
 
 STAND_IN = "42"
 """Written in place of an answer where rows have none."""
 
-ROWS_LOOKED_AT = 1000
+MAX_ROWS_READ = 1000
 """Rows among which different answers are looked for."""
 
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+"""Columns that are not passed on to reward functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ProbeCase:
     """One row with its right answer, and answers that are wrong for it."""
 
     row: int
@@ -58,18 +48,10 @@ class Case:
 
     @property
     def prompt_text(self) -> str:
-        """All that the prompt says."""
+        """All messages of the prompt."""
         if isinstance(self.prompt, str):
             return self.prompt
         return "\n".join(str(message.get("content") or "") for message in self.prompt)
-
-    @property
-    def question(self) -> str:
-        """What the model is asked last: the last user turn, or the whole of a plain prompt."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        asked = [message for message in self.prompt if message.get("role") == "user"] or list(self.prompt)
-        return str(asked[-1].get("content") or "")
 
     @property
     def value(self) -> float | None:
@@ -78,81 +60,82 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class ReturnFormat:
     """A way to write an answer down."""
 
     name: str
-    write: Callable[[str], str]
+    template: str
+    """With `{}` in place of the answer."""
+    as_json: bool = False
+
+    def write(self, answer: str) -> str:
+        """
+        >>> ReturnFormat(name="a quoted answer", template="x = {}", as_json=True).write('"')
+        'x = "\\\\""'
+        """
+        return self.template.replace("{}", json.dumps(answer, ensure_ascii=False) if self.as_json else answer)
 
 
 _THOUGHT = "First I look at what is asked, then I work it out."
 
-FORMS = (
-    Form(name="bare", write=lambda x: x),
-    Form(name="<answer> tags", write=lambda x: f"<answer>{x}</answer>"),
-    Form(name="<think>, then <answer>", write=lambda x: f"<think>{_THOUGHT}</think>\n<answer>{x}</answer>"),
-    Form(name="<reasoning>, then <answer>", write=lambda x: f"<reasoning>{_THOUGHT}</reasoning>\n<answer>{x}</answer>"),
-    Form(name=r"\boxed{x}", write=lambda x: f"\\boxed{{{x}}}"),
-    Form(name=r"$\boxed{x}$ in a sentence", write=lambda x: f"The answer is $\\boxed{{{x}}}$."),
-    Form(
-        name=r"<think>, then \boxed{x}", write=lambda x: f"<think>{_THOUGHT}</think>\nThe answer is $\\boxed{{{x}}}$."
-    ),
-    Form(name="#### x", write=lambda x: f"{_THOUGHT}\n#### {x}"),
-    Form(name="#### x alone", write=lambda x: f"#### {x}"),
-    Form(name="The answer is x.", write=lambda x: f"The answer is {x}."),
-    Form(name="Answer: x", write=lambda x: f"{_THOUGHT}\nAnswer: {x}"),
-    Form(name="<think>, then bare", write=lambda x: f"<think>{_THOUGHT}</think>\n{x}"),
-    Form(name="(x)", write=lambda x: f"({x})"),
-    Form(name="**x**", write=lambda x: f"**{x}**"),
-    Form(name="JSON text", write=lambda x: json.dumps({"answer": x}, ensure_ascii=False)),
-    Form(name="JSON value", write=lambda x: f'{{"answer": {x}}}'),
-    Form(name="code block", write=lambda x: f"```python\n{x}\n```"),
+FORMS = tuple(
+    ReturnFormat(name=name, template=template, as_json=name == "JSON text")
+    for name, template in {
+        "bare": "{}",
+        "<answer> tags": "<answer>{}</answer>",
+        "<think>, then <answer>": f"<think>{_THOUGHT}</think>\n<answer>{{}}</answer>",
+        "<reasoning>, then <answer>": f"<reasoning>{_THOUGHT}</reasoning>\n<answer>{{}}</answer>",
+        r"\boxed{x}": r"\boxed{{}}",
+        r"$\boxed{x}$ in a sentence": r"The answer is $\boxed{{}}$.",
+        r"<think>, then \boxed{x}": f"<think>{_THOUGHT}</think>\n" + r"The answer is $\boxed{{}}$.",
+        "#### x": f"{_THOUGHT}\n#### {{}}",
+        "#### x alone": "#### {}",
+        "The answer is x.": "The answer is {}.",
+        "Answer: x": f"{_THOUGHT}\nAnswer: {{}}",
+        "<think>, then bare": f"<think>{_THOUGHT}</think>\n{{}}",
+        "(x)": "({})",
+        "**x**": "**{}**",
+        "JSON text": '{"answer": {}}',
+        "JSON value": '{"answer": {}}',
+        "code block": "```python\n{}\n```",
+    }.items()
 )
-"""The forms that rewards in use read. `forms_for` adds the tags of the prompts and of the function's own code."""
+"""The formats that rewards in use read. `forms_for` adds the tags of the prompts and of the function's own code."""
 
 _KNOWN_TAGS = frozenset({"answer", "think", "reasoning"})
 
 
-def forms_for(texts: Iterable[str], templates: Iterable[str] = ()) -> tuple[Form, ...]:
-    """`FORMS`, the tags that the texts name, and templates with `{}` for the answer.
+def forms_for(texts: Iterable[str], templates: Iterable[str] = ()) -> tuple[ReturnFormat, ...]:
+    """`FORMS`, the tags in the texts, and templates with `{}` for the answer.
 
-    >>> [form.name for form in forms_for(["write <final>7</final>"])[len(FORMS):]]
+    >>> [each.name for each in forms_for(["write <final>7</final>"])[len(FORMS):]]
     ['<final> tags', '<think>, then <final>']
     >>> forms_for([], templates=["= {}"])[-1].write("7")
     '= 7'
     """
     found = (tag for text in texts for tag in re.findall(r"</([A-Za-z][\w-]{0,30})>", text))
     tags = [tag for tag in dict.fromkeys(found) if tag not in _KNOWN_TAGS][:4]
-    return (
-        *FORMS,
-        *(form for tag in tags for form in _tag_forms(tag)),
-        *(_template_form(template) for template in templates),
-    )
+    more = {name: text for tag in tags for name, text in _in_tags(tag).items()} | {text: text for text in templates}
+    return (*FORMS, *(ReturnFormat(name=name, template=template) for name, template in more.items()))
 
 
-def _tag_forms(tag: str) -> tuple[Form, Form]:
-    return (
-        Form(name=f"<{tag}> tags", write=lambda x: f"<{tag}>{x}</{tag}>"),
-        Form(name=f"<think>, then <{tag}>", write=lambda x: f"<think>{_THOUGHT}</think>\n<{tag}>{x}</{tag}>"),
-    )
-
-
-def _template_form(template: str) -> Form:
-    return Form(name=template, write=lambda x: template.replace("{}", x))
+def _in_tags(tag: str) -> dict[str, str]:
+    text = f"<{tag}>{{}}</{tag}>"
+    return {f"<{tag}> tags": text, f"<think>, then <{tag}>": f"<think>{_THOUGHT}</think>\n{text}"}
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_rows: int) -> tuple[Case, ...]:
-    """`num_rows` rows with answers as different as can be had among the first thousand.
+def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_rows: int) -> tuple[ProbeCase, ...]:
+    """`num_rows` rows whose answers differ as far as possible, among the first thousand.
 
     `answer` is a column, or a template such as `{city}, {country}`.
 
     Raises:
         DataError: no rows, or rows without a prompt.
     """
-    rows = [(index, dict(row)) for index, row in enumerate(islice(dataset, ROWS_LOOKED_AT))]
+    rows = [(index, dict(row)) for index, row in enumerate(islice(dataset, MAX_ROWS_READ))]
     if not rows:
         raise DataError("the dataset has no rows to test with")
     if "prompt" not in rows[0][1]:
@@ -165,10 +148,10 @@ def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_row
     chosen = _most_different([(index, row, gold_of(read(row))) for index, row in rows], num_rows)
     golds = [gold for _, _, gold in chosen if gold is not None]
     return tuple(
-        Case(
+        ProbeCase(
             row=index,
             prompt=row["prompt"],
-            columns={key: value for key, value in row.items() if key not in ("prompt", "completion", "completion_ids")},
+            columns={key: value for key, value in row.items() if key not in NOT_COLUMNS},
             gold=STAND_IN if gold is None else gold,
             has_gold=gold is not None,
             wrong=_wrong_for(STAND_IN if gold is None else gold, place, golds),
@@ -183,9 +166,8 @@ def _most_different(rows: Sequence[tuple[int, dict[str, Any], str | None]], num_
     seen: set[str] = set()
     ranks = []
     for index, _, gold in rows:
-        rank = 2 if gold is None else int(gold in seen)
+        ranks.append((2 if gold is None else int(gold in seen), index))
         seen.add(gold or "")
-        ranks.append((rank, index))
     chosen = {index for _, index in sorted(ranks)[:num_rows]}
     return [row for row in rows if row[0] in chosen]
 
@@ -197,19 +179,20 @@ def _wrong_for(gold: str, place: int, golds: Sequence[str]) -> str:
     is wrong for one row, so that a score of the text alone has the same mean for right and wrong answers.
     """
     far = [golds[(place + len(golds) // 2 + step) % len(golds)] for step in range(len(golds))]
-    others = [other for other in far if not same_answer(other, gold)]
-    if others:
-        return others[0]
     value = as_number(gold)
-    return "something else" if value is None else f"{value + 1:g}"
+    made_up = "something else" if value is None else f"{value + 1:g}"
+    return next((other for other in far if not same_answer(other, gold)), made_up)
 
 
-def asked_columns(described: Described, columns: Iterable[str]) -> tuple[str, ...]:
-    """Columns of the data that the signature names; with `**kwargs` also those that the code looks up, `x["name"]`."""
-    named = {*(described.needs if described.wants is None else described.wants)}
-    if described.wants is None:
-        named |= set(re.findall(r"""(?:\[|\.get\()["'](\w+)["']""", described.code_text))
-    return tuple(c for c in columns if c in named and c not in ("prompt", "completion", "completion_ids"))
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+
+def asked_columns(info: RewardInfo, columns: Iterable[str]) -> tuple[str, ...]:
+    """Columns of the data that the signature names; with `**kwargs` also those in its code, as `x["name"]`."""
+    named = {*(info.needs if info.wants is None else info.wants)}
+    if info.wants is None:
+        named |= set(re.findall(r"""(?:\[|\.get\()["'](\w+)["']""", info.code_text))
+    return tuple(column for column in columns if column in named and column not in NOT_COLUMNS)
 
 
 def columns_of(answer: str | None) -> tuple[str, ...]:
@@ -222,10 +205,10 @@ def columns_of(answer: str | None) -> tuple[str, ...]:
 
 
 def answer_candidates(asked: Sequence[str], row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where answers may stand, the likeliest first: a column, or a template of several; none: no such column.
+    """Possible places of the answers, the likeliest first: a column, or a template of several; none: no such column.
 
-    Of what the function asks for, the column whose name says so; of several others each, and all together. Where it
-    asks for nothing, the column whose name says so.
+    Among the columns that the function reads, the one with a usual name; of several others each, and all together.
+    Where it reads none, the column with a usual name.
 
     >>> answer_candidates(["capital"], {"prompt": "", "capital": "", "answer": ""})
     ('capital',)
@@ -255,30 +238,13 @@ def gold_of(value: Any) -> str | None:
     ('7', None, None)
     """
     if isinstance(value, Mapping):
-        keys = [key for key in ("ground_truth", "answer", "target", "solution") if key in value]
-        return gold_of(value[keys[0]]) if keys else None
+        value = next((value[key] for key in ("ground_truth", "answer", "target", "solution") if key in value), None)
+        return gold_of(value)
     if isinstance(value, (list, tuple)):
         return gold_of(value[0]) if value else None
-    if value is None:
-        return None
-    text = str(value)
-    if "####" in text:
-        text = text.rsplit("####", 1)[1]
-    return (_boxed(text) or text).strip() or None
-
-
-def _boxed(text: str) -> str | None:
-    """What the last `\\boxed{}` holds, braces inside counted."""
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    start += len(r"\boxed{")
-    depth = 1
-    for end in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        if depth == 0:
-            return text[start:end]
-    return None
+    text = "" if value is None else str(value)
+    text = after_hashes(text) or text
+    return (boxed(text) or text).strip() or None
 
 
 def as_number(text: str) -> float | None:
@@ -287,18 +253,9 @@ def as_number(text: str) -> float | None:
     (1000.0, -0.5, None, None)
     """
     try:
-        value = float(text.replace(",", "")) if re.search(r"\d", text) else None
+        return float(text.replace(",", "")) if any(map(str.isdigit, text)) else None
     except ValueError:
         return None
-    return value
-
-
-def numbers_in(text: str) -> list[str]:
-    """
-    >>> numbers_in("What is 1,000 + 4.5?")
-    ['1,000', '4.5']
-    """
-    return _NUMBER.findall(text)
 
 
 def same_answer(one: str, other: str) -> bool:

@@ -1,22 +1,32 @@
-"""What was seen of one reward function, and the arithmetic of its scores: what is asked for fills it, rules read it."""
+"""Recorded results of one reward function, and the arithmetic of its scores: `gather` writes them, rules read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from podium.rewards.tester.asking import Described, Problem
-from podium.rewards.tester.cases import Case, Form, columns_of
+import numpy as np
+from numpy.typing import ArrayLike
 
-Scores = Mapping[str, tuple[float, ...]]
+from podium.records import Finding
+from podium.rewards.tester.callers import RewardInfo
+from podium.rewards.tester.cases import ProbeCase, ReturnFormat, columns_of
+
+Scores = Mapping[str, np.ndarray]
 """By name of a probe or form: one value a row, NaN where there is none."""
 
 Texts = Mapping[str, Sequence[str | None]]
 """By name: one completion a row, None where there is none."""
 
+Severity = Literal["error", "warning", "note"]
+
+MOST = 0.5
+"""Share of the rows from which on a finding is no accident."""
+
 ENDLESS = frozenset({"W002", "W003", "W004", "W005", "W016", "W012", "W014"})
-"""What is wrong with every call; nothing more can be learnt."""
+"""Findings that hold of every call, so that nothing more can be learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,25 +35,26 @@ class Failure:
 
     probe: str
     row: int
-    problem: Problem
     text: str
+    code: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """The same completions, asked for in different ways; None where that was not done."""
+    """The same completions scored in different ways; None where that was not done."""
 
-    base: tuple[float, ...] = ()
-    again: tuple[float, ...] | None = None
+    base: Sequence[float] = ()
+    again: Sequence[float] | None = None
     """The same call once more, with the same seed."""
-    reseeded: tuple[float, ...] | None = None
+    reseeded: Sequence[float] | None = None
     remembers: bool | None = None
-    """Where calls differ: whether new processes differ in the same way each time; None where none can be had."""
-    shuffled: tuple[float, ...] | None = None
+    """Where calls differ: whether new processes differ in the same way each time; None where there can be none."""
+    shuffled: Sequence[float] | None = None
     """Groups, and completions within a group, in another order."""
-    alone: tuple[float, ...] | None = None
+    alone: Sequence[float] | None = None
     """Each group in a call of its own."""
-    single: tuple[float, ...] | None = None
+    single: Sequence[float] | None = None
     """The completions of the first group, each in a call of its own."""
 
     @property
@@ -51,47 +62,46 @@ class Repeats:
         """Whether a text is scored by comparison with the others of its prompt, and by nothing else."""
         if self.single is None or self.alone is None:
             return False
-        first = self.base[: len(self.single)]
-        return alike(self.base, self.alone) and not alike(first, self.single)
+        return alike(self.base, self.alone) and not alike(self.base[: len(self.single)], self.single)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Asked for only where right answers do not score: what would make them."""
+    """Reasons why right answers do not score; made only where they do not."""
 
-    matrix: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
-    """By form, [row][j]: the right answer of row j, as the completion of the row."""
-    prompt_numbers: Mapping[str, Scores] = field(default_factory=dict)
+    matrix: Mapping[str, np.ndarray]
+    """By form, [row, j]: the right answer of row j, as the completion of the row."""
+    prompt_numbers: Mapping[str, Scores]
     """`first` and `last` number of the question, by form; NaN where it is the right answer."""
-    variants: Mapping[str, Scores] = field(default_factory=dict)
+    variants: Mapping[str, Scores]
     """Right answers by form, where the answer column is as in `VARIANTS`."""
-    other_kind: tuple[Scores, Scores] | None = None
+    other_kind: tuple[Scores, Scores]
     """Right and wrong answers by form, chat prompts made plain and plain ones chats."""
-    depends: bool = False
+    depends: bool
     """Whether any score changes when rows are given each other's answers."""
-    looks: bool = False
+    looks: bool
     """Whether a function that takes everything misses the column when it is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that was seen of one reward function."""
+    """All results of one reward function."""
 
-    described: Described
-    cases: tuple[Case, ...]
+    info: RewardInfo
+    cases: tuple[ProbeCase, ...]
     column: str | None
-    """Where right answers are from: a column, or a template of several."""
-    forms: tuple[Form, ...]
+    """Place of the right answers: a column, or a template of several."""
+    forms: tuple[ReturnFormat, ...]
     asked: tuple[str, ...] = ()
-    """Columns of the data that the function reads, as far as its code says."""
+    """Columns of the data that the function reads, as far as its code shows."""
     gold: Scores = field(default_factory=dict)
     wrong: Scores = field(default_factory=dict)
-    form: Form | None = None
-    """In which right answers score best above wrong ones; None: in none."""
+    form: ReturnFormat | None = None
+    """The one in which right answers score best above wrong ones; None: none."""
     probes: Scores = field(default_factory=dict)
     numbers: Scores = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
-    mutated: tuple[str, ...] = ()
+    mutated: Sequence[str] = ()
     seconds_per_completion: float = 0.0
     is_cut: bool = False
     """Whether there was no time for all."""
@@ -99,28 +109,53 @@ class Evidence:
     diagnosis: Diagnosis | None = None
 
     @property
-    def names_answer(self) -> bool:
-        """Whether the function reads the columns of the answer, as far as its code says."""
-        return bool(self.columns) and set(self.columns) <= set(self.asked)
-
-    @property
-    def named(self) -> str:
-        """The columns of the answer, or else all that the function reads, for messages."""
-        return " and ".join(f"`{column}`" for column in self.columns if not self.asked or column in self.asked) or (
-            " and ".join(f"`{column}`" for column in self.asked)
-        )
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """The columns that right answers are made of."""
         return columns_of(self.column)
 
     @property
-    def is_correctness(self) -> bool:
-        """Whether the reward is about the right answer: by what it scores, by its signature, or by what it misses."""
-        seen = self.diagnosis is not None and (self.diagnosis.depends or self.diagnosis.looks)
-        return self.form is not None or self.names_answer or seen
+    def names_answer(self) -> bool:
+        """Whether the function reads the columns of the answer, as far as its code shows."""
+        return bool(self.columns) and set(self.columns) <= set(self.asked)
 
+    @property
+    def has_gold(self) -> bool:
+        """Whether any row has a right answer."""
+        return any(case.has_gold for case in self.cases)
+
+    @property
+    def named(self) -> str:
+        """The columns of the answer, or else all that the function reads, for messages."""
+        read = [column for column in self.columns if not self.asked or column in self.asked] or self.asked
+        return " and ".join(f"`{column}`" for column in read)
+
+    @property
+    def depends(self) -> bool:
+        """Whether the diagnosis found that scores depend on the answers."""
+        return self.diagnosis is not None and self.diagnosis.depends
+
+    @property
+    def is_correctness(self) -> bool:
+        """Whether the reward is about the right answer: by its scores, its signature, or a column that it misses."""
+        looks = self.diagnosis is not None and self.diagnosis.looks
+        return self.form is not None or self.names_answer or self.depends or looks
+
+    @property
+    def show_form(self) -> str:
+        """The flags that show what a right answer looks like."""
+        if len(self.asked) < 2:
+            return "if answers are written in a form of your own, show it: --form 'Result => {}'"
+        column = ", ".join(f"{{{column}}}" for column in self.asked)
+        return (
+            f"show how a right answer is written, and in which form: --answer-column '{column}' --form 'Result => {{}}'"
+        )
+
+    def finding(self, code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
+        """A finding that begins with the function and where it is."""
+        where = f" ({self.info.where})" if self.info.where else ""
+        return Finding(code=code, severity=severity, what=f"`{self.info.name}`{where}: {what}", why=why, fix=fix)
+
+    @property
     def write(self) -> Callable[[str], str]:
         """How answers are written in probes."""
         return (self.form or self.forms[1]).write
@@ -129,34 +164,38 @@ class Evidence:
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
-def gains_of(gold: Scores, wrong: Scores, name: str) -> list[float]:
+def gains_of(gold: Scores, wrong: Scores, name: str) -> np.ndarray:
     """By how much the right answer beats the wrong one, in the rows where both have a value."""
-    pairs = zip(gold.get(name, ()), wrong.get(name, ()), strict=False)
-    return [one - other for one, other in pairs if not math.isnan(one) and not math.isnan(other)]
+    gains = np.subtract(gold.get(name, ()), wrong.get(name, ()))
+    return gains[~np.isnan(gains)]
 
 
 def differ(one: Scores, other: Scores) -> bool:
     """Whether any two values are different, or only one of them is there."""
-    return any(not close(a, b) for name in one for a, b in zip(one[name], other[name], strict=True))
+    return any(not alike(one[name], other[name]) for name in one)
 
 
-def close(one: float, other: float) -> bool:
-    """Equal up to rounding in batches; NaN only to NaN."""
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return abs(one - other) <= 1e-6 + 1e-4 * max(abs(one), abs(other))
-
-
-def alike(one: Sequence[float], other: Sequence[float]) -> bool:
+def alike(one: ArrayLike, other: ArrayLike) -> bool:
     """Whether the same texts got the same scores."""
-    return len(one) == len(other) and all(close(a, b) for a, b in zip(one, other, strict=True))
+    return np.shape(one) == np.shape(other) and bool(np.all(close(one, other)))
 
 
-def mean(values: Iterable[float]) -> float:
-    """Of what is a number; NaN of nothing.
+def close(one: ArrayLike, other: ArrayLike) -> np.ndarray:
+    """Where scores are equal up to rounding in batches; NaN only to NaN."""
+    return np.isclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def mean(values: ArrayLike) -> float:
+    """Mean of the values that are numbers; NaN if there is none.
 
     >>> mean([1.0, math.nan, 0.0])
     0.5
     """
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    known = np.asarray(values, float)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def shown(value: float) -> str:
+    """A score in a message; NaN is what None became."""
+    return "None" if math.isnan(value) else f"{value:.3g}"

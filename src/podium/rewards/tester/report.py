@@ -1,26 +1,28 @@
-"""What became of a test, as records: a table of what scored what, and findings."""
+"""The result of a test as records, a table of texts with their scores and findings; and the sum of several tests."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
+import numpy as np
+
+from podium.algorithm.advantages import combine
 from podium.records import Finding
-from podium.rewards.tester.evidence import Evidence
+from podium.rewards.tester.evidence import Evidence, mean
 from podium.rewards.tester.probes import PROBES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line of the table: what a kind of text scored in each row."""
+class ScoreLine:
+    """One line of the table: a kind of text with its score in each row."""
 
     group: str
     """`right answer`, `wrong answer` or `probe`."""
     text: str
     values: tuple[float, ...]
-    """NaN for None, and where nothing was asked."""
+    """NaN for None, and where no call was made."""
     is_shared: bool = True
     """Whether the text does not depend on the form that the reward reads."""
 
@@ -28,36 +30,36 @@ class Line:
     def spread(self) -> tuple[float, float, float] | None:
         """Least, mean and greatest; None where there is no value.
 
-        >>> Line(group="probe", text="empty text", values=(0.0, 1.0, float("nan"))).spread
+        >>> ScoreLine(group="probe", text="empty text", values=(0.0, 1.0, float("nan"))).spread
         (0.0, 0.5, 1.0)
         """
         known = [value for value in self.values if not math.isnan(value)]
-        return (min(known), sum(known) / len(known), max(known)) if known else None
+        return (min(known), mean(known), max(known)) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What became of the test of one reward function."""
+class RewardReport:
+    """The result of the test of one reward function."""
 
     name: str
     where: str = ""
     kind: str = ""
-    """`correctness`, where the score is about the answer, or `style`; empty where it could not be asked."""
+    """`correctness`, where the score is about the answer, or `style`; empty where it could not be called."""
     column: str | None = None
-    """Where right answers were taken from."""
+    """Place of the right answers."""
     form: str = ""
-    """In which answers were written in the probes; empty where no form scores above a wrong answer."""
+    """Of the answers in probes; empty where no form scores above a wrong answer."""
     rows: tuple[int, ...] = ()
     seconds_per_completion: float = 0.0
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ScoreLine, ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
-def report_of(evidence: Evidence, findings: Sequence[Finding]) -> Report:
+def report_of(evidence: Evidence, findings: Sequence[Finding]) -> RewardReport:
     """The record of one test."""
-    return Report(
-        name=evidence.described.name,
-        where=evidence.described.where,
+    return RewardReport(
+        name=evidence.info.name,
+        where=evidence.info.where,
         kind="correctness" if evidence.is_correctness else "style",
         column=evidence.column,
         form=evidence.form.name if evidence.form else "",
@@ -68,14 +70,62 @@ def report_of(evidence: Evidence, findings: Sequence[Finding]) -> Report:
     )
 
 
-def _lines(evidence: Evidence) -> Iterable[Line]:
+def _lines(evidence: Evidence) -> Iterator[ScoreLine]:
     """Right and wrong answers in every form, probes, all numbers in one line."""
-    for group, scores in (("right answer", evidence.gold), ("wrong answer", evidence.wrong)):
-        for name, values in scores.items():
-            yield Line(group=group, text=name, values=values)
     in_form = {probe.name for probe in PROBES if probe.uses_form(evidence.cases)}
-    for name, values in evidence.probes.items():
-        yield Line(group="probe", text=name, values=values, is_shared=name not in in_form)
+    tables = {"right answer": evidence.gold, "wrong answer": evidence.wrong, "probe": evidence.probes}
+    for group, scores in tables.items():
+        for name, values in scores.items():
+            yield ScoreLine(group=group, text=name, values=tuple(values.tolist()), is_shared=name not in in_form)
     if evidence.numbers:
-        flat = tuple(chain.from_iterable(evidence.numbers.values()))
-        yield Line(group="probe", text="wrong numbers from 0 to 100", values=flat, is_shared=False)
+        values = np.concatenate(list(evidence.numbers.values()))
+        text = "wrong numbers from 0 to 100"
+        yield ScoreLine(group="probe", text=text, values=tuple(values.tolist()), is_shared=False)
+
+
+# --- the weighted sum of several rewards -----------------------------------------------------------------------------
+
+NO_ANSWER = frozenset(probe.name for probe in PROBES if probe.code in {"W105", "W106", "W115", "W117"})
+
+
+def check_sum(reports: Sequence[RewardReport], weights: Sequence[float]) -> list[Finding]:
+    """W121, where a text that is no right answer gets as much as the right one in its best form.
+
+    Compared are texts that were the same for all functions. One function alone, functions that were tested with
+    different rows, and sums without a reward for the answer give no finding.
+    """
+    if len(reports) < 2 or len({report.rows for report in reports}) != 1 or not any(report.form for report in reports):
+        return []
+    tables = [{(line.group, line.text): line for line in report.lines if line.is_shared} for report in reports]
+    shared = [key for key in tables[0] if all(key in table for table in tables)]
+    sums = {
+        key: combine(np.array([table[key].values for table in tables]).T, np.asarray(weights, float)) for key in shared
+    }
+    right = {text: values for (group, text), values in sums.items() if group == "right answer"}
+    if not right:
+        return []
+    form = max(right, key=lambda text: -math.inf if math.isnan(mean(right[text])) else mean(right[text]))
+    better = [
+        (text, mean(values))
+        for (group, text), values in sums.items()
+        if (group == "wrong answer" or text in NO_ANSWER) and _reaches(values, right[form])
+    ]
+    if not better:
+        return []
+    shown = ", ".join(f"{text} {value:.3g}" for text, value in sorted(better, key=lambda pair: -pair[1])[:5])
+    what = f"the weighted sum of {', '.join(report.name for report in reports)} gives texts without the right answer "
+    return [
+        Finding(
+            code="W121",
+            severity="error",
+            what=what + f"as much as the right one ({form}: {mean(right[form]):.3g}): {shown}",
+            why="what the sum likes best is what training makes",
+            fix="raise the weight of the reward for the answer, or let the others count only where it is right",
+        )
+    ]
+
+
+def _reaches(values: np.ndarray, right: np.ndarray) -> bool:
+    """In half the rows or more."""
+    known = ~np.isnan(values + right)
+    return bool(known.any()) and (values[known] >= right[known] - 1e-9).mean() >= 0.5

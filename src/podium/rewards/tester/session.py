@@ -1,21 +1,20 @@
-"""Calls of one reward function within a budget of time, and what went wrong with them.
-
-Knows completions and values; what is asked, and why, is `gather`'s.
-"""
+"""Calls of one reward function within a budget of time, and those that failed."""
 
 from __future__ import annotations
 
 import math
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from podium.records import Completion, Group, Prompt
-from podium.rewards.tester.asking import Answer, Request, RewardCaller
-from podium.rewards.tester.cases import Case
-from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, Scores, Texts
+from podium.rewards.tester.callers import CallResult, RewardCaller
+from podium.rewards.tester.cases import ProbeCase
+from podium.rewards.tester.evidence import ENDLESS, Failure, Scores, Texts
 
 MOST_LETTERS = 100_000
 """Of one call."""
@@ -24,87 +23,79 @@ MODEL_LETTERS = 300
 """Of a text for a reward model: longer ones it may have no positions for."""
 
 
+class Entry(NamedTuple):
+    """One completion to score, as a group of its own."""
+
+    name: str
+    row: int
+    group: Group
+
+
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """Calls, and what went wrong with them."""
+    """Calls with the time that they took."""
 
-    asker: RewardCaller
-    cases: tuple[Case, ...]
+    caller: RewardCaller
+    cases: tuple[ProbeCase, ...]
     budget_seconds: float
     failures: list[Failure] = field(default_factory=list)
-    mutated: tuple[str, ...] = ()
+    mutated: Sequence[str] = ()
     seconds_per_completion: float = 0.0
     spent_seconds: float = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Whether far more time went than was meant to."""
+        """Whether calls took more than twice the budget."""
         return self.spent_seconds > 2 * self.budget_seconds
 
-    def ask(self, request: Request) -> Answer:
+    @property
+    def failed_for_good(self) -> bool:
+        """Whether the first failure shows that no call can go well."""
+        return bool(self.failures) and self.failures[0].code in ENDLESS
+
+    def call(self, groups: Sequence[Group], **settings: Any) -> CallResult:
         """One call, as long as there is time."""
         if self.is_over:
-            return Answer(values=None)
-        answer = self.asker.ask(request)
-        self.spent_seconds += answer.seconds
-        return answer
+            return CallResult()
+        result = self.caller.call(groups, **settings)
+        self.spent_seconds += result.seconds
+        return result
 
     def warm_up(self) -> None:
-        """The first call imports what it needs; the second is timed."""
+        """Make a first call, which imports what it needs, and time a second one."""
         texts = {"the right answer": [case.gold for case in self.cases]}
         self.scores(texts)
-        if self.failures and self.failures[0].problem.code in ENDLESS:
-            return
-        answer = self.ask(Request(groups=self._singles(texts, None, other_kind=False)[0], check_inputs=True))
-        self.mutated = answer.mutated
-        self.seconds_per_completion = answer.seconds / len(self.cases)
-
-    def finish(self, evidence: Evidence) -> Evidence:
-        """The evidence, with what is known of the calls themselves."""
-        return replace(
-            evidence,
-            failures=tuple(self.failures),
-            mutated=self.mutated,
-            seconds_per_completion=self.seconds_per_completion,
-            is_cut=self.is_over,
-        )
+        if not self.failed_for_good:
+            entries = self._entries(texts, None, other_kind=False)
+            result = self.call([entry.group for entry in entries], check_inputs=True)
+            self.mutated = result.mutated
+            self.seconds_per_completion = result.seconds / len(self.cases)
 
     def affordable(self, share: float) -> int:
         """Completions that fit into a share of the budget."""
         return int(share * self.budget_seconds / max(self.seconds_per_completion, 1e-5))
 
-    def affordable_rows(self, num_texts: int, share: float) -> tuple[Case, ...]:
-        """As many rows as can be asked with that many texts each, two at least."""
+    def affordable_rows(self, num_texts: int, share: float) -> tuple[ProbeCase, ...]:
+        """As many rows as can be scored with that many texts each, two at least."""
         return self.cases[: max(2, self.affordable(share) // num_texts)]
 
-    def values(self, groups: tuple[Group, ...], *, seed: int = 0) -> tuple[float, ...] | None:
-        """One call; None where it fails."""
-        return self.ask(Request(groups=groups, seed=seed)).values
-
-    def group(self, case: Case, texts: Sequence[str], *, columns: Any = None, other_kind: bool = False) -> Group:
-        content = _other_kind(case.prompt) if other_kind else case.prompt
-        prompt = Prompt(
-            id=case.row,
-            row=case.row,
-            token_ids=(),
-            text=case.prompt_text,
-            content=content,
-            columns=case.columns if columns is None else columns,
-        )
-        return Group(prompt=prompt, completions=tuple(_completion(text) for text in texts))
-
-    def scores(self, texts: Texts, *, columns: Any = None, other_kind: bool = False, quietly: bool = False) -> Scores:
+    def scores(
+        self,
+        texts: Texts,
+        *,
+        columns: Sequence[Mapping[str, Any]] | None = None,
+        other_kind: bool = False,
+        quietly: bool = False,
+    ) -> Scores:
         """Rows one after the other for each name, each completion a group of its own.
 
-        So a function that is one place off is off by a row. Calls that fail are asked again in parts, and what fails
-        alone is noted, unless `quietly`.
+        So a function that is one place off is off by a row. Calls that fail are repeated in parts, and what fails alone
+        is noted, unless `quietly`. `columns`: of each row, in place of its own.
         """
-        found: dict[tuple[str, int], float] = {}
+        found = {name: np.full(len(self.cases), np.nan) for name in texts}
         for part in self._calls(texts):
-            groups, keys = self._singles(part, columns, other_kind=other_kind)
-            found |= self._in_parts(groups, keys, quietly=quietly)
-        rows = range(len(self.cases))
-        return {name: tuple(found.get((name, row), math.nan) for row in rows) for name in texts}
+            self._score(list(self._entries(part, columns, other_kind=other_kind)), found, quietly=quietly)
+        return found
 
     def _calls(self, texts: Texts) -> list[Texts]:
         """Names that go into one call: seconds of work, and not more than a batch in training has of letters."""
@@ -117,63 +108,58 @@ class Session:
             calls[-1][name] = made
         return list(calls)
 
-    def _singles(self, texts: Texts, columns: Any, *, other_kind: bool) -> tuple[Any, Any]:
-        most = MODEL_LETTERS if self.asker.described.is_model else math.inf
-        keys = [
-            (name, row)
-            for name, made in texts.items()
-            for row, text in enumerate(made)
-            if text is not None and len(text) <= most
-        ]
-        groups = tuple(
-            self.group(
-                self.cases[row],
-                [str(texts[name][row])],
-                columns=None if columns is None else columns[row],
-                other_kind=other_kind,
-            )
-            for name, row in keys
-        )
-        return groups, keys
+    def _entries(
+        self, texts: Texts, columns: Sequence[Mapping[str, Any]] | None, *, other_kind: bool
+    ) -> Iterator[Entry]:
+        most = MODEL_LETTERS if self.caller.info.is_model else math.inf
+        for name, made in texts.items():
+            for row, text in enumerate(made):
+                if text is not None and len(text) <= most:
+                    own = None if columns is None else columns[row]
+                    yield Entry(name, row, group_of(self.cases[row], [text], columns=own, other_kind=other_kind))
 
-    def _in_parts(self, groups: Any, keys: Any, *, quietly: bool) -> dict[tuple[str, int], float]:
-        answer = self.ask(Request(groups=groups))
-        if answer.values is not None:
-            return dict(zip(keys, answer.values, strict=True))
-        names = list(dict.fromkeys(name for name, _ in keys))
-        if quietly or len(keys) == 1 or self.is_over or self._hopeless():
-            self._note(keys, answer, groups, quietly=quietly)
-            return {}
-        parts = [[k for k, (name, _) in enumerate(keys) if name == each] for each in names]
-        if len(names) == 1:
-            parts = [[k] for k in range(len(keys))]
+    def _score(self, entries: Sequence[Entry], into: Mapping[str, np.ndarray], *, quietly: bool) -> None:
+        result = self.call([entry.group for entry in entries])
+        for entry, value in zip(entries, result.values or (), strict=False):
+            into[entry.name][entry.row] = value
+        if result.values is not None or quietly:
+            return
         before = len(self.failures)
-        found: dict[tuple[str, int], float] = {}
-        for part in parts:
-            found |= self._in_parts(tuple(groups[k] for k in part), [keys[k] for k in part], quietly=quietly)
-            if len(names) == 1 and len(self.failures) > before:
-                break  # one row of a probe is enough to show
-        if len(self.failures) == before:  # only together
-            self._note(keys, answer, groups, quietly=quietly)
-        return found
+        if not (len(entries) == 1 or self.is_over or self._hopeless()):
+            names = list(dict.fromkeys(entry.name for entry in entries))
+            parts = [[each for each in entries if each.name == name] for name in names]
+            for part in parts if len(parts) > 1 else [[entry] for entry in entries]:
+                self._score(part, into, quietly=quietly)
+                if len(parts) == 1 and len(self.failures) > before:
+                    break  # one row of a probe is enough to show
+        if len(self.failures) == before and result.code:  # alone, or only together
+            name, row, group = entries[0]
+            text = group.completions[0].text
+            failure = Failure(probe=name, row=self.cases[row].row, text=text, code=result.code, message=result.message)
+            self.failures.append(failure)
 
     def _hopeless(self) -> bool:
-        """Whether calls are wrong in a way that splitting them does not tell more about."""
-        slow = [failure for failure in self.failures if failure.problem.code == "W016"]
-        return len(slow) >= 2 or any(failure.problem.code in ENDLESS - {"W016"} for failure in self.failures)
-
-    def _note(self, keys: Any, answer: Answer, groups: Any, *, quietly: bool) -> None:
-        if quietly or answer.problem is None:
-            return
-        name, row = keys[0]
-        text = groups[0].completions[0].text
-        self.failures.append(Failure(probe=name, row=self.cases[row].row, problem=answer.problem, text=text))
+        """Whether calls fail in a way that splitting them tells no more about."""
+        slow = sum(failure.code == "W016" for failure in self.failures)
+        return slow >= 2 or any(failure.code in ENDLESS - {"W016"} for failure in self.failures)
 
 
-def _other_kind(prompt: Any) -> Any:
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    return "\n".join(str(message.get("content") or "") for message in prompt)
+def group_of(
+    case: ProbeCase, texts: Sequence[str], *, columns: Mapping[str, Any] | None = None, other_kind: bool = False
+) -> Group:
+    """Completions of a row; `other_kind`: of its chat prompt made plain, or the other way round."""
+    content: Any = case.prompt
+    if other_kind:
+        content = [{"role": "user", "content": content}] if isinstance(content, str) else case.prompt_text
+    prompt = Prompt(
+        id=case.row,
+        row=case.row,
+        token_ids=(),
+        text=case.prompt_text,
+        content=content,
+        columns=case.columns if columns is None else columns,
+    )
+    return Group(prompt=prompt, completions=tuple(map(_completion, texts)))
 
 
 def _completion(text: str) -> Completion:

@@ -1,0 +1,182 @@
+"""Rules about right answers that do not score, and why: from the most to the least particular."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from podium.records import Finding
+from podium.rewards.results import excerpt
+from podium.rewards.tester.evidence import MOST, Evidence, Scores, gains_of, mean, shown
+
+
+def _rows_beaten(evidence: Evidence, scores: Scores, wrong: Scores | None = None) -> int:
+    """Rows whose right answer beats the wrong one, in the form where there are most."""
+    wrong = evidence.wrong if wrong is None else wrong
+    return max((int((gains_of(scores, wrong, form.name) > 0).sum()) for form in evidence.forms), default=0)
+
+
+def other_rows(evidence: Evidence) -> Iterator[Finding]:
+    """W103: the answers of a neighbour, or of one row for all."""
+    if evidence.diagnosis is None or not evidence.diagnosis.depends:
+        return
+    for name, matrix in evidence.diagnosis.matrix.items():
+        if shift := _whose(matrix):
+            what = f"a completion is scored against {shift}, not against its own row's answer (form: {name})"
+            fix = "`for completion, gold in zip(completions, answer, strict=True)`: lists run side by side"
+            yield evidence.finding("W103", "error", what, "columns have one value for each completion", fix)
+            return
+
+
+def _whose(matrix: np.ndarray) -> str | None:
+    """Whose answer scores for whom: `the answer of the next row`, of the first; None where it is not so clear."""
+    rows = np.arange(len(matrix))
+    places = {
+        "the answer of the next row": (np.roll(rows, -1), 0.75),
+        "the answer of the row before": (np.roll(rows, 1), 0.75),
+        "the answer of the first row": (0 * rows, 1.0),
+        "the answer of the last row": (0 * rows + rows[-1], 1.0),
+    }
+    for words, (columns, least) in places.items():
+        others = matrix.copy()
+        others[rows, columns] = -np.inf
+        wins = matrix[rows, columns] > others.max(axis=1)  # the answer of that row scores more than all others
+        if len(rows) >= 3 and wins.mean() >= least:
+            return words
+    return None
+
+
+def prompt_number(evidence: Evidence) -> Iterator[Finding]:
+    """W104 where the right answer does not score, but a number of the question does."""
+    if evidence.diagnosis is None:
+        return
+    for which, scores in evidence.diagnosis.prompt_numbers.items():
+        for form in evidence.forms:
+            gains = gains_of(scores, evidence.gold, form.name)
+            if gains.size >= 2 and (gains > 0).mean() >= 0.75:
+                what = f"the {which} number of the question scores more than the right answer (form: {form.name})"
+                fix = f"compare with the column {evidence.named}, not with what stands in the prompt"
+                yield evidence.finding("W104", "error", what, "the reward reads its answer from the prompt", fix)
+                return
+
+
+def other_kind(evidence: Evidence) -> Iterator[Finding]:
+    """W012: right answers would score if the prompts were of the other kind."""
+    if evidence.diagnosis is None:
+        return
+    gold, wrong = evidence.diagnosis.other_kind
+    silent = not _has_values(evidence.gold) and _has_values(gold)
+    if silent or (evidence.form is None and _rows_beaten(evidence, gold, wrong) >= 0.75 * len(evidence.cases)):
+        if isinstance(evidence.cases[0].prompt, str):
+            what = "it scores message lists only, but the prompts are plain, so completions are strings"
+            why, fix = "the prompts are plain strings", "use the completion itself: `text = completion`"
+        else:
+            what = "it scores strings only, but the prompts are conversations, so completions are message lists"
+            why, fix = 'a completion is `[{"role": "assistant", "content": text}]`', 'use `completion[0]["content"]`'
+        yield evidence.finding("W012", "error", what, why, fix)
+
+
+def _has_values(scores: Scores) -> bool:
+    return not np.isnan(list(scores.values())).all()
+
+
+def column_unfit(evidence: Evidence) -> Iterator[Finding]:
+    """W113: with the answer column cleaned, more right answers would score."""
+    variants = {} if evidence.diagnosis is None else evidence.diagnosis.variants
+    scored = {name: _rows_beaten(evidence, scores) for name, scores in variants.items()}
+    now, then = _rows_beaten(evidence, evidence.gold), max(scored.values(), default=0)
+    if then <= now:
+        return
+    name = next(name for name, rows in scored.items() if rows == then)
+    row = next((case for case in evidence.cases if case.has_gold), evidence.cases[0])
+    value = row.columns.get(evidence.columns[0])
+    what = f"right answers score in {now} of {len(evidence.cases)} rows, with {evidence.named} {name} in {then}"
+    why = f"row {row.row} has {type(value).__name__} {excerpt(value, 40) if isinstance(value, str) else repr(value)}"
+    fix = "clean both sides before comparing: `str(gold).strip() == text.strip()`; or clean the column once"
+    yield evidence.finding("W113", "error" if now < MOST * len(evidence.cases) else "warning", what, why, fix)
+
+
+def wrong_sign(evidence: Evidence) -> Iterator[Finding]:
+    """W102: wrong answers beat the right one."""
+    if evidence.form is not None or evidence.column is None:
+        return
+    for form in evidence.forms:
+        gains = gains_of(evidence.gold, evidence.wrong, form.name)
+        if gains.size and (gains < 0).mean() >= 0.75 and gains.sum() < -1e-9:
+            right, wrong = mean(evidence.gold[form.name]), mean(evidence.wrong[form.name])
+            what = f"wrong answers score {shown(wrong)}, the right one {shown(right)} (form: {form.name})"
+            yield evidence.finding("W102", "error", what, "training raises what scores more", "turn the sign round")
+            return
+
+
+def right_scores_nothing(evidence: Evidence) -> Iterator[Finding]:
+    """W101: no form helps, or not in all rows."""
+    if not evidence.is_correctness or not evidence.has_gold:
+        return
+    if evidence.form is None:
+        if evidence.depends:
+            best, name = max((mean(evidence.gold[form.name]), form.name) for form in evidence.forms)
+            what = f"the right answer scores no more than a wrong one in any of {len(evidence.forms)} forms"
+            why = f"the best form for the right answer is {name}, with {shown(best)} on average"
+            yield evidence.finding("W101", "error", what, why, evidence.show_form)
+        return
+    gold, wrong = evidence.gold[evidence.form.name], evidence.wrong[evidence.form.name]
+    rows = zip(evidence.cases, gold, wrong, strict=True)
+    if missed := [(case, right) for case, right, other in rows if case.has_gold and not _known_better(right, other)]:
+        case, right = missed[0]
+        places = ", ".join(str(each.row) for each, _ in missed)
+        what = f"the right answer scores nothing in {len(missed)} of {len(evidence.cases)} rows ({places})"
+        why = f"in row {case.row} {excerpt(evidence.form.write(case.gold))} scores {shown(right)}"
+        yield evidence.finding("W101", "warning", what, why, "look at these rows: are their answers of another kind?")
+
+
+def _known_better(right: float, other: float) -> bool:
+    """Also where the wrong answer has no score, or the row was left out for lack of time."""
+    return right > other or (math.isnan(other) and (math.isnan(right) or right > 0))
+
+
+def never_compared(evidence: Evidence) -> Iterator[Finding]:
+    """W120: right and wrong answers score alike, though the signature asks for the answer."""
+    untried = evidence.form is not None or evidence.diagnosis is None or not evidence.has_gold
+    if untried or evidence.depends or evidence.repeats.is_relative or not evidence.is_correctness:
+        return
+    what = f"takes {evidence.named}, but no score changed when rows were given each other's answers"
+    why = "right and wrong answers score alike, so the model is not taught to be right"
+    fix = f"compare with {evidence.named}; {evidence.show_form}"
+    yield evidence.finding("W120", "error", f"{what}{_length_rule(evidence)}", why, fix)
+
+
+def _length_rule(evidence: Evidence) -> str:
+    """A remark where the score goes up or down with the length of the text alone."""
+    pairs = sorted(
+        (len(form.write(case.gold)), value)
+        for form in evidence.forms
+        for case, value in zip(evidence.cases, evidence.gold[form.name], strict=True)
+        if not math.isnan(value)
+    )
+    by_length = [mean([value for _, value in same]) for _, same in groupby(pairs, key=lambda pair: pair[0])]
+    steps = [(b > a) - (b < a) for a, b in pairwise(by_length)]
+    return "; it follows the length of the text alone" if len(steps) >= 5 and set(steps) in ({1}, {-1}) else ""
+
+
+def untested(evidence: Evidence) -> Iterator[Finding]:
+    """W122: nothing is known about right and wrong answers, so that no test of them was made."""
+    if evidence.form is not None or evidence.repeats.is_relative or evidence.failures or evidence.is_cut:
+        return
+    what, why = "not tested on right and wrong answers: ", _NOTHING_KNOWN
+    if evidence.info.is_model:
+        fix = "look in the table at what right and wrong answers score"
+        yield evidence.finding("W122", "note", f"{what}a reward model's scores are a matter of degree", why, fix)
+    elif evidence.asked:
+        what += f"with {evidence.named} no text that was tried scores as right"
+        yield evidence.finding("W122", "warning", what, why, evidence.show_form)
+    else:
+        what += "it reads no column of the data" + " that could be found in its code" * (evidence.info.wants is None)
+        fix = "if it is about the right answer, name the column with --answer-column"
+        yield evidence.finding("W122", "note", what, why, fix)
+
+
+_NOTHING_KNOWN = "tested were its calls, their repetition and order; texts that should not score could not be told"
