@@ -24,10 +24,10 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.errors import ConfigError, RewardError, as_line, did_you_mean
-from podium.isolation.workers.replies import returned
+from podium.isolation.workers.call_result import read_values
 from podium.rewards.joins import SCALES, Clip, Gate, Join, Normalise, Schedule, Sum
 from podium.rewards.resolve import Reward, resolve_rewards
-from podium.rewards.results import Batch, column_of
+from podium.rewards.results import Batch, error_of, fitted
 from podium.rewards.text import text_of
 
 Part = Callable[..., Any] | str | Mapping[str, Any]
@@ -62,11 +62,11 @@ class Combined:
 
     def _joined(self, answers: Sequence[Any], arguments: Mapping[str, Any]) -> list[float | None]:
         batch = _batch(arguments)
-        columns_K = [column_of(returned(each), part, batch) for each, part in zip(answers, self.parts, strict=True)]
-        for column in columns_K:
-            if column.error is not None:
-                raise PartFailed(str(column.error))
-        values_KR = np.array([column.values for column in columns_K], dtype=np.float64)
+        results_K = [fitted(read_values(each), batch) for each in answers]
+        for result, part in zip(results_K, self.parts, strict=True):
+            if (error := error_of(result, part, batch)) is not None:
+                raise PartFailed(str(error))
+        values_KR = np.array([result.values for result in results_K], dtype=np.float64)
         log = functools.partial(self._log, arguments.get("log_metric"))
         for part, values_R in zip(self.parts, values_KR, strict=True):
             if not np.isnan(values_R).all():
