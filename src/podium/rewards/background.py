@@ -11,46 +11,36 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as NotDone
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from podium.errors import PodiumError
-from podium.isolation.workers.replies import Outcome, Stopped, raised, returned
-from podium.rewards.limits import OURS, last_resort, named, overran
+from podium.isolation.workers.call_result import CallResult, Failure, raised, read_values
+from podium.rewards.limits import OURS, Call, last_resort, named, overran
 
 GRACE_SECONDS = 0.2
 """After the limit, how long the loop has to cancel a function; then one of them does not let go."""
-
-
-class AsyncCall(NamedTuple):
-    """A function with what it is called with."""
-
-    function: Callable[..., Any]
-    arguments: Mapping[str, Any]
-    label: str
-
-
-class Timed(NamedTuple):
-    """What became of a call, and how long it took."""
-
-    outcome: Outcome
-    seconds: float
 
 
 @dataclass(slots=True)
 class _Pending:
     """A call on its way."""
 
-    call: AsyncCall
+    call: Call
     run: Any
     """`_run` with a frame that names the function."""
-    done: Timed | None = None
+    result: CallResult | None = None
     error: PodiumError | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it ended, in a result or an error that is let through."""
+        return self.result is not None or self.error is not None
 
-def call_together(calls: Sequence[AsyncCall], limit: float | None) -> list[Timed]:
-    """What became of every call; the caller may have a loop of its own. A `PodiumError` is let through."""
+
+def call_together(calls: Sequence[Call], limit: float | None) -> list[CallResult]:
+    """The result of every call; the caller may have a loop of its own. A `PodiumError` is let through."""
     if not calls:
         return []
     pending = [_Pending(call, named(_run, call.label, limit)) for call in calls]
@@ -68,7 +58,7 @@ def call_together(calls: Sequence[AsyncCall], limit: float | None) -> list[Timed
     for each in pending:
         if each.error is not None:
             raise each.error
-    return [each.done for each in pending if each.done is not None]
+    return [each.result for each in pending if each.result is not None]
 
 
 async def _gather(pending: Sequence[_Pending], limit: float | None) -> None:
@@ -76,11 +66,10 @@ async def _gather(pending: Sequence[_Pending], limit: float | None) -> None:
 
 
 async def _awaited(pending: _Pending, limit: float | None) -> None:
-    start = time.perf_counter()
-    arguments = pending.call.arguments
+    start, call = time.perf_counter(), pending.call
     try:
         async with asyncio.timeout(limit) as scope:
-            outcome: Outcome = returned(await pending.run(pending.call.function, arguments))
+            result = read_values(await pending.run(call.function, call.arguments))
     except PodiumError as error:
         pending.error = error
         return
@@ -88,10 +77,10 @@ async def _awaited(pending: _Pending, limit: float | None) -> None:
     except BaseException as error:  # noqa: BLE001
         if limit is not None and scope.expired() and isinstance(error, TimeoutError):
             frames = [frame for frame, _ in traceback.walk_tb((error.__cause__ or error).__traceback__)]
-            outcome = overran(limit, frames, arguments.get("completions", ()))
+            result = overran(limit, frames, call.completions)
         else:
-            outcome = raised(error, OURS, arguments.get("completions", ()))
-    pending.done = Timed(outcome, time.perf_counter() - start)
+            result = CallResult(failures=(raised(error, OURS, call.completions),), error=error)
+    pending.result = replace(result, seconds=time.perf_counter() - start)
 
 
 async def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -99,7 +88,7 @@ async def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> An
 
 
 def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:
-    """Leaves the loop behind, with what does not let go of it; the next round gets a fresh one."""
+    """Leave the loop behind, with what does not let go of it; the next round gets a fresh one."""
     frame = sys._current_frames().get(background_loop(os.getpid())[1].ident or 0)
     background_loop.cache_clear()
     frames: list[FrameType] = []
@@ -109,13 +98,15 @@ def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:
     codes = [id(each.f_code) for each in frames]  # code objects are equal whatever their files are called
     stuck = next((each for each in pending if id(each.run.__code__) in codes), None)
     for each in pending:
-        if each.done is None and each.error is None:
-            own = frames[codes.index(id(each.run.__code__)) :] if each is stuck else []
-            outcome = overran(limit, own, each.call.arguments.get("completions", ()))
-            if stuck is not None and each is not stuck:
-                how = f"could not finish within {limit:g} s: {stuck.call.label} blocks the event loop they share"
-                outcome = Stopped(how=how, fix="await in that function, or write it without `async`", is_overrun=True)
-            each.done = Timed(outcome, seconds)
+        if each.is_done:
+            continue
+        own = frames[codes.index(id(each.run.__code__)) :] if each is stuck else []
+        result = overran(limit, own, each.call.completions)
+        if stuck is not None and each is not stuck:
+            what = f"could not finish within {limit:g} s: {stuck.call.label} blocks the event loop they share"
+            fix = "await in that function, or write it without `async`"
+            result = CallResult(failures=(Failure(kind="stopped", what=what, fix=fix, code="W016"),))
+        each.result = replace(result, seconds=seconds)
 
 
 @functools.cache

@@ -3,8 +3,9 @@
     client = ChatClient(url="http://127.0.0.1:8000/v1/chat/completions", key_variable=None)
     replies = await client.ask_all([{"model": "m", "messages": [...]}])
 
-Knows HTTP, nothing of rewards. What the server sends is not trusted: its size and time are bounded, and a key that it
-sends back is blanked out. Redirects are not followed, so the key goes nowhere else.
+The server's replies are not trusted: their size and time are bounded, and a key that it sends back is blanked out.
+Redirects are not followed, so the key goes nowhere else. Retries are our own, since httpx's are for connections that
+fail, not for a busy server's 429 and 503.
 """
 
 from __future__ import annotations
@@ -59,11 +60,10 @@ class ChatClient:
         if not bodies:
             return []
         gate = asyncio.Semaphore(self.max_parallel)
-        limits = httpx.Limits(max_connections=self.max_parallel)
         async with httpx.AsyncClient(
             timeout=self.attempt_seconds,
-            limits=limits,
-            headers=self._headers(),
+            limits=httpx.Limits(max_connections=self.max_parallel),
+            headers={"Authorization": f"Bearer {key}"} if (key := self._key()) else {},
             verify=_trusted(is_tls=self.url.startswith("https:")),
         ) as client:
             tasks = [asyncio.ensure_future(self._ask(client, gate, body)) for body in bodies]
@@ -75,10 +75,6 @@ class ChatClient:
                 done = await asyncio.gather(*tasks, return_exceptions=True)
         late = Reply(reason=f"no reply within the {self.call_seconds:g} s of the whole call")
         return [each if isinstance(each, Reply) else late for each in done]
-
-    def _headers(self) -> dict[str, str]:
-        key = self._key()
-        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def _key(self) -> str:
         return os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
@@ -105,11 +101,13 @@ class ChatClient:
             return Reply(reason=f"no reply within {self.attempt_seconds:g} s"), 0.0
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return Reply(reason=self._blanked(f"{type(error).__name__}: {error}")), 0.0
-        if response.status_code != 200:
+        if (status := response.status_code) != 200:
             excerpt = " ".join(content.decode(errors="replace").split())[:200]
-            reason = self._blanked(f"HTTP {response.status_code}: {excerpt}")
-            reply = Reply(reason=reason, settings_are_wrong=response.status_code in _SETTINGS_ARE_WRONG)
-            return reply, _pause(response) if response.status_code in _WORTH_ANOTHER_TRY else None
+            reason = self._blanked(f"HTTP {status}: {excerpt}")
+            pause = response.headers.get("retry-after", "0")  # seconds; a date is not read
+            seconds = float(pause) if pause.replace(".", "", 1).isdecimal() else 0.0
+            reply = Reply(reason=reason, settings_are_wrong=status in _SETTINGS_ARE_WRONG)
+            return reply, seconds if status in _WORTH_ANOTHER_TRY else None
         text = _text(content)
         return (Reply(text=text), None) if text is not None else (Reply(reason="a reply that is no chat message"), 0.0)
 
@@ -120,7 +118,7 @@ class ChatClient:
 
 @functools.cache
 def _trusted(*, is_tls: bool) -> ssl.SSLContext:
-    """Whom to trust, read from the disk once: that takes half a second. Without TLS nobody, should it be asked."""
+    """The TLS context, cached: loading the authorities takes half a second. For plain HTTP an empty one."""
     import httpx
 
     return httpx.create_ssl_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -133,14 +131,6 @@ async def _read(response: Any) -> bytes:
         if len(content) > LARGEST_REPLY:
             return b""
     return content
-
-
-def _pause(response: Any) -> float:
-    """What `Retry-After` asks for, in seconds; a date is not read."""
-    try:
-        return max(0.0, float(response.headers.get("retry-after", "0")))
-    except ValueError:
-        return 0.0
 
 
 def _text(content: bytes) -> str | None:

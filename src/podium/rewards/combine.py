@@ -15,7 +15,6 @@ Shape letters: R completions of the round, K parts.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +23,10 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.errors import ConfigError, RewardError, as_line, did_you_mean
-from podium.isolation.workers.replies import returned
+from podium.isolation.workers.call_result import read_values
 from podium.rewards.joins import SCALES, Clip, Gate, Join, Normalise, Schedule, Sum
 from podium.rewards.resolve import Reward, resolve_rewards
-from podium.rewards.results import Batch, column_of
+from podium.rewards.results import Batch, error_of, fitted
 from podium.rewards.text import text_of
 
 Part = Callable[..., Any] | str | Mapping[str, Any]
@@ -62,21 +61,21 @@ class Combined:
 
     def _joined(self, answers: Sequence[Any], arguments: Mapping[str, Any]) -> list[float | None]:
         batch = _batch(arguments)
-        columns_K = [column_of(returned(each), part, batch) for each, part in zip(answers, self.parts, strict=True)]
-        for column in columns_K:
-            if column.error is not None:
-                raise PartFailed(str(column.error))
-        values_KR = np.array([column.values for column in columns_K], dtype=np.float64)
-        log = functools.partial(self._log, arguments.get("log_metric"))
+        results_K = [fitted(read_values(each), batch) for each in answers]
+        for result, part in zip(results_K, self.parts, strict=True):
+            if (error := error_of(result, part, batch)) is not None:
+                raise PartFailed(str(error))
+        values_KR = np.array([result.values for result in results_K], dtype=np.float64)
+
+        def log(name: str, value: float) -> None:
+            if (log_metric := arguments.get("log_metric")) is not None:
+                log_metric(f"rewards/{self.__name__}/{name}", value)
+
         for part, values_R in zip(self.parts, values_KR, strict=True):
             if not np.isnan(values_R).all():
                 log(f"{part.name}/mean", float(np.nanmean(values_R)))
         joined_R = self.join(values_KR, arguments, log)
         return [None if math.isnan(value) else value for value in joined_R.tolist()]
-
-    def _log(self, log_metric: Callable[[str, float], None] | None, name: str, value: float) -> None:
-        if log_metric is not None:
-            log_metric(f"rewards/{self.__name__}/{name}", value)
 
 
 class CombinedAsync(Combined):
@@ -84,7 +83,7 @@ class CombinedAsync(Combined):
 
     async def __call__(self, **arguments: Any) -> list[float | None]:  # type: ignore[override]
         """One number or None per completion."""
-        waiting = {k: part.function(**_wanted(part, arguments)) for k, part in enumerate(self.parts) if part.is_async}
+        waiting = {k: _answer(part, arguments) for k, part in enumerate(self.parts) if part.is_async}
         awaited = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
         answers = [awaited[k] if k in awaited else _answer(part, arguments) for k, part in enumerate(self.parts)]
         return self._joined(answers, arguments)
@@ -236,13 +235,10 @@ def _signature(parts: Sequence[Reward], asks: Sequence[str]) -> inspect.Signatur
     return inspect.Signature(parameters)
 
 
-def _wanted(part: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if part.wants is None or name in part.wants}
-
-
 def _answer(part: Reward, arguments: Mapping[str, Any]) -> Any:
+    wanted = {name: value for name, value in arguments.items() if part.wants is None or name in part.wants}
     try:
-        return part.function(**_wanted(part, arguments))
+        return part.function(**wanted)
     except RewardError as error:  # of a function in a file; what it becomes is for the boundary to say
         raise PartFailed(str(error)) from error
 

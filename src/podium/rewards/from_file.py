@@ -13,16 +13,16 @@ import functools
 import inspect
 import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from podium.errors import ConfigError, RewardError
 from podium.isolation.user_files import find_file
+from podium.isolation.workers.call_result import CallResult, Failure, result_from
 from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, pool_of
-from podium.isolation.workers.replies import InvalidValue, Outcome, Returned, Stopped, from_json
 
 LOAD_SECONDS = 60.0
 """Longest that the import of a file may take."""
@@ -34,15 +34,6 @@ FOR_EVER = 1e8
 
 LATEST_LOGS = 100
 """Entries of `trainer_state.log_history` that a worker gets to see."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came of a call, and what the function logged."""
-
-    outcome: Outcome
-    extras: Sequence[tuple[str, list[Any]]] = ()
-    metrics: Sequence[tuple[str, float]] = ()
 
 
 class FileReward:
@@ -79,39 +70,52 @@ class FileReward:
 
     def __call__(self, **arguments: Any) -> list[float | None]:
         """The values for these arguments; for use outside of a run. Raises `RewardError`."""
-        services = {name: arguments.pop(name) for name in SERVICES if name in arguments}
         count = max((len(values) for values in arguments.values() if isinstance(values, (list, tuple))), default=0)
-        found = self.ask(arguments, num_completions=count, services=tuple(services), limit=60.0)
-        if (wrong := _in_words(found.outcome)) is not None:
+        result = self.ask(arguments, num_completions=count, limit=60.0)
+        failure = next((each for each in result.failures if each.code not in ODD_NUMBERS), None)
+        if failure is not None:
+            wrong = "\n  ".join([failure.what + " as a value" * (failure.kind == "value"), *failure.trace])
             raise RewardError(f"reward function `{self.__name__}` ({self.where}) {wrong}")
-        replay(found, services)
-        return list(found.outcome.values)  # type: ignore[union-attr,arg-type]
+        return list(result.values)
 
     def ask(
-        self,
-        arguments: Mapping[str, Any],
-        *,
-        num_completions: int,
-        services: Sequence[str],
-        limit: float | None,
-        num_workers: int = 1,
-    ) -> Answer:
+        self, arguments: Mapping[str, Any], *, num_completions: int, limit: float | None, num_workers: int = 1
+    ) -> CallResult:
         """One call, cut over `num_workers` processes where the function judges every row by itself."""
+        services = {name: arguments[name] for name in SERVICES if name in arguments}
+        columns = {name: values for name, values in arguments.items() if name not in services}
         shares = _shares(num_completions, num_workers if self.row_wise else 1)
         self._load(len(shares))
         request = {"function": self._function, "services": tuple(services), "seed": random.getrandbits(32)}
-        requests = [
-            {
-                **request,
-                "arguments": {name: _sent(name, values, share) for name, values in arguments.items()},
-                "num_completions": len(share),
-            }
+        messages = [
+            self._framed({**request, "arguments": _share_of(columns, share), "num_completions": len(share)})
             for share in shares
         ]
-        workers = self._workers().take(len(shares))
-        messages = [_framed(each, self) for each in requests]
-        replies = exchange(workers, messages, FOR_EVER if limit is None else limit)
-        return _joined([_answer(reply, limit) for reply in replies], shares)
+        replies = exchange(self._workers().take(len(shares)), messages, FOR_EVER if limit is None else limit)
+        results = [
+            _stopped(each, limit) if isinstance(each, Lost) or "refused" in each else result_from(each)
+            for each in replies
+        ]
+        result = results[0] if len(results) == 1 else _joined(results, shares)
+        for column, values in result.extras:
+            services["log_extra"](column, values)
+        for name, value in result.metrics:
+            services["log_metric"](name, value)
+        return result
+
+    def _framed(self, request: Mapping[str, Any]) -> bytes:
+        """The request as bytes. Raises `RewardError` for a column that cannot be sent."""
+        try:
+            return framed(request)
+        except Exception as error:
+            column = next(name for name, values in request["arguments"].items() if not _can_be_pickled(values))
+            raise RewardError(
+                f"reward function `{self.__name__}` ({self.where}): column `{column}` cannot be sent to the worker "
+                f"process of its file: {error}",
+                code="W017",
+                fix="name only the columns you need in the signature (no `**kwargs`), or import the function and pass "
+                "it itself",
+            ) from error
 
     def _workers(self) -> Pool[Worker]:
         """The workers of the file, held so that they live as long as a function of it."""
@@ -158,14 +162,6 @@ def file_reward(
     return FileReward(path, attribute, args=args, row_wise=row_wise, env=env, shown=file)
 
 
-def replay(found: Answer, services: Mapping[str, Callable[..., None]]) -> None:
-    """Hand what a function logged in its worker to the run's own `log_extra` and `log_metric`."""
-    for column, values in found.extras:
-        services["log_extra"](column, values)
-    for name, value in found.metrics:
-        services["log_metric"](name, value)
-
-
 # ---- there ----
 
 
@@ -179,10 +175,13 @@ def _shares(num_completions: int, num_workers: int) -> list[range]:
     return [range(i * num_completions // count, (i + 1) * num_completions // count) for i in range(count)]
 
 
-def _sent(name: str, values: Any, share: range) -> Any:
-    if name == "trainer_state":
-        return _plain_state(values)
-    return values[share.start : share.stop] if isinstance(values, list) else values
+def _share_of(arguments: Mapping[str, Any], share: range) -> dict[str, Any]:
+    """The rows of a share."""
+    sent = {
+        name: values[share.start : share.stop] if isinstance(values, list) else values
+        for name, values in arguments.items()
+    }
+    return sent | ({"trainer_state": _plain_state(sent["trainer_state"])} if "trainer_state" in sent else {})
 
 
 def _plain_state(state: Any) -> Any:
@@ -191,21 +190,6 @@ def _plain_state(state: Any) -> Any:
         return None
     fields = {key: value for key, value in vars(state).items() if type(value) in (str, bool, int, float, type(None))}
     return SimpleNamespace(**fields, log_history=list(getattr(state, "log_history", ()))[-LATEST_LOGS:])
-
-
-def _framed(request: Mapping[str, Any], reward: FileReward) -> bytes:
-    """The request as bytes. Raises `RewardError` for a column that cannot be sent."""
-    try:
-        return framed(request)
-    except Exception as error:
-        column = next(name for name, values in request["arguments"].items() if not _can_be_pickled(values))
-        raise RewardError(
-            f"reward function `{reward.__name__}` ({reward.where}): column `{column}` cannot be sent to the worker "
-            f"process of its file: {error}",
-            code="W017",
-            fix="name only the columns you need in the signature (no `**kwargs`), or import the function and pass it "
-            "itself",
-        ) from error
 
 
 def _can_be_pickled(value: Any) -> bool:
@@ -217,62 +201,55 @@ def _can_be_pickled(value: Any) -> bool:
 
 # ---- and back ----
 
-
-def _answer(reply: Mapping[str, Any] | Lost, limit: float | None) -> Answer:
-    if isinstance(reply, Lost):
-        return Answer(outcome=_stopped(reply, limit))
-    if "refused" in reply:
-        return Answer(outcome=Stopped(how=str(reply["refused"]), fix="pass columns of plain data"))
-    try:
-        extras = [(str(column), list(values)) for column, values in reply["extras"]]
-        metrics = [(str(name), float(value)) for name, value in reply["metrics"]]
-        return Answer(outcome=from_json(reply), extras=extras, metrics=metrics)
-    except (KeyError, TypeError, ValueError) as error:
-        return Answer(outcome=Stopped(how=f"sent what is no reply ({error})", fix="do not write to the worker's files"))
-
-
-def _stopped(lost: Lost, limit: float | None) -> Stopped:
-    how = f"{lost.how} of {limit:g} s" if lost.is_overrun else lost.how
-    fix = OVERRUN_FIX if lost.is_overrun else "run the function alone on this completion, to see what ends its process"
-    return Stopped(how=how, fix=fix, trace=lost.trace, index=lost.index, is_overrun=lost.is_overrun)
-
-
 OVERRUN_FIX = (
     "give what may hang a limit of its own (`timeout=...`), or raise `reward_timeout` (seconds a call; 0: no limit)"
 )
 
-
-def _in_words(outcome: Outcome) -> str | None:
-    """What is wrong with a call that nobody makes for a run; None: nothing."""
-    if isinstance(outcome, Returned):
-        odd = next((value for value in outcome.values if isinstance(value, InvalidValue)), None)
-        what = outcome.instead or (odd and f"{odd.kind} {odd.shown} as a value")
-        return f"returned {what}" if what else None
-    what = outcome.how if isinstance(outcome, Stopped) else f"raised {outcome.kind}: {outcome.text}"
-    return "\n  ".join([what, *outcome.trace])
+ODD_NUMBERS = ("W006", "W007")
+"""Codes of values that are numbers, but none to train on."""
 
 
-def _joined(answers: Sequence[Answer], shares: Sequence[range]) -> Answer:
-    """The shares' answers as one: all their values, or the first thing that went wrong."""
-    for answer, share in zip(answers, shares, strict=True):
-        if not isinstance(answer.outcome, Returned) or answer.outcome.instead:
-            return _shifted(answer, share.start)
-        if len(answer.outcome.values) != len(share) and len(shares) > 1:
-            came = f"{len(answer.outcome.values)} values for {len(share)} completions, its share of them"
-            return Answer(outcome=Returned(instead=came, fix="return one number (or None) for each completion"))
-    values = tuple(value for answer in answers for value in answer.outcome.values)  # type: ignore[union-attr]
+def _stopped(reply: Mapping[str, Any] | Lost, limit: float | None) -> CallResult:
+    """The result of a call that gave none."""
+    if not isinstance(reply, Lost):
+        failure = Failure(kind="stopped", what=str(reply["refused"]), fix="pass columns of plain data", code="W017")
+        return CallResult(failures=(failure,))
+    how, code = reply.how, "W017"
+    fix = "run the function alone on this completion, to see what ends its process"
+    if reply.is_overrun:
+        how, fix, code = f"{reply.how} of {limit:g} s", OVERRUN_FIX, "W016"
+    failure = Failure(kind="stopped", what=how, fix=fix, code=code, trace=reply.trace, index=reply.index)
+    return CallResult(failures=(failure,))
+
+
+def _joined(results: Sequence[CallResult], shares: Sequence[range]) -> CallResult:
+    """The shares' results as one: all their values, or the first failure of a whole share."""
+    for result, share in zip(results, shares, strict=True):
+        if result.failure is not None:
+            return replace(result, failures=(_shifted(result.failure, share.start),), extras=())
+        if len(result.values) != len(share):
+            came = f"returned {len(result.values)} values for {len(share)} completions, its share of them"
+            fix = "return one number (or None) for each completion"
+            return CallResult(failures=(Failure(kind="returned", what=came, fix=fix, code="W005"),))
     extras: dict[str, list[Any]] = {}
-    for answer in answers:
-        for column, own in answer.extras:
+    for result in results:
+        for column, own in result.extras:
             extras.setdefault(column, []).extend(own)
-    whole = [(column, own) for column, own in extras.items() if len(own) == shares[-1].stop]
-    return Answer(outcome=Returned(values=values), extras=whole, metrics=[m for a in answers for m in a.metrics])
+    return CallResult(
+        values=tuple(value for result in results for value in result.values),
+        extras=tuple((column, own) for column, own in extras.items() if len(own) == shares[-1].stop),
+        metrics=tuple(metric for result in results for metric in result.metrics),
+        failures=tuple(
+            _shifted(each, share.start)
+            for result, share in zip(results, shares, strict=True)
+            for each in result.failures
+        ),
+    )
 
 
-def _shifted(answer: Answer, start: int) -> Answer:
-    outcome = answer.outcome
-    index = getattr(outcome, "index", None)
-    return answer if index is None else replace(answer, outcome=replace(outcome, index=index + start))
+def _shifted(failure: Failure, start: int) -> Failure:
+    """A failure of a share, by its place among all completions."""
+    return failure if failure.index is None else replace(failure, index=failure.index + start)
 
 
 def _parameters(described: Sequence[Sequence[Any]] | None) -> list[inspect.Parameter] | None:

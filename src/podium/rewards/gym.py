@@ -150,6 +150,11 @@ class _Worker:
     sandbox: Sandbox | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def alive(self) -> bool:
+        """Whether there is a sandbox."""
+        return self.sandbox is not None
+
     def ask(self, tests: Sequence[Mapping[str, Any]]) -> list[Result]:
         """One result per test. Raises `RewardError` after two failures."""
         with self.lock:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from podium.algorithm.advantages import combine
 from podium.errors import ConfigError
 from podium.rewards.text import group_of_each
 
@@ -33,8 +34,7 @@ class Sum:
     weights_K: tuple[float, ...]
 
     def __call__(self, values_KR: np.ndarray, arguments: Mapping[str, Any], log: Log) -> np.ndarray:
-        sum_R = np.nansum(values_KR * np.array(self.weights_K)[:, None], axis=0)
-        return np.where(np.isnan(values_KR).all(axis=0), np.nan, sum_R)
+        return combine(values_KR.T, np.array(self.weights_K))
 
 
 @dataclass(frozen=True, slots=True)

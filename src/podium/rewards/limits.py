@@ -1,6 +1,6 @@
 """A call in this process that ends at its limit, whatever it does.
 
-    outcome = limited(function, arguments, limit=60.0, label="reward function `judge` (my.py:3)")
+    result = limited(Call(function, arguments, "reward function `judge` (my.py:3)"), limit=60.0)
 
 Three layers, from kind to blunt:
 
@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from podium.errors import PodiumError
 from podium.isolation.workers import calls
-from podium.isolation.workers.replies import Outcome, Stopped, in_hand, is_ours, raised, returned
+from podium.isolation.workers.call_result import CallResult, Failure, in_hand, is_ours, raised, read_values, trace_lines
 from podium.rewards.from_file import OVERRUN_FIX
 
 LAST_RESORT_SECONDS = 0.7
@@ -56,31 +56,44 @@ OURS = frozenset(
 """Files whose frames do not belong in a user's traceback."""
 
 
-def limited(function: Callable[..., Any], arguments: Mapping[str, Any], limit: float | None, label: str) -> Outcome:
-    """What became of `function(**arguments)`.
+class Call(NamedTuple):
+    """A function with what it is called with."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    label: str
+
+    @property
+    def completions(self) -> Any:
+        """The very objects that the function is handed."""
+        return self.arguments.get("completions", ())
+
+
+def limited(call: Call, limit: float | None) -> CallResult:
+    """The result of a call.
 
     A `PodiumError` is let through, it says all that is to be said; so is an interrupt by the user (Ctrl-C). Everything
-    else that is raised is part of the outcome.
+    else that is raised is part of the result.
     """
-    run = named(_run, label, limit)
+    run = named(_run, call.label, limit)
     if limit is None:
-        return run(function, arguments)
+        return run(call)
     with last_resort(limit):
         if threading.current_thread() is threading.main_thread():
-            return _interruptible(run, function, arguments, limit)
-        return _left_behind(run, function, arguments, limit)
+            return _interruptible(run, call, limit)
+        return _left_behind(run, call, limit)
 
 
-def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Outcome:
+def _run(call: Call) -> CallResult:
     """The call, and a look at its result, which may run code of the user's, too."""
     try:
-        return returned(function(**arguments))
+        return read_values(call.function(**call.arguments))
     except (PodiumError, Overrun):
         raise
     except BaseException as error:  # also `exit()`: a run must not end without a word
         if type(error) is KeyboardInterrupt:
             raise
-        return raised(error, OURS, arguments.get("completions", ()))
+        return CallResult(failures=(raised(error, OURS, call.completions),), error=error)
 
 
 def named(function: Any, label: str, limit: float | None) -> Any:
@@ -107,18 +120,19 @@ def last_resort(limit: float | None) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def overran(limit: float, frames: list[FrameType], completions: Any) -> Stopped:
-    """The outcome of a call that was in these frames, outermost first, when its time was up."""
+def overran(limit: float, frames: list[FrameType], completions: Any) -> CallResult:
+    """The result of a call that was in these frames, outermost first, when its time was up."""
     theirs = [i for i, frame in enumerate(frames) if not is_ours(frame, OURS)]
     users = frames[theirs[0] : theirs[-1] + 1] if theirs else []
-    stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in users)
-    return Stopped(
-        how=f"ran over its limit of {limit:g} s",
+    failure = Failure(
+        kind="stopped",
+        what=f"ran over its limit of {limit:g} s",
         fix=OVERRUN_FIX,
-        trace=tuple(line for entry in stack.format() for line in entry.rstrip().splitlines()),
+        code="W016",
+        trace=trace_lines(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in users)),
         index=in_hand(users, completions),
-        is_overrun=True,
     )
+    return CallResult(failures=(failure,))
 
 
 # ---- on the main thread ----
@@ -137,45 +151,42 @@ class _Watch:
     deadline: float
     base: FrameType
     """The frame that makes the call."""
-    outcome: Stopped | None = None
+    overrun: CallResult | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
-    def strike(self, signal_number: int, frame: FrameType | None) -> None:
-        """The handler: interrupts the call, again and again where it goes on."""
+    def on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        """Interrupt the call, again and again where it goes on."""
         now = time.monotonic()
         if self.done.is_set() or now < self.deadline:
             return
         self.deadline = now + AGAIN_SECONDS
-        if self.outcome is None:
-            self.outcome = overran(self.limit, _frames_above(self.base, frame), self.completions)
+        if self.overrun is None:
+            self.overrun = overran(self.limit, _frames_above(self.base, frame), self.completions)
         raise Overrun
 
     def send_signals(self) -> None:
-        """Reaches a main thread that waits: for a lock, a socket, the clock."""
+        """Reach a main thread that waits: for a lock, a socket, the clock."""
         if not self.done.wait(self.limit):
             while not self.done.is_set():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGVTALRM)
                 self.done.wait(AGAIN_SECONDS)
 
 
-def _interruptible(
-    run: Callable[..., Outcome], function: Callable[..., Any], arguments: Mapping[str, Any], limit: float
-) -> Outcome:
-    completions = arguments.get("completions", ())
-    watch = _Watch(limit, completions, time.monotonic() + limit, sys._getframe())
+def _interruptible(run: Callable[[Call], CallResult], call: Call, limit: float) -> CallResult:
+    watch = _Watch(limit, call.completions, time.monotonic() + limit, sys._getframe())
     with _watched(watch):
         try:
-            outcome = run(function, arguments)
+            result = run(call)
         except Overrun:
-            outcome = None
+            result = None
         watch.done.set()
     # A function that swallowed the interrupt may have returned something made up on the way out.
-    return watch.outcome or outcome  # type: ignore[return-value]
+    return watch.overrun or result  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
 def _watched(watch: _Watch) -> Iterator[None]:
-    before = signal.signal(signal.SIGVTALRM, watch.strike)
+    before = signal.signal(signal.SIGVTALRM, watch.on_signal)
     sender = threading.Thread(target=watch.send_signals, daemon=True)
     sender.start()
     # It counts this process's time on the processor, which may be a small part of the clock's on a busy machine.
@@ -202,15 +213,13 @@ def _frames_above(base: FrameType, frame: FrameType | None) -> list[FrameType]:
 # ---- on any other thread ----
 
 
-def _left_behind(
-    run: Callable[..., Outcome], function: Callable[..., Any], arguments: Mapping[str, Any], limit: float
-) -> Outcome:
+def _left_behind(run: Callable[[Call], CallResult], call: Call, limit: float) -> CallResult:
     """The function in a thread of its own, for a caller that is not on the main thread, which alone gets signals."""
-    results: list[Outcome | BaseException] = []
+    results: list[CallResult | BaseException] = []
 
     def work() -> None:
         try:
-            results.append(run(function, arguments))
+            results.append(run(call))
         except BaseException as error:  # noqa: BLE001  raised again below
             results.append(error)
 
@@ -219,7 +228,7 @@ def _left_behind(
     thread.join(limit)
     if not results:
         frame = sys._current_frames().get(thread.ident or 0)
-        return overran(limit, _frames_above(sys._getframe(), frame), arguments.get("completions", ()))
+        return overran(limit, _frames_above(sys._getframe(), frame), call.completions)
     if isinstance(results[0], BaseException):
         raise results[0]
     return results[0]

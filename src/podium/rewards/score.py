@@ -18,20 +18,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from podium.errors import RewardError
+from podium.isolation.workers.call_result import CallResult, user_traceback
 from podium.isolation.workers.calls import checked_extra
 from podium.isolation.workers.functions import unwrapped
-from podium.isolation.workers.replies import Outcome, Raised, user_traceback
 from podium.records import Finding, Group, ScoredGroup
-from podium.rewards.background import AsyncCall, Timed, call_together
-from podium.rewards.from_file import SERVICES, FileReward, replay
-from podium.rewards.limits import OURS, limited
+from podium.rewards.background import call_together
+from podium.rewards.from_file import FileReward
+from podium.rewards.limits import OURS, Call, limited
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import (
     GIVEN,
@@ -41,7 +40,7 @@ from podium.rewards.resolve import (
     resolve_rewards,
     resolve_weights,
 )
-from podium.rewards.results import Batch, Column, column_of
+from podium.rewards.results import Batch, error_of, failed_R, fitted
 from podium.rewards.surroundings import kept
 
 __all__ = [
@@ -96,26 +95,16 @@ def score(
     extras = _Extras(num_completions=len(batch))
     services = {"trainer_state": trainer_state, "log_metric": log_metric or _ignore}
     calls = [
-        _Call(reward=reward, arguments=_arguments(reward, batch, {**services, "log_extra": extras.logger(reward)}))
+        Call(reward.function, _arguments(reward, batch, {**services, "log_extra": extras.logger(reward)}), str(reward))
         for reward in rewards
     ]
-    columns_K = _columns(calls, batch, settings, log_seconds or _ignore)
-    _handle_failures(columns_K, rewards, settings, log_metric or _ignore)
-    rewards_RK = np.array([column.values for column in columns_K], np.float64).reshape(len(rewards), len(batch)).T
-    failed_RK = np.array([column.failed for column in columns_K], bool).reshape(len(rewards), len(batch)).T
-    rewards_RK = _with_failures(rewards_RK, failed_RK, groups, settings)
+    results_K = _results(calls, rewards, batch, settings, log_seconds or _ignore)
+    rewards_RK = np.array([result.values for result in results_K], np.float64).reshape(len(rewards), len(batch)).T
+    if settings.on_error != "raise":
+        rewards_RK = _with_failures(rewards_RK, results_K, rewards, groups, batch, settings, log_metric or _ignore)
     names_K = tuple(reward.name for reward in rewards)
-    _stop_where_too_few_are_scored(rewards_RK, failed_RK, columns_K)
     _warn_where_all_none(rewards_RK, names_K, batch)
     return _by_group(groups, rewards_RK, names_K, extras.columns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """One reward function with what it is called with."""
-
-    reward: Reward
-    arguments: Mapping[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,95 +212,92 @@ def repeat_findings(
 # --- calling ---------------------------------------------------------------------------------------------------------
 
 
-def _columns(calls: Sequence[_Call], batch: Batch, settings: CallSettings, log_seconds: LogMetric) -> list[Column]:
-    """What each function says, in the order of `calls`. The first failure ends it, where failures end the run."""
-    columns: dict[int, Column] = {}
-    for k, timed in _timed(calls, len(batch), settings):
-        reward = calls[k].reward
-        log_seconds(f"reward/{reward.name}_seconds", timed.seconds)
-        columns[k] = column_of(timed.outcome, reward, batch)
-        if columns[k].error is not None and settings.on_error == "raise":
-            cause = timed.outcome.error if isinstance(timed.outcome, Raised) else None
-            raise columns[k].error or AssertionError from cause and cause.with_traceback(_users(cause))
-    return [columns[k] for k in range(len(calls))]
+def _results(
+    calls: Sequence[Call], rewards: Sequence[Reward], batch: Batch, settings: CallSettings, log_seconds: LogMetric
+) -> list[CallResult]:
+    """The fitted result of each call, in the order of `calls`. The first failure ends it, where failures end the run.
+
+    One call after the other, then those that wait for something, together.
+    """
+    results: dict[int, CallResult] = {}
+
+    def take(k: int, result: CallResult) -> None:
+        log_seconds(f"reward/{rewards[k].name}_seconds", result.seconds)
+        results[k] = fitted(result, batch)
+        error = error_of(results[k], rewards[k], batch)
+        if error is not None and settings.on_error == "raise":
+            cause = result.error
+            raise error from cause and cause.with_traceback(user_traceback(cause, OURS))
+
+    waiting = [k for k, reward in enumerate(rewards) if reward.is_async]
+    for k in [k for k in range(len(calls)) if k not in waiting]:
+        start = time.perf_counter()
+        result = _call(calls[k], len(batch), settings)
+        take(k, replace(result, seconds=time.perf_counter() - start))
+    for k, result in zip(waiting, call_together([calls[k] for k in waiting], settings.limit), strict=True):
+        take(k, result)
+    return [results[k] for k in range(len(calls))]
 
 
-def _timed(calls: Sequence[_Call], num_completions: int, settings: CallSettings) -> Iterator[tuple[int, Timed]]:
-    """One after the other; then those that wait for something, together."""
-    for k, call in enumerate(calls):
-        if not call.reward.is_async:
-            start = time.perf_counter()
-            outcome = _ask(call, num_completions, settings)
-            yield k, Timed(outcome, time.perf_counter() - start)
-    waiting = [k for k, call in enumerate(calls) if call.reward.is_async]
-    asked = [AsyncCall(calls[k].reward.function, calls[k].arguments, str(calls[k].reward)) for k in waiting]
-    yield from zip(waiting, call_together(asked, settings.limit), strict=True)
-
-
-def _ask(call: _Call, num_completions: int, settings: CallSettings) -> Outcome:
-    function = call.reward.function
-    if not isinstance(function, FileReward):
-        with kept(str(call.reward)):
-            return limited(function, call.arguments, settings.limit, str(call.reward))
-    services = {name: call.arguments[name] for name in SERVICES if name in call.arguments}
-    found = function.ask(
-        {name: value for name, value in call.arguments.items() if name not in services},
-        num_completions=num_completions,
-        services=tuple(services),
-        limit=settings.limit,
-        num_workers=settings.num_workers,
-    )
-    replay(found, services)
-    return found.outcome
-
-
-def _users(error: BaseException) -> TracebackType | None:
-    return user_traceback(error, OURS)
+def _call(call: Call, num_completions: int, settings: CallSettings) -> CallResult:
+    """One call that is not `async`, in the worker of its file or here."""
+    if isinstance(call.function, FileReward):
+        return call.function.ask(
+            call.arguments,
+            num_completions=num_completions,
+            limit=settings.limit,
+            num_workers=settings.num_workers,
+        )
+    with kept(call.label):
+        return limited(call, settings.limit)
 
 
 # --- failures that do not end the run ---------------------------------------------------------------------------------
 
 
-def _handle_failures(
-    columns_K: Sequence[Column], rewards: Sequence[Reward], settings: CallSettings, log_metric: LogMetric
-) -> None:
-    """Says and counts them."""
-    if settings.on_error == "raise":
-        return
-    becomes = "None" if settings.on_error == "none" else f"{settings.on_error:g}"
-    for column, reward in zip(columns_K, rewards, strict=True):
-        log_metric(f"rewards/{reward.name}/failed", sum(column.failed) / len(column.failed))
-        if column.error is not None:
-            number = f"{sum(column.failed)} of {len(column.failed)} values become {becomes} (on_reward_error)"
-            logger.warning("%s: %s", number, column.error)
-
-
 def _with_failures(
-    rewards_RK: np.ndarray, failed_RK: np.ndarray, groups: Sequence[Group], settings: CallSettings
+    rewards_RK: np.ndarray,
+    results_K: Sequence[CallResult],
+    rewards: Sequence[Reward],
+    groups: Sequence[Group],
+    batch: Batch,
+    settings: CallSettings,
+    log_metric: LogMetric,
 ) -> np.ndarray:
-    """Failed values as `on_error` says.
+    """rewards_RK with failed values as `on_error` has it: counted, logged, and the end of the run where too many fail.
 
     As None they are left out of the sum, which is fair only where the whole group is judged without that function: a
     completion on which a function failed, while it judged a sibling, is left out altogether.
     """
+    becomes = "None" if settings.on_error == "none" else f"{settings.on_error:g}"
+    errors_K = [error_of(result, reward, batch) for result, reward in zip(results_K, rewards, strict=True)]
+    failed_RK = np.array([failed_R(result) for result in results_K], bool).T
+    for k, (reward, error) in enumerate(zip(rewards, errors_K, strict=True)):
+        log_metric(f"rewards/{reward.name}/failed", float(failed_RK[:, k].mean()))
+        if error is not None:
+            number = f"{failed_RK[:, k].sum()} of {len(batch)} values become {becomes} (on_reward_error)"
+            logger.warning("%s: %s", number, error)
     if not isinstance(settings.on_error, str):
-        return np.where(failed_RK, settings.on_error, rewards_RK)
-    start = 0
-    rewards_RK = rewards_RK.copy()
-    for group in groups:
-        own = slice(start, start + len(group.completions))
-        partly_K = failed_RK[own].any(axis=0) & ~failed_RK[own].all(axis=0)
-        rewards_RK[own][(failed_RK[own] & partly_K).any(axis=1)] = np.nan
-        start = own.stop
+        rewards_RK = np.where(failed_RK, settings.on_error, rewards_RK)
+    else:
+        start = 0
+        for group in groups:
+            own = slice(start, start + len(group.completions))
+            partly_K = failed_RK[own].any(axis=0) & ~failed_RK[own].all(axis=0)
+            rewards_RK[own][(failed_RK[own] & partly_K).any(axis=1)] = np.nan
+            start = own.stop
+    _stop_where_too_few_are_scored(rewards_RK, failed_RK, errors_K)
     return rewards_RK
 
 
-def _stop_where_too_few_are_scored(rewards_RK: np.ndarray, failed_RK: np.ndarray, columns_K: Sequence[Column]) -> None:
+def _stop_where_too_few_are_scored(
+    rewards_RK: np.ndarray, failed_RK: np.ndarray, errors_K: Sequence[RewardError | None]
+) -> None:
     """A None that a function meant does not count, an error does."""
     unscored_R = np.isnan(rewards_RK).all(axis=1) & failed_RK.any(axis=1)
     share = unscored_R.mean() if unscored_R.size else 0.0
     if share > MOST_UNSCORED:
-        first = next(column.error for column in columns_K if column.error is not None)
+        first = next(error for error in errors_K if error is not None)
         raise RewardError(
             f"{unscored_R.sum()} of {unscored_R.size} completions of this round are unscored because of errors "
             f"({100 * share:.0f} %; more than {100 * MOST_UNSCORED:.0f} % end a run). The first error:\n{first.what}",

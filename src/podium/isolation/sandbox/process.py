@@ -6,19 +6,21 @@ with Sandbox.start("bubblewrap", Limits()) as sandbox:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import secrets
-import selectors
 import signal
+import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from podium.isolation.sandbox.confinement import NO_EXTRAS, BackendName, Extras, Launch, Limits, launch
 
@@ -71,19 +73,27 @@ class Sandbox:
     """One harness in its sandbox. Programs that should not meet need one each."""
 
     process: subprocess.Popen[bytes]
+    connection: socket.socket
+    """Its standard input and output."""
+    errors: BinaryIO
+    """What it writes on standard error."""
     limits: Limits
 
     @classmethod
     def start(cls, backend: BackendName, limits: Limits, extras: Extras = NO_EXTRAS) -> Self:
         """Raises `SandboxFault` where it does not come up."""
         plan = launch(backend, limits, extras)
+        ours, theirs = socket.socketpair()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
+        with theirs:
+            try:
+                process = _spawner(os.getpid()).submit(_spawn, plan, theirs, errors).result()
+            except OSError as error:
+                ours.close()
+                raise SandboxFault(str(error)) from error
+        sandbox = cls(process=process, connection=ours, errors=errors, limits=limits)
         try:
-            process = _spawner(os.getpid()).submit(_spawn, plan).result()
-        except OSError as error:
-            raise SandboxFault(str(error)) from error
-        sandbox = cls(process=process, limits=limits)
-        try:
-            sandbox._exchange([plan.setup], START_SECONDS)
+            sandbox._exchange([plan.setup], START_SECONDS, most_bytes=4096)
         except BaseException:
             sandbox.close()
             raise
@@ -95,31 +105,24 @@ class Sandbox:
         `tests`: `{"stdin": text}`, `{"call": name, "args": [...], "kwargs": {...}}`, `{}` (load the program alone), or
         `{"answer", "entry"}` for a scorer. What is expected has no place in them.
         """
-        limits = self.limits
-        nonce = secrets.token_hex(16)
-        job = {
-            "source": source,
-            "tests": list(tests),
-            "limits": {
-                name: getattr(limits, name)
-                for name in ("cpu_seconds", "wall_seconds", "total_seconds", "output_bytes", "lanes", "go_on")
-            },
-        }
-        answer = self._exchange([job, nonce], limits.total_seconds + GRACE_SECONDS)
+        limits, nonce = self.limits, secrets.token_hex(16)
+        names = ("cpu_seconds", "wall_seconds", "total_seconds", "output_bytes", "lanes", "go_on")
+        job = {"source": source, "tests": list(tests), "limits": {name: getattr(limits, name) for name in names}}
+        # Per test its output and its value, six bytes a character at worst.
+        most_bytes = (len(tests) + 1) * (12 * limits.output_bytes + 4096)
+        answer = self._exchange([job, nonce], limits.total_seconds + GRACE_SECONDS, most_bytes)
         if not isinstance(answer, dict) or answer.get("nonce") != nonce or len(answer.get("results", ())) != len(tests):
             raise SandboxFault("the report does not fit the job")
         return [Result(**result) for result in answer["results"]]
 
     def close(self) -> None:
         """Kills everything in it."""
-        with_group = (ProcessLookupError, PermissionError)
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
-        except with_group:
+        except (ProcessLookupError, PermissionError):
             self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
+        self.connection.close()
+        self.errors.close()
         self.process.wait()
 
     def __enter__(self) -> Self:
@@ -128,28 +131,51 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _exchange(self, messages: Sequence[Any], seconds: float) -> Any:
-        """Sends messages and reads one, both at once, until the deadline."""
-        outgoing = b"".join(_framed(message) for message in messages)
-        body = _talk(self.process, outgoing, time.monotonic() + seconds, self._most_bytes(messages))
+    def _exchange(self, messages: Sequence[Any], seconds: float, most_bytes: int) -> Any:
+        """Send messages and read one of at most so many bytes, until the deadline. Raises `SandboxFault`."""
+        deadline = time.monotonic() + seconds
+        bodies = [json.dumps(message).encode() for message in messages]
+        try:
+            self.connection.settimeout(seconds)
+            with contextlib.suppress(ConnectionError):  # it has ended; what it said is reported below
+                self.connection.sendall(b"".join(b"%016d" % len(body) + body for body in bodies))
+            head = self._read(16, deadline)
+            if not head.strip().isdigit():
+                raise SandboxFault("the report has no head")
+            if int(head) > most_bytes:
+                raise SandboxFault(f"a report of {int(head)} bytes")
+            body = self._read(int(head), deadline)
+        except TimeoutError:
+            raise SandboxFault(f"no report in time; it said: {self._said()}") from None
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
             raise SandboxFault("the report is not JSON") from error
 
-    def _most_bytes(self, messages: Sequence[Any]) -> int:
-        """What a report may have: per test its output and its value, six bytes a character at worst."""
-        first = messages[0]
-        num_tests = len(first["tests"]) if isinstance(first, dict) and "tests" in first else 0
-        return (num_tests + 1) * (12 * self.limits.output_bytes + 4096)
+    def _read(self, count: int, deadline: float) -> bytes:
+        content = bytearray()
+        while len(content) < count:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            self.connection.settimeout(left)
+            try:
+                part = self.connection.recv(min(count - len(content), 1 << 16))
+            except ConnectionError:
+                part = b""
+            if not part:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(timeout=1)
+                raise SandboxFault(self._said())
+            content += part
+        return bytes(content)
+
+    def _said(self) -> str:
+        """The end of what it wrote on standard error."""
+        self.errors.seek(0)
+        return self.errors.read(1 << 20).decode("utf-8", "replace").strip()[-2000:] or "nothing"
 
 
-def _framed(message: Any) -> bytes:
-    body = json.dumps(message).encode()
-    return b"%016d" % len(body) + body
-
-
-def _spawn(plan: Launch) -> subprocess.Popen[bytes]:
+def _spawn(plan: Launch, connection: socket.socket, errors: BinaryIO) -> subprocess.Popen[bytes]:
     """In a session of its own, without other descriptors, and without `preexec_fn`: a large trainer is not copied."""
     seccomp_fd = _readable(plan.seccomp) if plan.seccomp else None
     try:
@@ -157,10 +183,9 @@ def _spawn(plan: Launch) -> subprocess.Popen[bytes]:
             [part.replace("{seccomp_fd}", str(seccomp_fd)) if len(part) < 32 else part for part in plan.command],
             env=plan.environment,
             cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
+            stdin=connection,
+            stdout=connection,
+            stderr=errors,
             start_new_session=True,
             pass_fds=[] if seccomp_fd is None else [seccomp_fd],
         )
@@ -181,77 +206,3 @@ def _readable(data: bytes) -> int:
 def _spawner(process_id: int) -> ThreadPoolExecutor:
     """One thread that starts all sandboxes: `--die-with-parent` means the thread, and others come and go."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"podium-sandbox-{process_id}")
-
-
-def _talk(process: subprocess.Popen[bytes], outgoing: bytes, deadline: float, most_bytes: int) -> bytes:
-    """Writes `outgoing` and reads one message, never longer than the deadline. Raises `SandboxFault`."""
-    stdin, stdout, stderr = _pipes(process)
-    left, incoming, said = memoryview(outgoing), bytearray(), bytearray()
-    os.set_blocking(stdin, False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(stdin, selectors.EVENT_WRITE)
-        selector.register(stdout, selectors.EVENT_READ)
-        selector.register(stderr, selectors.EVENT_READ)
-        while not _is_whole(incoming, most_bytes):
-            events = selector.select(max(0.0, deadline - time.monotonic()))
-            if not events:
-                raise SandboxFault(f"no report in time; it said: {_shown(said)}")
-            for key, _ in events:
-                if key.fd == stdin:
-                    left = _written(stdin, left)
-                elif part := os.read(key.fd, 1 << 16):
-                    (incoming if key.fd == stdout else said).extend(part)
-                elif key.fd == stdout:
-                    raise SandboxFault(_shown(said + _rest(process)))
-                if not left if key.fd == stdin else not part:
-                    selector.unregister(key.fd)
-            del said[4096:]
-    return bytes(incoming[16:])
-
-
-def _pipes(process: subprocess.Popen[bytes]) -> tuple[int, int, int]:
-    streams = (process.stdin, process.stdout, process.stderr)
-    stdin, stdout, stderr = (stream.fileno() for stream in streams if stream is not None)
-    return stdin, stdout, stderr
-
-
-def _is_whole(incoming: bytearray, most_bytes: int) -> bool:
-    """Whether the message that begins is there to its end. Raises `SandboxFault` where it claims to be too long."""
-    size = _size(incoming)
-    if size is not None and not 0 <= size <= most_bytes:
-        raise SandboxFault(f"a report of {size} bytes")
-    return size is not None and len(incoming) >= 16 + size
-
-
-def _size(incoming: bytearray) -> int | None:
-    """Of the message that begins; None while its head is not there."""
-    if len(incoming) < 16:
-        return None
-    try:
-        return int(incoming[:16])
-    except ValueError as error:
-        raise SandboxFault("the report has no head") from error
-
-
-def _written(fd: int, left: memoryview) -> memoryview:
-    try:
-        return left[os.write(fd, left[: 1 << 16]) :]
-    except BlockingIOError:
-        return left
-    except BrokenPipeError:  # it has ended; what it said comes with the end of its output
-        return left[:0]
-
-
-def _rest(process: subprocess.Popen[bytes]) -> bytes:
-    """The end of what it said on standard error."""
-    assert process.stderr is not None
-    try:
-        process.wait(timeout=1)
-        os.set_blocking(process.stderr.fileno(), False)
-        return os.read(process.stderr.fileno(), 4096) or b""
-    except (subprocess.TimeoutExpired, BlockingIOError):
-        return b""
-
-
-def _shown(said: bytes | bytearray) -> str:
-    return bytes(said).decode("utf-8", "replace").strip()[-2000:] or "nothing"

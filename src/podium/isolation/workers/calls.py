@@ -9,12 +9,14 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from podium.errors import PodiumError
 from podium.isolation import user_files
-from podium.isolation.workers import child, functions, replies
+from podium.isolation.workers import child, functions
+from podium.isolation.workers.call_result import CallResult, raised, read_values
 
 _OURS = frozenset({__file__, child.__file__, asyncio.runners.__file__, asyncio.base_events.__file__})
 
@@ -69,22 +71,21 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def call(function: Callable[..., Any], request: Mapping[str, Any], took: Callable[[int], None]) -> dict[str, Any]:
-    """The function's answer, with what it logged, or what it raised."""
+def call(function: Callable[..., Any], request: Mapping[str, Any], took: Callable[[int], None]) -> CallResult:
+    """The function's values, with what it logged, or what it raised."""
     arguments, logged = dict(request["arguments"]), Logged(request["num_completions"])
     arguments |= {name: getattr(logged, name) for name in request["services"]}
     seed(request["seed"])
     completions = arguments.get("completions", ())
     if completions:
         arguments["completions"] = Handed(completions, took)
-    outcome: replies.Returned | replies.Raised
     try:
         answer = function(**arguments)
-        outcome = replies.returned(loop().run_until_complete(answer) if functions.is_async(function) else answer)
+        result = read_values(loop().run_until_complete(answer) if functions.is_async(function) else answer)
     # Nothing that a user's function raises ends this process: also `exit()`, and interrupts that nobody sent.
     except BaseException as error:  # noqa: BLE001
-        outcome = replies.raised(error, _OURS, completions)
-    return {**replies.to_json(outcome), "extras": logged.extras, "metrics": logged.metrics}
+        result = CallResult(failures=(raised(error, _OURS, completions),))
+    return replace(result, extras=tuple(logged.extras), metrics=tuple(logged.metrics))
 
 
 class Logged:
@@ -138,7 +139,7 @@ def loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[dict[str, Any]]:
+def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
     """The reply to one request: a description of the function, or what came of calling it."""
     try:
         function = load(*request["function"])

@@ -3,16 +3,17 @@
     python -m podium.isolation.workers.child TARGET SOCKET SCRATCH PARENT DIE_WITH
 
 `TARGET` is `module:function` or `file.py:function`. It is called with each request and a function to note in `SCRATCH`
-which completion is in hand, and yields the replies to that request, as plain data. A request is two pickles, the import
-path and what was sent (from the parent alone); a reply is JSON. `SCRATCH` is a file that outlives this process: its
-first eight bytes are the number noted last, then come the stacks that `faulthandler` writes when the process is asked
-for them (SIGUSR1, also in the middle of a C call) or crashes.
+which completion is in hand, and yields the replies to that request: plain data, or records of plain data. A request is
+two pickles, the import path and what was sent (from the parent alone); a reply is JSON. `SCRATCH` is a file that
+outlives this process: its first eight bytes are the number noted last, then come the stacks that `faulthandler` writes
+when the process is asked for them (SIGUSR1, also in the middle of a C call) or crashes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import faulthandler
 import importlib
 import io
@@ -53,7 +54,7 @@ def serve(connection: socket.socket, scratch: int, target: str) -> None:
         else:
             replies = _target(target)(request, took)
         for reply in replies:
-            message = json.dumps(reply).encode()
+            message = json.dumps(reply, default=dataclasses.asdict).encode()
             connection.sendall(LENGTH.pack(len(message)) + message)
 
 

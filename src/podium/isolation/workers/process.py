@@ -125,44 +125,41 @@ class Worker:
     def reply(self, deadline: float) -> dict[str, Any] | Lost:
         """The next reply."""
         try:
-            reply = json.loads(self._receive(deadline))
+            end = self._receive(deadline)
+            reply = json.loads(self.received[LENGTH.size : end])
         except TimeoutError:
             return self._lost(overrun=True)
-        except (EOFError, OSError, ValueError):
+        except (EOFError, OSError, ValueError, RecursionError):
             return self._lost(overrun=False)
+        del self.received[:end]
         return reply if isinstance(reply, dict) else self._lost(overrun=False)
 
-    def _receive(self, deadline: float) -> bytes:
-        """Raises `TimeoutError` at the deadline and `EOFError` where no reply will come."""
+    def _receive(self, deadline: float) -> int:
+        """Read on until a reply is there; its end. Raises `TimeoutError` at the deadline, `EOFError` if none comes."""
         assert self.connection is not None
-        assert self.process is not None
-        while (reply := self._complete()) is None:
+        while (end := self._end_of_reply()) is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError
-            died = self.process.poll() is not None
+            was_alive = self.alive
             self.connection.settimeout(min(remaining, LISTEN_SECONDS))
             try:
                 chunk = self.connection.recv(1 << 20)
             except TimeoutError:
                 chunk = None
-            if not chunk and (died or chunk is not None):
+            if not chunk and (chunk is not None or not was_alive):
                 raise EOFError
             self.received += chunk or b""
-        return reply
+        return end
 
-    def _complete(self) -> bytes | None:
+    def _end_of_reply(self) -> int | None:
+        """None while a part is missing."""
         if len(self.received) < LENGTH.size:
             return None
-        (count,) = LENGTH.unpack(self.received[: LENGTH.size])
+        (count,) = LENGTH.unpack_from(self.received)
         if count > LONGEST_REPLY:
             raise EOFError
-        end = LENGTH.size + count
-        if len(self.received) < end:
-            return None
-        reply = bytes(self.received[LENGTH.size : end])
-        del self.received[:end]
-        return reply
+        return LENGTH.size + count if len(self.received) >= LENGTH.size + count else None
 
     # ---- the end of a process ----
 

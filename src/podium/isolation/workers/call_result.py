@@ -1,0 +1,251 @@
+"""The result of a call of a reward function: one record of plain data, in this process and from a worker alike.
+
+CallResult(values=(1.0, None))                       one number or None for each completion
+CallResult(values=..., failures=(Failure(kind="value", what="returned NaN", index=0, ...),))
+CallResult(failures=(Failure(kind="raised", what="raised ValueError: no", ...),))
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import traceback
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from types import FrameType, TracebackType
+from typing import Any, Literal, get_args
+
+LONGEST_TEXT = 500
+"""Characters of an exception's text that are kept."""
+
+LARGEST = 1e6
+"""No reward is larger: single precision, which advantages have, would lose the differences that are learnt from."""
+
+FailureKind = Literal[
+    "value",  # one value that cannot be used; the others count
+    "returned",  # no list of numbers
+    "raised",  # an exception
+    "stopped",  # the call ran over its limit, or its process ended
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A call, or one of its values, that cannot be used."""
+
+    kind: FailureKind
+    what: str
+    """Read behind the name of the function: `raised ValueError: no`, `ran over its limit of 60 s`."""
+    fix: str = ""
+    code: str = "W010"
+    index: int | None = None
+    """The completion of the value, or the one in hand."""
+    trace: tuple[str, ...] = ()
+    """Lines of the user's part of the traceback, or of where it was, the outermost call first."""
+    is_shape_error: bool = False
+    """Raised as where a function takes message lists for strings, or the other way round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """The values of a call, what the function logged, and what went wrong."""
+
+    values: tuple[float | None, ...] = ()
+    extras: tuple[tuple[str, list[Any]], ...] = ()
+    """Columns given to `log_extra` in a worker."""
+    metrics: tuple[tuple[str, float], ...] = ()
+    """Numbers given to `log_metric` in a worker."""
+    failures: tuple[Failure, ...] = ()
+    """One of the whole call, or one for each value that cannot be used."""
+    seconds: float = 0.0
+    error: BaseException | None = None
+    """What was raised, where that was in this process."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """The failure of the whole call."""
+        return next((each for each in self.failures if each.kind != "value"), None)
+
+
+def result_from(reply: Mapping[str, Any]) -> CallResult:
+    """The `CallResult` that a worker sent as JSON; a failure for what no worker sends.
+
+    >>> import dataclasses
+    >>> result_from(dataclasses.asdict(read_values([1, "a"]))).failures[0].what
+    "returned str 'a'"
+    """
+    try:
+        return CallResult(
+            values=tuple(None if value is None else float(value) for value in reply["values"]),
+            extras=tuple((str(column), list(values)) for column, values in reply["extras"]),
+            metrics=tuple((str(name), float(value)) for name, value in reply["metrics"]),
+            failures=tuple(_failure_from(each) for each in reply["failures"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        what, fix = f"sent what is no reply ({error})", "do not write to the worker's files"
+        return CallResult(failures=(Failure(kind="stopped", what=what, fix=fix, code="W017"),))
+
+
+def _failure_from(sent: Mapping[str, Any]) -> Failure:
+    if sent["kind"] not in get_args(FailureKind):
+        raise ValueError(f"{sent['kind']!r}")
+    return Failure(
+        kind=sent["kind"],
+        **{name: str(sent[name]) for name in ("what", "fix", "code")},
+        index=None if sent["index"] is None else int(sent["index"]),
+        trace=tuple(map(str, sent["trace"])),
+        is_shape_error=bool(sent["is_shape_error"]),
+    )
+
+
+# ---- returned ----
+
+
+def read_values(answer: Any) -> CallResult:
+    """A function's return value, each value a float or None, or a failure. Runs code of the answer (`tolist`, ...).
+
+    >>> read_values([1, None, "2"]).values
+    (1.0, None, None)
+    >>> read_values(0.5).failure.what
+    'returned float 0.5'
+    """
+    shape = getattr(answer, "shape", None)
+    if isinstance(answer, (list, tuple, array)):
+        given = list(answer)
+    elif hasattr(answer, "tolist") and shape is not None and len(shape) == 1:  # numpy, torch, pandas
+        given = list(answer.tolist())
+    else:
+        return CallResult(failures=(_no_list(answer),))
+    read = [_value(index, value) for index, value in enumerate(given)]
+    failures = tuple(failure for _, failure in read if failure is not None)
+    return CallResult(values=tuple([number for number, _ in read]), failures=failures)
+
+
+def _value(index: int, value: Any) -> tuple[float | None, Failure | None]:
+    """A value as a number, or None for no opinion; and why it cannot be trained on."""
+    if getattr(value, "shape", None) == () and hasattr(value, "tolist"):  # a numpy or torch scalar
+        value = value.tolist()
+    if value is None:
+        return None, None
+    failure = functools.partial(Failure, kind="value", index=index)
+    if not isinstance(value, (numbers.Real, Decimal)):
+        what = f"returned {type(value).__name__} {shown(value)}"
+        return None, failure(what=what, fix="return numbers, or None for no opinion", code="W004")
+    try:
+        number = float(value)
+    except ValueError:  # a signalling NaN of Decimal
+        number = math.nan
+    except OverflowError:  # an int beyond 1e308
+        number = math.inf if value > 0 else -math.inf  # type: ignore[operator]
+    if math.isnan(number):
+        return number, failure(what="returned NaN", fix="return None where the reward has no opinion", code="W006")
+    if math.isinf(number):
+        return number, failure(what=f"returned {number}", fix="clip it to a finite number, or return None", code="W007")
+    if abs(number) > LARGEST:
+        fix = f"scale it: only differences within a group count, and {LARGEST:g} is the limit"
+        return number, failure(what=f"returned {number:g}", fix=fix, code="W007")
+    return number, None
+
+
+def _no_list(answer: Any) -> Failure:
+    one_each = "return a list with one number (or None) for each completion, in their order"
+    kind, code = type(answer).__name__, "W005"
+    what, fix = f"{kind} {shown(answer)}", one_each
+    if answer is None:
+        what, fix = "None", f"{one_each}; does the function end without `return`?"
+    elif inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()  # or Python complains that it was never awaited
+        what, code = f"a {kind} that nobody awaited", "W014"
+        fix = "write the reward itself with `async def`, and await inside"
+    elif getattr(answer, "shape", ()):
+        what, fix = f"a {kind} of shape {tuple(answer.shape)}", "return one dimension, for example with `.flatten()`"
+    elif isinstance(answer, Iterator):
+        what, fix = f"a {kind}", "wrap it: `list(...)`"
+    return Failure(kind="returned", what=f"returned {what}", fix=fix, code=code)
+
+
+def shown(value: Any) -> str:
+    """The start of its `repr`, which may be as broken as everything else of a user's class.
+
+    >>> shown("x" * 99)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001
+        return "without a repr"
+    return text if len(text) <= 40 else text[:40] + "..."
+
+
+# ---- raised ----
+
+_SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
+
+
+def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any]) -> Failure:
+    """An exception as data.
+
+    Args:
+        error: what was raised.
+        ours: files whose frames are not the user's.
+        completions: what the function was handed, the very objects.
+    """
+    tb = user_traceback(error, ours)
+    entries = traceback.extract_tb(tb)
+    while entries and entries[-1].filename in ours:  # what the user called of ours
+        entries.pop()
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001
+        text = "(its text cannot be made)"
+    text = text[:LONGEST_TEXT] + "..." * (len(text) > LONGEST_TEXT)
+    at = f"line {entries[0].lineno} of {entries[0].filename}" if entries else ""
+    return Failure(
+        kind="raised",
+        what=f"raised {type(error).__name__}" + (f": {text}" if text else ""),
+        fix=f"correct {at}; podium rewards test FILE:FUNCTION tries it" if at else "",
+        index=in_hand([frame for frame, _ in traceback.walk_tb(tb)], completions),
+        trace=trace_lines(entries),
+        is_shape_error=isinstance(error, _SHAPE_ERRORS),
+    )
+
+
+def trace_lines(entries: Sequence[traceback.FrameSummary]) -> tuple[str, ...]:
+    """Lines of a traceback."""
+    return tuple(line for entry in traceback.format_list(list(entries)) for line in entry.rstrip().splitlines())
+
+
+def user_traceback(error: BaseException, ours: frozenset[str]) -> TracebackType | None:
+    """The part of the traceback that begins in the user's function; None where it was never entered."""
+    tb = error.__traceback__
+    while tb is not None and is_ours(tb.tb_frame, ours):
+        tb = tb.tb_next
+    return tb
+
+
+def is_ours(frame: FrameType, ours: frozenset[str]) -> bool:
+    """Whether a frame is Podium's; `<reward ...>` is a name that it gives to frames (see `rewards.limits`)."""
+    name = frame.f_code.co_filename
+    return name in ours or name.startswith("<reward ")
+
+
+def in_hand(frames: Sequence[FrameType], completions: Sequence[Any]) -> int | None:
+    """Index of the completion that a variable of the innermost frames holds; None where there is no such variable.
+
+    `frames` are outermost first. Identity decides, not equality: what a function was handed are copies made for it
+    alone.
+    """
+    index_by_id = {id(each): index for index, each in reversed(list(enumerate(completions)))}
+    for index, each in enumerate(completions):
+        if not isinstance(each, str):
+            index_by_id |= {id(part): index for part in (each[0], each[0]["content"]) if id(part) not in index_by_id}
+    for frame in reversed(frames):
+        for value in reversed(list(frame.f_locals.values())):
+            if id(value) in index_by_id:
+                return index_by_id[id(value)]
+    return None
