@@ -1,4 +1,4 @@
-"""Everything Podium raises on purpose.
+"""The errors that Podium raises on purpose.
 
 PodiumError
 |-- ConfigError      (ValueError)    a setting, a recipe key, an argument
@@ -11,7 +11,7 @@ PodiumError
 `-- HubError         (RuntimeError)  the hub cannot be reached, or refuses
 
 Each child is also the stdlib error it refines, so `except ValueError` in a user's script keeps working. The command
-line prints a `PodiumError` as its message alone, never as a traceback; inside the house a contradiction is an `assert`.
+line prints a `PodiumError` as its message alone, never as a traceback; internal invariants are asserted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 
 
 class PodiumError(Exception):
-    """A mistake the user can repair: what is wrong, and what to type.
+    """A mistake that the user can repair.
 
     Args:
         what: what is wrong, where and why.
-        code: of the rule that was broken, as in `podium explain CODE`; empty where there is none.
-        fix: the line of YAML, the command, the words to change; the last line of the message.
-        findings: where several things are wrong at once, each of them (`podium.records.Finding`).
+        code: of the broken rule, as in `podium explain CODE`; may be empty.
+        fix: the line of YAML or command to type, or the words to change; the last line of the message.
+        findings: all mistakes, where there are several (`podium.records.Finding`).
 
     >>> print(PodiumError("train.jsonl is empty (0 bytes).", code="D024", fix="write it again"))
     train.jsonl is empty (0 bytes).
@@ -68,7 +68,7 @@ class EngineError(PodiumError, RuntimeError):
 
 
 class ProofError(PodiumError, RuntimeError):
-    """Something that must hold of sampling and training does not: the run was stopped before it could do harm."""
+    """An invariant of sampling and training is violated: the run was stopped before it could do harm."""
 
 
 class CheckpointError(PodiumError, RuntimeError):
@@ -84,7 +84,7 @@ class HubError(PodiumError, RuntimeError):
 
 
 def with_fix(what: str, fix: str) -> str:
-    """What is wrong, and below it what to type.
+    """A message with its fix on a second line.
 
     >>> print(with_fix("run.yaml:4: unknown key `rank`", "write `r`"))
     run.yaml:4: unknown key `rank`
@@ -94,7 +94,7 @@ def with_fix(what: str, fix: str) -> str:
 
 
 def hub_errors() -> tuple[type[Exception], ...]:
-    """What the hub's client raises where the hub cannot be reached or refuses: OSError, and its HTTP library's own.
+    """The errors of the hub's client when the hub cannot be reached or refuses: OSError, and its HTTP library's own.
 
     >>> from huggingface_hub.errors import HfHubHTTPError
     >>> issubclass(HfHubHTTPError, hub_errors()), issubclass(ConnectionRefusedError, hub_errors())
@@ -106,7 +106,7 @@ def hub_errors() -> tuple[type[Exception], ...]:
 
 
 def as_line(key: str, value: Any) -> str:
-    """What to type so that a setting has this value; None: that it has none.
+    """The line of a recipe that gives a setting this value; None: the advice to remove it.
 
     >>> as_line("temperature", 1.0), as_line("record", False), as_line("min_p", None)
     ('temperature: 1.0', 'record: false', 'take `min_p` out')

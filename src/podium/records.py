@@ -33,14 +33,14 @@ class Prompt:
     """One dataset row, ready to be sampled from."""
 
     id: int
-    """Number of this prompt within its generation round over all ranks; it keys the sampler's random numbers."""
+    """Number of this prompt within its generation round over all ranks; part of the key of its random numbers."""
     row: int
     """Position in the dataset, for messages and reports (-1 when the dataset is a stream)."""
     token_ids: tuple[int, ...]
     text: str
-    """What the model sees, as text: the rendered chat template or the plain prompt."""
+    """The text of `token_ids`: the rendered chat template or the plain prompt."""
     content: str | list[Message]
-    """The `prompt` column as the user wrote it; reward functions get it as `prompts`."""
+    """The `prompt` column as in the dataset; reward functions get it as `prompts`."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns; reward functions get them by name."""
 
@@ -76,7 +76,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
-    """A group with what every reward function said about it."""
+    """A group with the values of every reward function."""
 
     group: Group
     names_K: tuple[str, ...]
@@ -141,15 +141,15 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something worth saying about a run, before, during or after it."""
+    """A problem or a remark about a run, before, during or after it."""
 
     code: str
     severity: Severity
     what: str
-    """What was found, with numbers."""
+    """One sentence with the evidence in numbers."""
     why: str = ""
     fix: str = ""
-    """What to type."""
+    """The setting to change or the command to type."""
     step: int | None = None
 
     def __str__(self) -> str:
@@ -166,7 +166,7 @@ class StepMetrics:
 
 
 def last_user_turn(content: str | Sequence[Message]) -> str:
-    """What a prompt asks: its last user message, or all of a plain one.
+    """The question in a prompt: its last user message, or all of a plain one.
 
     >>> last_user_turn([{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "It is"}])
     '1+1?'

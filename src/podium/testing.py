@@ -1,9 +1,9 @@
-"""Tiny models and a tiny tokenizer, made on the spot without a network: for our tests and for users' tests too.
+"""Tiny models and a tiny tokenizer, made in memory without a network: for our tests and for users' tests.
 
     tokenizer = tiny_tokenizer()
     model = tiny_model("qwen3")
 
-Both are the same on every call. Knows transformers' architectures; knows nothing of GRPO.
+Both are the same on every call.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
 }
 
 KINDS = tuple(_KINDS)
-"""Names that `tiny_model` takes. Windows are 8 tokens and soft caps low, so that even short texts feel them."""
+"""Arguments of `tiny_model`. Windows are 8 tokens and soft caps low, so that they affect even short texts."""
 
 
 def tiny_tokenizer(*, chat_template: str | None = CHATML, pad_is_eos: bool = False) -> PreTrainedTokenizerFast:
@@ -128,7 +128,7 @@ def tiny_model(kind: str = "llama", *, seed: int = 0, **overrides: Any) -> PreTr
 
 
 def save_tiny_model(folder: str | Path, kind: str = "llama", *, seed: int = 0, **overrides: Any) -> str:
-    """Writes a tiny model and its tokenizer in the Hugging Face layout; gives the folder, which serves as a name."""
+    """Write a tiny model and its tokenizer in the Hugging Face layout; the folder, as a model's name."""
     tiny_model(kind, seed=seed, **overrides).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)

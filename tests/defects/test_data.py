@@ -522,7 +522,7 @@ def test_another_http_library_is_caught(monkeypatch: pytest.MonkeyPatch, now: Ca
 
     from podium.errors import HubError, ModelError
     from podium.models.check import check_model_name
-    from podium.runs.shipping.hub import find_place
+    from podium.runs.shipping.hub import find_repository
 
     class HTTPError(Exception):
         """Of httpx2."""
@@ -540,7 +540,7 @@ def test_another_http_library_is_caught(monkeypatch: pytest.MonkeyPatch, now: Ca
     monkeypatch.setattr(huggingface_hub.HfApi, "whoami", refused)
     monkeypatch.setattr("datasets.load_dataset", refused)
     with pytest.raises(HubError, match=r"The hub cannot be reached \(ConnectError\)") as said_by_push:
-        find_place("name", public=False)
+        find_repository("name", public=False)
     with pytest.raises(ModelError, match="cannot be reached"):
         check_model_name("owner/name")
     with pytest.raises(DataError, match="the hub's dataset of that name cannot be had"):

@@ -25,11 +25,11 @@ def push(
     """Send a model and its card to the hub, after showing which files, how large, where, and who will see them."""
     from podium.cli.terminal import clean, prepare_output
     from podium.runs.find_model import find_model
-    from podium.runs.shipping.export import describe, is_merged, merged_folder
-    from podium.runs.shipping.hub import files_to_send, find_place, left_out, send
+    from podium.runs.shipping.export import card_contents, is_merged, merged_folder
+    from podium.runs.shipping.hub import files_to_send, find_repository, left_out, send
 
     source = find_model(run)
-    title = describe(source, address="").title
+    title = card_contents(source, address="").title
     prepare_output()
     if merged and source.adapter is not None:
         if dry_run and not is_merged(source):
@@ -40,22 +40,22 @@ def push(
             return
         source = find_model(str(merged_folder(source)))
     name = repo or title.replace(", ", "-").replace(" ", "-")
-    place = None if dry_run else find_place(name, public=public)
-    files = files_to_send(source, address=place.repo if place else name, base=base, include=include or ())
+    repository = None if dry_run else find_repository(name, public=public)
+    files = files_to_send(source, address=repository.name if repository else name, base=base, include=include or ())
 
     where = name if "/" in name else f"YOU/{name}"
-    typer.echo(f"To {place or f'{where} on the Hugging Face hub (not looked up, {_seen(public)})'}:")
+    typer.echo(f"To {repository or f'{where} on the Hugging Face hub (not looked up, {_seen(public)})'}:")
     for file in files:
         typer.echo(f"  {clean(file.name):40} {_size(file.size):>10}")
     typer.echo(f"  {'in all':40} {_size(sum(file.size for file in files)):>10}")
     if others := left_out(source, files):
         typer.echo(f"Not sent: {clean(', '.join(others))}")
-    if place is None:
+    if repository is None:
         return
     if not yes and not typer.confirm("Send these?"):
         typer.echo("Nothing was sent.")
         return
-    typer.echo(send(files, place, title=title))
+    typer.echo(send(files, repository, title=title))
 
 
 def _size_of(base: str) -> str:

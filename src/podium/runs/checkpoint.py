@@ -1,13 +1,12 @@
-"""Checkpoints that are either whole and verified, or not there.
+"""Checkpoints that are either complete and verified, or absent.
 
 A checkpoint is written into a staging folder beside its place; every file is flushed to the disk; a manifest with sizes
 and sha256 goes last; then the folder is renamed into place. So a crash at any moment leaves the checkpoints before it
-untouched. Resuming takes the newest that verifies and says which it skipped and why.
+untouched. Resuming takes the newest that verifies, and logs which it skipped and why.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -29,12 +28,12 @@ STAGING = ".tmp-checkpoint-"
 
 
 @contextmanager
-def staged(final: Path, *, is_main: bool, barrier: Callable[[], None]) -> Iterator[Path]:
-    """A folder to write a checkpoint into; on leaving it becomes `final` in one rename, or it leaves nothing behind.
+def atomic_folder(final: Path, *, is_main: bool = True, barrier: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """A folder to write into; on leaving it becomes `final` in one rename, after an error nothing is left behind.
 
     `barrier` waits for all ranks; only the main rank renames.
     """
-    staging = _staging_of(final)
+    staging = final.parent / f"{STAGING}{final.name.removeprefix(PREFIX)}"
     try:
         with storing(final):
             if is_main:
@@ -55,14 +54,12 @@ def staged(final: Path, *, is_main: bool, barrier: Callable[[], None]) -> Iterat
     barrier()
 
 
-def whole(final: Path) -> contextlib.AbstractContextManager[Path]:
-    """`staged` for one process and any folder."""
-    return staged(final, is_main=True, barrier=lambda: None)
+# ---- errors of writing ----
 
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Make one message of what keeps a file or a folder of a run from being written.
+    """Turn an error of writing a file or folder of a run into one message.
 
     Raises:
         CheckpointError: the disk is full, the folder is gone, or may not be written.
@@ -72,7 +69,7 @@ def storing(path: Path) -> Iterator[None]:
     except PodiumError:
         raise
     except Exception as error:
-        why = _why_not(path.parent, error)
+        why = _cause(path.parent, error)
         if why is None:
             raise
         saved = next((each for folder in path.parents[:2] for each in checkpoints(folder)), None)
@@ -89,17 +86,18 @@ _REMEDY = {
     _GONE: "leave the folder where it is while a run is writing, and give a second run another `output_dir`",
     _DENIED: "give back the right to write there, or another `output_dir`",
 }
+_LITTLE = 1_000_000
+"""Bytes: with less left, a disk counts as full."""
 
 
-def _why_not(folder: Path, error: Exception) -> str | None:
-    """In words; None: it is no matter of the disk. Libraries hide the system's error in texts of their own."""
+def _cause(folder: Path, error: Exception) -> str | None:
+    """A key of `_REMEDY`; None: not an error of the disk. Libraries hide the system's error in texts of their own."""
     text, number = str(error), getattr(error, "errno", None)
-    writes = (
-        isinstance(error, OSError) or "inline_container" in text or "SerializationError" in text or "I/O error" in text
-    )
     if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "os error 28" in text:
         return _FULL
-    if not writes:
+    if not isinstance(error, OSError) and not any(
+        words in text for words in ("inline_container", "SerializationError", "I/O error")
+    ):
         return None
     if not folder.is_dir():
         return _GONE
@@ -108,35 +106,48 @@ def _why_not(folder: Path, error: Exception) -> str | None:
     return _DENIED if number in (errno.EACCES, errno.EPERM, errno.EROFS) else None
 
 
-_LITTLE = 1_000_000
-"""Bytes: with less left, a disk counts as full."""
-
-
-def _staging_of(final: Path) -> Path:
-    return final.parent / f"{STAGING}{final.name.removeprefix(PREFIX)}"
+# ---- manifests ----
 
 
 def write_manifest(folder: Path) -> None:
-    """Flush every file of the folder to the disk, then write down what they are."""
+    """Flush every file of the folder to the disk, then record their sizes and digests."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor(2) as pool:
-        entries = dict(pool.map(lambda path: (path.relative_to(folder).as_posix(), _flushed(path)), files))
+        entries = dict(pool.map(lambda path: (path.relative_to(folder).as_posix(), _flush(path)), files))
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": entries}, indent=1))
     _sync(manifest)
-    readable_alike(folder, manifest)
+    copy_permissions(manifest, folder)
     for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
         _sync(path)
 
 
-def readable_alike(folder: Path, file: Path) -> None:
-    """Weights get the permissions of `file`, which follow the umask: safetensors writes them for the user alone."""
+def copy_permissions(file: Path, folder: Path) -> None:
+    """Give weights the permissions of `file`, which follow the umask: safetensors lets only the user read them."""
     for weights in folder.rglob("*.safetensors"):
         shutil.copymode(file, weights)
 
 
+def _flush(path: Path) -> dict[str, int | str]:
+    _sync(path)
+    return {"size": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if every file is as it was written."""
+    """Description of a checkpoint's damage, or None if every file is as it was written."""
     manifest = folder / MANIFEST
     if not manifest.is_file():
         return f"it has no {MANIFEST}, so it was not finished"
@@ -156,6 +167,9 @@ def damage(folder: Path) -> str | None:
     return None
 
 
+# ---- the checkpoints of a run ----
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoint folders of a run, newest first."""
     found = [p for p in folder.glob(f"{PREFIX}*") if p.is_dir() and p.name.removeprefix(PREFIX).isdigit()]
@@ -163,12 +177,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step that a checkpoint's folder is named after."""
+    """The optimizer step in a checkpoint's name."""
     return int(checkpoint.name.removeprefix(PREFIX))
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint that verifies, or None where there is none at all.
+    """The newest checkpoint that verifies; None where there is none at all.
 
     Raises:
         CheckpointError: there are checkpoints, and every one is damaged.
@@ -189,16 +203,14 @@ def newest(folder: Path) -> Path | None:
 
 
 def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
-    """What `resume_from_checkpoint` asks for: True is the newest in `folder` that verifies, a path is itself.
+    """The checkpoint for `resume_from_checkpoint`: True is the newest in `folder` that verifies, a path is itself.
 
     Raises:
         CheckpointError: there is none, it is none, or it does not verify.
     """
     if not asked:
         return None
-    if asked is not True:
-        return str(verified(Path(asked)))
-    found = newest(folder)
+    found = newest(folder) if asked is True else verified(Path(asked))
     if found is None:
         raise CheckpointError(f"There is no checkpoint in {folder}.", fix="Start without resume_from_checkpoint.")
     return str(found)
@@ -206,55 +218,32 @@ def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
 
 def verified(checkpoint: Path) -> Path:
     """The checkpoint, if it is one and verifies; else `CheckpointError`. One of another trainer has no manifest."""
-    if not (checkpoint / "trainer_state.json").is_file():
-        near = checkpoints(checkpoint.parent) if checkpoint.parent.is_dir() else []
+    state = checkpoint / "trainer_state.json"
+    if not state.is_file():
+        near = checkpoints(checkpoint.parent)
         listed = f" In {checkpoint.parent} there are {', '.join(p.name for p in reversed(near))}." if near else ""
         what = "has no trainer_state.json" if checkpoint.exists() else "is not there"
         fix = f"resume_from_checkpoint: {near[0] if near else 'true, which takes the newest in output_dir'}"
         raise CheckpointError(f"{checkpoint} is not a checkpoint: it {what}.{listed}", fix=fix)
-    wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else _unreadable(checkpoint / "trainer_state.json")
+    wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else None
+    try:
+        json.loads(state.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        wrong = wrong or f"{state.name} cannot be read"
     if wrong is not None:
         fix = "resume_from_checkpoint: true, which takes the newest that is whole"
         raise CheckpointError(f"{checkpoint} is damaged: {wrong}.", fix=fix)
     return checkpoint
 
 
-def _unreadable(file: Path) -> str | None:
-    try:
-        json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return f"{file.name} cannot be read"
-    return None
-
-
 def sweep(folder: Path) -> None:
-    """Remove what a crash left half written."""
+    """Remove half-written checkpoints that a crash has left."""
     for leftover in folder.glob(f"{STAGING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _flushed(path: Path) -> dict[str, int | str]:
-    _sync(path)
-    return {"size": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def rotate(folder: Path, limit: int | None, best: str | None) -> None:
     """Keep the newest `limit` checkpoints and the best one."""
-    if limit is None or limit <= 0:
-        return
-    for old in checkpoints(folder)[limit:]:
+    for old in checkpoints(folder)[limit:] if limit is not None and limit > 0 else ():
         if best is None or old.resolve() != Path(best).resolve():
             shutil.rmtree(old, ignore_errors=True)

@@ -1,10 +1,11 @@
-"""Where a run ran and with what: versions, hardware, the user's commit, digests of rewards and data. No secrets.
+"""The environment of a run: versions, hardware, the user's commit, digests of rewards and data. No secrets.
 
-Knows nothing of training; everything that cannot be found out is left out.
+Whatever cannot be determined is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
@@ -26,7 +27,7 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "
 ROWS_IN_DIGEST = 100_000
 
 
-def describe(rewards: Sequence[Reward], dataset: Any) -> dict[str, Any]:
+def describe_environment(rewards: Sequence[Reward], dataset: Any) -> dict[str, Any]:
     """The contents of `environment.json`, but for the settings."""
     return {
         "podium": _version("podium"),
@@ -36,8 +37,8 @@ def describe(rewards: Sequence[Reward], dataset: Any) -> dict[str, Any]:
         "hardware": _hardware(),
         "command": without_secrets(_hidden_flags(sys.argv)),
         "git": _git(Path.cwd()),
-        "rewards": {reward.name: source(reward) for reward in rewards},
-        "data": _data(dataset),
+        "rewards": {reward.name: reward_source(reward) for reward in rewards},
+        "data": _dataset(dataset),
     }
 
 
@@ -75,45 +76,37 @@ def _hidden_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Commit of the working directory and whether files differ from it; None outside of a repository."""
-    commit = _git_says(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changes = _git_says(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "changed_files": len((changes or "").splitlines())}
+    """Commit of the working directory and number of files that differ from it; None outside of a repository."""
 
-
-def _git_says(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    def output(*arguments: str) -> str:
+        env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        return subprocess.check_output(
+            ["git", *arguments], cwd=folder, env=env, text=True, stderr=subprocess.DEVNULL, timeout=5
         )
+
+    try:
+        commit = output("rev-parse", "HEAD").strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    changes = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        changes = output("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed_files": len(changes.splitlines())}
 
 
-def source(reward: Reward) -> dict[str, str]:
-    """Where a reward function stands, and the sha256 of that file."""
+def reward_source(reward: Reward) -> dict[str, str]:
+    """The place of a reward function, and the sha256 of its file."""
     function = getattr(reward.function, "func", reward.function)
-    try:
+    with contextlib.suppress(TypeError, OSError):
         file = getattr(function, "path", None) or inspect.getsourcefile(
             function if callable(function) and hasattr(function, "__code__") else type(function)
         )
-        assert file is not None
-        return {"where": reward.where, "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
-    except (TypeError, OSError, AssertionError):
-        return {"where": reward.where}
+        return {"where": reward.where, "sha256": hashlib.sha256(Path(file or "").read_bytes()).hexdigest()}
+    return {"where": reward.where}
 
 
-def _data(dataset: Any) -> dict[str, Any]:
-    """Rows, columns and a digest: the fingerprint of a `datasets.Dataset`, else sha256 of the rows as JSON."""
+def _dataset(dataset: Any) -> dict[str, Any]:
+    """Columns, number of rows, and sha256 of the rows as JSON."""
     columns = getattr(dataset, "column_names", None)
     found: dict[str, Any] = {"columns": list(columns)} if columns else {}
     if not hasattr(dataset, "__len__"):

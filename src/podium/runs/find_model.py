@@ -1,4 +1,4 @@
-"""What a name on the command line stands for: a run, a model's folder, a hub id, `builtin:...`; and its weights.
+"""Resolves a model's name on the command line (a run, a model's folder, a hub id, `builtin:...`) and loads it.
 
 source = find_model("runs/quickstart")
 model, tokenizer = load(source)
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter_config.json"
 MERGED = "merged"
-"""In an adapter's folder: the model that it was merged into, for servers."""
+"""Subfolder of an adapter's folder with the merged model, for servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where weights lie."""
+    """The location of weights."""
 
     base: str
-    """What `from_pretrained` takes: the folder or hub id of the whole model, or of the one the adapter belongs to."""
+    """Argument of `from_pretrained`: the folder or hub id of the model, or of the adapter's base."""
     adapter: Path | None = None
     """A folder with an adapter to put on it."""
 
     @property
     def folder(self) -> Path | None:
-        """Where training has saved it; None: it is on the hub."""
+        """The local folder of what was trained; None: it is on the hub."""
         folder = self.adapter or Path(self.base)
         return folder if folder.is_dir() else None
 
 
 def find_model(name: str, *, base: str | None = None) -> ModelSource:
-    """What to load. A run's folder stands for its final model, else for its newest checkpoint. Loads no weights.
+    """Find a model without loading it. A run's folder stands for its final model, else for its newest checkpoint.
 
     Args:
         name: a run's folder, a checkpoint, a model's or adapter's folder, a hub id, `builtin:...`.
-        base: the model an adapter is put on, in place of the one that PEFT wrote down.
+        base: an adapter's base, in place of the one that PEFT recorded.
 
     Raises:
-        ModelError: nothing there, or not a language model.
+        ModelError: no model there, or not a language model.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -63,59 +63,53 @@ def find_model(name: str, *, base: str | None = None) -> ModelSource:
 
 
 def _saved(folder: Path) -> Path:
-    """The folder itself where it holds a model, else its newest checkpoint that does."""
-    if _is_model(folder):
-        return folder
-    saved = next((path for path in checkpoints(folder) if _is_model(path)), None)
-    if saved is None and any((folder / name).exists() for name in RECORD):
+    """The first of the folder itself and its checkpoints, newest first, that holds a model; else the folder."""
+    for each in (folder, *checkpoints(folder)):
+        if any((each / file).is_file() for file in ("config.json", ADAPTER)):
+            return each
+    if _is_run(folder):
         raise ModelError(
             f"The run {folder} has saved no model: it has neither a final one nor a checkpoint.",
             code="M016",
             fix="Wait for its first checkpoint, or train it to the end (`save_steps` says how often one is written).",
         )
-    return saved or folder
+    return folder
 
 
-def _is_model(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in ("config.json", ADAPTER))
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in RECORD)
 
 
 def run_of(source: ModelSource) -> Run | None:
-    """The run a model comes from: its own folder, or the one that its checkpoint or merged model lies in."""
+    """The run of a model: its own folder, or the one that contains its checkpoint or merged model."""
     if source.folder is None:
         return None
     folder = source.folder.resolve()
     while folder.name == MERGED or folder.name.startswith(PREFIX):
         folder = folder.parent
-    return Run(folder=folder) if any((folder / name).exists() for name in RECORD) else None
+    return Run(folder=folder) if _is_run(folder) else None
 
 
 def _base_of(adapter: Path, given: str | None) -> str:
-    base = given or portable_name(_written_base(adapter))
     try:
-        check_model_name(base)
-    except ModelError as error:
-        raise ModelError(
-            f"The adapter {adapter} belongs to {base}, which cannot be had: {error.what}",
-            code=error.code,
-            fix=error.fix,
-        ) from error
-    return resolve_model(base)
-
-
-def _written_base(adapter: Path) -> str:
-    try:
-        return str(json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
+        text = (adapter / ADAPTER).read_text(encoding="utf-8")
+        base = given or portable_name(str(json.loads(text)["base_model_name_or_path"]))
     except (ValueError, KeyError, TypeError) as error:
         what = f"{adapter / ADAPTER} does not say which model the adapter belongs to."
         raise ModelError(what, code="M012") from error
+    try:
+        check_model_name(base)
+    except ModelError as error:
+        what = f"The adapter {adapter} belongs to {base}, which cannot be had: {error.what}"
+        raise ModelError(what, code=error.code, fix=error.fix) from error
+    return resolve_model(base)
 
 
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[0-9a-f]+/?$")
 
 
 def portable_name(base: str) -> str:
-    """What a base is called on every machine. PEFT writes down the path that was loaded, which may be one of a cache.
+    """The name of a base on every machine. PEFT records the path that was loaded, which may be one of a cache.
 
     >>> portable_name("/home/a/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de2")
     'Qwen/Qwen3-0.6B'
@@ -129,12 +123,7 @@ def portable_name(base: str) -> str:
 
 
 def load(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tuple[Any, Any]:
-    """Model and tokenizer, in evaluation mode, on the accelerator if there is one.
-
-    Args:
-        source: from `find_model`.
-        dtype: of the weights; "auto" is the type they are stored in.
-    """
+    """Model and tokenizer, in evaluation mode, on the accelerator if there is one. Dtype "auto" is the stored one."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -156,7 +145,7 @@ def with_adapter(model: Any, source: ModelSource) -> Any:
     """The base with the source's adapter on it, if it has one.
 
     Raises:
-        ModelError: its weights have other shapes than the base.
+        ModelError: the adapter's weights have other shapes than the base.
     """
     if source.adapter is None:
         return model
@@ -165,17 +154,10 @@ def with_adapter(model: Any, source: ModelSource) -> Any:
     try:
         return PeftModel.from_pretrained(model, str(source.adapter)).eval()
     except (RuntimeError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        mismatch = next((line for line in lines if "mismatch" in line), lines[0]).rstrip(".")
         raise ModelError(
-            f"The adapter {source.adapter} does not fit {source.base}: {_first_mismatch(error)}.",
+            f"The adapter {source.adapter} does not fit {source.base}: {mismatch}.",
             code="P013",
             fix="Name the base that was trained on: --base OWNER/NAME or a folder.",
         ) from error
-
-
-def _first_mismatch(error: Exception) -> str:
-    """
-    >>> _first_mismatch(RuntimeError("Error(s) in loading:\\n  size mismatch for q.lora_A: copying [4, 32] to [4, 64]"))
-    'size mismatch for q.lora_A: copying [4, 32] to [4, 64]'
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return next((line for line in lines if "mismatch" in line), lines[0]).rstrip(".")

@@ -1,6 +1,6 @@
 """Other trainers' logs as a history of steps: TRL's `trainer_state.json`, CSV or JSON Lines with TRL's or verl's names.
 
-Only reads numbers. A name that is in no table stays as it is.
+Only numbers are read. A name that is in no table stays as it is.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ NAMES: Mapping[str, str] = {
 }
 """Another name -> ours."""
 
-SCALES: Mapping[str, float] = {"perf/max_memory_allocated_gb": 1e9, "perf/cpu_memory_used_gb": 1e9}
-SCALED: Mapping[str, str] = {
+GIGABYTES: Mapping[str, str] = {
     "perf/max_memory_allocated_gb": "health/device_bytes",
     "perf/cpu_memory_used_gb": "health/resident_bytes",
 }
-"""Names whose unit differs, too."""
+"""Names in gigabytes -> ours in bytes."""
 
-Row = Mapping[str, Any]
+LogLine = Mapping[str, Any]
 
 
 def read_log(path: Path) -> tuple[StepMetrics, ...]:
@@ -65,24 +64,24 @@ def read_log(path: Path) -> tuple[StepMetrics, ...]:
             f"{', '.join(READERS)}."
         )
     try:
-        rows = list(reader(path))
+        lines = list(reader(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a log: {error}") from error
-    history = as_history(rows)
+    history = as_history(lines)
     if not history:
         raise DataError(f"{path} has no line with numbers of a training step (reward, loss, ...).")
     return history
 
 
-def as_history(rows: Iterable[Row]) -> tuple[StepMetrics, ...]:
-    """Rows of one step become one record; without a step, rows are numbered.
+def as_history(lines: Iterable[LogLine]) -> tuple[StepMetrics, ...]:
+    """One record a step, from all lines of the step; without a step, lines are numbered.
 
     >>> as_history([{"step": 3, "data": {"critic/rewards/mean": 0.5, "actor/lr": 1e-6}}])
     (StepMetrics(step=3, values={'reward': 0.5, 'learning_rate': 1e-06}),)
     """
     steps: dict[int, dict[str, float]] = {}
-    for number, row in enumerate(rows, start=1):
-        values = _renamed({**row, **row["data"]} if isinstance(row.get("data"), dict) else row)
+    for number, line in enumerate(lines, start=1):
+        values = _renamed({**line, **line["data"]} if isinstance(line.get("data"), dict) else line)
         step = values.pop("step", float(number))
         values = {name: value for name, value in values.items() if name not in ("epoch", "total_flos")}
         if values and "train_runtime" not in values and math.isfinite(step):
@@ -90,56 +89,51 @@ def as_history(rows: Iterable[Row]) -> tuple[StepMetrics, ...]:
     return tuple(StepMetrics(step=step, values=steps[step]) for step in sorted(steps))
 
 
-def _renamed(row: Row) -> dict[str, float]:
+def _renamed(line: LogLine) -> dict[str, float]:
+    """The numbers of a line, under our names. Null is NaN, as JSON has no other way to write it."""
     named: dict[str, float] = {}
-    for name, value in row.items():
-        number = _number(value)
-        if number is None:
+    for name, value in line.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
             continue
-        if name in SCALED:
-            named[SCALED[name]] = number * SCALES[name]
+        try:
+            number = math.nan if value is None else float(value)
+        except ValueError:
+            continue
+        plain = name.removeprefix("train/")
+        if name in GIGABYTES:
+            named[GIGABYTES[name]] = number * 1e9
         elif name.startswith("val-core/") and "/mean@" in name:
             named["eval_reward"] = number
         else:
-            plain = name.removeprefix("train/")
             named[NAMES.get(name, NAMES.get(plain, plain.replace("eval/", "eval_", 1)))] = number
     return named
 
 
-def _number(value: Any) -> float | None:
-    """A number, also as text; null is NaN, as JSON has no other way to write it; None for what is none."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
-
-
-def _trainer_state(path: Path) -> Iterable[Row]:
-    contents = json.loads(path.read_text(encoding="utf-8"))
+def _trainer_state(text: str) -> Iterable[LogLine]:
+    contents = json.loads(text)
     return contents["log_history"] if isinstance(contents, dict) else contents
 
 
-def _json_lines(path: Path) -> Iterable[Row]:
+def _json_lines(text: str) -> Iterable[LogLine]:
     """Podium's own lines keep their numbers in `values`. A half-written last line is left out."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         try:
-            row = json.loads(line)
+            contents = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict):
-            inner = row.get("values")
-            yield {"step": row.get("step"), **inner} if isinstance(inner, dict) else row
+        if isinstance(contents, dict):
+            inner = contents.get("values")
+            yield {"step": contents.get("step"), **inner} if isinstance(inner, dict) else contents
 
 
-def _csv(path: Path) -> Iterable[Row]:
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            yield {name: value for name, value in row.items() if name and value not in ("", None)}
+def _csv(text: str) -> Iterable[LogLine]:
+    for line in csv.DictReader(text.splitlines(keepends=True)):
+        yield {name: value for name, value in line.items() if name and value not in ("", None)}
 
 
-READERS: Mapping[str, Callable[[Path], Iterable[Row]]] = {".json": _trainer_state, ".jsonl": _json_lines, ".csv": _csv}
+READERS: Mapping[str, Callable[[str], Iterable[LogLine]]] = {
+    ".json": _trainer_state,
+    ".jsonl": _json_lines,
+    ".csv": _csv,
+}
 """By the file's ending."""

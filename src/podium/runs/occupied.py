@@ -1,7 +1,7 @@
-"""One run at a time in a folder: whoever trains there holds a file `.running`, which names the process.
+"""Limits a folder to one run at a time: the file `.running` names the process that trains there.
 
 The file is locked (`flock`) where the file system can, so a killed process leaves no obstacle. Elsewhere, and where a
-child has inherited the lock, the process that it names decides: if that is dead, the folder is free.
+child has inherited the lock, the folder is free once the named process is dead.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -25,7 +26,7 @@ _ours: set[Path] = set()
 
 @contextlib.contextmanager
 def occupying(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process; within itself as often as it likes.
+    """Reserve a folder for this process, reentrantly.
 
     Raises:
         ConfigError: another process holds it.
@@ -39,13 +40,9 @@ def occupying(folder: Path) -> Iterator[None]:
     if error := occupied(folder):
         raise error
     with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process was quicker, or a child of a dead one has inherited the lock
-            if error := occupied(folder):
-                raise error from None
-        except OSError:  # no flock here
-            pass
+        # False: another process was quicker, or a child of a dead one has inherited the lock.
+        if _lock(file) is False and (error := occupied(folder)):
+            raise error
         file.truncate(0)
         me = psutil.Process()
         file.write(json.dumps({"host": socket.gethostname(), "pid": me.pid, "began": me.create_time()}))
@@ -59,20 +56,22 @@ def occupying(folder: Path) -> Iterator[None]:
 
 
 def occupied(folder: Path) -> ConfigError | None:
-    """The error of a folder in which another process trains at this moment. Changes nothing."""
+    """The error for a folder in which another process is training, else None. Changes nothing."""
     path = folder.absolute() / NAME
     if path.parent in _ours:
         return None
     try:
         with path.open("r+", encoding="utf-8") as file:
-            holder = _holder(file.read())
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            text = file.read()
+            if _lock(file):
                 return None
-            except OSError:  # held, or no flock here
-                pass
     except OSError:
         return None
+    try:
+        holder = json.loads(text)
+        holder = holder if isinstance(holder, dict) else {}
+    except ValueError:
+        holder = {}
     host, pid = holder.get("host"), holder.get("pid")
     here = host == socket.gethostname()
     if here and not _is_alive(holder):
@@ -82,16 +81,19 @@ def occupied(folder: Path) -> ConfigError | None:
     return ConfigError(what, code="C036", fix=f"output_dir: {folder.name}-2, or another folder; or {end}")
 
 
-def _holder(text: str) -> dict[str, object]:
+def _lock(file: TextIO) -> bool | None:
+    """Whether the file could be locked; None: the file system has no locks."""
     try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def _is_alive(holder: dict[str, object]) -> bool:
-    """Whether the process still runs; another may have its number by now."""
+    """Whether the process still runs; another one may have got its number."""
     try:
         return abs(psutil.Process(int(str(holder["pid"]))).create_time() - float(str(holder["began"]))) < 2
     except (psutil.Error, KeyError, ValueError):

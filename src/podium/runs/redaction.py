@@ -1,4 +1,4 @@
-"""What is a secret in settings and texts, and is hidden wherever a run writes them down. The one rule of the house."""
+"""Secrets in settings and texts: the one rule by which they are hidden wherever they are recorded or shown."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NAME = re.compile(
     r"(^|_)(api_?keys?|secrets?|passwords?|passwd|passphrase|pwd|pw|credentials?|authorization|bearer|cookies?|"
     r"private_?key|access_?key)(_|$)"
 )
-"""Names of what is secret whatever it looks like."""
+"""Names whose values are secret whatever they look like."""
 
 _NAME_OF_TEXT = re.compile(r"(^|_)(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!mask_)(?<!special_)(tokens?|key|auth)$")
-"""Names of what is secret where it is text: `num_tokens: 5` is none."""
+"""Names whose values are secret if they are text: `num_tokens: 5` is none."""
 
 _TEXT = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{20,}"
@@ -26,11 +26,11 @@ _TEXT = re.compile(
     r"|(?i:(?<=[?&]key=)|(?<=api_key=)|(?<=apikey=)|(?<=token=)|(?<=secret=)|(?<=password=)|(?<=[?&]sig=))[^\s&'\"]+",
     re.DOTALL,
 )
-"""What is secret wherever it stands: tokens of known forms, keys, passwords in addresses and in headers."""
+"""Texts that are secret anywhere: tokens of known forms, keys, passwords in addresses and in headers."""
 
 
 def is_secret(name: str, value: Any = "") -> bool:
-    """Whether a value of this name is to be hidden.
+    """Whether a value of this name must be hidden.
 
     >>> [is_secret(name, "x") for name in ("hub_token", "X-Api-Key", "apikey", "private key", "pw", "tokens")]
     [True, True, True, True, True, True]
@@ -45,7 +45,7 @@ def is_secret(name: str, value: Any = "") -> bool:
 
 
 def hide(text: str, mark: str = HIDDEN) -> str:
-    """A text with what is secret in it hidden.
+    """A text with its secrets replaced by `mark`.
 
     >>> hide("https://me:pass@host/x?api_key=abc&n=1, token hf_abcdefghijklmnopqrstuvwx")
     'https://<hidden>@host/x?api_key=<hidden>&n=1, token <hidden>'

@@ -47,7 +47,13 @@ from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.settings import advantage_settings, entropy_control, loss_settings, sampling_settings
+from podium.trainer.settings import (
+    advantage_settings,
+    completions_log_settings,
+    entropy_control,
+    loss_settings,
+    sampling_settings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +218,7 @@ def assemble(
             top_entropy_quantile=args.top_entropy_quantile,
             moe=bool(router_coef),
         ),
-        completions=CompletionsLog(args),
+        completions=CompletionsLog(completions_log_settings(args)),
         callbacks=_callbacks(args, reference),
         num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in policy.parameters()),
         should_train=loading.should_train(policy, by_name=isinstance(model, str)),

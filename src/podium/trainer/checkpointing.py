@@ -100,7 +100,7 @@ class AtomicCheckpointMixin(Trainer):
             staged = folder.name.startswith(checkpoint.STAGING)  # the checkpoint's own message is the better one
             with contextlib.nullcontext() if staged else checkpoint.storing(folder / "model.safetensors"):
                 super()._save(output_dir, state_dict=state_dict)
-                checkpoint.readable_alike(folder, folder / "training_args.bin")
+                checkpoint.copy_permissions(folder / "training_args.bin", folder)
         finally:
             self.args.hub_token = token
 
@@ -114,7 +114,7 @@ class AtomicCheckpointMixin(Trainer):
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = str(final)
         barrier = self.accelerator.wait_for_everyone
-        with checkpoint.staged(final, is_main=self.args.should_save, barrier=barrier) as staging:
+        with checkpoint.atomic_folder(final, is_main=self.args.should_save, barrier=barrier) as staging:
             self.save_model(str(staging), _internal_call=True)
             if not self.args.save_only_model:
                 self._save_optimizer_and_scheduler(str(staging))

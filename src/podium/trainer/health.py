@@ -317,7 +317,7 @@ class Health(TrainerCallback):
         parts = self.parts
         trained = sum(p.numel() for p in parts.policy.parameters() if p.requires_grad)
         return {
-            **environment.describe(parts.rewards, parts.train_dataset),
+            **environment.describe_environment(parts.rewards, parts.train_dataset),
             "model": {
                 "name": getattr(parts.policy.config, "_name_or_path", ""),
                 "parameters": parts.num_parameters,

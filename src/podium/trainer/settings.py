@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from podium.algorithm.losses import CORRECTIONS, Correction, EntropyControl, Los
 from podium.errors import ConfigError
 from podium.records import SamplingSettings
 from podium.rewards.score import CallSettings
+from podium.runs.completions_log import CompletionsLogSettings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS, on_error
 
@@ -117,4 +119,17 @@ def entropy_control(args: GRPOConfig) -> EntropyControl:
         step=args.entropy_coef_delta,
         coef_min=args.entropy_coef_min,
         coef_max=args.entropy_coef_max,
+    )
+
+
+def completions_log_settings(args: GRPOConfig) -> CompletionsLogSettings:
+    """Where tables of completions go."""
+    return CompletionsLogSettings(
+        output_dir=Path(str(args.output_dir)),
+        num_to_print=args.num_completions_to_print,
+        unique_prompts=args.log_unique_prompts,
+        report_to=tuple(args.report_to or ()),
+        hub_repo=args.log_completions_hub_repo,
+        hub_token=args.hub_token,
+        hub_private=args.hub_private_repo,
     )

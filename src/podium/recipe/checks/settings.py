@@ -257,7 +257,7 @@ def resumed(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     adapter = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **setup.lora}).to_dict()
     now: dict[str, Any] = {
         "settings": args.to_dict(),
-        "rewards": {reward.name: environment.source(reward) for reward in setup.rewards},
+        "rewards": {reward.name: environment.reward_source(reward) for reward in setup.rewards},
         "adapter": adapter,
         "model": {"name": setup.model and setup.model.config and setup.model.config._name_or_path},
     }

@@ -1,7 +1,6 @@
-"""The card of a model: README.md with what it is, what it was trained on and how, and what came of it.
+"""The card of a model: README.md with its origin, training and results.
 
-Everything comes from the run's record. Names and values in it are data: they are escaped, and folders of this machine
-are left out.
+All of it comes from the run's record. Names and values in it are data: they are escaped, and local paths left out.
 """
 
 from __future__ import annotations
@@ -23,44 +22,28 @@ CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 SETTINGS = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "optim",
-    "max_grad_norm",
-    "weight_decay",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "num_generations",
-    "num_iterations",
-    "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "loss_type",
-    "scale_rewards",
-    "beta",
-    "epsilon",
-    "epsilon_high",
-    "seed",
-    "bf16",
+    *("learning_rate", "lr_scheduler_type", "optim", "max_grad_norm", "weight_decay"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_iterations"),
+    *("max_completion_length", "temperature", "top_p", "top_k", "loss_type", "scale_rewards", "beta"),
+    *("epsilon", "epsilon_high", "seed", "bf16"),
 )
-"""What a card says of a run's settings, where they have a value."""
+"""Settings on the card, where they have a value."""
 
 LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipped:
-    """What a card is written for."""
+class CardContents:
+    """A model and its origin, as its card describes it."""
 
     kind: Literal["adapter", "merged", "full"]
     base: Base
     title: str
     address: str
-    """What to give to `from_pretrained`: a hub id, or the folder's name."""
+    """The argument of `from_pretrained`: a hub id, or the folder's name."""
     dtype: str | None = None
     checkpoint: int | None = None
-    """The step of the checkpoint that was taken; None: the model that training ended with."""
+    """Step of the checkpoint; None: the final model."""
     proof: str | None = None
     has_chat_template: bool = True
     lora: Mapping[str, Any] | None = None
@@ -69,48 +52,31 @@ class Shipped:
     """Messages that every prompt of training began with."""
 
 
-def card(shipped: Shipped, run: Run | None) -> str:
+def card(model: CardContents, run: Run | None) -> str:
     """The text of README.md, with the metadata that the hub reads."""
     environment = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters |= {"text": text, "code": code, "fenced": fenced}
-    recorded = _recorded(run) if run is not None else _NOTHING
+    recorded = _recorded(run)
+    recorded["step"] = model.checkpoint or recorded["step"]
+    recorded["settings"] |= _lora(model.lora or {})
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        metadata=_metadata(shipped, recorded["dataset"]),
-        title=shipped.title,
-        kind=shipped.kind,
-        base=shipped.base,
-        use=_use(shipped),
-        opening=bool(shipped.opening),
+        model=model,
+        metadata=_metadata(model, recorded["dataset"]),
+        use=_use(model),
         has_run=run is not None,
-        dtype=shipped.dtype,
-        is_checkpoint=shipped.checkpoint is not None,
-        proof=shipped.proof,
-        results=_results(run) if run is not None and shipped.checkpoint is None else None,
-        **{
-            **recorded,
-            "step": shipped.checkpoint or recorded["step"],
-            "settings": {**recorded["settings"], **_lora(shipped.lora or {})},
-        },
+        is_checkpoint=model.checkpoint is not None,
+        results=_results(run) if run is not None and model.checkpoint is None else None,
+        **recorded,
     )
 
 
-_NOTHING: Mapping[str, Any] = {
-    "step": None,
-    "dataset": None,
-    "rows": None,
-    "rewards": {},
-    "settings": {},
-    "recipe": "",
-    "versions": {},
-}
-"""Of a model that no run is known of."""
-
-
-def _recorded(run: Run) -> dict[str, Any]:
-    config, given, environment = publishable(run.config), publishable(run.given), run.environment
+def _recorded(run: Run | None) -> dict[str, Any]:
+    """The run's data on the card; empty for a model without a run."""
+    config, given = (publishable(run.config), publishable(run.given)) if run is not None else ({}, {})
+    environment = run.environment if run is not None else {}
     versions = {name: environment[name] for name in ("podium", "python") if environment.get(name)}
     return {
-        "step": run.history[-1].step if run.history else None,
+        "step": run.history[-1].step if run is not None and run.history else None,
         "dataset": config.get("dataset"),
         "rows": environment.get("data", {}).get("rows"),
         "rewards": environment.get("reward_weights", {}),
@@ -125,29 +91,29 @@ def _lora(config: Mapping[str, Any]) -> dict[str, Any]:
     return {f"lora {name}": ", ".join(sorted(v)) if isinstance(v, list) else v for name, v in found.items()}
 
 
-def _metadata(shipped: Shipped, dataset: str | None) -> str:
+def _metadata(model: CardContents, dataset: str | None) -> str:
     from huggingface_hub import ModelCardData
 
     on_hub = dataset is not None and HUB_ID.fullmatch(dataset) and not Path(dataset).exists()
-    relation = "adapter" if shipped.kind == "adapter" else "finetune"
+    relation = "adapter" if model.kind == "adapter" else "finetune"
     return ModelCardData(
-        base_model=shipped.base.hub_id,
+        base_model=model.base.hub_id,
         datasets=[dataset] if dataset is not None and on_hub else None,
-        library_name="peft" if shipped.kind == "adapter" else "transformers",
+        library_name="peft" if model.kind == "adapter" else "transformers",
         pipeline_tag="text-generation",
-        tags=["grpo", "podium", *(["lora"] if shipped.kind == "adapter" else [])],
-        base_model_relation=relation if shipped.base.hub_id else None,
+        tags=["grpo", "podium", *(["lora"] if model.kind == "adapter" else [])],
+        base_model_relation=relation if model.base.hub_id else None,
     ).to_yaml()
 
 
-def _use(shipped: Shipped) -> str:
-    """A program that asks the model as training did."""
-    messages = [*shipped.opening, {"role": "user", "content": "..."}]
+def _use(model: CardContents) -> str:
+    """A program that prompts the model as in training."""
+    messages = [*model.opening, {"role": "user", "content": "..."}]
     given = "[\n" + "".join(f"    {json.dumps(dict(each))},\n" for each in messages) + "]"
-    asked = f"messages = {given}" if shipped.has_chat_template else 'messages = "..."'
+    asked = f"messages = {given}" if model.has_chat_template else 'messages = "..."'
     return (
         "from transformers import pipeline\n\n"
-        f'generate = pipeline("text-generation", model={json.dumps(shipped.address)})\n{asked}\n'
+        f'generate = pipeline("text-generation", model={json.dumps(model.address)})\n{asked}\n'
         'print(generate(messages, max_new_tokens=256, return_full_text=False)[0]["generated_text"])'
     )
 
@@ -156,7 +122,7 @@ def _use(shipped: Shipped) -> str:
 
 
 def _results(run: Run) -> dict[str, Any] | None:
-    """Before and after, as a table; None unless both are there."""
+    """Evaluations before and after, as a table; None unless both exist."""
     before, after = (run.evaluations.get(when) for when in ("before", "after"))
     if not before or not after:
         return None
@@ -181,7 +147,7 @@ def _row(name: str, before: Any, after: Any, form: str = "{:.3f}") -> dict[str, 
 
 
 def _number(value: Any, form: str) -> str:
-    """As text; an interval that is not known (prompts too few or all alike) is left out.
+    """As text; an unknown interval (prompts too few or all equal) is left out.
 
     >>> _number({"value": 0.5, "low": None, "high": None}, ""), _number({"value": 0.5, "low": 0.4, "high": 0.6}, "")
     ('0.500', '0.500 [0.400, 0.600]')

@@ -1,8 +1,8 @@
-"""A run's model as one plain folder that anything reads: `export(find_model("runs/x"), Path("x-merged"))`.
+"""Exports a run's model as a plain folder that any library loads: `export(find_model("runs/x"), Path("x-merged"))`.
 
-The base of an adapter is compared with what the run recorded of it; then the adapter is merged in float32 and compared
-with what it was; a full fine-tune is copied. Either is cast, saved, loaded again from what was saved and compared with
-the trained model on prompts of the run. Only then the folder gets its name.
+An adapter's base is compared with the log-probabilities that the run recorded; then the adapter is merged in float32
+and the result compared with the model before; a full fine-tune is copied. Either is cast, saved, loaded from the disk
+and compared with the trained model on prompts of the run. Only then the folder gets its name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import ConfigError, ModelError, ProofError
-from podium.runs.checkpoint import PREFIX, damage, step_of, whole
+from podium.runs.checkpoint import PREFIX, atomic_folder, damage, step_of
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load, load_tokenizer, run_of, with_adapter
 from podium.runs.run import ROLLOUTS, STAGES, Run
-from podium.runs.shipping.card import CARD, Shipped, card
+from podium.runs.shipping.card import CARD, CardContents, card
 from podium.runs.shipping.origin import Base, base_named, publishable
 from podium.runs.shipping.prompt_prefix import OPENING, RECORD, opening
 
@@ -35,18 +35,16 @@ logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "float16")
 PROMPTS = 8
-"""Of the run, each with a completion, that the trained and the saved model are compared on."""
-
+"""Prompts of the run, each with a completion, that the trained and the saved model are compared on."""
 COMPLETIONS = 64
-"""Of the run, at most, that its base is compared on."""
-
-QUANTIZED = ("load_in_4bit", "load_in_8bit")
-"""Keys of a recipe."""
+"""Completions of the run, at most, that its base is compared on."""
+LOCAL_KEYS = ("is_local", "local_files_only", "name_or_path")
+"""Keys of a tokenizer's config that depend on the machine it was loaded on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """A model that was written."""
+    """An exported model."""
 
     folder: Path
     dtype: str
@@ -56,16 +54,15 @@ class Export:
 
 
 def export(source: ModelSource, out: Path, *, dtype: str | None = None) -> Export:
-    """Write the model into `out`, which must not be there; see the top of this module.
+    """Write the model into `out`, which must not exist; see the top of this module.
 
     Args:
         source: from `find_model`.
         out: the folder to make.
-        dtype: of the saved weights, one of `DTYPES`; None: the type in which the base (of a full fine-tune: the model
-            itself) is stored.
+        dtype: of the saved weights, one of `DTYPES`; None: the stored type of the base, or of a full fine-tune itself.
 
     Raises:
-        ConfigError: `out` is there, or no such dtype.
+        ConfigError: `out` exists, or no such dtype.
         ModelError: the base is quantized.
         ProofError: the saved model answers differently from the trained one (P013). Nothing is left of it.
     """
@@ -82,30 +79,34 @@ def export(source: ModelSource, out: Path, *, dtype: str | None = None) -> Expor
 
 
 def merged_folder(source: ModelSource) -> Path:
-    """Where an adapter lies merged, in its own folder: written now, unless what is there is whole and of these weights.
+    """The folder of the merged model inside an adapter's own; it is written first, unless `is_merged`.
 
     Raises as `export` does.
     """
     assert source.adapter is not None
     out = source.adapter / MERGED
-    if is_merged(source):
-        return out
-    logger.info("Merging the adapter into %s.", out)
-    return _write(source, out, None).folder
+    if not is_merged(source):
+        logger.info("Merging the adapter into %s.", out)
+        _write(source, out, None)
+    return out
 
 
 def is_merged(source: ModelSource) -> bool:
-    """Whether an adapter lies merged in its own folder, whole and of these weights."""
+    """Whether an adapter's own folder holds the merged model, undamaged and made from the present weights."""
     assert source.adapter is not None
     out = source.adapter / MERGED
-    return _made_from(out) == _digest(source) and damage(out) is None
+    try:
+        made_from = json.loads((out / RECORD).read_text(encoding="utf-8"))["weights"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(made_from == _digest(source)) and damage(out) is None
 
 
 def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
     import torch
 
     try:
-        return _written(source, out, dtype)
+        return _prove_and_save(source, out, _stored_type(source, dtype))
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"The accelerator has not enough memory for {base_named(source.base).name} in float32.",
@@ -113,33 +114,34 @@ def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
         ) from error
 
 
-def _written(source: ModelSource, out: Path, dtype: str | None) -> Export:
+def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype) -> Export:
+    import torch
 
-    from podium.models.merging import TEXTS, expect
+    from podium.models.merging import TEXTS, expect, prove
 
-    stored = _stored_type(source, dtype)
     run = run_of(source)
     trained, tokenizer, base = _on_its_base(source, run)
     expected = expect(trained, tokenizer, (*_texts(run), *TEXTS))
     model = _merged(trained, expected, base).to(stored)
     del trained
-    _end_where_training_did(model, tokenizer)
+    _set_end_tokens(model, tokenizer)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with whole(out) as staging:
+    with atomic_folder(out) as staging:
         _save(model, tokenizer, staging)
         del model
-        proof = _prove(staging, expected, stored, base)
+        saved, _ = load(ModelSource(base=str(staging)), dtype=torch.float32)
+        proof = prove(saved, expected, stored, base)  # in float32: the loss of the saved type, without computing in it
         name = str(stored).removeprefix("torch.")
         proved = {**asdict(proof), "passed": proof.passed}
         record = {"weights": _digest(source), "dtype": name, "proof": proved, OPENING: opening(source)}
         (staging / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        described = describe(source, address=out.name, dtype=name, proof=str(proof), merged=True)
-        (staging / CARD).write_text(card(described, run), encoding="utf-8")
+        contents = card_contents(source, address=out.name, dtype=name, proof=str(proof), merged=True)
+        (staging / CARD).write_text(card(contents, run), encoding="utf-8")
     return Export(folder=out, dtype=name, proof=proof, merged=source.adapter is not None)
 
 
 def _stored_type(source: ModelSource, asked: str | None) -> torch.dtype:
-    """The type to save in, after a look at the base's config."""
+    """The type to save in. Raises `ModelError` for a quantized base."""
     import torch
     from transformers import AutoConfig
 
@@ -157,7 +159,7 @@ def _stored_type(source: ModelSource, asked: str | None) -> torch.dtype:
 
 
 def _merged(model: Any, expected: Expected, base: BaseProof | None) -> PreTrainedModel:
-    """Without an adapter beside it, and proved before its weights are rounded."""
+    """The model with its adapter in its weights, proved before they are rounded."""
     import torch
     from peft import PeftModel
 
@@ -171,10 +173,10 @@ def _merged(model: Any, expected: Expected, base: BaseProof | None) -> PreTraine
 
 
 def _on_its_base(source: ModelSource, run: Run | None) -> tuple[Any, PreTrainedTokenizerBase, BaseProof | None]:
-    """The trained model in float32; of an adapter, with what the run's record says of the base.
+    """The trained model in float32; for an adapter, with the comparison of its base with the run's record.
 
     The first completions were sampled from the base, before the adapter changed anything. Where training began with a
-    trained adapter only later ones can be compared, with the model as it is a step after them.
+    trained adapter, only later ones can be compared, with the model a step after them.
 
     Raises:
         ModelError: the adapter does not fit the base.
@@ -184,8 +186,8 @@ def _on_its_base(source: ModelSource, run: Run | None) -> tuple[Any, PreTrainedT
 
     if source.adapter is None or run is None:
         return *load(source, dtype=torch.float32), None
-    whole_run = Run(folder=run.folder.parent) if (run.folder.parent / STAGES).is_file() else run
-    begun = whole_run.parts[0].run if whole_run.parts else run
+    staged = Run(folder=run.folder.parent) if (run.folder.parent / STAGES).is_file() else run
+    begun = staged.parts[0].run if staged.parts else run
     base, _ = load(replace(source, adapter=None), dtype=torch.float32)
     tokenizer = load_tokenizer(source)
     found = _base_proof(begun, base, tokenizer, 0)
@@ -202,7 +204,7 @@ def _on_its_base(source: ModelSource, run: Run | None) -> tuple[Any, PreTrainedT
 
 
 def _base_proof(run: Run, model: Any, tokenizer: PreTrainedTokenizerBase, step: int | None) -> BaseProof | None:
-    """Completions of the run that were sampled after `step` steps (None: the last ones), against `model`."""
+    """Recorded completions that were sampled after `step` steps (None: the last ones), compared with `model`."""
     from podium.models.merging import Sampled, check_base
 
     config = run.config
@@ -216,14 +218,13 @@ def _base_proof(run: Run, model: Any, tokenizer: PreTrainedTokenizerBase, step: 
     rows = rows[rows["policy_step"] == rows["policy_step"].max()]
     fields = [field.name for field in dataclasses.fields(Sampled)]
     sampled = [Sampled(**row) for row in rows[fields].to_dict("records")][:COMPLETIONS]
-    quantized = run.environment.get("model", {}).get("quantized") or any(map(config.get, QUANTIZED))
-    return check_base(
-        model, tokenizer, sampled, temperature=config.get("temperature") or 1.0, quantized=bool(quantized)
-    )
+    recorded = {**config, **run.environment.get("model", {})}
+    quantized = any(recorded.get(key) for key in ("quantized", "load_in_4bit", "load_in_8bit"))
+    return check_base(model, tokenizer, sampled, temperature=config.get("temperature") or 1.0, quantized=quantized)
 
 
 def _rollouts(run: Run, *, first: bool = False) -> pd.DataFrame | None:
-    """The run's last recorded rounds, or its first; None: there are none, or a crash has cut them short."""
+    """The first or the last file of recorded rounds; None: there is none, or a crash has cut it short."""
     import pandas as pd
     import pyarrow
 
@@ -243,8 +244,8 @@ def _texts(run: Run | None) -> list[str]:
     return [f"{prompt}{completion}" for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)]
 
 
-def _end_where_training_did(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A base model's generation config may not know the token that ended completions in training."""
+def _set_end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Add the end tokens of training to the generation config, which may lack them in a base model."""
     from podium.models.loading import end_ids
 
     ends = sorted(end_ids(model, tokenizer))
@@ -253,33 +254,19 @@ def _end_where_training_did(model: Any, tokenizer: PreTrainedTokenizerBase) -> N
 
 
 def _save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Model and tokenizer, with nothing of this machine."""
+    """Save model and tokenizer, without names of this machine."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    kept = {name: value for name, value in config.items() if name not in OF_THIS_MACHINE}
+    kept = {name: value for name, value in config.items() if name not in LOCAL_KEYS}
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-OF_THIS_MACHINE = ("is_local", "local_files_only", "name_or_path")
-"""What a tokenizer's config says of where it was loaded from."""
+# ---- origin ----
 
 
-def _prove(folder: Path, expected: Expected, stored: torch.dtype, base: BaseProof | None) -> MergeProof:
-    """Of what lies on the disk, in float32: what its weights have lost, without the rounding of computing."""
-    import torch
-
-    from podium.models.merging import prove
-
-    saved, _ = load(ModelSource(base=str(folder)), dtype=torch.float32)
-    return prove(saved, expected, stored, base)
-
-
-# ---- what it was made from ----
-
-
-def describe(
+def card_contents(
     source: ModelSource,
     *,
     address: str,
@@ -287,22 +274,22 @@ def describe(
     dtype: str | None = None,
     proof: str | None = None,
     merged: bool = False,
-) -> Shipped:
-    """What a card says of a model that was found.
+) -> CardContents:
+    """The contents of a model's card.
 
     Args:
         source: from `find_model`.
-        address: where it will be: a folder's name or a hub id.
-        base: the model it was trained from; None: as the adapter or the run says.
+        address: its folder's name or hub id.
+        base: the model it was trained from; None: as recorded by the adapter or the run.
         dtype: of its weights, where that is known.
         proof: of its merge.
-        merged: the adapter is in the weights now.
+        merged: whether the adapter has been merged into the weights.
     """
     run, folder = run_of(source), source.folder
     here = folder.resolve().name if folder is not None else source.base
     step = None if run is None else _step(Path(here))
     name = here if run is None else run.name
-    return Shipped(
+    return CardContents(
         kind="full" if source.adapter is None else "merged" if merged else "adapter",
         base=base or _base(source, run),
         title=name if step is None else f"{name}, checkpoint {step}",
@@ -321,7 +308,7 @@ def _step(folder: Path) -> int | None:
 
 
 def _base(source: ModelSource, run: Run | None) -> Base:
-    """The model that training started from: the adapter's, or the one that the run's record names."""
+    """The model that training started from: the adapter's base, or the one in the run's record."""
     if source.adapter is not None:
         return base_named(source.base)
     recorded = (run.given.get("model") or run.given.get("model_name_or_path")) if run is not None else None
@@ -338,7 +325,7 @@ def _has_chat_template(folder: Path, source: ModelSource) -> bool:
 
 
 def _digest(source: ModelSource) -> str:
-    """sha256 of the adapter's files, or of the model's: another training, another digest."""
+    """sha256 of the adapter's files, or of the model's."""
     folder = source.folder
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     digest = hashlib.sha256(source.base.encode())
@@ -346,10 +333,3 @@ def _digest(source: ModelSource) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _made_from(folder: Path) -> str | None:
-    try:
-        return str(json.loads((folder / RECORD).read_text(encoding="utf-8"))["weights"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -1,11 +1,11 @@
-"""A model on the Hugging Face hub: first what would be sent, then the sending.
+"""Sends a model to the Hugging Face hub.
 
-    files = files_to_send(source, address="me/x")      no network
-    place = find_place("me/x", public=False)           who am I, is it there, who may see it
-    send(files, place)                                 one commit
+    files = files_to_send(source, address="me/x")       no network
+    repository = find_repository("me/x", public=False)  owner, existence, visibility
+    send(files, repository)                             one commit
 
-What is sent is a list of what a model needs. Rollouts, metrics, optimizer states and whatever else lies in a run's
-folder goes along only where a pattern asks for it, and no text that looks like it holds a token goes at all.
+Only the files that a model needs are sent. Rollouts, metrics, optimizer states and other files of a run's folder are
+sent only if a pattern names them; a text that seems to contain a token is never sent.
 """
 
 from __future__ import annotations
@@ -17,48 +17,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from podium.errors import ConfigError, HubError, hub_errors
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.redaction import without_secrets
 from podium.runs.shipping.card import CARD, card
-from podium.runs.shipping.export import OF_THIS_MACHINE, describe
+from podium.runs.shipping.export import LOCAL_KEYS, card_contents
 from podium.runs.shipping.origin import Base, base_named
 from podium.runs.shipping.prompt_prefix import RECORD
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
 MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    ADAPTER,
-    "adapter_model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "tekken.json",
-    "chat_template.jinja",
-    RECORD,
+    *("config.json", "generation_config.json", ADAPTER, "adapter_model.safetensors"),
+    *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tekken.json", "chat_template.jinja", RECORD),
 )
-"""What a model needs, and the proof of its merge."""
+"""Files that a model needs, and the proof of its merge."""
 
 TEXT = (".json", ".jsonl", ".jinja", ".md", ".txt", ".yaml", ".yml", ".html", ".csv", ".log", ".py")
-"""Endings of files that are looked through for tokens."""
+"""Endings of files that are searched for tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class UploadFile:
     """One file as it will be on the hub."""
 
     name: str
@@ -70,55 +52,56 @@ class Sent:
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
 
-# ---- what ----
+# ---- files ----
 
 
 def files_to_send(
     source: ModelSource, *, address: str, base: str | None = None, include: Sequence[str] = ()
-) -> tuple[Sent, ...]:
-    """A model's files as the hub will have them: with a card, without folders of this machine.
+) -> tuple[UploadFile, ...]:
+    """A model's files as the hub will have them: with a card, without local paths.
 
     Args:
         source: from `find_model`, in a local folder.
         address: the repository, for the card.
-        base: the hub id that the adapter's config shall name, where it was trained on a local folder.
+        base: the hub id to write into the adapter's config, if it was trained on a local folder.
         include: patterns of further files in the run's folder, such as `rollouts/*`.
 
     Raises:
-        ConfigError: the adapter's base is a folder of this machine; a text holds a token; a pattern matches nothing.
+        ConfigError: the adapter's base is a local folder; a text contains a token; a pattern matches nothing.
     """
     folder = source.folder
     if folder is None:
         raise ConfigError(f"{source.base} is on the hub already.", fix="Give a run's folder or a model's.")
     names = sorted({path.name for each in MODEL_FILES for path in folder.glob(each)})
     files = [_as_sent(folder / name, source, base) for name in names]
-    files += [Sent(name=name, content=path) for name, path in _asked_for(source, include)]
-    files = [Sent(name=CARD, content=_card(source, address, base).encode()), *files]
+    files += [UploadFile(name=name, content=path) for name, path in _asked_for(source, include)]
+    files = [UploadFile(name=CARD, content=_card(source, address, base).encode()), *files]
     for sent in files:
         _check_no_secret(sent)
     return tuple({sent.name: sent for sent in reversed(files)}.values())[::-1]
 
 
-def left_out(source: ModelSource, files: Sequence[Sent]) -> list[str]:
-    """What lies in the model's folder and is not sent: names of files, and of folders with a slash."""
+def left_out(source: ModelSource, files: Sequence[UploadFile]) -> list[str]:
+    """Contents of the model's folder that are not sent: names of files, and of folders with a slash."""
     assert source.folder is not None
     sent = {file.name.split("/")[0] for file in files}
     paths = sorted(source.folder.iterdir())
     return [f"{path.name}/" if path.is_dir() else path.name for path in paths if path.name not in sent]
 
 
-def _as_sent(path: Path, source: ModelSource, base: str | None) -> Sent:
+def _as_sent(path: Path, source: ModelSource, base: str | None) -> UploadFile:
+    content: Path | bytes = path
     if path.name == ADAPTER:
-        return Sent(name=path.name, content=_edited(path, base_model_name_or_path=_public_base(source, base).hub_id))
-    if path.name == "tokenizer_config.json":
-        return Sent(name=path.name, content=_edited(path, **dict.fromkeys(OF_THIS_MACHINE)))
-    return Sent(name=path.name, content=path)
+        content = _edited(path, base_model_name_or_path=_public_base(source, base).hub_id)
+    elif path.name == "tokenizer_config.json":
+        content = _edited(path, **dict.fromkeys(LOCAL_KEYS))
+    return UploadFile(name=path.name, content=content)
 
 
 def _edited(path: Path, **changes: Any) -> bytes:
-    """A JSON file with some values replaced; None takes them out."""
+    """A JSON file with some values replaced; None removes them."""
     values = {**json.loads(path.read_text(encoding="utf-8")), **changes}
-    kept = {name: value for name, value in values.items() if not (name in changes and value is None)}
+    kept = {name: value for name, value in values.items() if value is not None or name not in changes}
     return (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -133,30 +116,29 @@ def _public_base(source: ModelSource, given: str | None) -> Base:
 
 
 def _card(source: ModelSource, address: str, base: str | None) -> str:
-    """The run's card; a model that `podium merge` has saved has its own, which gets the new address."""
+    """The run's card, or the one that `podium merge` has written, with the new address."""
     assert source.folder is not None
     own = source.folder / CARD
     if (source.folder / RECORD).is_file() and own.is_file():
         written = own.read_text(encoding="utf-8")
         return re.sub(r'(?<=pipeline\("text-generation", model=)".*?"', lambda _: json.dumps(address), written, count=1)
-    described = describe(source, address=address, base=None if source.adapter is None else _public_base(source, base))
-    return card(described, run_of(source))
+    public = None if source.adapter is None else _public_base(source, base)
+    return card(card_contents(source, address=address, base=public), run_of(source))
 
 
 def _asked_for(source: ModelSource, patterns: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Files of the run's folder that patterns name, never one outside of it."""
+    """Files of the run's folder that match a pattern; links out of it do not count."""
     run = run_of(source)
     root = (run.folder if run is not None else source.folder or Path()).resolve()
-    inside = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
-    inside = {name: path for name, path in inside.items() if path.resolve().is_relative_to(root)}
+    inside = [path for path in sorted(root.rglob("*")) if path.is_file() and path.resolve().is_relative_to(root)]
     for pattern in patterns:
-        found = [(name, path) for name, path in sorted(inside.items()) if fnmatch(name, pattern)]
+        found = [(name, path) for path in inside if fnmatch(name := path.relative_to(root).as_posix(), pattern)]
         if not found:
             raise ConfigError(f"--include {pattern}: no such file in {root.name}.")
         yield from found
 
 
-def _check_no_secret(sent: Sent) -> None:
+def _check_no_secret(sent: UploadFile) -> None:
     if not sent.name.endswith(TEXT):
         return
     raw = sent.content if isinstance(sent.content, bytes) else sent.content.read_bytes()
@@ -165,27 +147,27 @@ def _check_no_secret(sent: Sent) -> None:
         raise ConfigError(f"{sent.name} holds what looks like a token; nothing is sent. Take it out.")
 
 
-# ---- where ----
+# ---- repositories ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Repository:
     """A repository on the hub."""
 
-    repo: str
-    is_there: bool
+    name: str
+    exists: bool
     private: bool
 
     def __str__(self) -> str:
-        return f"{self.repo} ({'there already' if self.is_there else 'new'}, {'private' if self.private else 'public'})"
+        return f"{self.name} ({'there already' if self.exists else 'new'}, {'private' if self.private else 'public'})"
 
 
-def find_place(repo: str, *, public: bool) -> Place:
-    """Look up a repository; a name without an owner is one of the token's owner.
+def find_repository(repo: str, *, public: bool) -> Repository:
+    """Look up a repository; without an owner the name is completed by the token's.
 
     Raises:
         HubError: no token, no network, or the hub refuses.
-        ConfigError: the repository is there and public, which was not asked for.
+        ConfigError: the repository exists and is public, which was not asked for.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -197,35 +179,34 @@ def find_place(repo: str, *, public: bool) -> Place:
         try:
             private = bool(api.model_info(repo).private)
         except RepositoryNotFoundError:
-            return Place(repo=repo, is_there=False, private=not public)
+            return Repository(name=repo, exists=False, private=not public)
     if not private and not public:
         raise ConfigError(
             f"{repo} is on the hub already, and public.",
             fix="Type --public if everybody may see this model, or give another --repo.",
         )
-    return Place(repo=repo, is_there=True, private=private)
+    return Repository(name=repo, exists=True, private=private)
 
 
-def send(files: Sequence[Sent], place: Place, *, title: str) -> str:
-    """Make the repository if it is new, and send the files in one commit; its address on the hub.
+def send(files: Sequence[UploadFile], repository: Repository, *, title: str) -> str:
+    """Create the repository if it is new, and send the files in one commit; the commit's address.
 
-    Raises:
-        HubError: as `find_place`.
+    Raises `HubError` as `find_repository` does.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    api: HfApi = HfApi()
+    api = HfApi()
     operations = [CommitOperationAdd(path_in_repo=f.name, path_or_fileobj=f.content) for f in files]
-    with _one_message(place.repo):
-        if not place.is_there:
-            api.create_repo(place.repo, private=place.private)
-        done = api.create_commit(place.repo, operations, commit_message=f"{title}, sent by Podium")
+    with _one_message(repository.name):
+        if not repository.exists:
+            api.create_repo(repository.name, private=repository.private)
+        done = api.create_commit(repository.name, operations, commit_message=f"{title}, sent by Podium")
     return str(done.commit_url)
 
 
 @contextmanager
 def _one_message(repo: str) -> Iterator[None]:
-    """What the hub's client raises, as one message without a traceback and without the token."""
+    """Turn errors of the hub's client into one message without the token."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     try:

@@ -1,4 +1,4 @@
-"""Names that may leave this machine: of the base model, of files, of a recipe's values."""
+"""Public names of a base model, of files, of a recipe's values: without local paths and secrets."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Base:
     name: str
     """A hub id, `builtin:...`, or a folder's own name."""
     hub_id: str | None
-    """Where anybody gets it, or the model it is a copy of; None: a folder of this machine."""
+    """Its name on the hub, or that of the model it is a copy of; None: a local folder."""
 
     @property
     def is_copy(self) -> bool:
-        """Whether it was trained on a built-in copy, whose weights are rounded to 4 bits."""
+        """Whether it is a built-in copy, whose weights are rounded to 4 bits."""
         return self.name.startswith(PREFIX)
 
 
 def base_named(written: str) -> Base:
-    """What to call the base that a config names.
+    """The base that a config names.
 
     >>> base_named("builtin:smollm2-135m-instruct").hub_id
     'HuggingFaceTB/SmolLM2-135M-Instruct'
@@ -50,7 +50,7 @@ _LOCAL = re.compile(r"""(?:(?<=[\s'"=(\[,])|^)(?:~|\.{0,2}/|[A-Za-z]:\\)[^\s'",;
 
 
 def without_folders(value: Any) -> Any:
-    """Plain data in which a path of this machine is only its last part, at any depth.
+    """Plain data in which local paths are reduced to their last part, at any depth.
 
     >>> without_folders({"rewards": ["/home/me/rewards.py:correct"], "dataset": "~/data/x.jsonl", "url": "http://h/v1"})
     {'rewards': ['rewards.py:correct'], 'dataset': 'x.jsonl', 'url': 'http://h/v1'}
@@ -59,13 +59,9 @@ def without_folders(value: Any) -> Any:
         return {str(key): without_folders(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [without_folders(each) for each in value]
-    return _LOCAL.sub(_last_part, value) if isinstance(value, str) else value
-
-
-def _last_part(path: re.Match[str]) -> str:
-    return re.split(r"[/\\]", path[0].rstrip("/\\"))[-1]
+    return _LOCAL.sub(lambda m: re.split(r"[/\\]", m[0].rstrip("/\\"))[-1], value) if isinstance(value, str) else value
 
 
 def publishable(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe that says how to train again, without secrets and folders of this machine."""
+    """A recipe to train again, without secrets and local paths."""
     return without_folders(without_secrets(recipe))

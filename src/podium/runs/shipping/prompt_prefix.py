@@ -1,4 +1,4 @@
-"""What stood in front of every question in training: where it stands again, a model answers as it was trained to."""
+"""The system prompt and few-shot examples of training, so that chatting and serving can use the same."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ from podium.runs.find_model import ModelSource, run_of
 Message = dict[str, str]
 
 RECORD = "merge.json"
-"""In an exported folder: which weights it was made from, the proof, and the opening."""
+"""File of an exported folder: digest of the trained weights, the proof, and the opening."""
 
 OPENING = "opening"
 """The opening's key in it."""
 
-_BUILTIN = "builtin:"
-
 
 def opening(source: ModelSource) -> list[Message]:
-    """The messages that every prompt of a model's training began with; none where that is not known.
-
-    Args:
-        source: from `find_model`: of a run, a checkpoint, or an exported folder.
-    """
+    """The messages that every prompt of a model's training began with; empty where that is unknown."""
     run = run_of(source)
     return _exported(source) if run is None else _recorded(run.given)
 
@@ -42,16 +36,14 @@ def _recorded(recipe: Mapping[str, Any]) -> list[Message]:
             system=recipe.get("system"),
             examples=tuple(recipe.get("examples") or ()),
         )
-        said = columns.opening() if isinstance(dataset, str) else []
-        return said or _of_task(str(dataset))
+        messages = columns.opening() if isinstance(dataset, str) else []
     except (PodiumError, TypeError, AttributeError):  # a record that was changed by hand
         return []
-
-
-def _of_task(dataset: str) -> list[Message]:
-    make = TASKS.get(dataset.removeprefix(_BUILTIN)) if dataset.startswith(_BUILTIN) else None
-    asked = make()[0][0].get("prompt") if make is not None else None
-    return asked[:-1] if isinstance(asked, list) else []
+    prefix, _, task = str(dataset).partition(":")
+    if messages or prefix != "builtin" or task not in TASKS:
+        return messages
+    prompt = TASKS[task]()[0][0].get("prompt")
+    return prompt[:-1] if isinstance(prompt, list) else []
 
 
 def _exported(source: ModelSource) -> list[Message]:

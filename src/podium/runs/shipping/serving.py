@@ -1,4 +1,4 @@
-"""Which server to start for a model, and how: `transformers serve` or `vllm serve`, both with OpenAI's interface."""
+"""Commands of servers for a model: `transformers serve` or `vllm serve`, both with OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from pathlib import Path
 from podium.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Addresses that only this machine reaches."""
+"""Addresses that only this machine can reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A process to become."""
+class ServerCommand:
+    """The command of a server."""
 
     command: tuple[str, ...]
     model: str
-    """The name that requests give: two parts of the folder's path, or a hub id."""
-    place: Path
-    """The folder to run in, from which `model` is a path: servers tell everybody who asks what they were given."""
+    """The name in requests: the last two parts of the folder's path, or a hub id."""
+    folder: Path
+    """The folder to run in, from which `model` is a path: servers publish the name that they were given."""
 
 
-def server(engine: str, model: str, *, host: str, port: int, extra: tuple[str, ...] = ()) -> Server:
-    """How to serve a model; nothing is loaded, and a folder need not be there yet.
+def server(engine: str, model: str, *, host: str, port: int, extra: tuple[str, ...] = ()) -> ServerCommand:
+    """The command that serves a model; nothing is loaded, and a folder need not exist yet.
 
     Args:
         engine: one of `ENGINES`.
         model: a folder or a hub id.
         host: the address to listen on.
-        port: likewise.
+        port: the port to listen on.
         extra: arguments for the server itself.
 
     Raises:
@@ -49,7 +49,7 @@ def server(engine: str, model: str, *, host: str, port: int, extra: tuple[str, .
     here = folder.parent.is_dir()
     name = f"{folder.parent.name}/{folder.name}" if here else model
     command = (*program, name, "--host", host, "--port", str(port), *extra)
-    return Server(command=command, model=name, place=folder.parent.parent if here else Path.cwd())
+    return ServerCommand(command=command, model=name, folder=folder.parent.parent if here else Path.cwd())
 
 
 def _transformers() -> tuple[str, ...]:
@@ -74,11 +74,11 @@ def _vllm() -> tuple[str, ...]:
 
 
 ENGINES: Mapping[str, Callable[[], tuple[str, ...]]] = {"transformers": _transformers, "vllm": _vllm}
-"""How each is called."""
+"""The first words of each one's command, by engine."""
 
 
 def _check_free(host: str, port: int) -> None:
-    """Said before a model is merged or loaded."""
+    """Fail before a model is merged or loaded."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -89,12 +89,12 @@ def _check_free(host: str, port: int) -> None:
             ) from error
 
 
-def become(made: Server) -> None:
-    """Replace this process by the server: signals and the exit code are its own from here on. Does not return."""
+def become(made: ServerCommand) -> None:
+    """Replace this process by the server, which then gets its signals and gives its exit code. Does not return."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     sys.stdout.flush()
     sys.stderr.flush()
-    os.chdir(made.place)
+    os.chdir(made.folder)
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # `transformers serve` lists it when asked for its models
     os.execve(made.command[0], made.command, {"HF_HUB_DISABLE_UPDATE_CHECK": "1", **os.environ})
