@@ -26,8 +26,9 @@ def public_names() -> Iterator[str]:
         for member in getattr(value, "__all__", ()):
             yield f"podium.{name}.{member}{arguments(getattr(value, member))}"
         if inspect.isclass(value):
-            for member in dir(value):
-                if member in vars(value) and not member.startswith("_"):
+            ours = {member for each in value.__mro__ if each.__module__.startswith("podium") for member in vars(each)}
+            for member in sorted(ours):
+                if not member.startswith("_"):
                     yield f"podium.{name}.{member}{arguments(getattr(value, member))}"
 
 
