@@ -1,13 +1,14 @@
 """TRL's public attributes of a trainer: what scripts, callbacks and subclasses read, by the same names.
 
-Each is computed when it is read, from what the trainer trains with, so none can be out of date. None can be set: what
-is trained with is fixed when the trainer is made, so setting one would change nothing.
+Each is computed when it is read, so none can be out of date. None can be set, which would change nothing: training is
+fixed when the trainer is made.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -19,39 +20,25 @@ from podium.rewards.model import RewardModel
 Read = Callable[[Any], Any]
 Class = TypeVar("Class", bound=type)
 
+# fmt: off
 OF_ARGS = (
-    "max_completion_length",
-    "num_generations",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "use_transformers_continuous_batching",
-    "pad_to_multiple_of",
-    "use_vllm",
-    "vllm_mode",
-    "vllm_gpu_memory_utilization",
-    "vllm_tensor_parallel_size",
-    "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_max",
-    "vllm_importance_sampling_clip_min",
-    "mask_truncated_completions",
-    "top_entropy_quantile",
-    "use_adaptive_entropy",
-    "shuffle_dataset",
-    "num_iterations",
-    "log_completions",
-    "log_multimodal",
-    "log_unique_prompts",
-    "num_completions_to_print",
+    "max_completion_length", "num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+    "use_transformers_continuous_batching", "pad_to_multiple_of", "use_vllm", "vllm_mode",
+    "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
+    "mask_truncated_completions", "top_entropy_quantile", "use_adaptive_entropy", "shuffle_dataset", "num_iterations",
+    "log_completions", "log_multimodal", "log_unique_prompts", "num_completions_to_print",
 )
+# fmt: on
 """Those that are a field of `args` of the same name."""
 
 
+OF_LOSS = ("beta", "loss_type", "epsilon_low", "epsilon_high", "off_policy_mask_threshold")
+"""Those that are a field of the loss settings of the same name."""
+
+
 def _function(reward: Any) -> Any:
-    """As it was given; a reward model is its module."""
+    """The reward function as it was given; a reward model is its module."""
     return reward.function.model if isinstance(reward.function, RewardModel) else reward.function
 
 
@@ -71,7 +58,7 @@ def _generation(trainer: Any) -> dict[str, Any]:
 
 
 ATTRIBUTES: Mapping[str, Read] = {
-    **{name: lambda trainer, name=name: getattr(trainer.args, name) for name in OF_ARGS},  # type: ignore[misc]
+    **{name: attrgetter(f"args.{name}") for name in OF_ARGS},
     "reward_funcs": lambda trainer: [_function(reward) for reward in trainer.parts.rewards],
     "reward_func_names": lambda trainer: [reward.name for reward in trainer.parts.rewards],
     "reward_processing_classes": lambda trainer: [
@@ -80,18 +67,14 @@ ATTRIBUTES: Mapping[str, Read] = {
     ],
     "reward_weights": lambda trainer: torch.tensor(trainer.weights.weights_K, dtype=torch.float32),
     "ref_model": lambda trainer: None if trainer.parts.reference is None else trainer.parts.reference.copy,
-    "beta": lambda trainer: trainer.parts.loss.beta,
-    "loss_type": lambda trainer: trainer.parts.loss.loss_type,
-    "epsilon_low": lambda trainer: trainer.parts.loss.epsilon_low,
-    "epsilon_high": lambda trainer: trainer.parts.loss.epsilon_high,
-    "importance_sampling_level": lambda trainer: trainer.parts.loss.level,
-    "off_policy_mask_threshold": lambda trainer: trainer.parts.loss.off_policy_mask_threshold,
-    "scale_rewards": lambda trainer: trainer.parts.advantage.scale_rewards,
-    "multi_objective_aggregation": lambda trainer: trainer.parts.advantage.aggregation,
+    **{name: attrgetter(f"parts.loss.{name}") for name in OF_LOSS},
+    "importance_sampling_level": attrgetter("parts.loss.level"),
+    "scale_rewards": attrgetter("parts.advantage.scale_rewards"),
+    "multi_objective_aggregation": attrgetter("parts.advantage.aggregation"),
     "entropy_coef": lambda trainer: (
         trainer.entropy.coef if trainer.args.use_adaptive_entropy else trainer.args.entropy_coef
     ),
-    "router_aux_loss_coef": lambda trainer: trainer.parts.router_coef,
+    "router_aux_loss_coef": attrgetter("parts.router_coef"),
     "aux_loss_enabled": lambda trainer: bool(trainer.parts.router_coef),
     "eos_token_ids": lambda trainer: sorted(trainer.parts.end_ids),
     "num_generations_eval": lambda trainer: trainer.args.num_generations_eval or trainer.args.num_generations,
@@ -102,9 +85,7 @@ ATTRIBUTES: Mapping[str, Read] = {
     "async_loop": lambda trainer: background_loop(os.getpid())[0],
     "async_loop_thread": lambda trainer: background_loop(os.getpid())[1],
     "tools": lambda trainer: [],
-    "environments": lambda trainer: None,
-    "environment_factories": lambda trainer: None,
-    "rollout_func": lambda trainer: None,
+    **dict.fromkeys(("environments", "environment_factories", "rollout_func"), lambda trainer: None),
 }
 """Name -> how it is read."""
 
@@ -115,7 +96,7 @@ NOT_HERE: Mapping[str, str] = {
     "vllm_generation": "the engine is `trainer.parts.engine`, with other methods",
     "commit_scheduler": "completions are uploaded when they are logged, not by a schedule",
 }
-"""Those that mean nothing here, and why: reading one is an `AttributeError` that says so."""
+"""Those that mean nothing here, and the reason, with which reading one raises `AttributeError`."""
 
 
 def with_attributes(trainer: Class) -> Class:

@@ -22,7 +22,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.algorithm.metrics import MetricsBuffer
 from podium.records import Finding, ScoredGroup, StepMetrics
@@ -65,11 +65,11 @@ LEVELS = {"note": logging.INFO, "warning": logging.WARNING, "error": logging.ERR
 
 
 class Health(TrainerCallback):
-    """One for each trainer.
+    """Records and checks the run of one trainer.
 
     Attributes:
-        config: what `config.yaml` will hold; the command line puts the recipe here, else it is the settings that
-            differ from their defaults.
+        config: the contents of `config.yaml`, set to the recipe by the command line; else the settings that differ
+            from their defaults.
         found: all findings of this run, in order.
         decision: the consequence of a finding: `stop`, `rollback`, or None.
         latest: on the main process the numbers of the optimizer step that ended last, as recorded.
@@ -94,7 +94,7 @@ class Health(TrainerCallback):
         self._spent = 0.0
         self._rollbacks = 0
         self._went_back: Finding | None = None
-        """Of a rollback, until the record is cut."""
+        """The finding of a rollback, until the record is cut."""
 
     # ---- from the trainer ----
 
@@ -121,49 +121,42 @@ class Health(TrainerCallback):
 
     # ---- as a callback ----
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._probe = WeightProbe(kwargs["model"]) if isinstance(kwargs.get("model"), nn.Module) else None
         self.decision = None
         if not (self.args.record and self._is_main):
             return
         with self._timed():
             described = self.described
-            self._monitor = Monitor(run_settings(described), ignored=self._ignored())
+            ignored = frozenset(code for code, wish in self._wishes.items() if wish == "ignore")
+            self._monitor = Monitor(run_settings(described), ignored=ignored)
             self.folder.begin(resumed_step=state.global_step or None)
             self.folder.write_json(ENVIRONMENT, described)
             self.folder.write_yaml(CONFIG, self.config if self.config is not None else self._given())
-            if state.global_step:
-                self._remember(Run.load(self.folder.folder))
+            if state.global_step:  # the monitors see all steps of a resumed run; its findings are in its folder
+                run = Run.load(self.folder.folder)
+                rounds = rounds_of(run)
+                for metrics in run.history:
+                    self._monitor.step(metrics, rounds.get(metrics.step, ()))
             if self._went_back is not None:
                 self.folder.add_finding(self._went_back)
                 self._went_back = None
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Before any backward: DeepSpeed steps in the last one."""
         if self.args.record and self._probe is not None:
             with self._timed():
                 self._probe.before()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if not self.args.record:
-            return
-        with self._timed():
-            self._learning_rate = kwargs["optimizer"].param_groups[0]["lr"] if kwargs.get("optimizer") else 0.0
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._learning_rate = kwargs["optimizer"].param_groups[0]["lr"] if kwargs.get("optimizer") else 0.0
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.args.record and self._probe is not None:
             with self._timed():
                 self.measured.add("train", self._probe.after())
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not self.args.record:
             return
         decision = None
@@ -172,18 +165,17 @@ class Health(TrainerCallback):
                 metrics = StepMetrics(step=state.global_step, values=self._step_values())
                 self.latest = metrics.values
                 self.folder.add_metrics(metrics)
-                decision = self._look(metrics)
-        self._act(decision, control)
+                decision = self._check(metrics)
+        if (self.args.strict or self.args.on_finding) and self.args.world_size > 1:
+            decision = broadcast_object_list([decision])[0]
+        if decision is not None:
+            self.decision = decision
+            control.should_training_stop = True
+            control.should_save = decision == "stop"
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        values = {name: value for name, value in (metrics or {}).items() if isinstance(value, (int, float))}
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        metrics = kwargs.get("metrics") or {}
+        values = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         if self.args.record and self._is_main and values and state.global_step:
             self.folder.add_metrics(StepMetrics(step=state.global_step, values=values))
             self._monitor.add_evaluation(values)
@@ -218,22 +210,17 @@ class Health(TrainerCallback):
 
     # ---- findings ----
 
-    def _look(self, metrics: StepMetrics) -> str | None:
+    def _check(self, metrics: StepMetrics) -> str | None:
+        """Report the findings of a step; gives the decision that they ask for."""
         rounds, self._rounds = self._rounds, []
-        wishes = []
+        wishes = set()
         for finding in self._monitor.step(metrics, rounds):
             self.say(finding)
-            wishes.append(self._wish(finding))
+            wishes.add(self._wish(finding))
         return next((wish for wish in ("rollback", "stop") if wish in wishes), None)
 
-    def _remember(self, run: Run) -> None:
-        """Pass all steps of a resumed run to the monitors; their findings are in its folder already."""
-        rounds = rounds_of(run)
-        for metrics in run.history:
-            self._monitor.step(metrics, rounds.get(metrics.step, ()))
-
     def say(self, finding: Finding) -> None:
-        """Into the folder, the terminal and, as a number, the trackers."""
+        """Report a finding to the folder, the terminal and, as a number, the trackers."""
         self.found.append(finding)
         self.folder.add_finding(finding)
         self.measured.add("train", {f"finding/{finding.code}": 1.0})
@@ -243,20 +230,8 @@ class Health(TrainerCallback):
         logger.log(level, "%s %s Fix: %s%s", finding.code, finding.what, finding.fix, on)
 
     def _wish(self, finding: Finding) -> str | None:
-        asked = self._wishes.get(finding.code)
-        return asked if asked else "stop" if self.args.strict and finding.severity == "error" else None
-
-    def _ignored(self) -> frozenset[str]:
-        return frozenset(code for code, wish in self._wishes.items() if wish == "ignore")
-
-    def _act(self, decision: str | None, control: TrainerControl) -> None:
-        """On all processes alike; a run that stops leaves a checkpoint."""
-        if (self.args.strict or self.args.on_finding) and self.args.world_size > 1:
-            decision = broadcast_object_list([decision])[0]
-        if decision is not None:
-            self.decision = decision
-            control.should_training_stop = True
-            control.should_save = decision == "stop"
+        strict = "stop" if self.args.strict and finding.severity == "error" else None
+        return self._wishes.get(finding.code) or strict
 
     # ---- rolling back ----
 

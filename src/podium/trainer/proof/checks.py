@@ -179,17 +179,16 @@ def packed_forward(x: Before) -> Check:
 def batch_invariance(x: Before) -> Check:
     """Packs and micro-steps change neither loss nor gradient, and both are those of the plain model."""
     s = x.sample
-    rows = [("two micro-steps", s.cut, s.cut_loss, True), ("one micro-step", s.whole, s.whole_loss, False)]
     problems, measured, limit = [], 0.0, 0.0
-    for name, traces, loss, exact in rows:
+    for name, (traces, loss), exact in (("two micro-steps", s.two_steps, True), ("one micro-step", s.one_step, False)):
         tight = tolerance_of(x.run, exact=exact) == EXACT
-        error, length, worst = gradient_error(traces, s.plain, each=tight)
+        error, length, worst = gradient_error(traces, s.plain.traces, each=tight)
         tolerance = EXACT_GRADIENT if tight else HALF_GRADIENT
         measured, limit = max((measured, limit), (error, tolerance), key=lambda pair: pair[0] / (pair[1] or 1))
         if not error <= tolerance:
             problems.append(f"{name}: the gradient is {length:.3g} times the plain one, {worst} differs most")
-        if not abs(loss - s.plain_loss) <= tolerance * max(1.0, abs(s.plain_loss)):
-            problems.append(f"{name}: the loss is {loss:.4g}, not {s.plain_loss:.4g}")
+        if not abs(loss - s.plain.loss) <= tolerance * max(1.0, abs(s.plain.loss)):
+            problems.append(f"{name}: the loss is {loss:.4g}, not {s.plain.loss:.4g}")
     certain = _certain(s) if s.doubt < LEAST_DOUBT else ""
     return Check(
         name="cutting the batch changes nothing",
@@ -204,9 +203,10 @@ def batch_invariance(x: Before) -> Check:
 
 def gradients(x: Before) -> Check:
     """Every trained tensor gets a gradient, finite and not zero."""
-    bad = [name for name, t in x.sample.whole.items() if not math.isfinite(t.norm)]
+    traces = x.sample.one_step.traces
+    bad = [name for name, t in traces.items() if not math.isfinite(t.norm)]
     parameters = dict(x.run.model.named_parameters())
-    zero = [n for n, t in x.sample.whole.items() if t.norm == 0 and not _may_be_zero(n) and parameters[n].numel()]
+    zero = [n for n, t in traces.items() if t.norm == 0 and not _may_be_zero(n) and parameters[n].numel()]
     problems = ([f"not finite: {named(bad)}"] if bad else []) + ([f"none: {named(zero)}"] if zero else [])
     certain = _certain(x.sample) if zero and not bad and x.sample.doubt < LEAST_DOUBT else ""
     return Check(
@@ -215,7 +215,7 @@ def gradients(x: Before) -> Check:
         passed=None if certain else not problems,
         measured=float(len(bad) + len(zero)),
         tolerance=0.0,
-        detail=certain or "; ".join(problems) or f"{len(x.sample.whole)} tensors",
+        detail=certain or "; ".join(problems) or f"{len(traces)} tensors",
         fix="Freeze what is not part of the forward (parameter.requires_grad_(False)), or repair the layer named.",
     )
 

@@ -26,7 +26,7 @@ from podium.models.packing import Pack, keep, pack
 from podium.models.precision import ProductPrecision
 from podium.records import Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, base_model, plain_backward, plain_logps, reference_forward, rows_of
-from podium.trainer.proof.records import Sample, Subject, Trace, Traces
+from podium.trainer.proof.records import Gradients, Sample, Subject, Trace, Traces
 from podium.trainer.rollouts import training_group
 from podium.trainer.rounds import MicroBatch, Share, TrialSettings, loss_inputs, micro_batches
 from podium.trainer.snapshot import clear_gradients
@@ -74,10 +74,10 @@ def take_sample(run: Subject, prompts: Sequence[Prompt]) -> Sample:
         agree = all(difference(x, plain_N, tolerance) <= tolerance for x in (packed_N, sampled_N))
         at_1 = None if agree else numpy(plain_logps(model, rows, 1.0).logps_N)
         [batch] = sample_batches([groups])
-        whole, whole_loss = train_on(run, [batch], tokens_per_pack=ONE_PACK)
+        one_step = train_on(run, [batch], tokens_per_pack=ONE_PACK)
         with full_precision(run) as exact:
-            cut, cut_loss = train_on(exact, sample_batches(halves(groups)), tokens_per_pack=1)
-        gradients, plain_loss = plainly_train_on(run, packed, batch, plain)
+            two_steps = train_on(exact, sample_batches(halves(groups)), tokens_per_pack=1)
+        plain_step = plainly_train_on(run, packed, batch, plain)
     return Sample(
         groups=tuple(groups),
         sampled_N=sampled_N,
@@ -86,12 +86,9 @@ def take_sample(run: Subject, prompts: Sequence[Prompt]) -> Sample:
         plain_at_1_N=at_1,
         before_N=numpy(plain_logps(model, rows, settings.temperature).logps_N),
         misplaced=misplaced(forwards, packed, groups),
-        whole=whole,
-        cut=cut,
-        plain=gradients,
-        cut_loss=cut_loss,
-        whole_loss=whole_loss,
-        plain_loss=plain_loss,
+        one_step=one_step,
+        two_steps=two_steps,
+        plain=plain_step,
     )
 
 
@@ -190,7 +187,7 @@ def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[Micro
     return micro_batches(shares, per_micro_batch=False, ranks=1)
 
 
-def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: int) -> tuple[Traces, float]:
+def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: int) -> Gradients:
     """Gradients and loss of the trainer's own training step; terms that depend on the cut by design are left out."""
     model, accelerator = run.now.model, run.now.processes.accelerator
     trial = TrialSettings(tokens_per_pack=tokens_per_pack, precision=run.parts.precision)
@@ -202,11 +199,11 @@ def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: in
         traces = gradient_traces(model, accelerator.num_processes * scale)
         if scaler is None or scale <= 1 or all(math.isfinite(trace.norm) for trace in traces.values()):
             clear_gradients(model)
-            return traces, loss / accelerator.num_processes
+            return Gradients(traces, loss / accelerator.num_processes)
         scaler.update(scale / 16)  # the scale of float16 starts high, and comes down by the steps that overflow
 
 
-def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: TokenLogps) -> tuple[Traces, float]:
+def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: TokenLogps) -> Gradients:
     """The same by the plain model and torch's own backward."""
     model = run.model
     clear_gradients(model)
@@ -218,7 +215,7 @@ def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: Token
     loss = plain_backward(model, rows_of(batch.groups), sample_settings(run).temperature, plain, loss_of)
     traces = gradient_traces(model, 1.0)
     clear_gradients(model)
-    return traces, loss
+    return Gradients(traces, loss)
 
 
 def gradient_traces(model: nn.Module, scale: float) -> Traces:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -146,6 +146,13 @@ class Trace:
 Traces = Mapping[str, Trace]
 
 
+class Gradients(NamedTuple):
+    """Of every trained tensor, and the loss."""
+
+    traces: Traces
+    loss: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """A few completions, computed by the sampler, the packed forward, the training step and the plain model."""
@@ -163,15 +170,12 @@ class Sample:
     """From the plain model at the weights as they are."""
     misplaced: str
     """A token that stands at a wrong position of the packed forward; empty: none."""
-    whole: Traces
-    """Gradients of one micro-step of one pack, in the precision of the run."""
-    cut: Traces
-    """Gradients of two micro-steps that cut a group in two, in the weights' own precision."""
-    plain: Traces
-    """Gradients of the loss by the plain model."""
-    cut_loss: float
-    whole_loss: float
-    plain_loss: float
+    one_step: Gradients
+    """From one micro-step of one pack, in the precision of the run."""
+    two_steps: Gradients
+    """From two micro-steps that cut a group in two, in the weights' own precision."""
+    plain: Gradients
+    """From the plain model."""
 
     @property
     def doubt(self) -> float:
