@@ -23,7 +23,7 @@ from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine
 from podium.errors import ConfigError, RewardError
 from podium.records import ScoredGroup
-from podium.trainer.rollouts import policy_logps, with_other_policies
+from podium.trainer.rollouts import PolicyState, policy_logps, with_other_policies
 from podium.trainer.rounds import Plan, PromptOrder, RoundKey
 
 ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")
@@ -86,7 +86,7 @@ def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_traine
         trainer.model.load_state_dict(rounds.weights[before])
         prompts = [s.group.prompt for s in scored]
         key = trainer.parts.plan.micro_step(*divmod(k, 3)).round
-        settings = trainer.policy_state.settings(4, (key.epoch << 32) + key.number)
+        settings = PolicyState.of(trainer).settings(4, (key.epoch << 32) + key.number)
         again = engine.generate(prompts, settings, policy_step=before)
         assert again == [s.group for s in scored]
         assert {c.policy_step for s in scored for c in s.group.completions} == {before}
@@ -152,7 +152,7 @@ def test_a_stream_is_read_in_its_order(make_trainer: Callable) -> None:
 
 def logps_of(trainer: GRPOTrainer, groups: list[Any]) -> list[list[np.ndarray]]:
     """Log-probabilities by group, under the weights of this moment."""
-    flat = iter(policy_logps(trainer.model, groups, trainer.policy_state))
+    flat = iter(policy_logps(trainer.model, groups, PolicyState.of(trainer)))
     return [[next(flat) for _ in group.completion_ids] for group in groups]
 
 
@@ -194,7 +194,7 @@ def test_tokens_that_the_sampler_says_nothing_of_have_a_ratio_of_1(make_trainer:
         for g in groups
     ]
     kept = [np.ones(len(g.completion_ids), bool) for g in groups]
-    stale = with_other_policies(holes, kept, trainer.policy_state, staleness=1)
+    stale = with_other_policies(holes, kept, PolicyState.of(trainer), staleness=1)
     now = logps_of(trainer, groups)
     for group, before, logps in zip(stale, groups, now, strict=True):
         assert group.old_logps is not None

@@ -34,7 +34,7 @@ from podium.recipe.checks.settings import vllm as rule
 from podium.recipe.checks.setup import Arguments, from_arguments
 from podium.records import Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
-from podium.trainer.rollouts import round_prompts
+from podium.trainer.rollouts import PolicyState, round_prompts
 from podium.trainer.rounds import RoundKey
 
 _spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parents[1] / "vllm" / "stand_in.py")
@@ -381,7 +381,7 @@ def test_a_server_that_dies_and_stays_dead(make: Callable, server: Any, tmp_path
 
 def test_a_server_that_is_started_again_gets_the_weights_again(make: Callable, server: Any, caplog: Any) -> None:
     trainer = make(max_steps=2)
-    trainer.rollouts.sync(trainer.policy_state)
+    trainer.rollouts.sync(PolicyState.of(trainer))
     server.stop()
     server.start()
     groups = trainer.parts.engine.generate(round_prompts(trainer.parts, RoundKey(0, 0), range(2)), _greedy(trainer))
@@ -399,7 +399,7 @@ def _greedy(trainer: Any) -> SamplingSettings:
 
 def test_a_server_that_dies_while_it_samples_and_comes_back(make: Callable, server: Any, caplog: Any) -> None:
     trainer = make(max_steps=1)
-    trainer.rollouts.sync(trainer.policy_state)
+    trainer.rollouts.sync(PolicyState.of(trainer))
     server.die_after = 1
     wait = trainer.parts.engine.server.wait
 
@@ -426,7 +426,7 @@ def test_two_runs_cannot_share_a_server(make: Callable, server: Any) -> None:
 
 def test_weights_that_change_in_every_generation(make: Callable, server: Any) -> None:
     trainer = make()
-    trainer.rollouts.sync(trainer.policy_state)
+    trainer.rollouts.sync(PolicyState.of(trainer))
     server.after_completion = lambda: server.rename({"new_version": "somebody's"})
     message = ended(trainer)
     assert "3 times in one round" in message

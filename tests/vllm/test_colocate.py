@@ -22,7 +22,7 @@ from podium.errors import ConfigError
 from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
-from podium.trainer.rollouts import round_prompts
+from podium.trainer.rollouts import PolicyState, round_prompts
 from podium.trainer.rounds import RoundKey
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_what_is_sampled_is_the_policy_of_each_step(make: Any, *, lora: bool) ->
     seen = []
 
     def look() -> None:
-        theirs = trainer.rollouts.generate(prompts, settings, trainer.policy_state)
+        theirs = trainer.rollouts.generate(prompts, settings, PolicyState.of(trainer))
         own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.precision)
         mine = own.generate(prompts, settings)
         for a, b in zip(theirs, mine, strict=True):
@@ -94,7 +94,7 @@ def test_what_is_sampled_is_the_policy_of_each_step(make: Any, *, lora: bool) ->
     look()
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.parts.engine._sent = None
-    trainer.rollouts.sync(trainer.policy_state)
+    trainer.rollouts.sync(PolicyState.of(trainer))
     assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
     trainer.train()
     look()
@@ -110,7 +110,7 @@ def test_weights_that_somebody_else_changed(make: Any, llm: Any) -> None:
     trainer = make()
     prompts = round_prompts(trainer.parts, RoundKey(0, 0), range(2))
     settings = SamplingSettings(num_completions=2, max_tokens=4, end_ids=trainer.parts.end_ids)
-    trainer.rollouts.sync(trainer.policy_state)
+    trainer.rollouts.sync(PolicyState.of(trainer))
     llm.update_weight_version("somebody's")
     with pytest.raises(RuntimeError, match="somebody's"):
         trainer.parts.engine.generate(prompts, settings)

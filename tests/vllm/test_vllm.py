@@ -35,7 +35,7 @@ from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
 from podium.testing import save_tiny_model
-from podium.trainer.rollouts import round_prompts
+from podium.trainer.rollouts import PolicyState, round_prompts
 from podium.trainer.rounds import RoundKey
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Compared(TrainerCallback):
     def look(self) -> None:
         trainer = self.trainer
         prompts = round_prompts(trainer.parts, RoundKey(0, 0), range(4))
-        served = trainer.rollouts.generate(prompts, greedy(trainer), trainer.policy_state)
+        served = trainer.rollouts.generate(prompts, greedy(trainer), PolicyState.of(trainer))
         own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.precision)
         mine = own.generate(prompts, greedy(trainer))
         pairs = [(a.completions[0], b.completions[0]) for a, b in zip(served, mine, strict=True)]
@@ -172,7 +172,7 @@ def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_pat
     compared.trainer = run
     compared.look()
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
-    run.rollouts.sync(run.policy_state)
+    run.rollouts.sync(PolicyState.of(run))
     assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
     run.add_callback(compared)
     run.train()
@@ -191,7 +191,7 @@ def test_the_same_requests_give_the_same_completions(vllm: Vllm, tmp_path: Path)
     run = trainer(tmp_path, vllm)
     prompts = round_prompts(run.parts, RoundKey(0, 0), range(4))
     settings = SamplingSettings(num_completions=4, max_tokens=8, end_ids=run.parts.end_ids, seed=3, round=1)
-    first, second = (run.rollouts.generate(prompts, settings, run.policy_state) for _ in range(2))
+    first, second = (run.rollouts.generate(prompts, settings, PolicyState.of(run)) for _ in range(2))
     assert first == second
     assert len({c.token_ids for c in first[0].completions}) > 1
 
@@ -204,7 +204,7 @@ def test_the_wrong_model(vllm: Vllm, tmp_path: Path) -> None:
 
 def test_a_server_that_is_silent(vllm: Vllm, tmp_path: Path) -> None:
     run = trainer(tmp_path, vllm)
-    run.rollouts.sync(run.policy_state)
+    run.rollouts.sync(PolicyState.of(run))
     run.parts.engine.server.seconds = 5.0
     vllm.send(signal.SIGSTOP)
     try:

@@ -39,11 +39,6 @@ class EvaluationMixin(Trainer):
     processes: Processes
     rollouts: Rollouts
 
-    @property
-    def policy_state(self) -> PolicyState:
-        """The run at this moment, as rollouts see it."""
-        raise NotImplementedError
-
     def _add(self, mode: Mode, measured: Measurements, **latest: float) -> None:
         raise NotImplementedError
 
@@ -70,7 +65,7 @@ class EvaluationMixin(Trainer):
     def _sample(self, rows: Sequence[Mapping[str, Any]], count: int, **how: Any) -> dict[int, ScoredGroup]:
         """This process's part of the rows, by number."""
         mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
-        prompts, now = [make_prompt(self.parts, rows[i], i, i) for i in mine], self.policy_state
+        prompts, now = [make_prompt(self.parts, rows[i], i, i) for i in mine], PolicyState.of(self)
         scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
         self._add("eval", measured)
         return dict(zip(mine, scored, strict=True))
@@ -92,7 +87,7 @@ class EvaluationMixin(Trainer):
         """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
         rows, parts, measured = list(cast(Any, dataloader.dataset)), self.parts, Measurements()
         scored = self._sample(rows, parts.args.num_generations_eval or parts.args.num_generations)
-        table, result = gathered_advantages([*scored.values()], [*scored], parts, self.policy_state.weights)
+        table, result = gathered_advantages([*scored.values()], [*scored], PolicyState.of(self))
         measured.add(rollout_metrics(table, result))
         _, counted_PG = trained_on(table, result, parts)
         groups = [
@@ -108,7 +103,7 @@ class EvaluationMixin(Trainer):
     def _evaluation_loss(
         self, groups: Sequence[TrainingGroup], counted_PG: np.ndarray, measured: Measurements
     ) -> float:
-        parts, now, tokens = self.parts, self.policy_state, int(counted_PG.sum())
+        parts, now, tokens = self.parts, PolicyState.of(self), int(counted_PG.sum())
         groups = with_other_policies(groups, [np.ones(len(g.completion_ids), bool) for g in groups], now)
         batch = MicroBatch(
             groups=tuple(groups),

@@ -61,6 +61,18 @@ class PolicyState:
     weights: AdaptiveWeights
     """Of the reward functions."""
 
+    @classmethod
+    def of(cls, trainer: Any) -> PolicyState:
+        """The state of a trainer at this moment."""
+        return cls(
+            parts=trainer.parts,
+            processes=trainer.processes,
+            model=trainer.model,
+            wrapped=trainer.model_wrapped,
+            trainer_state=trainer.state,
+            weights=trainer.weights,
+        )
+
     @property
     def step(self) -> int:
         """Optimizer steps taken."""
@@ -116,7 +128,7 @@ class Rollouts:
         measured.extend(sampled.measured)
         if parts.args.dynamic_sampling:
             measured.add({"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
-        table, result = gathered_advantages(sampled.scored, sampled.places, parts, now.weights)
+        table, result = gathered_advantages(sampled.scored, sampled.places, now)
         weights = now.weights.after(table.rewards_RK)
         measured.add({**rollout_metrics(table, result), **now.weights.weight_metrics(), **weights.rate_metrics()})
         staleness = now.step - sampled.policy_step
@@ -306,14 +318,14 @@ def score_groups(groups: Sequence[Group], now: PolicyState, measured: Measuremen
 
 
 def gathered_advantages(
-    scored: Sequence[ScoredGroup], places: Sequence[int], parts: Parts, weights: AdaptiveWeights
+    scored: Sequence[ScoredGroup], places: Sequence[int], now: PolicyState
 ) -> tuple[RolloutTable, Advantages]:
     """Of all ranks, in the order of the round's prompts, the same on every rank."""
-    names = tuple(reward.name for reward in parts.rewards)
+    names = tuple(reward.name for reward in now.parts.rewards)
     blocks = [(place, rollout_table([group], names).stack()) for place, group in zip(places, scored, strict=True)]
     blocks = sorted(gather_object(blocks), key=lambda block: block[0])
     table = unstack(np.concatenate([rows for _, rows in blocks]), names)
-    settings = dataclasses.replace(parts.advantage, weights_K=weights.weights_K)
+    settings = dataclasses.replace(now.parts.advantage, weights_K=now.weights.weights_K)
     return table, advantages(table.rewards_RK.reshape(len(blocks), -1, len(names)), settings)
 
 

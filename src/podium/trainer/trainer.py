@@ -195,18 +195,6 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     # ---- rollouts ----
 
-    @property
-    def policy_state(self) -> PolicyState:
-        """The run at this moment, as rollouts see it."""
-        return PolicyState(
-            parts=self.parts,
-            processes=self.processes,
-            model=self.model,
-            wrapped=self.model_wrapped,
-            trainer_state=self.state,
-            weights=self.weights,
-        )
-
     def get_batch_samples(
         self, epoch_iterator: Iterator[int], num_batches: int, device: Any
     ) -> tuple[list[MicroBatch], None]:
@@ -221,7 +209,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             for index in itertools.islice(epoch_iterator, num_batches):
                 step = plan.micro_step(epoch, index)
                 if self.round is None or self.round.key != step.round:
-                    self._record_round(self.rollouts.draw(step.round, self.policy_state))
+                    self._record_round(self.rollouts.draw(step.round, PolicyState.of(self)))
                 taken.append(self.round.shares[step.share])
             if kind_of(self.args.device).host_memory:
                 release_free_memory()
@@ -230,13 +218,13 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             if self.args.async_rollouts and self.round is not None:
                 following = order.after(self.round.key, self.state.max_steps)
                 if following is not None:  # sampled while this step is trained, from the weights before it
-                    self._add("train", self.rollouts.prefetch(following, self.policy_state))
+                    self._add("train", self.rollouts.prefetch(following, PolicyState.of(self)))
             return batches, None
 
     @property
     def _subject(self) -> Subject:
         return Subject(
-            now=self.policy_state,
+            now=PolicyState.of(self),
             rollouts=self.rollouts,
             optimizer=self.optimizer,
             train_step=lambda batch: self.training_step(self.model, batch),

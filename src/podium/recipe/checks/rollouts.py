@@ -25,7 +25,7 @@ from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, Rew
 from podium.records import ScoredGroup
 from podium.rewards.score import score
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rollouts import make_prompt
+from podium.trainer.rollouts import PolicyState, make_prompt
 from podium.trainer.settings import sampling_settings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
     prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
     start = time.perf_counter()
-    groups = trainer.rollouts.generate(prompts, settings, trainer.policy_state)
+    groups = trainer.rollouts.generate(prompts, settings, PolicyState.of(trainer))
     generate_seconds = time.perf_counter() - start
     reward_seconds, columns = {}, []
     for reward in parts.rewards:
@@ -80,7 +80,7 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
         more = dataclasses.replace(
             settings, max_tokens=min(LONGER * settings.max_tokens, room), num_completions=min(4, args.num_generations)
         )
-        again = trainer.rollouts.generate(prompts[:8], more, trainer.policy_state)
+        again = trainer.rollouts.generate(prompts[:8], more, PolicyState.of(trainer))
         longer = tuple(len(completion.token_ids) for group in again for completion in group.completions)
     return Sampled(
         groups=scored,

@@ -41,7 +41,7 @@ from podium.records import Prompt, TrainingGroup
 from podium.rewards.score import score
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rollouts import EVALUATION, round_prompts, training_group
+from podium.trainer.rollouts import EVALUATION, PolicyState, round_prompts, training_group
 from podium.trainer.rounds import Plan, RoundKey, Share, TrialSettings, micro_batches
 from podium.trainer.snapshot import preserve_training_state
 
@@ -238,7 +238,7 @@ def measure(trainer: GRPOTrainer) -> Measurement:
     Gradients, random states and metrics are put back. Reward functions are called once.
     """
     with preserve_training_state(trainer.model):
-        prompts, now = _first_prompts(trainer), trainer.policy_state
+        prompts, now = _first_prompts(trainer), PolicyState.of(trainer)
         # what is made once: rounded weights, kernels
         trainer.rollouts.sample_and_score(prompts[:1], now.settings(2, EVALUATION), now)
         start = time.perf_counter()
