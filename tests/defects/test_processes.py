@@ -76,8 +76,8 @@ def test_two_temperatures(tmp_path: Path, caplog: Any, now: Now) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [
-        pytest.param({"temperature": 0}, "temperature is 0", marks=pytest.mark.defect("C1", "temperature: 0")),
-        pytest.param({"top_p": 90}, "top_p is 90", marks=pytest.mark.defect("N", "generation_kwargs: top_p: 90")),
+        pytest.param({"temperature": 0}, "`temperature` is 0", marks=pytest.mark.defect("C1", "temperature: 0")),
+        pytest.param({"top_p": 90}, "`top_p` is 90", marks=pytest.mark.defect("N", "generation_kwargs: top_p: 90")),
         pytest.param({"temperature": "0.7"}, "must be a number", marks=pytest.mark.defect("N", "temperature: '0.7'")),
         pytest.param({"top_k": 5.5}, "must be a whole number", marks=pytest.mark.defect("N", "top_k: 5.5")),
         pytest.param({"min_p": True}, "must be a number", marks=pytest.mark.defect("N", "min_p: true")),

@@ -486,7 +486,7 @@ def test_the_rounds_of_a_run_follow_each_other(plan: Mapping[str, int], rows: in
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"async_rollouts": 2}, "async_rollouts is 2; it must be between 0 and 1"),
+        ({"async_rollouts": 2}, "`async_rollouts` is 2; it must be between 0 and 1"),
         ({"rollout_device": "cuda:1"}, "async_rollouts is 0"),
         ({"async_rollouts": 1, "rollout_device": "cuda:1"}, "on a device that does not train"),
         ({"async_rollouts": 1, "rollout_device": "second"}, "rollout_device: second"),

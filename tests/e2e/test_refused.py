@@ -80,7 +80,7 @@ def test_arguments_of_trls_trainer(broken: str, tmp_path: Path, argument: str, v
         ({"overlong_prompts": "cut"}, ["overlong_prompts", "error, drop, truncate"]),
         ({"sync_ref_model": True}, ["sync_ref_model", "beta"]),
         ({"per_device_train_batch_size": 6}, ["divisible", "num_generations", "4 or 8", "2 or 3 or 6"]),
-        ({"num_generations": 1}, ["num_generations is 1", "at least 2"]),
+        ({"num_generations": 1}, ["`num_generations` is 1", "at least 2"]),
         ({"generation_batch_size": 16, "steps_per_generation": 2}, ["generation_batch_size", "steps_per_generation"]),
         ({"auto_find_batch_size": True}, ["auto_find_batch_size"]),
         ({"log_completions_hub_repo": "a/b"}, ["log_completions"]),

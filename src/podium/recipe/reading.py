@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,15 +37,6 @@ from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
 from podium.trainer.config import has_bfloat16
 
-_DATA_KEYS = (
-    "eval_dataset",
-    "dataset_config",
-    "dataset_train_split",
-    "dataset_test_split",
-    "dataset_streaming",
-    "streaming",
-    "test_split_size",
-)
 _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
     "lora_r": ("r", 16),
     "lora_alpha": ("lora_alpha", 32),
@@ -58,9 +49,6 @@ _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
     "use_dora": ("use_dora", False),
 }
 """TRL's flat keys: the argument of `LoraConfig`, and TRL's default."""
-
-_COLUMN_KEYS = ("prompt", "answer", "system", "answer_from", "chat")
-_SELECTION_KEYS = ("held_out", "pass_rates", "order", "difficulty")
 
 
 def survey_recipe(
@@ -215,26 +203,27 @@ class _RecipeReader(Reader):
             if isinstance(name := self.values.get(key), str):
                 self._check_exists(name, key)
         columns = self._columns(self.values)
-        given = {key: self.values[key] for key in (*_DATA_KEYS, *_SELECTION_KEYS) if self.values.get(key) is not None}
-        spec = DataSpec(
-            dataset=None if isinstance(dataset, list) else dataset,
-            parts=self._parts(dataset, columns) if isinstance(dataset, list) else (),
-            datasets=tuple(mixture),
-            use_test_split=self._use_test_split(),
-            columns=columns,
-            filter=tuple(self._conditions()),
-            pass_rate=self._pass_rate(),
-            seed=next((self.values[key] for key in ("data_seed", "seed") if self.values.get(key) is not None), 42),
-            **given,
-        )
+        made: dict[str, Any] = {
+            "dataset": None if isinstance(dataset, list) else dataset,
+            "parts": self._parts(dataset, columns) if isinstance(dataset, list) else (),
+            "datasets": tuple(mixture),
+            "use_test_split": self._use_test_split(),
+            "columns": columns,
+            "filter": tuple(self._conditions()),
+            "pass_rate": self._pass_rate(),
+            "seed": next((self.values[key] for key in ("data_seed", "seed") if self.values.get(key) is not None), 42),
+        }
+        names = [each.name for each in fields(DataSpec)]
+        given = {name: self.values[name] for name in names if self.values.get(name) is not None}
+        spec = DataSpec(**{**given, **made})
         for key, error in contradictions(spec).items():
             self.refuse(error, key)
         return spec
 
     def _columns(self, values: Mapping[str, Any], *place: str | int) -> Columns:
         """The templates of a dataset, or of one part of a mixture at `place`."""
-        given = {key: values[key] for key in _COLUMN_KEYS if values.get(key) is not None}
-        made = Columns(examples=tuple(values.get("examples") or ()), **given)
+        given = {each.name: values[each.name] for each in fields(Columns) if values.get(each.name) is not None}
+        made = Columns(**{**given, "examples": tuple(values.get("examples") or ())})
         wrong = made.check()
         for key, error in wrong.items():
             self.refuse(error, *place, key)
