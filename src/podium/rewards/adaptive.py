@@ -39,7 +39,7 @@ class AdaptiveSettings:
     least: float = 0.25
     """Bound, as a multiple of the weight that was given."""
     most: float = 4.0
-    """Bound, likewise."""
+    """The upper bound, as the same multiple."""
     threshold: float | None = None
     """A completion succeeds above it; None: half of `maximum`."""
     maximum: float | None = None
@@ -201,24 +201,16 @@ class AdaptiveWeights:
         """The states by name, as plain numbers; JSON keeps every bit of a float."""
         return {
             self.names_K[k]: {
-                "factor": state.factor,
-                "maximum": state.maximum if math.isfinite(state.maximum) else None,
-                "minimum": state.minimum if math.isfinite(state.minimum) else None,
-                "rates": list(state.rates),
+                name: None if value in (math.inf, -math.inf) else value
+                for name, value in dataclasses.asdict(state).items()
             }
             for k, state in self.states.items()
         }
 
     def restored(self, saved: Mapping[str, Any]) -> AdaptiveWeights:
         """With the states that `to_json` wrote; what adapts only now starts at its given weight."""
-        states = {
-            k: AdaptiveState(
-                factor=saved[name]["factor"],
-                maximum=-math.inf if saved[name]["maximum"] is None else saved[name]["maximum"],
-                minimum=math.inf if saved[name].get("minimum") is None else saved[name]["minimum"],
-                rates=tuple(saved[name]["rates"]),
-            )
-            for k, name in enumerate(self.names_K)
-            if k in self.states and name in saved
-        }
-        return dataclasses.replace(self, states={**self.states, **states})
+        states = dict(self.states)
+        for k in [k for k in states if self.names_K[k] in saved]:
+            own = {name: value for name, value in saved[self.names_K[k]].items() if value is not None}
+            states[k] = AdaptiveState(**{**own, "rates": tuple(own["rates"])})
+        return dataclasses.replace(self, states=states)

@@ -99,13 +99,9 @@ def reasoning_accuracy_reward(
     [1.0, 0.0]
     """
     marks = ["</think>"] if reasoning_delimiters is None else list(reasoning_delimiters)
-    texts = [_after_first(marks, text_of(each)) for each in completions]
+    given = [text_of(each) for each in completions]
+    texts = [next((text.split(mark)[-1] for mark in marks if mark in text), None) for text in given]
     return _scores(texts, solution, 5.0, log_extra, shown=solution, without="[incomplete reasoning]")
-
-
-def _after_first(marks: Sequence[str], text: str) -> str | None:
-    mark = next((mark for mark in marks if mark in text), None)
-    return None if mark is None else text.split(mark)[-1]
 
 
 def _scores(

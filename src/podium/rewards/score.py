@@ -10,7 +10,7 @@ after the other), and only with what its signature names (all of it where there 
 
 A call ends within `CallSettings.limit`, whatever it does. What is not one finite number (or None) per completion stops
 the run with a `RewardError` that names the function, the row and the start of the completion, or becomes what
-`CallSettings.on_error` says. Knows nothing of models, advantages and losses.
+`CallSettings.on_error` says.
 """
 
 from __future__ import annotations
@@ -32,27 +32,9 @@ from podium.rewards.background import call_together
 from podium.rewards.from_file import FileReward
 from podium.rewards.limits import OURS, Call, limited
 from podium.rewards.model import RewardModel
-from podium.rewards.resolve import (
-    GIVEN,
-    Reward,
-    check_rewards,
-    load_reward_models,
-    resolve_rewards,
-    resolve_weights,
-)
+from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.results import Batch, error_of, failed_R, fitted
 from podium.rewards.surroundings import kept
-
-__all__ = [
-    "GIVEN",
-    "CallSettings",
-    "Reward",
-    "check_rewards",
-    "load_reward_models",
-    "resolve_rewards",
-    "resolve_weights",
-    "score",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +111,7 @@ class _Extras:
 
 
 def _ignore(name: str, value: float) -> None:
-    """Where nobody collects metrics."""
+    """A sink for metrics that are not collected."""
 
 
 def _batch(groups: Sequence[Group]) -> Batch:
@@ -158,12 +140,12 @@ def _arguments(reward: Reward, batch: Batch, services: Mapping[str, Any]) -> dic
         "completions": batch.completions,
         "completion_ids": batch.completion_ids,
     }
-    copies = {name: _copied(values) for name, values in shared.items() if reward.wants is None or name in reward.wants}
-    return {**copies, **{name: service for name, service in services.items() if _takes(reward, name)}}
 
+    def takes(name: str) -> bool:
+        return reward.wants is None or name in reward.wants
 
-def _takes(reward: Reward, name: str) -> bool:
-    return reward.wants is None or name in reward.wants
+    copies = {name: _copied(values) for name, values in shared.items() if takes(name)}
+    return copies | {name: service for name, service in services.items() if takes(name)}
 
 
 def _copied(value: Any) -> Any:
