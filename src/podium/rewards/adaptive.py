@@ -61,7 +61,7 @@ class AdaptiveSettings:
 
 
 def adaptive_settings(value: Any) -> AdaptiveSettings | None:
-    """What `adaptive: true` or a mapping of settings stands for; None for false. Raises `ConfigError`.
+    """The settings that `adaptive: true` or a mapping stands for; None for false. Raises `ConfigError`.
 
     >>> adaptive_settings({"low": 0.2}).low
     0.2
@@ -89,7 +89,7 @@ class AdaptiveState:
     """One weight on its way."""
 
     factor: float = 1.0
-    """What the weight that was given is multiplied by."""
+    """Multiplies the weight that was given."""
     maximum: float = -math.inf
     """The largest reward seen."""
     minimum: float = math.inf
@@ -135,7 +135,7 @@ def adapted(state: AdaptiveState, settings: AdaptiveSettings, rewards_R: np.ndar
 def _threshold(settings: AdaptiveSettings, state: AdaptiveState) -> float | None:
     """Half of the maximum; of penalties 0, and what costs nothing is a success.
 
-    None where success cannot be told: all rewards were below 0, and nobody said what the best one is.
+    None where success cannot be told: all rewards were below 0, and no maximum is set.
     """
     if settings.threshold is not None:
         return settings.threshold

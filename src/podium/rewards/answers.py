@@ -1,6 +1,6 @@
 """Rewards for the right answer: 1 or 0 (by degrees in one), and None where a row has no answer to compare with.
 
-Each takes plain and chat completions. `extract` says where in a completion the final answer stands; the ways are listed
+Each takes plain and chat completions. `extract` finds the final answer in a completion; the ways are listed
 in `podium.data.extract`. Where the `answer` column holds a list, each of its entries is right.
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from podium.errors import PodiumError
 from podium.isolation.workers.call_result import CallResult, Failure, raised, read_values
-from podium.rewards.limits import OURS, Call, last_resort, named, overran
+from podium.rewards.limits import OWN_FRAMES, Call, last_resort, named, overran
 
 GRACE_SECONDS = 0.2
 """After the limit, how long the loop has to cancel a function; then one of them does not let go."""
@@ -39,7 +39,7 @@ def call_together(calls: Sequence[Call], limit: float | None) -> list[CallResult
     if not calls:
         return []
     pending = [_Pending(call, named(_run, call.label, limit)) for call in calls]
-    patience = None if limit is None else limit + GRACE_SECONDS
+    grace = None if limit is None else limit + GRACE_SECONDS
     start = time.perf_counter()
 
     async def gather() -> None:
@@ -47,8 +47,8 @@ def call_together(calls: Sequence[Call], limit: float | None) -> list[CallResult
 
     future = asyncio.run_coroutine_threadsafe(gather(), background_loop(os.getpid())[0])
     try:
-        with last_resort(patience):
-            future.result(patience)
+        with last_resort(grace):
+            future.result(grace)
     except NotDone:
         _give_up(pending, limit or 0.0, time.perf_counter() - start)
     except BaseException:  # an interrupted run leaves no task behind
@@ -74,7 +74,7 @@ async def _awaited(pending: _Pending, limit: float | None) -> None:
             frames = [frame for frame, _ in traceback.walk_tb((error.__cause__ or error).__traceback__)]
             result = overran(limit, frames, call.completions)
         else:
-            result = CallResult(failures=(raised(error, OURS, call.completions),), error=error)
+            result = CallResult(failures=(raised(error, OWN_FRAMES, call.completions),), error=error)
     pending.result = replace(result, seconds=time.perf_counter() - start)
 
 

@@ -1,4 +1,4 @@
-"""Rewards for the form of a completion, whatever it says. Each takes plain and chat completions."""
+"""Rewards for the form of a completion, not its content. Each takes plain and chat completions."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def file_reward(
         name: the file (looked for in `folder`, then in the working directory) and the function in it.
         args: given to the function at every call, or once to a class or function that makes the reward.
         row_wise: whether each value depends on its own row alone, so that `reward_workers` may share the rows out;
-            None: what the function's attribute `row_wise` says, else no.
+            None: the function's attribute `row_wise`, else no.
         env: names of environment variables that the function needs; others, such as keys, it does not see.
         folder: where the file is looked for first.
 

@@ -5,7 +5,7 @@
 
 Some of these scorers evaluate the model's text as Python. So they run where code runs: one worker per core and task
 imports reasoning-gym once, inside the sandbox, and forks for every answer. What it evaluates is held to literals and
-formulas besides, since a scorer knows the answer and an expression could look it up.
+formulas besides, since a scorer holds the answer and an expression could look it up.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ReasoningGym:
         return scores
 
     def _entry(self, metadata: Any, answer: Any, index: int) -> dict[str, Any] | None:
-        """What `score_answer` takes besides the answer; None where there is nothing to score with."""
+        """The entry for `score_answer`; None where there is nothing to score with."""
         if metadata is None:
             return None
         if isinstance(metadata, str):
@@ -162,9 +162,9 @@ class _Worker:
                         self.sandbox = self.start()
                     return self.sandbox.run("", tests)
                 except SandboxFault as fault:
-                    said = str(fault)
+                    why = str(fault)
                     self.kill()
-            raise RewardError(f"reasoning-gym does not run in the sandbox: {said}")
+            raise RewardError(f"reasoning-gym does not run in the sandbox: {why}")
 
     def kill(self) -> None:
         """End the process; the next call starts another."""

@@ -1,4 +1,4 @@
-"""What users give as rewards becomes `Reward` records, and what cannot work is said before any weight is loaded.
+"""Rewards as users give them become `Reward` records; what cannot work is an error before any weight is loaded.
 
 rewards = resolve_rewards([format_reward, "org/reward-model"])
 check_rewards(rewards, dataset.column_names)
@@ -20,12 +20,12 @@ from podium.rewards.from_file import FileReward, file_reward
 from podium.rewards.model import RewardModel
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What every reward function may ask for besides the columns of the dataset."""
+"""Arguments of every reward function besides the columns of the dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A reward function with what its signature says."""
+    """A reward function with its signature."""
 
     name: str
     """As in TRL's metrics; two rewards never share one."""
@@ -109,7 +109,7 @@ def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -
 
 
 def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
-    """Raises one `RewardError` with every argument that a function needs and nobody gives. `columns`: the dataset's."""
+    """Raises one `RewardError` with every argument that a function needs and is not given. `columns`: the dataset's."""
     passed_on = [column for column in columns if column not in (*GIVEN, "prompt", "completion")]
     available = [*passed_on, *GIVEN]
     problems = [
@@ -136,7 +136,7 @@ def _nearest(name: str, columns: Sequence[str]) -> str:
 
 
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
-"""What datasets call the right answer."""
+"""Usual names of the column with the right answer."""
 
 
 def as_list(value: Any) -> list[Any]:

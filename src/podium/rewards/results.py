@@ -34,7 +34,7 @@ class Batch:
         return len(self.texts)
 
     def place(self, index: int) -> str:
-        """Where a completion is from, and how it starts."""
+        """The row of a completion, and how it starts."""
         row = f"row {self.rows[index]}" if self.rows[index] >= 0 else f"prompt {excerpt(str(self.prompts[index]))}"
         return f"{row}, completion {self.places[index]}: {excerpt(self.texts[index])}"
 
@@ -63,7 +63,7 @@ def fitted(result: CallResult, batch: Batch) -> CallResult:
 
 
 def failed_R(result: CallResult) -> list[bool]:
-    """Which values of a fitted result failed."""
+    """Whether each value of a fitted result failed."""
     failed = {each.index for each in result.failures}
     return [result.failure is not None or r in failed for r in range(len(result.values))]
 
