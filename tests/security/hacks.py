@@ -72,7 +72,7 @@ def square(x):
 import json, sys
 json.dumps = lambda *a, **k: '[9, 49, 144]'
 for module in list(sys.modules.values()):
-    for name in ('passed', 'same', 'judge', 'is_plain', 'run_test'):
+    for name in ('passed', 'same', 'outcome_of', 'is_plain', 'run_test'):
         if hasattr(module, name): setattr(module, name, lambda *a: True)
 def square(x): return object()""",
     "all answers at once": "print('9\\n49\\n144')\ndef square(x): return [9, 49, 144]",

@@ -12,7 +12,7 @@ import pytest
 from podium.data.extract import fenced
 from podium.errors import ConfigError, RewardError
 from podium.isolation import sandbox as sandbox_module
-from podium.isolation.sandbox import FAULT, Limits, Result, SandboxFault, cure, inside, passed, probe, run_program
+from podium.isolation.sandbox import FAULT, Limits, Result, SandboxFault, fix_of, inside, passed, probe, run_program
 from podium.rewards import CodeStages, CodeTests, library_reward
 from podium.rewards import code as code_module
 from podium.rewards.code import read_tests
@@ -296,7 +296,7 @@ def test_a_machine_without_sandbox_refuses_and_names_the_cure(monkeypatch):
     ],
 )
 def test_known_messages_have_a_cure(complaint, part):
-    assert part in cure(complaint)
+    assert part in fix_of(complaint)
 
 
 def test_sixty_four_completions_are_scored_in_parallel():

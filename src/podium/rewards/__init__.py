@@ -149,11 +149,11 @@ def _try_settings(name: str, made: Callable[..., Any]) -> None:
 
 
 _SERVICES = ("trainer_state", "log_extra", "log_metric")
-"""What a reward is given besides lists of one entry for each completion."""
+"""Arguments of a reward that are no lists with an entry for each completion."""
 
 
 def _settings(name: str) -> dict[str, inspect.Parameter]:
-    """What a recipe may set: all that a factory takes; of a reward function, what stands behind the `*`."""
+    """The parameters that a recipe may set: all of a factory; those behind the `*` of a reward function."""
     parameters = inspect.signature(LIBRARY[name]).parameters
     return {
         key: parameter

@@ -39,7 +39,7 @@ class AdaptiveSettings:
     least: float = 0.25
     """Bound, as a multiple of the weight that was given."""
     most: float = 4.0
-    """Bound, likewise."""
+    """The upper bound, as the same multiple."""
     threshold: float | None = None
     """A completion succeeds above it; None: half of `maximum`."""
     maximum: float | None = None
@@ -61,7 +61,7 @@ class AdaptiveSettings:
 
 
 def adaptive_settings(value: Any) -> AdaptiveSettings | None:
-    """What `adaptive: true` or a mapping of settings stands for; None for false. Raises `ConfigError`.
+    """The settings that `adaptive: true` or a mapping stands for; None for false. Raises `ConfigError`.
 
     >>> adaptive_settings({"low": 0.2}).low
     0.2
@@ -89,7 +89,7 @@ class AdaptiveState:
     """One weight on its way."""
 
     factor: float = 1.0
-    """What the weight that was given is multiplied by."""
+    """Multiplies the weight that was given."""
     maximum: float = -math.inf
     """The largest reward seen."""
     minimum: float = math.inf
@@ -135,7 +135,7 @@ def adapted(state: AdaptiveState, settings: AdaptiveSettings, rewards_R: np.ndar
 def _threshold(settings: AdaptiveSettings, state: AdaptiveState) -> float | None:
     """Half of the maximum; of penalties 0, and what costs nothing is a success.
 
-    None where success cannot be told: all rewards were below 0, and nobody said what the best one is.
+    None where success cannot be told: all rewards were below 0, and no maximum is set.
     """
     if settings.threshold is not None:
         return settings.threshold
@@ -201,24 +201,16 @@ class AdaptiveWeights:
         """The states by name, as plain numbers; JSON keeps every bit of a float."""
         return {
             self.names_K[k]: {
-                "factor": state.factor,
-                "maximum": state.maximum if math.isfinite(state.maximum) else None,
-                "minimum": state.minimum if math.isfinite(state.minimum) else None,
-                "rates": list(state.rates),
+                name: None if value in (math.inf, -math.inf) else value
+                for name, value in dataclasses.asdict(state).items()
             }
             for k, state in self.states.items()
         }
 
     def restored(self, saved: Mapping[str, Any]) -> AdaptiveWeights:
         """With the states that `to_json` wrote; what adapts only now starts at its given weight."""
-        states = {
-            k: AdaptiveState(
-                factor=saved[name]["factor"],
-                maximum=-math.inf if saved[name]["maximum"] is None else saved[name]["maximum"],
-                minimum=math.inf if saved[name].get("minimum") is None else saved[name]["minimum"],
-                rates=tuple(saved[name]["rates"]),
-            )
-            for k, name in enumerate(self.names_K)
-            if k in self.states and name in saved
-        }
-        return dataclasses.replace(self, states={**self.states, **states})
+        states = dict(self.states)
+        for k in [k for k in states if self.names_K[k] in saved]:
+            own = {name: value for name, value in saved[self.names_K[k]].items() if value is not None}
+            states[k] = AdaptiveState(**{**own, "rates": tuple(own["rates"])})
+        return dataclasses.replace(self, states=states)

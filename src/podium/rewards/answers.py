@@ -1,6 +1,6 @@
 """Rewards for the right answer: 1 or 0 (by degrees in one), and None where a row has no answer to compare with.
 
-Each takes plain and chat completions. `extract` says where in a completion the final answer stands; the ways are listed
+Each takes plain and chat completions. `extract` finds the final answer in a completion; the ways are listed
 in `podium.data.extract`. Where the `answer` column holds a list, each of its entries is right.
 """
 
@@ -39,7 +39,8 @@ def exact_match(
     >>> exact_match([r"It is \boxed{paris}"], answer=[["Paris", "City of Light"]], extract="boxed", ignore_case=True)
     [1.0]
     """
-    return _each(completions, answer, extractor(extract), _same_in_any_case if ignore_case else _same)
+    same = (lambda given, gold: _same(given.casefold(), str(gold).casefold())) if ignore_case else _same
+    return _each(completions, answer, extractor(extract), same)
 
 
 def numeric_match(
@@ -100,10 +101,10 @@ def numeric_closeness(
         raise ConfigError(f"`scale` must be above 0; it is {scale}.")
 
     def near(given: str, gold: Any) -> float | None:
-        expected, number = _number(str(gold)), _number(given)
-        if expected is None or not math.isfinite(expected):
+        expected, number = last_number(str(gold)), last_number(given)
+        if expected is None or not math.isfinite(float(expected)):
             return None
-        return 0.0 if number is None else 1 / (1 + abs(number - expected) / scale)
+        return 0.0 if number is None else 1 / (1 + abs(float(number) - float(expected)) / scale)
 
     return _each(completions, answer, extractor(extract), near)
 
@@ -126,12 +127,14 @@ def multiple_choice(
     >>> multiple_choice(["paris", "Rome"], answer=[0, 0], choices=[["Paris", "Rome"]] * 2)
     [1.0, 0.0]
     """
-    take = extractor(extract)
+    take, scores = extractor(extract), list[float | None]()
     offered = [None] * len(completions) if choices is None else choices
-    return [
-        _choice(take(text_of(each)), gold, _labelled(options))
-        for each, gold, options in zip(completions, answer, offered, strict=True)
-    ]
+    for each, gold, own in zip(completions, answer, offered, strict=True):
+        options, given = _labelled(own), take(text_of(each))
+        right = _label_of_gold(gold, options)
+        named = None if given is None else _label_of_text(given, options)
+        scores.append(None if right is None else float(named == right))
+    return scores
 
 
 # --- one answer ------------------------------------------------------------------------------------------------------
@@ -145,7 +148,7 @@ def _each(
 ) -> list[float | None]:
     """`right` of what `take` finds; 0 where it finds nothing, None where there is no gold to compare with."""
     return [
-        _best([right(_or_nothing(take(text_of(each))), one) for one in _golds(gold)])
+        _best([right(_NOTHING if (found := take(text_of(each))) is None else found, one) for one in golds_of(gold)])
         for each, gold in zip(completions, answer, strict=True)
     ]
 
@@ -154,14 +157,9 @@ _NOTHING = "\0no answer\0"
 """Is no gold: compared like an answer, so that what cannot be compared at all is None with and without one."""
 
 
-def _or_nothing(found: str | None) -> str:
-    return _NOTHING if found is None else found
-
-
-def _golds(gold: Any) -> list[Any]:
+def golds_of(gold: Any) -> list[Any]:
     """The right answers of a row: one, or those of a list."""
-    each = list(gold) if isinstance(gold, (list, tuple)) else [gold]
-    return [one for one in each if one is not None]
+    return [one for one in (gold if isinstance(gold, (list, tuple)) else [gold]) if one is not None]
 
 
 def _best(verdicts: Sequence[float | None]) -> float | None:
@@ -170,10 +168,6 @@ def _best(verdicts: Sequence[float | None]) -> float | None:
 
 def _same(given: str, gold: Any) -> bool:
     return given == str(gold).strip()
-
-
-def _same_in_any_case(given: str, gold: Any) -> bool:
-    return given.casefold() == str(gold).strip().casefold()
 
 
 def _close(number: str, expected: str, tolerance: float | None, *, shift: int = 0) -> bool:
@@ -195,15 +189,6 @@ def _decimal(number: str) -> Decimal:
         return Decimal("nan")
 
 
-def _number(text: str) -> float | None:
-    """
-    >>> _number("5-3 is 2, not -1,000.5e1"), _number("none")
-    (-10005.0, None)
-    """
-    found = last_number(text)
-    return None if found is None else float(found)
-
-
 # --- choices ---------------------------------------------------------------------------------------------------------
 
 _MARKED = re.compile(r"[\s*_$(\[]*([A-Za-z]|[0-9]{1,2})(?:[\s*_$)\].:]*$|[*_]*[)\].:]+[*_]*\s(.*))", re.DOTALL)
@@ -222,13 +207,6 @@ def _labelled(options: Any) -> dict[str, str]:
     if isinstance(options, Mapping):
         return {str(label).upper(): str(text) for label, text in zip(options["label"], options["text"], strict=True)}
     return {chr(ord("A") + index): str(text) for index, text in enumerate(options)}
-
-
-def _choice(given: str | None, gold: Any, options: Mapping[str, str]) -> float | None:
-    right = _label_of_gold(gold, options)
-    if right is None:
-        return None
-    return float(given is not None and _label_of_text(given, options) == right)
 
 
 def _label_of_gold(gold: Any, options: Mapping[str, str]) -> str | None:

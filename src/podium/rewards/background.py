@@ -17,7 +17,7 @@ from typing import Any
 
 from podium.errors import PodiumError
 from podium.isolation.workers.call_result import CallResult, Failure, raised, read_values
-from podium.rewards.limits import OURS, Call, last_resort, named, overran
+from podium.rewards.limits import OWN_FRAMES, Call, last_resort, named, overran
 
 GRACE_SECONDS = 0.2
 """After the limit, how long the loop has to cancel a function; then one of them does not let go."""
@@ -33,23 +33,22 @@ class _Pending:
     result: CallResult | None = None
     error: PodiumError | None = None
 
-    @property
-    def is_done(self) -> bool:
-        """Whether it ended, in a result or an error that is let through."""
-        return self.result is not None or self.error is not None
-
 
 def call_together(calls: Sequence[Call], limit: float | None) -> list[CallResult]:
     """The result of every call; the caller may have a loop of its own. A `PodiumError` is let through."""
     if not calls:
         return []
     pending = [_Pending(call, named(_run, call.label, limit)) for call in calls]
-    patience = None if limit is None else limit + GRACE_SECONDS
+    grace = None if limit is None else limit + GRACE_SECONDS
     start = time.perf_counter()
-    future = asyncio.run_coroutine_threadsafe(_gather(pending, limit), background_loop(os.getpid())[0])
+
+    async def gather() -> None:
+        await asyncio.gather(*(_awaited(each, limit) for each in pending))
+
+    future = asyncio.run_coroutine_threadsafe(gather(), background_loop(os.getpid())[0])
     try:
-        with last_resort(patience):
-            future.result(patience)
+        with last_resort(grace):
+            future.result(grace)
     except NotDone:
         _give_up(pending, limit or 0.0, time.perf_counter() - start)
     except BaseException:  # an interrupted run leaves no task behind
@@ -59,10 +58,6 @@ def call_together(calls: Sequence[Call], limit: float | None) -> list[CallResult
         if each.error is not None:
             raise each.error
     return [each.result for each in pending if each.result is not None]
-
-
-async def _gather(pending: Sequence[_Pending], limit: float | None) -> None:
-    await asyncio.gather(*(_awaited(each, limit) for each in pending))
 
 
 async def _awaited(pending: _Pending, limit: float | None) -> None:
@@ -79,7 +74,7 @@ async def _awaited(pending: _Pending, limit: float | None) -> None:
             frames = [frame for frame, _ in traceback.walk_tb((error.__cause__ or error).__traceback__)]
             result = overran(limit, frames, call.completions)
         else:
-            result = CallResult(failures=(raised(error, OURS, call.completions),), error=error)
+            result = CallResult(failures=(raised(error, OWN_FRAMES, call.completions),), error=error)
     pending.result = replace(result, seconds=time.perf_counter() - start)
 
 
@@ -98,7 +93,7 @@ def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:
     codes = [id(each.f_code) for each in frames]  # code objects are equal whatever their files are called
     stuck = next((each for each in pending if id(each.run.__code__) in codes), None)
     for each in pending:
-        if each.is_done:
+        if each.result is not None or each.error is not None:
             continue
         own = frames[codes.index(id(each.run.__code__)) :] if each is stuck else []
         result = overran(limit, own, each.call.completions)

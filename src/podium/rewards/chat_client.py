@@ -42,7 +42,7 @@ class Reply:
 
 @dataclass(slots=True, kw_only=True)
 class ChatClient:
-    """Where and how requests are sent."""
+    """An address, with how requests are sent to it."""
 
     url: str
     key_variable: str | None
@@ -90,7 +90,7 @@ class ChatClient:
         raise AssertionError
 
     async def _attempt(self, client: Any, body: Mapping[str, Any]) -> tuple[Reply, float | None]:
-        """The reply, and how long the server wants to be left alone before another try; None: no further try."""
+        """The reply, and the seconds to wait before another try; None: no further try."""
         import httpx
 
         try:

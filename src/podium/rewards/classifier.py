@@ -1,8 +1,6 @@
 """Reward models before their weights are loaded: whether they are there, have one score, and can read the prompts.
 
-    check_reward_models(rewards, prompts=[row["prompt"] for row in rows], max_completion_length=256)
-
-`check` and `train` both ask here.
+check_reward_models(rewards, prompts=[row["prompt"] for row in rows], max_completion_length=256)
 """
 
 from __future__ import annotations
@@ -39,7 +37,9 @@ def _check_named(name: str, model: RewardModel) -> None:
     try:
         check_model_name(name, needs_tokenizer=model.tokenizer is None, trust_remote_code=trust, generates=False)
     except ModelError as error:
-        raise ModelError(f"reward model: {error.what}", code=error.code, fix=_fix(error)) from error
+        own = "the name or folder of a sequence classifier with one label; a function is `file.py:function`"
+        fix = own if error.code in ("M001", "M002") else error.fix  # the policy's is not a reward model's
+        raise ModelError(f"reward model: {error.what}", code=error.code, fix=fix) from error
     revision = model.model_init_kwargs.get("revision")
     config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust)
     shapes = stored_shapes(Path(name).expanduser())
@@ -54,12 +54,6 @@ def _check_named(name: str, model: RewardModel) -> None:
     labels = [shapes[tensor][0] for tensor, shape in head.items() if shapes[tensor] != shape]
     if labels:
         raise model.no_score(f"it has {labels[0]} labels; a reward is one number")
-
-
-def _fix(error: ModelError) -> str:
-    """The policy's cure is not a reward model's."""
-    own = "the name or folder of a sequence classifier with one label; a function is `file.py:function`"
-    return own if error.code in ("M001", "M002") else error.fix
 
 
 def _head(config: PretrainedConfig, *, trust: bool) -> Mapping[str, tuple[int, ...]]:

@@ -41,12 +41,12 @@ class _Judged:
 
     @property
     def share(self) -> float:
-        """Of the tests that passed."""
+        """Share of the tests that passed."""
         return sum(map(passed, self.tests, self.results)) / len(self.tests)
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing can be said: the sandbox failed, or time was up before the program had used its own."""
+        """Whether the result is open: the sandbox failed, or time was up before the program had used its own."""
         outcomes = {result.outcome for result in self.results}
         return "fault" in outcomes or ("not_run" in outcomes and "timeout" not in outcomes)
 

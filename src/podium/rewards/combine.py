@@ -39,7 +39,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "scheduled": ("reward",),
     "weighted": ("rewards",),
 }
-"""Of each combination, which of its settings are rewards."""
+"""The settings of each combination that are rewards."""
 
 
 class PartFailed(RuntimeError):
@@ -199,7 +199,7 @@ _PART_KEYS = ("name", "function", "args", "weight")
 
 
 def _function(part: Part, kind: str) -> Any:
-    """What `resolve_rewards` takes for a part. Raises `ConfigError`."""
+    """A part in a form that `resolve_rewards` takes. Raises `ConfigError`."""
     from podium.rewards import library_reward
 
     if isinstance(part, str):
@@ -223,7 +223,7 @@ def _function(part: Part, kind: str) -> Any:
 
 
 def _signature(parts: Sequence[Reward], asks: Sequence[str]) -> inspect.Signature:
-    """What the parts ask for, and what the combination itself does: it needs what one of them needs."""
+    """The arguments of all parts, and those of the combination itself; it needs all that one of them needs."""
     needs = dict.fromkeys(name for part in parts for name in part.needs)
     wants = dict.fromkeys(name for part in parts for name in sorted(part.wants or ()))
     optional = dict.fromkeys(["completions", *asks, "log_metric", *wants])

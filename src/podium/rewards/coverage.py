@@ -11,6 +11,7 @@ from typing import Any
 
 from podium.data.extract import Extract, extractor
 from podium.errors import ConfigError
+from podium.rewards.answers import golds_of
 from podium.rewards.text import text_of
 from podium.rewards.words import STOP_WORDS, words_of
 
@@ -38,9 +39,12 @@ def keyword_coverage(
         raise ConfigError(f"`max_words` must be 1 or more; it is {max_words}.")
     if keywords is None and answer is None:
         raise ConfigError("`keyword_coverage` needs a column `keywords` (lists of words) or `answer` in the dataset.")
-    wanted = (
-        [_content_words(gold) for gold in answer or ()] if keywords is None else [_phrases(own) for own in keywords]
-    )
+    if keywords is None:
+        golds = [dict.fromkeys(words_of("" if gold is None else str(gold))) for gold in answer or ()]
+        wanted = [[[word] for word in words if word not in STOP_WORDS["en"]] for words in golds]
+    else:
+        lists = [[own] if isinstance(own, str) else list(own or ()) for own in keywords]
+        wanted = [[words for phrase in phrases if (words := words_of(str(phrase)))] for phrases in lists]
     take = extractor(extract)
     return [_covered(take(text_of(each)) or "", own, max_words) for each, own in zip(completions, wanted, strict=True)]
 
@@ -57,20 +61,12 @@ def answer_f1(
     [1.0, 0.4]
     """
     take = extractor(extract)
-    return [_best_f1(take(text_of(each)) or "", gold) for each, gold in zip(completions, answer, strict=True)]
-
-
-# --- key words -------------------------------------------------------------------------------------------------------
-
-
-def _phrases(own: Any) -> list[list[str]]:
-    each = [own] if isinstance(own, str) else list(own or ())
-    return [words for phrase in each if (words := words_of(str(phrase)))]
-
-
-def _content_words(gold: Any) -> list[list[str]]:
-    words = dict.fromkeys(words_of("" if gold is None else str(gold)))
-    return [[word] for word in words if word not in STOP_WORDS["en"]]
+    scores = []
+    for each, gold in zip(completions, answer, strict=True):
+        given = take(text_of(each)) or ""
+        known = [f1 for one in golds_of(gold) if (f1 := _f1(given, str(one))) is not None]
+        scores.append(max(known, default=None))
+    return scores
 
 
 def _covered(text: str, phrases: Sequence[Sequence[str]], max_words: int | None) -> float | None:
@@ -83,23 +79,9 @@ def _covered(text: str, phrases: Sequence[Sequence[str]], max_words: int | None)
     return sum(f" {' '.join(phrase)} " in joined for phrase in phrases) / len(phrases)
 
 
-# --- F1 --------------------------------------------------------------------------------------------------------------
-
 _ARTICLES = frozenset({"a", "an", "the"})
 
 
-def _best_f1(given: str, gold: Any) -> float | None:
-    golds = [each for each in (gold if isinstance(gold, (list, tuple)) else [gold]) if each is not None]
-    scores = [_f1(_counted(given), _counted(str(each))) for each in golds]
-    known = [score for score in scores if score is not None]
-    return max(known) if known else None
-
-
-def _counted(text: str) -> Counter[str]:
-    return Counter(word for word in words_of(text) if word not in _ARTICLES)
-
-
-def _f1(given: Counter[str], gold: Counter[str]) -> float | None:
-    if not gold:
-        return None
-    return 2 * (given & gold).total() / (given.total() + gold.total())
+def _f1(given: str, gold: str) -> float | None:
+    counts = [Counter(word for word in words_of(text) if word not in _ARTICLES) for text in (given, gold)]
+    return 2 * (counts[0] & counts[1]).total() / (counts[0].total() + counts[1].total()) if counts[1] else None

@@ -1,4 +1,4 @@
-"""Rewards for the form of a completion, whatever it says. Each takes plain and chat completions."""
+"""Rewards for the form of a completion, not its content. Each takes plain and chat completions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def answer_format(completions: Sequence[Any]) -> list[float]:
     >>> answer_format(["<answer>7</answer>", "It is <answer>7</answer>", "<answer>7", "7"])
     [1.0, 0.5, 0.25, 0.0]
     """
-    return [_answer_format(visible(text_of(each)).strip()) for each in completions]
-
-
-def _answer_format(text: str) -> float:
-    tags = 0.25 * ("<answer>" in text) + 0.25 * ("</answer>" in text)
-    return tags + 0.5 * bool(_ONLY_ANSWER.fullmatch(text))
+    texts = [visible(text_of(each)).strip() for each in completions]
+    return [
+        0.25 * ("<answer>" in text) + 0.25 * ("</answer>" in text) + 0.5 * bool(_ONLY_ANSWER.fullmatch(text))
+        for text in texts
+    ]
 
 
 def xml_format(completions: Sequence[Any], *, sections: Sequence[str] = ("reasoning", "answer")) -> list[float]:

@@ -84,6 +84,8 @@ class FileReward:
         """One call, cut over `num_workers` processes where the function judges every row by itself."""
         services = {name: arguments[name] for name in SERVICES if name in arguments}
         columns = {name: values for name, values in arguments.items() if name not in services}
+        if "trainer_state" in columns:
+            columns["trainer_state"] = _plain_state(columns["trainer_state"])
         shares = _shares(num_completions, num_workers if self.row_wise else 1)
         self._load(len(shares))
         request = {"function": self._function, "services": tuple(services), "seed": random.getrandbits(32)}
@@ -151,7 +153,7 @@ def file_reward(
         name: the file (looked for in `folder`, then in the working directory) and the function in it.
         args: given to the function at every call, or once to a class or function that makes the reward.
         row_wise: whether each value depends on its own row alone, so that `reward_workers` may share the rows out;
-            None: what the function's attribute `row_wise` says, else no.
+            None: the function's attribute `row_wise`, else no.
         env: names of environment variables that the function needs; others, such as keys, it does not see.
         folder: where the file is looked for first.
 
@@ -175,13 +177,9 @@ def _shares(num_completions: int, num_workers: int) -> list[range]:
     return [range(i * num_completions // count, (i + 1) * num_completions // count) for i in range(count)]
 
 
-def _share_of(arguments: Mapping[str, Any], share: range) -> dict[str, Any]:
-    """The rows of a share."""
-    sent = {
-        name: values[share.start : share.stop] if isinstance(values, list) else values
-        for name, values in arguments.items()
-    }
-    return sent | ({"trainer_state": _plain_state(sent["trainer_state"])} if "trainer_state" in sent else {})
+def _share_of(columns: Mapping[str, Any], share: range) -> dict[str, Any]:
+    rows = slice(share.start, share.stop)
+    return {name: values[rows] if isinstance(values, list) else values for name, values in columns.items()}
 
 
 def _plain_state(state: Any) -> Any:

@@ -5,7 +5,7 @@
 
 Some of these scorers evaluate the model's text as Python. So they run where code runs: one worker per core and task
 imports reasoning-gym once, inside the sandbox, and forks for every answer. What it evaluates is held to literals and
-formulas besides, since a scorer knows the answer and an expression could look it up.
+formulas besides, since a scorer holds the answer and an expression could look it up.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SCORER = Path(__file__).with_name("gym_inside.py")
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGym:
-    """What reasoning-gym's `score_answer` of the named dataset says of the answer, from 0 to 1, asked in a sandbox.
+    """reasoning-gym's `score_answer` of the named dataset, run in a sandbox: a score of the answer from 0 to 1.
 
     Read are the `metadata` column (JSON text or a mapping) and the `answer` column, as `gym_rows` makes them. The
     answer of a completion is inside its last `<answer>` tags (`extract: answer`), or the `raw` text. An answer that
@@ -89,7 +89,8 @@ class ReasoningGym:
     ) -> list[float | None]:
         golds = answer if answer is not None else [None] * len(completions)
         entries = [self._entry(own, gold, index) for index, (own, gold) in enumerate(zip(metadata, golds, strict=True))]
-        answers = [self._answer(text_of(completion)) for completion in completions]
+        texts = [text_of(completion) for completion in completions]
+        answers = [text.strip() if self.extract == "raw" else tagged(text, "answer") for text in texts]
         asked = [index for index, entry in enumerate(entries) if entry is not None and answers[index] is not None]
         scores: list[float | None] = [None if entry is None else 0.0 for entry in entries]
         tests = [{"answer": answers[index], "entry": entries[index]} for index in asked]
@@ -98,7 +99,7 @@ class ReasoningGym:
         return scores
 
     def _entry(self, metadata: Any, answer: Any, index: int) -> dict[str, Any] | None:
-        """What `score_answer` takes besides the answer; None where there is nothing to score with."""
+        """The entry for `score_answer`; None where there is nothing to score with."""
         if metadata is None:
             return None
         if isinstance(metadata, str):
@@ -111,9 +112,6 @@ class ReasoningGym:
         if metadata.get("source_dataset", self.dataset) != self.dataset:
             return None
         return {"question": "", "answer": answer, "metadata": dict(metadata)}
-
-    def _answer(self, text: str) -> str | None:
-        return text.strip() if self.extract == "raw" else tagged(text, "answer")
 
     def _results(self, tests: Sequence[Mapping[str, Any]]) -> list[Result]:
         """Every worker takes each n-th answer."""
@@ -164,9 +162,9 @@ class _Worker:
                         self.sandbox = self.start()
                     return self.sandbox.run("", tests)
                 except SandboxFault as fault:
-                    said = str(fault)
+                    why = str(fault)
                     self.kill()
-            raise RewardError(f"reasoning-gym does not run in the sandbox: {said}")
+            raise RewardError(f"reasoning-gym does not run in the sandbox: {why}")
 
     def kill(self) -> None:
         """End the process; the next call starts another."""
@@ -184,11 +182,6 @@ def _start(reward: ReasoningGym) -> Sandbox:
         go_on=True,
     )
     scorer = (_SCORER.read_text(encoding="utf-8"), "make_scorer", (reward.dataset,))
-    return Sandbox.start(reward._backend, limits, Extras(paths=_site_packages(), scorer=scorer))
-
-
-@functools.cache
-def _site_packages() -> tuple[str, ...]:
-    """The folders that reasoning-gym and what it imports are in."""
     specs = [importlib.util.find_spec(name) for name in ("reasoning_gym", "sympy", "numpy")]
-    return tuple(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin))
+    paths = tuple(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin))
+    return Sandbox.start(reward._backend, limits, Extras(paths=paths, scorer=scorer))

@@ -1,4 +1,4 @@
-"""What runs in the sandbox for reasoning-gym: its scorer, with what it evaluates held to literals and formulas.
+"""The scorer of reasoning-gym inside the sandbox, which evaluates nothing but literals and formulas.
 
 Imports nothing of Podium: its text is sent into the sandbox.
 """
@@ -17,7 +17,7 @@ _FUNCTIONS = (
     "sinh sqrt tan tanh pi"
 )
 _NAMES = frozenset([*_FUNCTIONS.split(), *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMPRTUVWXYZ"])
-"""What a formula may name: functions of one number, and variables of one letter (N, O, Q and S are sympy's own)."""
+"""Names in a formula: functions of one number, and variables of one letter (N, O, Q and S are sympy's own)."""
 _FORMULA = re.compile(r"[\w\s+\-*/^().,!]*")
 _NUMBER = re.compile(r"(?<!\w)\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -72,7 +72,7 @@ _PLOTS = (
 
 
 def _leave_out_plots() -> None:
-    """One task imports matplotlib by way of a library, which wants a folder to write to; no scorer draws."""
+    """One task imports matplotlib by way of a library, which needs a folder to write to; no scorer draws."""
     for name in _PLOTS:
         module = types.ModuleType(name)
         module.__path__ = []

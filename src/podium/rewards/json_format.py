@@ -62,16 +62,12 @@ def json_match(completions: Sequence[Any], answer: Sequence[Any], *, fenced: boo
     [1.0, 0.5, 0.0]
     """
     pairs = zip(completions, answer, strict=True)
-    return [_share_right(_parsed(text_of(each), fenced=fenced), _gold_object(gold)) for each, gold in pairs]
+    return [_share_right(_parsed(text_of(each), fenced=fenced), gold) for each, gold in pairs]
 
 
-def _gold_object(gold: Any) -> Mapping[str, Any] | None:
+def _share_right(given: Any, gold: Any) -> float | None:
     gold = _parsed(gold, fenced=False) if isinstance(gold, str) else gold
-    return gold if isinstance(gold, Mapping) and gold else None
-
-
-def _share_right(given: Any, gold: Mapping[str, Any] | None) -> float | None:
-    if gold is None:
+    if not isinstance(gold, Mapping) or not gold:
         return None
     if not isinstance(given, Mapping):
         return 0.0

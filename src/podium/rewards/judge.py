@@ -5,8 +5,8 @@
     - name: judge
       args: {base_url: "https://api.example.com/v1", model: some-model, api_key_env: JUDGE_KEY}
 
-What it is asked is `template` with the fields filled in; what it says is read by `extract`, must lie between `low` and
-`high`, and becomes a number from 0 to 1. Whatever goes wrong with a completion gives None, and is counted and logged.
+The request is `template` with the fields filled in; the score in the reply is read by `extract`, must lie between `low`
+and `high`, and becomes a number from 0 to 1. A completion without one gets None, which is counted and logged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SCORES = re.compile(r"""["']score["']\s*:\s*["']?(-?[0-9.]+)""")
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """What a chat model behind an OpenAI-compatible address says of a completion: 0 to 1, None where it says nothing.
+    """The score of a completion by a chat model behind an OpenAI-compatible address: 0 to 1, None without one.
 
     `template` has the fields `{prompt}`, `{completion}`, `{low}`, `{high}`, any column of the dataset, and `{fence}`, a
     line that no completion can know beforehand. The key stands in the environment variable that `api_key_env` names; it
@@ -172,7 +172,7 @@ class Judge:
         return {key: None if each.text is None else self.score_of(each.text) for key, each in replies.items()}
 
     def _log(self, found: Sequence[float | None], said: Sequence[str], columns: Mapping[str, Any]) -> None:
-        """Show what the judge said in the table of completions; count how often it said nothing of use."""
+        """Show the replies in the table of completions; count those without a score."""
         if columns.get("log_extra") is not None:
             columns["log_extra"](self.__name__, list(said))
         if columns.get("log_metric") is not None and found:

@@ -3,6 +3,7 @@
 What it can tell: languages with a script of their own (Chinese, Japanese, Korean, Arabic, Hebrew, Greek, Thai, Hindi)
 by their letters, and eighteen languages in Latin script by their stop words. What it cannot: languages that share
 another script (Russian and Ukrainian are both Cyrillic, Persian and Arabic both Arabic script), one word, and names.
+By hand, because packages that identify languages always guess one: they give neither a share nor "too little to tell".
 """
 
 from __future__ import annotations
@@ -76,10 +77,6 @@ def _share(text: str, code: str) -> float | None:
         return 0.0
     if code not in STOP_WORDS or share == 0:
         return share
-    return _checked_by_words(text, code, share)
-
-
-def _checked_by_words(text: str, code: str, share: float) -> float | None:
     counts = Counter(words_of(text))
     hits = {other: sum(counts[word] for word in words) for other, words in STOP_WORDS.items()}
     most = max(hits.values())

@@ -40,16 +40,16 @@ AGAIN_SECONDS = 0.1
 """Between two interrupts of a call that swallowed the first."""
 
 TICK_SECONDS = 0.05
-"""Of the processor's time, between two looks at the clock during a call that lets no other thread run."""
+"""Processor time between two looks at the clock during a call that lets no other thread run."""
 
 STDERR = 2
 
-OURS = frozenset(
+OWN_FRAMES = frozenset(
     [
         calls.__file__,
         *(
             str(Path(__file__).with_name(f"{x}.py"))
-            for x in ("limits", "background", "combine", "score", "surroundings")
+            for x in ("limits", "background", "combine", "score", "process_state")
         ),
     ]
 )
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 def limited(call: Call, limit: float | None) -> CallResult:
     """The result of a call.
 
-    A `PodiumError` is let through, it says all that is to be said; so is an interrupt by the user (Ctrl-C). Everything
+    A `PodiumError` is let through, since it is a message already; so is an interrupt by the user (Ctrl-C). Everything
     else that is raised is part of the result.
     """
     run = named(_run, call.label, limit)
@@ -93,11 +93,11 @@ def _run(call: Call) -> CallResult:
     except BaseException as error:  # also `exit()`: a run must not end without a word
         if type(error) is KeyboardInterrupt:
             raise
-        return CallResult(failures=(raised(error, OURS, call.completions),), error=error)
+        return CallResult(failures=(raised(error, OWN_FRAMES, call.completions),), error=error)
 
 
 def named(function: Any, label: str, limit: float | None) -> Any:
-    """The function with a frame that says which reward it runs: all that the last resort can print are frames."""
+    """The function with a frame that names the reward it runs: all that the last resort can print are frames."""
     what = (
         f"<reward {label.removeprefix('reward ')} did not stop at its limit of {limit} s, in a call that Python cannot "
     )
@@ -122,7 +122,7 @@ def last_resort(limit: float | None) -> Iterator[None]:
 
 def overran(limit: float, frames: list[FrameType], completions: Any) -> CallResult:
     """The result of a call that was in these frames, outermost first, when its time was up."""
-    theirs = [i for i, frame in enumerate(frames) if not is_ours(frame, OURS)]
+    theirs = [i for i, frame in enumerate(frames) if not is_ours(frame, OWN_FRAMES)]
     users = frames[theirs[0] : theirs[-1] + 1] if theirs else []
     failure = Failure(
         kind="stopped",

@@ -27,7 +27,7 @@ from podium.isolation.workers.process import Lost, Pool, Worker, pool_of
 MAX_WORKERS = 4
 START_SECONDS = 60.0
 """A worker imports sympy before its first formula."""
-PATIENCE_SECONDS = 20.0
+SLOW_SECONDS = 20.0
 """Once formulas of one call have run into the limit for so long together, the limit falls to a fifth."""
 
 _MAKE = functools.partial(Worker, target=f"{Path(__file__).with_name('math_worker.py')}:answer", output="dropped")
@@ -40,14 +40,14 @@ class Formula:
     gold: str
     """The right answer."""
     text: str
-    r"""Where the answer stands, as LaTeX between dollars or in `\boxed{}`."""
+    r"""The text with the answer, as LaTeX between dollars or in `\boxed{}`."""
     repairs: bool = False
     r"""Whether `\frac12` and `\sqrt2` are read as LaTeX reads them; TRL's rewards do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of a comparison."""
+    """The result of a comparison."""
 
     correct: bool | None
     """None: the gold could not be read, or not in time."""
@@ -117,7 +117,7 @@ class _Comparisons:
 
     def _compare(self, worker: Worker, formula: Formula) -> Verdict:
         """The worker first replies how it read the gold, then how the answer compares; each has its time."""
-        limit = self.timeout_seconds if self.lost_seconds < PATIENCE_SECONDS else self.timeout_seconds / 5
+        limit = self.timeout_seconds if self.lost_seconds < SLOW_SECONDS else self.timeout_seconds / 5
         request = {**dataclasses.asdict(formula), "timeout_seconds": limit}
         gold = worker.ask(request, limit)
         if isinstance(gold, Lost):

@@ -26,7 +26,7 @@ def answer(task: Mapping[str, Any] | None, took: Callable[[int], None]) -> Itera
         _prepare()
         yield {"ready": True}
         return
-    # Without a handler this ends the process: it must not go on where nobody is left to kill it.
+    # Without a handler this ends the process: it must not go on once its parent is gone.
     signal.setitimer(signal.ITIMER_REAL, 2 * task["timeout_seconds"] + 5)
     gold = _gold(task["gold"])
     yield {"gold": _shown(gold)}

@@ -1,7 +1,7 @@
 r"""Rewards for the right formula, whichever way it is written: `\frac{1}{2}`, `0.5` and `1/2` are the same.
 
-By math-verify, in processes that can be killed (`podium.rewards.math_pool`): a completion that the computer algebra
-chews on for more than five seconds is wrong. Each takes plain and chat completions.
+By math-verify, in processes that can be killed (`podium.rewards.math_pool`): a completion that takes the
+computer algebra more than five seconds is wrong. Each takes plain and chat completions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def math_match(
 ) -> list[float | None]:
     r"""1 where the final answer is the same formula as the `answer` column, by math-verify.
 
-    `extract` says where the final answer stands (`podium.data.extract`). 0 for a completion without one, for one that
+    `extract` names the place of the final answer (`podium.data.extract`). 0 for a completion without one, for one that
     takes longer than `timeout_seconds`, has another unit, or is a chain of different numbers. The column's answer is
     what is in `\boxed{}` or follows `####`, else all of it. None for a column that cannot be read.
 
@@ -64,7 +64,7 @@ _UNIT = re.compile(rf"\d[\s~\\,]*(?:\\(?:text|mathrm|textrm)\{{\s*)?({_UNITS})(?
 
 
 def _cannot_be(text: str, gold: str) -> bool:
-    """What math-verify passes: another unit, and a chain of different numbers of which the last is right."""
+    """Whether it is wrong, though math-verify passes it: another unit, and a chain of different numbers of which the last is right."""
     units = [found[1] + found[2].strip("^{}") for each in (text, gold) if (found := _UNIT.search(each))]
     chain = re.sub(r"^\\boxed\{|\}$", "", text).split("=")
     numbers = {float(part) for part in chain if re.fullmatch(r"\s*[-+]?\d+(?:\.\d+)?\s*", part)}
@@ -99,13 +99,9 @@ def reasoning_accuracy_reward(
     [1.0, 0.0]
     """
     marks = ["</think>"] if reasoning_delimiters is None else list(reasoning_delimiters)
-    texts = [_after_first(marks, text_of(each)) for each in completions]
+    given = [text_of(each) for each in completions]
+    texts = [next((text.split(mark)[-1] for mark in marks if mark in text), None) for text in given]
     return _scores(texts, solution, 5.0, log_extra, shown=solution, without="[incomplete reasoning]")
-
-
-def _after_first(marks: Sequence[str], text: str) -> str | None:
-    mark = next((mark for mark in marks if mark in text), None)
-    return None if mark is None else text.split(mark)[-1]
 
 
 def _scores(

@@ -1,6 +1,6 @@
 """A reward model (sequence classification with one label) as an ordinary reward function.
 
-Knows tokenizers and one forward pass; torch and transformers are imported when the model is used.
+torch and transformers are imported when the model is used.
 """
 
 from __future__ import annotations
@@ -86,11 +86,8 @@ class RewardModel:
     def _text(self, prompt: Any, completion: Any) -> str:
         if isinstance(prompt, str):
             return str(prompt + completion)
-        return str(
-            self.tokenizer.apply_chat_template(
-                [*prompt, *completion], **{**self.chat_template_kwargs, "tokenize": False}
-            )
-        )
+        settings = {**self.chat_template_kwargs, "tokenize": False}
+        return str(self.tokenizer.apply_chat_template([*prompt, *completion], **settings))
 
     def _load_model(self, name: str) -> Any:
         from transformers import AutoModelForSequenceClassification
@@ -142,7 +139,8 @@ class RewardModel:
         return AutoConfig.from_pretrained(self.model, **self._source_settings())
 
     def _source_settings(self) -> dict[str, Any]:
-        return {key: self.model_init_kwargs[key] for key in _SOURCE if key in self.model_init_kwargs}
+        names = ("revision", "trust_remote_code")
+        return {name: self.model_init_kwargs[name] for name in names if name in self.model_init_kwargs}
 
     def _prepare_tokenizer(self) -> None:
         """The tokenizer that was given, or the model's own, with a padding token."""
@@ -159,7 +157,3 @@ class RewardModel:
             self.tokenizer = AutoTokenizer.from_pretrained(name, **self._source_settings())
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-
-
-_SOURCE = ("revision", "trust_remote_code")
-"""Settings of the model's name that its tokenizer and its configuration are read with."""

@@ -1,9 +1,7 @@
-"""What users give as rewards becomes `Reward` records, and what cannot work is said before any weight is loaded.
+"""Rewards as users give them become `Reward` records; what cannot work is an error before any weight is loaded.
 
-    rewards = resolve_rewards([format_reward, "org/reward-model"])
-    check_rewards(rewards, dataset.column_names)
-
-Knows signatures and names; calls nothing.
+rewards = resolve_rewards([format_reward, "org/reward-model"])
+check_rewards(rewards, dataset.column_names)
 """
 
 from __future__ import annotations
@@ -17,17 +15,17 @@ from typing import Any
 
 from podium.errors import ConfigError, RewardError, did_you_mean
 from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
-from podium.isolation.workers.verl import GOLD_COLUMNS, as_reward, asks_for_gold
+from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward
 from podium.rewards.model import RewardModel
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What every reward function may ask for besides the columns of the dataset."""
+"""Arguments of every reward function besides the columns of the dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A reward function with what its signature says."""
+    """A reward function with its signature."""
 
     name: str
     """As in TRL's metrics; two rewards never share one."""
@@ -60,9 +58,8 @@ def resolve_rewards(
     """
     functions = as_list(reward_funcs)
     if not functions:
-        raise ConfigError(
-            "No reward source provided.", fix="Pass `reward_funcs`: a function, a reward model, or a list of them."
-        )
+        fix = "Pass `reward_funcs`: a function, a reward model, or a list of them."
+        raise ConfigError("No reward source provided.", fix=fix)
     tokenizers = as_list(reward_processing_classes) or [None] * len(functions)
     if len(tokenizers) != len(functions):
         raise ConfigError(
@@ -81,8 +78,7 @@ def resolve_rewards(
             function = file_reward(function)
         if isinstance(function, str) or _is_module(function):
             function = RewardModel(function, tokenizer, **model_settings)
-        function = as_reward(function)
-        rewards.append(_inspect(function, index))
+        rewards.append(_inspect(as_reward(function), index))
     names = distinct_names([reward.name for reward in rewards])
     return tuple(replace(reward, name=name) for reward, name in zip(rewards, names, strict=True))
 
@@ -113,7 +109,7 @@ def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -
 
 
 def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
-    """Raises one `RewardError` with every argument that a function needs and nobody gives. `columns`: the dataset's."""
+    """Raises one `RewardError` with every argument that a function needs and is not given. `columns`: the dataset's."""
     passed_on = [column for column in columns if column not in (*GIVEN, "prompt", "completion")]
     available = [*passed_on, *GIVEN]
     problems = [
@@ -122,11 +118,9 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
         for name in reward.needs
         if name not in available
     ]
-    problems += [
-        f"{reward} needs one of the columns {' and '.join(f'`{name}`' for name in GOLD_COLUMNS)}."
-        for reward in rewards
-        if asks_for_gold(reward.wants) and not set(GOLD_COLUMNS) & set(available)
-    ]
+    needs_gold = [reward for reward in rewards if asks_for_gold(reward.wants) and not set(VERL_GOLD) & set(available)]
+    either = " and ".join(f"`{name}`" for name in VERL_GOLD)
+    problems += [f"{reward} needs one of the columns {either}." for reward in needs_gold]
     if not problems:
         return
     listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(GIVEN)}."
@@ -142,7 +136,7 @@ def _nearest(name: str, columns: Sequence[str]) -> str:
 
 
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
-"""What datasets call the right answer."""
+"""Usual names of the column with the right answer."""
 
 
 def as_list(value: Any) -> list[Any]:
@@ -179,13 +173,9 @@ def _inspect(function: Any, index: int) -> Reward:
     parameters = parameters_of(function)
     empty, by_position = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_ONLY
     if any(each.kind is by_position and each.default is empty for each in parameters or ()):
-        raise ConfigError(
-            f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with keyword "
-            "arguments.",
-            code="W001",
-            fix="Remove the `/` from its signature.",
-        )
-    named = [each for each in parameters or () if each.kind in _NAMED]
+        what = f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with"
+        raise ConfigError(f"{what} keyword arguments.", code="W001", fix="Remove the `/` from its signature.")
+    named = [each for each in parameters or () if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_all = parameters is None or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     return Reward(
         name=name,
@@ -195,9 +185,6 @@ def _inspect(function: Any, index: int) -> Reward:
         wants=None if takes_all else frozenset(each.name for each in named),
         needs=tuple(each.name for each in named if each.default is empty),
     )
-
-
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _location(function: Any) -> str:

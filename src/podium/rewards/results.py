@@ -34,7 +34,7 @@ class Batch:
         return len(self.texts)
 
     def place(self, index: int) -> str:
-        """Where a completion is from, and how it starts."""
+        """The row of a completion, and how it starts."""
         row = f"row {self.rows[index]}" if self.rows[index] >= 0 else f"prompt {excerpt(str(self.prompts[index]))}"
         return f"{row}, completion {self.places[index]}: {excerpt(self.texts[index])}"
 
@@ -63,7 +63,7 @@ def fitted(result: CallResult, batch: Batch) -> CallResult:
 
 
 def failed_R(result: CallResult) -> list[bool]:
-    """Which values of a fitted result failed."""
+    """Whether each value of a fitted result failed."""
     failed = {each.index for each in result.failures}
     return [result.failure is not None or r in failed for r in range(len(result.values))]
 
@@ -76,23 +76,15 @@ def error_of(result: CallResult, reward: Reward, batch: Batch) -> RewardError | 
     lines = [f"{reward} {failure.what}"]
     if failure.kind == "value":
         lines[0] += f" as value {failure.index}"
-    if failure.kind != "returned":
-        lines.append(_where(failure.index, batch))
-    elif failure.code != "W003":
-        lines[0] += f"; expected a list of {len(batch)} numbers"
+    if failure.kind == "returned":
+        lines[0] += f"; expected a list of {len(batch)} numbers" * (failure.code != "W003")
+    elif failure.index is None or not 0 <= failure.index < len(batch):
+        lines.append(f"  while scoring {len(batch)} completions, the first of them {batch.place(0)}")
+    else:
+        lines.append(f"  at {batch.place(failure.index)}")
     if failure.is_shape_error:
-        lines.append(f"  note: {_shape_note(batch)}")
+        is_plain = isinstance(batch.completions[0], str)
+        note = "conversations, so the text of a completion is `completion[0]['content']`"
+        lines.append(f"  note: the prompts are {'plain, so each completion is a string' if is_plain else note}")
     lines += [f"  {line}" for line in failure.trace]
     return RewardError("\n".join(lines), code=failure.code, fix=failure.fix)
-
-
-def _where(index: int | None, batch: Batch) -> str:
-    if index is None or not 0 <= index < len(batch):
-        return f"  while scoring {len(batch)} completions, the first of them {batch.place(0)}"
-    return f"  at {batch.place(index)}"
-
-
-def _shape_note(batch: Batch) -> str:
-    if isinstance(batch.completions[0], str):
-        return "the prompts are plain, so each completion is a string"
-    return "the prompts are conversations, so the text of a completion is `completion[0]['content']`"

@@ -10,7 +10,7 @@ after the other), and only with what its signature names (all of it where there 
 
 A call ends within `CallSettings.limit`, whatever it does. What is not one finite number (or None) per completion stops
 the run with a `RewardError` that names the function, the row and the start of the completion, or becomes what
-`CallSettings.on_error` says. Knows nothing of models, advantages and losses.
+`CallSettings.on_error` sets.
 """
 
 from __future__ import annotations
@@ -30,29 +30,11 @@ from podium.isolation.workers.functions import unwrapped
 from podium.records import Finding, Group, ScoredGroup
 from podium.rewards.background import call_together
 from podium.rewards.from_file import FileReward
-from podium.rewards.limits import OURS, Call, limited
+from podium.rewards.limits import OWN_FRAMES, Call, limited
 from podium.rewards.model import RewardModel
-from podium.rewards.resolve import (
-    GIVEN,
-    Reward,
-    check_rewards,
-    load_reward_models,
-    resolve_rewards,
-    resolve_weights,
-)
+from podium.rewards.process_state import restored
+from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.results import Batch, error_of, failed_R, fitted
-from podium.rewards.surroundings import kept
-
-__all__ = [
-    "GIVEN",
-    "CallSettings",
-    "Reward",
-    "check_rewards",
-    "load_reward_models",
-    "resolve_rewards",
-    "resolve_weights",
-    "score",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +52,7 @@ class CallSettings:
     limit: float | None = 60.0
     """Seconds a call; None: it may take for ever."""
     on_error: Literal["raise", "none"] | float = "raise"
-    """What a call that fails, or a value that is no finite number, becomes: the end of the run, None, or a number."""
+    """Replaces a failed call, or a value that is no finite number: the end of the run, None, or a number."""
     num_workers: int = 1
     """Processes for a function from a file that judges every row by itself."""
 
@@ -129,7 +111,7 @@ class _Extras:
 
 
 def _ignore(name: str, value: float) -> None:
-    """Where nobody collects metrics."""
+    """A sink for metrics that are not collected."""
 
 
 def _batch(groups: Sequence[Group]) -> Batch:
@@ -151,19 +133,19 @@ def _batch(groups: Sequence[Group]) -> Batch:
 
 
 def _arguments(reward: Reward, batch: Batch, services: Mapping[str, Any]) -> dict[str, Any]:
-    """What the function is called with: copies, so that it can change nothing but its own."""
+    """The arguments of a call: copies, so that the function can change nothing but its own."""
     shared = {
         **batch.columns,
         "prompts": batch.prompts,
         "completions": batch.completions,
         "completion_ids": batch.completion_ids,
     }
-    copies = {name: _copied(values) for name, values in shared.items() if reward.wants is None or name in reward.wants}
-    return {**copies, **{name: service for name, service in services.items() if _takes(reward, name)}}
 
+    def takes(name: str) -> bool:
+        return reward.wants is None or name in reward.wants
 
-def _takes(reward: Reward, name: str) -> bool:
-    return reward.wants is None or name in reward.wants
+    copies = {name: _copied(values) for name, values in shared.items() if takes(name)}
+    return copies | {name: service for name, service in services.items() if takes(name)}
 
 
 def _copied(value: Any) -> Any:
@@ -192,7 +174,7 @@ def repeat_findings(
             continue
         try:
             again = score([each.group for each in scored], [reward], trainer_state=trainer_state, settings=settings)
-        except RewardError:  # said at the next round, if it is so again
+        except RewardError:  # reported at the next round, if it is so again
             continue
         first_R = np.concatenate([each.rewards_GK[:, each.names_K.index(reward.name)] for each in scored])
         second_R = np.concatenate([each.rewards_GK[:, 0] for each in again])
@@ -227,7 +209,7 @@ def _results(
         error = error_of(results[k], rewards[k], batch)
         if error is not None and settings.on_error == "raise":
             cause = result.error
-            raise error from cause and cause.with_traceback(user_traceback(cause, OURS))
+            raise error from cause and cause.with_traceback(user_traceback(cause, OWN_FRAMES))
 
     waiting = [k for k, reward in enumerate(rewards) if reward.is_async]
     for k in [k for k in range(len(calls)) if k not in waiting]:
@@ -248,7 +230,7 @@ def _call(call: Call, num_completions: int, settings: CallSettings) -> CallResul
             limit=settings.limit,
             num_workers=settings.num_workers,
         )
-    with kept(call.label):
+    with restored(call.label):
         return limited(call, settings.limit)
 
 

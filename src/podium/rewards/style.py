@@ -79,13 +79,10 @@ def group_diversity(prompts: Sequence[Any], completions: Sequence[Any], *, size:
     diversity: dict[int, float | None] = {}
     for members in groups.values():
         for one in members:
-            overlaps = [_overlap(grams[one], grams[other]) for other in members if other != one]
+            others = [grams[other] for other in members if other != one]
+            overlaps = [len(grams[one] & other) / len(grams[one] | other) for other in others]
             diversity[one] = 1.0 - sum(overlaps) / len(overlaps) if overlaps else None
     return [diversity[index] for index in range(len(completions))]
-
-
-def _overlap(one: frozenset[Any], other: frozenset[Any]) -> float:
-    return len(one & other) / len(one | other)
 
 
 def _ngrams(text: str, size: int) -> Counter[tuple[str, ...]]:

@@ -4,8 +4,9 @@
     results = run_program("print(int(input()) * 2)", [{"stdin": "3"}], backend=backend)
     [passed(test, result) for test, result in zip(tests, results)]    # expected answers stay here
 
-`seccomp` (numbers) and `inside` (the harness) know nothing of the rest; `confinement` puts them into a command;
-`process` runs it; `choice` chooses; `verdict` compares.
+It can be used without the rest of Podium: it imports `podium.isolation.machine` and `podium.errors` alone. `seccomp`
+(numbers) and `inside` (the harness) stand for themselves; `confinement` puts them into a command; `process` runs it;
+`choice` chooses; `verdict` compares.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.isolation.sandbox.choice import SANDBOXES, SandboxName, choose, cure, probe
+from podium.isolation.sandbox.choice import SANDBOXES, SandboxName, choose, fix_of, probe
 from podium.isolation.sandbox.confinement import USUAL, BackendName, Extras, Limits
 from podium.isolation.sandbox.process import FAULT, OUTCOMES, Outcome, Result, Sandbox, SandboxFault
 from podium.isolation.sandbox.verdict import passed
@@ -44,28 +45,25 @@ def run_program(
     results = [FAULT] * len(tests)
     for alone in (False, True):
         try:
-            with _company(os.getpid()).entered(alone=alone), Sandbox.start(backend, limits) as sandbox:
+            with _turns(os.getpid()).taken(alone=alone), Sandbox.start(backend, limits) as sandbox:
                 results = sandbox.run(source, inputs)
         except SandboxFault as fault:
             logger.warning("The %s sandbox failed: %s", backend, fault)
-        if not any(_is_crowded(result) for result in results):
+        # Other programs may have taken what this one needed.
+        crowded = "RuntimeError: can't start new thread"
+        if not any(each.outcome == "fault" or (each.error or "").startswith(crowded) for each in results):
             break
     return results
 
 
-def _is_crowded(result: Result) -> bool:
-    """Whether other programs may have taken what this one needed."""
-    return result.outcome == "fault" or (result.error or "").startswith("RuntimeError: can't start new thread")
-
-
-class _Company:
-    """Programs that run at the same time, and now and then one that runs alone."""
+class _Turns:
+    """A lock for programs that run at the same time, and now and then one that runs alone."""
 
     def __init__(self) -> None:
         self._changed, self._running, self._is_alone = threading.Condition(), 0, False
 
     @contextlib.contextmanager
-    def entered(self, *, alone: bool) -> Iterator[None]:
+    def taken(self, *, alone: bool) -> Iterator[None]:
         """Waits until there is room: for one that runs `alone`, until no other runs."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_alone)
@@ -83,12 +81,12 @@ class _Company:
 
 
 @functools.cache
-def _company(process_id: int) -> _Company:
-    return _Company()
+def _turns(process_id: int) -> _Turns:
+    return _Turns()
 
 
 def check_settings(reward: Any, ways: Iterable[str]) -> None:
-    """What the rewards that run in a sandbox have in common: `extract`, one of `ways`, and three whole numbers.
+    """Check the settings common to rewards that run in a sandbox: `extract`, one of `ways`, and three whole numbers.
 
     Raises:
         ConfigError: a value that cannot work.
@@ -117,7 +115,7 @@ __all__ = [
     "SandboxName",
     "check_settings",
     "choose",
-    "cure",
+    "fix_of",
     "passed",
     "probe",
     "run_program",

@@ -1,7 +1,7 @@
 """Which back end works here: found out by running a program in it, once per process.
 
 The program must print the answer, and must fail at what a sandbox forbids: a back end that runs but does not hold is
-as good as none. Where none is left, the `RewardError` names the cure for what each of them said.
+as good as none. Where none is left, the `RewardError` names the fix for the error of each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
 from typing import Literal
 
 from podium.errors import ConfigError, RewardError, did_you_mean
@@ -40,7 +39,7 @@ attempt("writing /", lambda: open("/podium-probe", "w").close())
 print(int(input()) * 7)
 """
 
-CURES: tuple[tuple[str, str], ...] = (
+FIXES: tuple[tuple[str, str], ...] = (
     (
         r"bubblewrap is not installed",
         "install it: `apt-get install bubblewrap`, `dnf install bubblewrap` or `pacman -S bubblewrap`",
@@ -72,33 +71,33 @@ CURES: tuple[tuple[str, str], ...] = (
     (r"no table of system calls", "use a machine with an x86_64 or aarch64 processor"),
     (r"only on Linux", "train on Linux, or in a Linux container or virtual machine"),
 )
-"""What a back end says when it fails, and what to do about it."""
+"""Patterns of errors of back ends, and what to do about each."""
 
 
 def choose(sandbox: str = "auto") -> BackendName:
     """The back end for this setting: for `auto` the first of bubblewrap and Landlock that works here.
 
-    Raises `ConfigError` for another word, and `RewardError` with the cures where the back end does not work.
+    Raises `ConfigError` for another word, and `RewardError` with the fixes where the back end does not work.
 
     >>> choose("none")
     'none'
     """
     if sandbox not in SANDBOXES:
-        raise ConfigError(
-            f"sandbox is {sandbox!r}; it must be one of {', '.join(SANDBOXES)}.",
-            fix=did_you_mean(str(sandbox), SANDBOXES),
-        )
+        what = f"sandbox is {sandbox!r}; it must be one of {', '.join(SANDBOXES)}."
+        raise ConfigError(what, fix=did_you_mean(str(sandbox), SANDBOXES))
     if sandbox == "none":
         _warn_unconfined(os.getpid())
         return "none"
     wanted: tuple[BackendName, ...] = ("bubblewrap", "landlock") if sandbox == "auto" else (sandbox,)  # type: ignore[assignment]
-    said: dict[str, str] = {}
+    lines = ["No sandbox works here, so code that a model wrote is not run."]
     for backend in wanted:
         complaint = probe(backend)
         if complaint is None:
             return backend
-        said[backend] = complaint
-    raise RewardError(_refusal(said))
+        last = complaint.strip().splitlines()[-1] if complaint.strip() else "nothing"
+        lines += [f"  {backend}: {last[:300]}", f"    fix: {fix_of(complaint)}"]
+    lines.append("  To run it without one all the same, with all that your user may do, write `sandbox: none`.")
+    raise RewardError("\n".join(lines))
 
 
 @functools.cache
@@ -120,22 +119,13 @@ def probe(backend: BackendName) -> str | None:
     return None
 
 
-def cure(complaint: str) -> str:
-    """What to do about what a back end said.
+def fix_of(complaint: str) -> str:
+    """What to do about the error of a back end.
 
-    >>> cure("bwrap: No permissions to create new namespace, likely ...")[:21]
+    >>> fix_of("bwrap: No permissions to create new namespace, likely ...")[:21]
     'namespaces are denied'
     """
-    return next((cure for pattern, cure in CURES if re.search(pattern, complaint)), "see docs/rewards.md")
-
-
-def _refusal(said: Mapping[str, str]) -> str:
-    lines = ["No sandbox works here, so code that a model wrote is not run."]
-    for backend, complaint in said.items():
-        last = complaint.strip().splitlines()[-1] if complaint.strip() else "nothing"
-        lines += [f"  {backend}: {last[:300]}", f"    fix: {cure(complaint)}"]
-    lines.append("  To run it without one all the same, with all that your user may do, write `sandbox: none`.")
-    return "\n".join(lines)
+    return next((fix for pattern, fix in FIXES if re.search(pattern, complaint)), "see docs/rewards.md")
 
 
 @functools.cache

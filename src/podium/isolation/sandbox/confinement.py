@@ -28,7 +28,7 @@ BackendName = Literal["bubblewrap", "landlock", "none"]
 
 NOBODY = 65534
 _numbers = itertools.cycle(range(60_001, 61_001))
-"""Of users that there are not: one for each sandbox that root starts, so that each has threads of its own to count."""
+"""User ids without a user: one for each sandbox that root starts, so that the threads of each are counted alone."""
 MEGABYTE = 1 << 20
 _DEVICES = (("/dev/null", True), ("/dev/zero", False), ("/dev/urandom", False), ("/dev/random", False))
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
@@ -45,7 +45,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one test may use; passing a limit is an outcome, not a fault."""
+    """Limits of one test; passing one is an outcome, not a fault."""
 
     cpu_seconds: int = 1
     """Processor time of a test."""
@@ -56,7 +56,7 @@ class Limits:
     memory_megabytes: int = 512
     """Address space."""
     output_bytes: int = 64 * 1024
-    """Of standard output, and of a returned value."""
+    """Limit of standard output, and of a returned value."""
     lanes: int = min(2, cores())
     """Tests at the same time, where there are many."""
     go_on: bool = False
@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a scorer needs besides the standard library."""
+    """Needs of a scorer besides the standard library."""
 
     paths: tuple[str, ...] = ()
     """Folders on `sys.path`, readable in the sandbox."""
@@ -113,7 +113,7 @@ def launch(backend: BackendName, limits: Limits, extras: Extras = NO_EXTRAS) -> 
 
 
 def rlimits(limits: Limits, *, own_namespace: bool) -> dict[str, int]:
-    """Of the harness and every test; the processor time is per test."""
+    """Limits of the harness and every test; the processor time is per test."""
     return {
         "RLIMIT_AS": limits.memory_megabytes * MEGABYTE,
         "RLIMIT_FSIZE": 16 * MEGABYTE,
@@ -205,7 +205,7 @@ def _can_disable_userns() -> bool:
 
 
 def _as_nobody(paths: Sequence[str]) -> tuple[str, ...]:
-    """Root becomes nobody first, where nobody may read the interpreter."""
+    """If running as root, switch to the user `nobody` first, provided that user can read the interpreter."""
     setpriv = shutil.which("setpriv")
     if os.geteuid() != 0 or setpriv is None or not _nobody_may_read(paths):
         return ()

@@ -1,4 +1,4 @@
-"""What runs inside the sandbox: shuts the door behind itself, then runs programs, each test in a process of its own.
+"""Sandbox entry point: drops its privileges, then runs programs, each test in a process of its own.
 
 Started as `python -I -S -B -c <this text>`, so it imports the standard library alone. Its standard input and output
 are the only way in and out; no test ever holds them:
@@ -81,7 +81,7 @@ def send(fd: int, message: Mapping[str, Any]) -> None:
         data = data[os.write(fd, data) :]
 
 
-# --- shutting the door -----------------------------------------------------------------------------------------------
+# --- dropping privileges ---------------------------------------------------------------------------------------------
 
 
 def prepare(setup: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def _drop_capabilities() -> None:
-    """Also of a root that keeps its uid because nobody else could read the interpreter."""
+    """Also for a root that keeps its uid because no other user could read the interpreter."""
     for capability in range(64):
         libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
@@ -166,7 +166,7 @@ _scorer: Callable[[Any, Any], float] | None = None
 
 
 def _load_scorer(spec: tuple[str, str, Sequence[Any]]) -> Callable[[Any, Any], float]:
-    """What the named function of the given source returns for the arguments of the setup."""
+    """The scorer that the named function of the given source makes."""
     source, function, arguments = spec
     module = types.ModuleType("scorer")
     exec(compile(source, "<scorer>", "exec"), module.__dict__)
@@ -245,9 +245,10 @@ def run_test(job: Mapping[str, Any], test: Mapping[str, Any], end: float, job_fd
     for fd in streams:
         os.close(fd)
     seconds = time.monotonic() - started
-    return {**judge(test, status, usage, ending, bytes(streams[result_r]), limits), "seconds": round(seconds, 4)} | {
-        "stdout": bytes(streams[out_r]).decode("utf-8", "replace")
-    }
+    return {
+        **outcome_of(test, status, usage, ending, bytes(streams[result_r]), limits),
+        "seconds": round(seconds, 4),
+    } | {"stdout": bytes(streams[out_r]).decode("utf-8", "replace")}
 
 
 def watch(
@@ -296,7 +297,7 @@ class Feed:
         self.fd, self.left, self.is_open = fd, memoryview(text), True
 
     def write(self, event: int, poll: select.poll) -> None:
-        """As much as the pipe takes; nothing more where all is written or nobody reads."""
+        """Write as much as the pipe takes; close it where all is written or the test no longer reads."""
         try:
             self.left = self.left[os.write(self.fd, self.left[: 1 << 16]) :] if self.left else self.left
         except BlockingIOError:
@@ -332,7 +333,7 @@ def reap(pid: int, ending: str | None, deadline: float) -> tuple[int, resource.s
     return status, usage, ending
 
 
-def judge(
+def outcome_of(
     test: Mapping[str, Any],
     status: int,
     usage: resource.struct_rusage,
@@ -340,13 +341,13 @@ def judge(
     report: bytes,
     limits: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """How a test ended, from what the kernel says of its process first and what it says itself second."""
+    """How a test ended: by the kernel's account of its process first, by its own marks second."""
     marks = report.split(b"\n")
     by_signal = os.WIFSIGNALED(status)
     code = os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status)
     spent = usage.ru_utime + usage.ru_stime
     late = code == signal.SIGXCPU or (code == signal.SIGKILL and spent >= limits["cpu_seconds"])
-    value, error = told(marks, b"value "), told(marks, b"error ")
+    value, error = rest_of(marks, b"value "), rest_of(marks, b"error ")
     wants_value = "call" in test or "entry" in test
     outcomes = (
         (ending is not None, ending),
@@ -368,7 +369,7 @@ def judge(
     }
 
 
-def told(marks: Sequence[bytes], head: bytes) -> str | None:
+def rest_of(marks: Sequence[bytes], head: bytes) -> str | None:
     """The rest of the first line that begins so."""
     return next((mark[len(head) :].decode("utf-8", "replace") for mark in marks if mark.startswith(head)), None)
 
@@ -417,7 +418,7 @@ def run(source: str, test: Mapping[str, Any]) -> int:
 
 
 def end(code: int) -> int:
-    """What an interpreter does at its end: waits for threads, runs exit functions, empties its buffers."""
+    """Do what an interpreter does at its end: wait for threads, run exit functions, empty the buffers."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
@@ -440,7 +441,7 @@ def call(module: types.ModuleType, test: Mapping[str, Any]) -> Any:
 
 
 def score(test: Mapping[str, Any]) -> int:
-    """What the scorer of the setup says of an answer."""
+    """Run the scorer of the setup on an answer."""
     assert _scorer is not None
     tell(b"parsed")
     tell(b"ran")

@@ -65,7 +65,7 @@ FAULT = Result(outcome="fault")
 
 
 class SandboxFault(Exception):
-    """The sandbox could not do its work; `str()` is what it said."""
+    """The sandbox could not do its work; `str()` is its error output."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Sandbox:
     connection: socket.socket
     """Its standard input and output."""
     errors: BinaryIO
-    """What it writes on standard error."""
+    """Its standard error."""
     limits: Limits
 
     @classmethod
@@ -137,7 +137,7 @@ class Sandbox:
         bodies = [json.dumps(message).encode() for message in messages]
         try:
             self.connection.settimeout(seconds)
-            with contextlib.suppress(ConnectionError):  # it has ended; what it said is reported below
+            with contextlib.suppress(ConnectionError):  # it has ended; its errors are reported below
                 self.connection.sendall(b"".join(b"%016d" % len(body) + body for body in bodies))
             head = self._read(16, deadline)
             if not head.strip().isdigit():
@@ -183,8 +183,8 @@ def _spawn(plan: Launch, connection: socket.socket, errors: BinaryIO) -> subproc
             [part.replace("{seccomp_fd}", str(seccomp_fd)) if len(part) < 32 else part for part in plan.command],
             env=plan.environment,
             cwd="/",
-            stdin=connection,
-            stdout=connection,
+            stdin=connection.fileno(),
+            stdout=connection.fileno(),
             stderr=errors,
             start_new_session=True,
             pass_fds=[] if seccomp_fd is None else [seccomp_fd],

@@ -2,7 +2,7 @@
 
 An allow-list: what is not in the tables fails with EPERM, and code of a foreign architecture (x32 as well) is killed.
 Some calls are allowed for some arguments only: threads but no processes, signals to oneself alone, descriptors without
-an owner to be signalled, sockets as a connected pair alone. Knows numbers and bits; loads nothing (`inside.py` does).
+an owner to be signalled, sockets as a connected pair alone. `inside.py` loads it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def program(machine: str | None = None, *, harness: bool = False) -> list[Instru
 
 
 def packed(instructions: Iterable[Instruction]) -> bytes:
-    """As an array of `struct sock_filter`, which is what `bwrap --seccomp` reads. Knows no `OWN_PID`.
+    """As an array of `struct sock_filter`, which is what `bwrap --seccomp` reads; without `OWN_PID`.
 
     >>> packed([(0x06, 0, 0, 0x7FFF0000)])
     b'\\x06\\x00\\x00\\x00\\x00\\x00\\xff\\x7f'

@@ -63,7 +63,7 @@ class CallResult:
     """One of the whole call, or one for each value that cannot be used."""
     seconds: float = 0.0
     error: BaseException | None = None
-    """What was raised, where that was in this process."""
+    """The exception, if it was raised in this process."""
 
     @property
     def failure(self) -> Failure | None:

@@ -22,7 +22,7 @@ _OURS = frozenset({__file__, child.__file__, asyncio.runners.__file__, asyncio.b
 
 
 class Handed(list[Any]):
-    """The completions as a list that says which of them was taken last."""
+    """The completions as a list that notes which of them was taken last."""
 
     def __init__(self, values: Sequence[Any], took: Callable[[int], None]) -> None:
         super().__init__(values)
@@ -60,7 +60,7 @@ def load(path: str, attribute: str, args: bytes, shown: str) -> Callable[..., An
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
-    """What the parent has to know of a function that it never sees."""
+    """The name, place and parameters of a function, for the parent."""
     parameters = functions.parameters_of(function)
     return {
         "name": functions.function_name(function),
@@ -82,14 +82,14 @@ def call(function: Callable[..., Any], request: Mapping[str, Any], took: Callabl
     try:
         answer = function(**arguments)
         result = read_values(loop().run_until_complete(answer) if functions.is_async(function) else answer)
-    # Nothing that a user's function raises ends this process: also `exit()`, and interrupts that nobody sent.
+    # Nothing that a user's function raises ends this process: also `exit()`, and interrupts that the user did not send.
     except BaseException as error:  # noqa: BLE001
         result = CallResult(failures=(raised(error, _OURS, completions),))
     return replace(result, extras=tuple(logged.extras), metrics=tuple(logged.metrics))
 
 
 class Logged:
-    """What a function hands to `log_extra` and `log_metric`, as plain data."""
+    """Collects the arguments of `log_extra` and `log_metric`, as plain data."""
 
     def __init__(self, num_completions: int) -> None:
         self.num_completions = num_completions

@@ -95,7 +95,7 @@ def parameters_of(function: Any) -> list[inspect.Parameter] | None:
 
 
 def _signature(found: Any) -> list[inspect.Parameter] | None:
-    """As a maker of rewards is called: a class by its `__init__`."""
+    """The parameters of a call; a class has those of its `__init__`."""
     try:
         return list(inspect.signature(found).parameters.values())
     except (ValueError, TypeError):

@@ -76,7 +76,7 @@ class Worker:
     variables: tuple[str, ...] | None = ()
     """Environment variables that it gets besides `ENVIRONMENT`; None: all, and the GPUs."""
     output: Literal["shown", "kept", "dropped"] = "shown"
-    """What it prints: on our stderr, in `Lost.output`, or nowhere."""
+    """Where its output goes: to our stderr, into `Lost.output`, or nowhere."""
     process: subprocess.Popen[bytes] | None = None
     connection: socket.socket | None = None
     scratch: BinaryIO | None = None
@@ -268,7 +268,7 @@ _BETWEEN = (
 
 
 def user_frames(stacks: str) -> tuple[str, ...]:
-    """Of the last stacks of all threads the one that serves, as a traceback without our frames.
+    """The stack of the thread that serves, from the last stacks of all threads, as a traceback without our frames.
 
     >>> user_frames('Thread 0x1 (most recent call first):\\n  File "my.py", line 3 in slow\\n'
     ...             f'  File "{_CHILD}", line 90 in serve\\n')

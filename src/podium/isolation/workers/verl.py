@@ -17,7 +17,7 @@ from podium.errors import RewardError
 
 _SIGNATURE = ("data_source", "solution_str", "ground_truth")
 _FILLED = (*_SIGNATURE, "extra_info")
-GOLD_COLUMNS = ("ground_truth", "reward_model")
+VERL_GOLD = ("ground_truth", "reward_model")
 """Columns of which the dataset must have one."""
 
 
@@ -37,7 +37,7 @@ def is_compute_score(function: Any) -> bool:
 
 
 class ComputeScore:
-    """A reward function that asks a `compute_score` about one completion after the other.
+    """A reward function that calls a `compute_score` for one completion after the other.
 
     >>> def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     ...     return {"score": float(solution_str == ground_truth), "length": len(solution_str)}
@@ -53,18 +53,24 @@ class ComputeScore:
         inner = function.func if isinstance(function, functools.partial) else function
         self.__name__ = str(getattr(inner, "__name__", type(inner).__name__))
         self.__wrapped__ = inner  # messages show where it stands
-        self.parameters = _named(function)
-        self.__signature__ = _signature(function, self.parameters)
+        catch_all = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        preset = function.keywords if isinstance(function, functools.partial) else {}
+        parameters = inspect.signature(function).parameters
+        self.parameters = {k: each for k, each in parameters.items() if each.kind not in catch_all and k not in preset}
+        """The parameters that can be filled by name and are not filled yet."""
+        self.__signature__ = _signature(self.parameters)
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Any]:
-        """What the function says of each completion; the boundary checks it."""
+        """The function's score of each completion; the boundary checks it."""
         calls = self._calls(completions, columns)
         return _scores([self.function(**call) for call in calls], columns.get("log_extra"))
 
     def _calls(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         num = len(completions)
         given = {name: columns[name] for name in self.parameters if columns.get(name) is not None}
-        given["solution_str"] = [_text(each) for each in completions]
+        given["solution_str"] = [
+            each if isinstance(each, str) else str(each[-1].get("content") or "") for each in completions
+        ]
         given["ground_truth"] = _ground_truth(columns)
         given.setdefault("data_source", [None] * num)
         if "extra_info" in self.parameters:
@@ -73,10 +79,10 @@ class ComputeScore:
 
 
 class ComputeScoreAsync(ComputeScore):
-    """The same for an `async def compute_score`: all completions are asked about together."""
+    """The same for an `async def compute_score`: the calls for all completions run together."""
 
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Any]:  # type: ignore[override]
-        """What the function says of each completion."""
+        """The function's score of each completion."""
         answers = await asyncio.gather(*(self.function(**call) for call in self._calls(completions, columns)))
         return _scores(answers, columns.get("log_extra"))
 
@@ -91,23 +97,11 @@ def as_reward(function: Any) -> Any:
 
 def asks_for_gold(wants: frozenset[str] | None) -> bool:
     """Whether these are the columns that a `compute_score`, here or in a worker, asks for."""
-    return wants is not None and {"data_source", *GOLD_COLUMNS} <= wants
+    return wants is not None and {"data_source", *VERL_GOLD} <= wants
 
 
-def _text(completion: str | Sequence[Mapping[str, Any]]) -> str:
-    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
-
-
-def _named(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters that can be filled by name and are not filled yet."""
-    catch_all = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    preset = function.keywords if isinstance(function, functools.partial) else {}
-    parameters = inspect.signature(function).parameters
-    return {name: each for name, each in parameters.items() if each.kind not in catch_all and name not in preset}
-
-
-def _signature(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
-    """The columns to ask for. Of those that verl fills none is needed by itself: the gold may stand in either place."""
+def _signature(parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
+    """The columns to ask for. None of those that verl fills is needed by itself: the gold may stand in either place."""
     empty, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
     own = [each for name, each in parameters.items() if name not in _FILLED]
     needed = ["completions", *(each.name for each in own if each.default is empty)]
@@ -135,15 +129,8 @@ def _scores(answers: Sequence[Any], log_extra: Callable[[str, list[Any]], None] 
     names = dict.fromkeys(name for each in mappings for name in each if name != "score")
     for name in names if log_extra is not None else ():
         log_extra(name, [each.get(name) for each in mappings])  # type: ignore[misc]
-    return [_score(each) for each in answers]
-
-
-def _score(answer: Any) -> Any:
-    if not isinstance(answer, Mapping):
-        return answer
-    if "score" not in answer:
-        raise RewardError(
-            f"a `compute_score` returned a mapping without `score`; it has {', '.join(map(str, answer)) or 'nothing'}",
-            code="W004",
-        )
-    return answer["score"]
+    for each in answers:
+        if isinstance(each, Mapping) and "score" not in each:
+            keys = ", ".join(map(str, each)) or "nothing"
+            raise RewardError(f"a `compute_score` returned a mapping without `score`; it has {keys}", code="W004")
+    return [each["score"] if isinstance(each, Mapping) else each for each in answers]

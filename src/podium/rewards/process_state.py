@@ -1,6 +1,6 @@
 """State of this process that a reward function may change and that the run needs: put back after the call, and named.
 
-    with kept(str(reward)):
+    with restored(str(reward)):
         function(**arguments)
 
 Functions in files change their own process alone.
@@ -23,7 +23,7 @@ _said: set[tuple[str, str]] = set()
 
 
 @contextlib.contextmanager
-def kept(label: str) -> Iterator[None]:
+def restored(label: str) -> Iterator[None]:
     """Puts back what the block changes; a warning names `label` and what it was, once for each."""
     before = {what: read() for what, (read, _) in _STATE.items()}
     try:
@@ -45,7 +45,7 @@ def _folder() -> str | None:
 
 
 def _umask() -> int | None:
-    """Without setting it, which other threads would see."""
+    """Read without setting it, which other threads would see."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):
@@ -54,7 +54,7 @@ def _umask() -> int | None:
 
 
 def _of_torch(read: str, *, default: Any = None) -> Callable[[], Any]:
-    """What torch says, where it is loaded."""
+    """A reader of torch's state; `default` where it is not loaded."""
     return lambda: getattr(sys.modules["torch"], read)() if "torch" in sys.modules else default
 
 
