@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from podium.evaluation.saved import Saved
 
 FOLDER = Path("evaluations")
-"""Where an evaluation goes that belongs to no run."""
+"""Folder of evaluations that belong to no run."""
 
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="Folder to write into; evaluation/ of the run, or evaluations/.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """How the command line wants models evaluated."""
+    """Flags of an evaluation."""
 
     recipe: Annotated[
         str, typer.Option("--recipe", help="A recipe with data, rewards and settings; of a run: its own.")
@@ -202,7 +202,7 @@ def held_out_name(spec: DataSpec) -> str:
 
 
 def stem(name: str, task: EvalTask) -> str:
-    """Of the files of an evaluation: its model, data and way of sampling."""
+    """Name of an evaluation's files: its model, data and way of sampling."""
     how = "greedy" if task.greedy else f"{task.num_completions}x-t{task.temperature or task.args.temperature:g}"
     data = Path(task.data).stem if Path(task.data).suffix else task.data.removeprefix("builtin:")
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in (name, data, how))

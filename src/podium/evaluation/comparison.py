@@ -4,7 +4,7 @@
     comparison.verdict  # "Better: accuracy rose from 0.016 (before) to ..."
 
 One test decides, so that one comparison has one chance of a false alarm, 5 %: the sign-flip test of the mean difference
-over prompts, of accuracy where a reward function says right or wrong, else of the reward. Everything else (McNemar's
+over prompts, of accuracy where a reward function tells right from wrong, else of the reward. Everything else (McNemar's
 test, other numbers, categories, single prompts) shows where a difference comes from and never turns the verdict.
 """
 
@@ -55,7 +55,7 @@ class Comparison:
     verdict: str
     main: Difference
     mcnemar_p_value: float | None
-    """Of the first completion of every prompt; None: no reward function tells right from wrong."""
+    """Test of the first completion of every prompt; None: no reward function tells right from wrong."""
     numbers: Mapping[str, Difference]
     by: str | None
     """The column whose values are the categories."""

@@ -38,7 +38,7 @@ class EvalSettings:
     weights: tuple[float, ...]
     accuracy: str | None
     num_completions: int
-    """Of each prompt."""
+    """For each prompt."""
     greedy: bool
     temperature: float
     max_tokens: int

@@ -29,13 +29,13 @@ __all__ = ["ExamineSettings", "RewardReport", "Source", "audit", "check_sum", "e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExamineSettings:
-    """How to test."""
+    """Settings of a test."""
 
     answer_column: str | None = None
     """The column with the right answer, or a template of several, `{city}, {country}`; None: found by name."""
     num_rows: int = 8
     limit_seconds: float = 10.0
-    """Of a call; the first may take 30 s."""
+    """Limit of a call; the first may take 30 s."""
     budget_seconds: float = 60.0
     """Slow functions get fewer rows and numbers, so that they take about as long."""
     forms: tuple[str, ...] = ()

@@ -18,10 +18,10 @@ from podium.rewards.tester.cases import ProbeCase
 from podium.rewards.tester.evidence import ENDLESS, Failure, Scores, Texts
 
 MOST_LETTERS = 100_000
-"""Of one call."""
+"""Greatest number of characters of one call."""
 
 MODEL_LETTERS = 300
-"""Of a text for a reward model: longer ones it may have no positions for."""
+"""Greatest length of a text for a reward model, which may have no positions for longer ones."""
 
 
 Entry = tuple[str, int, Group]
