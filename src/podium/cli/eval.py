@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from podium.evaluation.saved import Saved
 
 FOLDER = Path("evaluations")
-"""Where an evaluation goes that belongs to no run."""
+"""Folder of evaluations that belong to no run."""
 
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="Folder to write into; evaluation/ of the run, or evaluations/.")
@@ -64,11 +64,7 @@ def evaluate(
 
 
 def made_folder(output: Path | None, *targets: NamedModel) -> Path:
-    """Make the folder for evaluations: `output`, else one in the last run among the models, else `evaluations`.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
+    """Make the folder for evaluations: `output`, else one in the last run among the models, else `evaluations`."""
     from podium.runs.run import EVALUATION
 
     runs = [target.run for target in targets if target.run is not None]

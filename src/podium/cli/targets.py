@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """How the command line wants models evaluated."""
+    """Flags of an evaluation."""
 
     recipe: Annotated[
         str, typer.Option("--recipe", help="A recipe with data, rewards and settings; of a run: its own.")
@@ -97,11 +97,7 @@ def base_of(target: NamedModel) -> NamedModel:
 
 
 def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
-    """The recipe to evaluate a model by: the one that is named, else that of its run, else flags alone.
-
-    Raises:
-        ConfigError: none of them, or wrong.
-    """
+    """The recipe to evaluate a model by: the one that is named, else that of its run, else flags alone."""
     from podium.recipe import load
     from podium.recipe.document import Document
     from podium.runs.run import CONFIG, Run
@@ -132,11 +128,7 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
 
 
 def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
-    """Prompts, rewards and sampling.
-
-    Raises:
-        PodiumError: settings, data or rewards that cannot be had.
-    """
+    """Prompts, rewards and sampling."""
     from podium.evaluation import accuracy_name
     from podium.evaluation.evaluate import EvalTask, decided
     from podium.rewards.resolve import resolve_rewards
@@ -178,12 +170,7 @@ def num_completions(recipe: Recipe, request: EvalRequest) -> int:
 
 
 def rows_of(recipe: Recipe, request: EvalRequest) -> tuple[Any, str]:
-    """The rows and their name: held-out ones unless told otherwise.
-
-    Raises:
-        DataError: not there.
-        ConfigError: not clear which.
-    """
+    """The rows and their name: held-out ones unless others are requested."""
     from podium.data.loading import load_data, shaped
     from podium.data.sources import load_splits
 
@@ -215,7 +202,7 @@ def held_out_name(spec: DataSpec) -> str:
 
 
 def stem(name: str, task: EvalTask) -> str:
-    """Of the files of an evaluation: its model, data and way of sampling."""
+    """Name of an evaluation's files: its model, data and way of sampling."""
     how = "greedy" if task.greedy else f"{task.num_completions}x-t{task.temperature or task.args.temperature:g}"
     data = Path(task.data).stem if Path(task.data).suffix else task.data.removeprefix("builtin:")
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in (name, data, how))

@@ -1,4 +1,4 @@
-"""How good a policy is on prompts it was not trained on, and whether another one is better."""
+"""Evaluation of a policy on prompts it was not trained on, and comparison with another one."""
 
 from podium.evaluation.comparison import Comparison, compare
 from podium.evaluation.held_out import EvalSummary, numbers, summarize

@@ -4,7 +4,7 @@
     comparison.verdict  # "Better: accuracy rose from 0.016 (before) to ..."
 
 One test decides, so that one comparison has one chance of a false alarm, 5 %: the sign-flip test of the mean difference
-over prompts, of accuracy where a reward function says right or wrong, else of the reward. Everything else (McNemar's
+over prompts, of accuracy where a reward function tells right from wrong, else of the reward. Everything else (McNemar's
 test, other numbers, categories, single prompts) shows where a difference comes from and never turns the verdict.
 """
 
@@ -51,11 +51,11 @@ class Comparison:
 
     names: tuple[str, str]
     metric: str
-    """That the verdict is about: `accuracy` or `reward`."""
+    """Subject of the verdict: `accuracy` or `reward`."""
     verdict: str
     main: Difference
     mcnemar_p_value: float | None
-    """Of the first completion of every prompt; None: no reward function tells right from wrong."""
+    """Test of the first completion of every prompt; None: no reward function tells right from wrong."""
     numbers: Mapping[str, Difference]
     by: str | None
     """The column whose values are the categories."""
@@ -71,12 +71,8 @@ class Comparison:
 def compare(a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | None = None) -> Comparison:
     """B against A on the prompts that both have answered.
 
-    Args:
-        by: a column of the dataset, for differences by its values; None: `category`, where there is one.
-
-    Raises:
-        ConfigError: they were scored by other reward functions, or there is no such column.
-        DataError: no prompt in common.
+    `by` is a column of the dataset, for differences by its values; None: `category`, where there is one. Raises
+    `ConfigError` for evaluations by other reward functions and for no such column, `DataError` for no common prompt.
     """
     _check_same_rewards(a, b)
     places_a, places_b = pair(a.keys_P, b.keys_P)
@@ -87,13 +83,15 @@ def compare(a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | N
     metric = "reward" if a.accuracy is None else "accuracy"
     main = paired_difference(a.main_P, b.main_P)
     by = _column(b, by)
+    k = min(a.num_samples, b.num_samples)
+    of_a, of_b = _numbers(a, k), _numbers(b, k)
     return Comparison(
         names=names,
         metric=metric,
         verdict=verdict(main, metric, names, b.alike),
         main=main,
         mcnemar_p_value=None if a.accuracy is None else mcnemar_p_value(a.main_PG[:, 0], b.main_PG[:, 0]),
-        numbers=_numbers(a, b),
+        numbers={name: paired_difference(of_a[name], of_b[name]) for name in of_a},
         by=by,
         categories={} if by is None else _categories(a, b, b.labels[by]),
         better=_moved(a, b, places_a, places_b, sign=1),
@@ -116,11 +114,7 @@ def pair(a_P: Sequence[str], b_P: Sequence[str]) -> tuple[list[int], list[int]]:
 
 
 def verdict(found: Difference, metric: str, names: tuple[str, str], alike: str = "") -> str:
-    """One sentence, which may be that no difference was shown; and what else has to be known to believe it.
-
-    Args:
-        alike: what B's completions have in common that they should not.
-    """
+    """One sentence, which may be that no difference was shown; and any reason to doubt it, such as `alike` of B."""
     said = _verdict(found, metric, names)
     if alike:
         said += f" But look: {alike[0].lower()}{alike[1:]} ({names[1]}). The reward may be outwitted."
@@ -178,17 +172,12 @@ def _check_same_rewards(a: EvalScores, b: EvalScores) -> None:
     for what, of_a, of_b in (
         ("reward functions", a.names_K, b.names_K),
         ("reward weights", a.weights_K.tolist(), b.weights_K.tolist()),
-        ("the reward that says right or wrong", a.accuracy, b.accuracy),
+        ("the reward that says right or wrong", [a.accuracy], [b.accuracy]),
     ):
         if of_a != of_b:
-            raise ConfigError(
-                f"These evaluations cannot be compared: {what} {_listed(of_a)} and {_listed(of_b)}. "
-                "Evaluate both with the same --recipe."
-            )
-
-
-def _listed(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+            both = " and ".join(", ".join(map(str, values)) for values in (of_a, of_b))
+            what = f"These evaluations cannot be compared: {what} {both}. Evaluate both with the same --recipe."
+            raise ConfigError(what)
 
 
 def _column(scores: EvalScores, by: str | None) -> str | None:
@@ -200,19 +189,20 @@ def _column(scores: EvalScores, by: str | None) -> str | None:
     return by
 
 
-def _numbers(a: EvalScores, b: EvalScores) -> dict[str, Difference]:
-    """Everything that both were scores by, under the names of the table."""
-    rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    if a.right_PG is not None and b.right_PG is not None:
-        rows["accuracy"] = (mean_of_prompt(a.right_PG), mean_of_prompt(b.right_PG))
-        if (k := min(a.num_samples, b.num_samples)) > 1:
-            rows[f"pass@{k}"] = (pass_at_k(a.right_PG, k), pass_at_k(b.right_PG, k))
-    rows["reward"] = (mean_of_prompt(a.reward_PG), mean_of_prompt(b.reward_PG))
-    for name in a.names_K:
-        rows[f"  {name}"] = (mean_of_prompt(a.by_name(name)), mean_of_prompt(b.by_name(name)))
-    rows["length, tokens"] = (a.tokens_PG.mean(axis=1), b.tokens_PG.mean(axis=1))
-    rows["cut off at the limit"] = (a.truncated_PG.mean(axis=1), b.truncated_PG.mean(axis=1))
-    return {name: paired_difference(*values) for name, values in rows.items()}
+def _numbers(scores: EvalScores, k: int) -> dict[str, np.ndarray]:
+    """By prompt, under the names of the table."""
+    found: dict[str, np.ndarray] = {}
+    if scores.right_PG is not None:
+        found["accuracy"] = mean_of_prompt(scores.right_PG)
+        if k > 1:
+            found[f"pass@{k}"] = pass_at_k(scores.right_PG, k)
+    return {
+        **found,
+        "reward": mean_of_prompt(scores.reward_PG),
+        **{f"  {name}": mean_of_prompt(scores.by_name(name)) for name in scores.names_K},
+        "length, tokens": scores.tokens_PG.mean(axis=1),
+        "cut off at the limit": scores.truncated_PG.mean(axis=1),
+    }
 
 
 def _categories(a: EvalScores, b: EvalScores, labels: Sequence[str | None]) -> dict[str, Difference]:
@@ -234,11 +224,6 @@ def _moved(
     by_completion_PG = np.nan_to_num(sign * (b.main_PG[:, :both] - a.main_PG[:, :both]))
     order = sorted(np.flatnonzero(gained_P > 0).tolist(), key=lambda i: (-gained_P[i], -reward_P[i], i))
     return tuple(
-        ChangedPrompt(
-            place_a=places_a[i],
-            place_b=places_b[i],
-            completion=int(by_completion_PG[i].argmax()),
-            change=float(change_P[i]),
-        )
-        for i in order
+        ChangedPrompt(place_a=places_a[i], place_b=places_b[i], completion=most, change=float(change_P[i]))
+        for i, most in zip(order, by_completion_PG[order].argmax(axis=1).tolist(), strict=True)
     )

@@ -82,7 +82,7 @@ class EvalTask:
 
     @property
     def weights_K(self) -> np.ndarray:
-        """Of the reward functions."""
+        """Weights of the reward functions."""
         return advantage_settings(self.args, len(self.rewards)).weights_K
 
     @property

@@ -31,7 +31,7 @@ class EvalSummary:
     format: Mapping[str, Interval]
     """Share of completions that a reward function called after a format gives its full mark, 1."""
     mean_tokens: Interval
-    """Of a completion."""
+    """Tokens of a completion."""
     truncated: Interval
     """Share of completions cut off at the limit."""
 

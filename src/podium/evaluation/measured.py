@@ -73,12 +73,10 @@ class EvalScores:
 
     @property
     def num_prompts(self) -> int:
-        """P."""
         return len(self.keys_P)
 
     @property
     def num_samples(self) -> int:
-        """G."""
         return self.tokens_PG.shape[1]
 
     @property

@@ -38,7 +38,7 @@ class EvalSettings:
     weights: tuple[float, ...]
     accuracy: str | None
     num_completions: int
-    """Of each prompt."""
+    """For each prompt."""
     greedy: bool
     temperature: float
     max_tokens: int
@@ -80,11 +80,7 @@ class Saved:
 
     @classmethod
     def load(cls, name: str | Path) -> Saved:
-        """By its Parquet file, or the JSON beside it.
-
-        Raises:
-            DataError: not there, or none.
-        """
+        """By its Parquet file, or the JSON beside it. Raises `DataError`."""
         path = Path(name).expanduser().with_suffix(".parquet")
         if not path.is_file():
             raise DataError(f"There is no file {path}. `podium eval` writes such files.")

@@ -2,7 +2,7 @@
 
 Prompts are what is drawn at random; completions of one prompt resemble each other. So everything is first averaged over
 the completions of a prompt, and intervals and tests see prompts alone (Miller 2024, arXiv:2411.00640). NaN is a prompt
-about which nothing is known. Intervals are of 95 % unless said otherwise; random numbers are the same on every call.
+without a value. Intervals are of 95 % unless said otherwise; random numbers are the same on every call.
 
 Shape letters: P prompts, G completions per prompt.
 """
@@ -16,16 +16,16 @@ import numpy as np
 
 LEVEL = 0.95
 RESAMPLES = 9_999
-"""Of a bootstrap, and sign patterns of a test that has more than that."""
+"""Samples of a bootstrap, and sign patterns of a test that has more than that."""
 FEWEST = 6
-"""Prompts below which a bootstrap says nothing, and no outcome whatever has a chance below one in twenty (2 / 2^5)."""
+"""Prompts below which a bootstrap tells nothing, and no outcome has a chance below one in twenty (2 / 2^5)."""
 _BATCH = 2**21
 """Numbers that a bootstrap holds at a time: 16 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate and the interval around it; NaN ends: there is nothing to say how far it may be off."""
+    """An estimate and the interval around it; NaN ends: the error is not known."""
 
     value: float
     low: float
@@ -41,11 +41,11 @@ class Difference:
     """B less A on the same prompts."""
 
     a: float
-    """Mean over the prompts that both know something about."""
+    """Mean over the prompts for which both have a value."""
     b: float
     change: Interval
     p_value: float
-    """Of the sign-flip test."""
+    """By the sign-flip test."""
     num_prompts: int
     num_better: int
     """Prompts on which B is above A."""
@@ -192,7 +192,7 @@ def paired_difference(
 
 
 def sign_flip_p_value(differences_P: np.ndarray, *, resamples: int = RESAMPLES) -> float:
-    """How often a mean at least this far from 0 comes up when every prompt's difference may as well have been reversed.
+    """Chance of a mean at least this far from 0 when every prompt's difference may as well have been reversed.
 
     Fisher's randomization test for pairs ("The Design of Experiments", 1935, section 21). Where two models answer each
     prompt alike, their completions could be exchanged, so the test is exact, however few prompts there are and however

@@ -21,31 +21,21 @@ from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, Wor
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.gather import gather, scores_in_a_form
-from podium.rewards.tester.report import RewardReport, ScoreLine, check_sum, report_of
+from podium.rewards.tester.report import RewardReport, check_sum, report_of
 from podium.rewards.tester.rules import evaluate_rules
 
-__all__ = [
-    "ExamineSettings",
-    "RewardReport",
-    "ScoreLine",
-    "Source",
-    "audit",
-    "check_sum",
-    "examine",
-    "examine_source",
-    "quick_test",
-]
+__all__ = ["ExamineSettings", "RewardReport", "Source", "audit", "check_sum", "examine", "examine_source", "quick_test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExamineSettings:
-    """How to test."""
+    """Settings of a test."""
 
     answer_column: str | None = None
     """The column with the right answer, or a template of several, `{city}, {country}`; None: found by name."""
     num_rows: int = 8
     limit_seconds: float = 10.0
-    """Of a call; the first may take 30 s."""
+    """Limit of a call; the first may take 30 s."""
     budget_seconds: float = 60.0
     """Slow functions get fewer rows and numbers, so that they take about as long."""
     forms: tuple[str, ...] = ()

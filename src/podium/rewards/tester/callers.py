@@ -71,7 +71,7 @@ class RewardInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """How a worker gets the function: `loader` is `module:function`, called with `arguments`."""
+    """The function for a worker: `loader` is `module:function`, called with `arguments`."""
 
     loader: str
     arguments: tuple[Any, ...]
@@ -118,11 +118,12 @@ class WorkerCaller:
         self._worker = Worker(target=f"{__name__}:answer", variables=None, output="kept")
         self._num_lost = 0
         self._first: Sequence[Group] | None = None
-        """Of the first call that went well; a new process makes it before others."""
+        """Groups of the first call that went well; a new process makes that call before others."""
         reply = self._worker.ask({"source": source}, LOAD_SECONDS)
         if isinstance(reply, Lost):
             raise RewardError("\n".join(["loading the reward ended its process", *_last_words(reply)]), code="W013")
         if "refused" in reply:
+            self.close()
             raise RewardError(reply["refused"], code=reply.get("code", "W013"), fix=reply.get("fix", ""))
         wants = None if reply["wants"] is None else frozenset(reply["wants"])
         self.info = RewardInfo(**{**reply, "wants": wants, "needs": tuple(reply["needs"])})
@@ -146,7 +147,7 @@ class WorkerCaller:
         sent = {"source": self.source, "call": (groups, limit), "settings": settings}
         reply = self._worker.ask(sent, limit + GRACE_SECONDS + loading)
         if not isinstance(reply, Lost):
-            return CallResult(**reply)
+            return CallResult(code="W013", message=reply["refused"]) if "refused" in reply else CallResult(**reply)
         self._num_lost += 1
         how = f"did not return within {limit:g} s" if reply.is_overrun else reply.how
         message = "\n".join([f"{self.info} {how}", *_last_words(reply)])

@@ -49,7 +49,7 @@ class Repeats:
     """The same call once more, with the same seed."""
     reseeded: Sequence[float] | None = None
     remembers: bool | None = None
-    """Where calls differ: whether new processes differ in the same way each time; None where there can be none."""
+    """Whether new processes differ in the same way each time; None where calls agree or there can be no process."""
     shuffled: Sequence[float] | None = None
     """Groups, and completions within a group, in another order."""
     alone: Sequence[float] | None = None
@@ -157,7 +157,7 @@ class Evidence:
 
     @property
     def write(self) -> Callable[[str], str]:
-        """How answers are written in probes."""
+        """The way answers are written in probes."""
         return (self.form or self.forms[1]).write
 
 
@@ -181,7 +181,7 @@ def alike(one: ArrayLike, other: ArrayLike) -> bool:
 
 
 def close(one: ArrayLike, other: ArrayLike) -> np.ndarray:
-    """Where scores are equal up to rounding in batches; NaN only to NaN."""
+    """A mask of scores that are equal up to rounding in batches; NaN only to NaN."""
     return np.isclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 

@@ -142,11 +142,14 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     def scores(texts: Texts, columns: Sequence[Mapping[str, Any]] | None = None, *, other_kind: bool = False) -> Scores:
         return session.scores(texts, columns=columns, other_kind=other_kind, quietly=True)
 
-    def changed(change: Callable[[Any], Any]) -> list[Mapping[str, Any]]:
-        return [{**case.columns, **{name: change(case.columns.get(name)) for name in answers}} for case in cases]
+    def changed(change: Callable[[Any], Any] = lambda value: value, shift: int = 0) -> list[Mapping[str, Any]]:
+        """Columns of each row with the answer changed, of the row `shift` places on."""
+        others = [*cases[shift:], *cases[:shift]]
+        answered = [{name: change(other.columns.get(name)) for name in answers} for other in others]
+        return [{**case.columns, **own} for case, own in zip(cases, answered, strict=True)]
 
     usual = scores(texts)
-    swapped = [scores(texts, _rotated(cases, answers, shift)) for shift in (1, -1, max(2, len(cases) // 2))]
+    swapped = [scores(texts, changed(shift=shift)) for shift in (1, -1, max(2, len(cases) // 2) % len(cases))]
     without = [{name: value for name, value in case.columns.items() if name not in answers} for case in cases]
     takes_all = wants is None and evidence.column is not None
     return Diagnosis(
@@ -162,15 +165,6 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
         variants={name: scores(texts, changed(change)) for name, change in VARIANTS.items()} if answers else {},
         other_kind=(scores(texts, other_kind=True), scores(wrong, other_kind=True)),
     )
-
-
-def _rotated(cases: Sequence[ProbeCase], columns: Sequence[str], shift: int) -> list[Mapping[str, Any]]:
-    """Each row with the answer of the row `shift` places on."""
-    others = [cases[(place + shift) % len(cases)].columns for place in range(len(cases))]
-    return [
-        {**case.columns, **{column: other.get(column) for column in columns}}
-        for case, other in zip(cases, others, strict=True)
-    ]
 
 
 def _matrix(session: Session, evidence: Evidence) -> dict[str, np.ndarray]:

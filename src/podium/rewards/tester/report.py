@@ -48,7 +48,7 @@ class RewardReport:
     column: str | None = None
     """Place of the right answers."""
     form: str = ""
-    """Of the answers in probes; empty where no form scores above a wrong answer."""
+    """Form of the answers in probes; empty where no form scores above a wrong answer."""
     rows: tuple[int, ...] = ()
     seconds_per_completion: float = 0.0
     lines: tuple[ScoreLine, ...] = ()

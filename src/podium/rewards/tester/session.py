@@ -7,7 +7,8 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +18,14 @@ from podium.rewards.tester.cases import ProbeCase
 from podium.rewards.tester.evidence import ENDLESS, Failure, Scores, Texts
 
 MOST_LETTERS = 100_000
-"""Of one call."""
+"""Greatest number of characters of one call."""
 
 MODEL_LETTERS = 300
-"""Of a text for a reward model: longer ones it may have no positions for."""
+"""Greatest length of a text for a reward model, which may have no positions for longer ones."""
 
 
-class Entry(NamedTuple):
-    """One completion to score, as a group of its own."""
-
-    name: str
-    row: int
-    group: Group
+Entry = tuple[str, int, Group]
+"""Name and row of a completion to score, and the completion as a group of its own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +64,7 @@ class Session:
         self.scores(texts)
         if not self.failed_for_good:
             entries = self._entries(texts, None, other_kind=False)
-            result = self.call([entry.group for entry in entries], check_inputs=True)
+            result = self.call([group for _, _, group in entries], check_inputs=True)
             self.mutated = result.mutated
             self.seconds_per_completion = result.seconds / len(self.cases)
 
@@ -116,27 +113,30 @@ class Session:
             for row, text in enumerate(made):
                 if text is not None and len(text) <= most:
                     own = None if columns is None else columns[row]
-                    yield Entry(name, row, group_of(self.cases[row], [text], columns=own, other_kind=other_kind))
+                    yield name, row, group_of(self.cases[row], [text], columns=own, other_kind=other_kind)
 
     def _score(self, entries: Sequence[Entry], into: Mapping[str, np.ndarray], *, quietly: bool) -> None:
-        result = self.call([entry.group for entry in entries])
-        for entry, value in zip(entries, result.values or (), strict=False):
-            into[entry.name][entry.row] = value
-        if result.values is not None or quietly:
-            return
+        result = self.call([group for _, _, group in entries])
+        if result.values is not None:
+            for (name, row, _), value in zip(entries, result.values, strict=True):
+                into[name][row] = value
+        elif not quietly:
+            before = len(self.failures)
+            if len(entries) > 1 and not self.is_over and not self._hopeless():
+                self._score_parts(entries, into)
+            if len(self.failures) == before and result.code:  # it fails alone, or only together
+                name, row, group = entries[0]
+                text, code, message = group.completions[0].text, result.code, result.message
+                failure = Failure(probe=name, row=self.cases[row].row, text=text, code=code, message=message)
+                self.failures.append(failure)
+
+    def _score_parts(self, entries: Sequence[Entry], into: Mapping[str, np.ndarray]) -> None:
+        """By name, or of one name by row up to the first failure, which is enough to show."""
         before = len(self.failures)
-        if not (len(entries) == 1 or self.is_over or self._hopeless()):
-            names = list(dict.fromkeys(entry.name for entry in entries))
-            parts = [[each for each in entries if each.name == name] for name in names]
-            for part in parts if len(parts) > 1 else [[entry] for entry in entries]:
-                self._score(part, into, quietly=quietly)
-                if len(parts) == 1 and len(self.failures) > before:
-                    break  # one row of a probe is enough to show
-        if len(self.failures) == before and result.code:  # alone, or only together
-            name, row, group = entries[0]
-            text = group.completions[0].text
-            failure = Failure(probe=name, row=self.cases[row].row, text=text, code=result.code, message=result.message)
-            self.failures.append(failure)
+        parts = [list(part) for _, part in groupby(entries, key=lambda entry: entry[0])]
+        for part in parts if len(parts) > 1 else [[entry] for entry in entries]:
+            if len(parts) > 1 or len(self.failures) == before:
+                self._score(part, into, quietly=False)
 
     def _hopeless(self) -> bool:
         """Whether calls fail in a way that splitting them tells no more about."""
@@ -159,11 +159,10 @@ def group_of(
         content=content,
         columns=case.columns if columns is None else columns,
     )
-    return Group(prompt=prompt, completions=tuple(map(_completion, texts)))
-
-
-def _completion(text: str) -> Completion:
-    return Completion(token_ids=_token_ids(text), logps=(), finish="stop", text=text, policy_step=0)
+    completions = (
+        Completion(token_ids=_token_ids(text), logps=(), finish="stop", text=text, policy_step=0) for text in texts
+    )
+    return Group(prompt=prompt, completions=tuple(completions))
 
 
 def _token_ids(text: str) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ def company(evidence: Evidence) -> Iterator[Finding]:
 
 
 def change(one: Sequence[float], other: Sequence[float] | None) -> str:
-    """How two scores of the same texts differ; empty where they do not, or one is missing."""
+    """The difference of two scores of the same texts, in words; empty where there is none, or one is missing."""
     if other is None or alike(one, other):
         return ""
     places = np.flatnonzero(~close(one, other))

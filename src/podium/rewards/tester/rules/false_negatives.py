@@ -24,15 +24,15 @@ def other_rows(evidence: Evidence) -> Iterator[Finding]:
     if evidence.diagnosis is None or not evidence.diagnosis.depends:
         return
     for name, matrix in evidence.diagnosis.matrix.items():
-        if shift := _whose(matrix):
+        if shift := _scored_against(matrix):
             what = f"a completion is scored against {shift}, not against its own row's answer (form: {name})"
             fix = "`for completion, gold in zip(completions, answer, strict=True)`: lists run side by side"
             yield evidence.finding("W103", "error", what, "columns have one value for each completion", fix)
             return
 
 
-def _whose(matrix: np.ndarray) -> str | None:
-    """Whose answer scores for whom: `the answer of the next row`, of the first; None where it is not so clear."""
+def _scored_against(matrix: np.ndarray) -> str | None:
+    """The row whose answer scores: `the answer of the next row`, of the first; None where it is not so clear."""
     rows = np.arange(len(matrix))
     places = {
         "the answer of the next row": (np.roll(rows, -1), 0.75),
@@ -139,7 +139,7 @@ def _known_better(right: float, other: float) -> bool:
 
 
 def never_compared(evidence: Evidence) -> Iterator[Finding]:
-    """W120: right and wrong answers score alike, though the signature asks for the answer."""
+    """W120: right and wrong answers score alike, though the signature names the answer."""
     untried = evidence.form is not None or evidence.diagnosis is None or not evidence.has_gold
     if untried or evidence.depends or evidence.repeats.is_relative or not evidence.is_correctness:
         return
