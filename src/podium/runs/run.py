@@ -42,6 +42,9 @@ RECORD = (*GROWING, CONFIG, ENVIRONMENT, PROOF, EVALUATION, STAGES)
 GROUP_KEY = ("step", "prompt_id")
 """Columns of `Run.rollouts` that name a group: the completions of one prompt that were compared with each other."""
 
+SHOWN = 5
+"""Findings in a notebook's summary of a run."""
+
 ROLLOUT_KEY = (*GROUP_KEY, "completion_index")
 
 CUMULATIVE = ("num_tokens",)
@@ -206,6 +209,28 @@ class Run:
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """Held-out results by name: `before`, `after`, their `comparison`, and what `podium eval` has added."""
         return {path.stem: _json(path) for path in sorted((self.folder / EVALUATION).glob("*.json"))}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: verdict, reward curve, the gravest findings, best and worst of the last completions."""
+        from podium.runs.html import render
+
+        rewards = [each.values["reward"] for each in self.history if "reward" in each.values]
+        order = ("error", "warning", "note")
+        findings = sorted(self.findings.to_dict("records"), key=lambda row: order.index(row["severity"]))
+        last = self.rollouts.iloc[:0]
+        if not self.rollouts.empty:
+            last = self.rollouts[self.rollouts["step"] == self.rollouts["step"].max()].sort_values("reward")
+        ends = [(word, last.iloc[place]) for word, place in (("best", -1), ("worst", 0)) if not last.empty]
+        return render(
+            "run.html",
+            name=self.name,
+            steps=self.history[-1].step if self.history else 0,
+            verdict=self.evaluations.get("comparison", {}).get("verdict", ""),
+            rewards=rewards,
+            findings=findings[:SHOWN],
+            more=len(findings) - SHOWN,
+            completions=[(word, row["reward"], str(row["completion"])[:300]) for word, row in ends],
+        )
 
 
 def _is_stage(entry: Any) -> bool:
