@@ -95,7 +95,7 @@ def _streamer(tokenizer: Any) -> Any:
     """transformers' streamer, which prints what the model wrote as it is: here without control sequences."""
     from transformers import TextStreamer
 
-    from podium.cli.terminal import clean
+    from podium.records import clean
 
     class CleanStreamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

@@ -111,7 +111,8 @@ def progress_line(title: str) -> Iterator[Progress]:
     from rich.live import Live
     from rich.text import Text
 
-    from podium.cli.terminal import clean, errors
+    from podium.cli.terminal import errors
+    from podium.records import clean
 
     started = time.perf_counter()
     printed = 0.0
@@ -135,7 +136,7 @@ def progress(done: int, total: int | None, seconds: float) -> str:
     >>> progress(20, 80, 10.0), progress(20, None, 10.0)
     ('20/80 prompts, 0:30 left', '20 prompts, 0:10')
     """
-    from podium.recipe.estimates.duration import clock
+    from podium.trainer.progress import clock
 
     if total is None:
         return f"{done} prompts, {clock(seconds)}"
