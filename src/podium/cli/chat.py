@@ -27,7 +27,7 @@ def chat(
 
     What stood in front of every question in training, a system prompt and examples, stands there again.
     """
-    from podium.cli.terminal import errors, prepare_output, shown
+    from podium.cli.terminal import errors, plain_text, prepare_output
     from podium.runs.find_model import find_model, load
     from podium.runs.shipping.prompt_prefix import opening
 
@@ -35,7 +35,7 @@ def chat(
     prepare_output()
     begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
     if begun and system is None:
-        errors.print(shown(f"note: {_told(begun)}"), soft_wrap=True)
+        errors.print(plain_text(f"note: {_told(begun)}"), soft_wrap=True)
     policy, tokenizer = load(source)
     talk(policy, tokenizer, begun, max_tokens=max_tokens, temperature=temperature)
 

@@ -41,7 +41,7 @@ def evaluate(
     from podium.cli.comparison import evaluation_table
     from podium.cli.structured import print_json
     from podium.cli.targets import find_target, recipe_of, stem, task_of
-    from podium.cli.terminal import console, prepare_output, shown
+    from podium.cli.terminal import console, plain_text, prepare_output
     from podium.cli.words import models_and_flags
     from podium.evaluation.evaluate import Policy, load, prepare
 
@@ -58,9 +58,9 @@ def evaluate(
     if as_json:
         print_json(contents)
     else:
-        console.print(shown(title(saved, summary)), soft_wrap=True)
+        console.print(plain_text(title(saved, summary)), soft_wrap=True)
         console.print(evaluation_table(summary))
-        console.print(shown(f"Written: {path} and {path.with_suffix('.json').name}"), soft_wrap=True)
+        console.print(plain_text(f"Written: {path} and {path.with_suffix('.json').name}"), soft_wrap=True)
 
 
 def made_folder(output: Path | None, *targets: NamedModel) -> Path:

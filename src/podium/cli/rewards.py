@@ -187,15 +187,15 @@ def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
 
 def _print(reports: Sequence[Report], found: Sequence[Finding]) -> None:
     from podium.cli.findings import counted
-    from podium.cli.terminal import console, shown
+    from podium.cli.terminal import console, plain_text
 
     tested = [report for report in reports if report.lines]
     if tested:
-        console.print(table(tested))
+        console.print(score_table(tested))
     for text in (*map(_summary, tested), *(f"\n{finding}" for finding in found)):
-        console.print(shown(text))
+        console.print(plain_text(text))
     more = f" `podium explain {min(finding.code for finding in found)}` says more." if found else ""
-    console.print(shown(f"\n{counted(found)}.{more}"))
+    console.print(plain_text(f"\n{counted(found)}.{more}"))
 
 
 def _summary(report: Report) -> str:
@@ -208,12 +208,12 @@ def _summary(report: Report) -> str:
     return f"{report.name}{place}: {about}{form}; {len(report.rows)} rows, {speed}"
 
 
-def table(reports: Sequence[Report]) -> Table:
+def score_table(reports: Sequence[Report]) -> Table:
     """Scores by kind of completion: least, mean and greatest over the rows, for each reward."""
     from rich import box
     from rich.table import Table
 
-    from podium.cli.terminal import shown
+    from podium.cli.terminal import plain_text
 
     made = Table(box=box.SIMPLE_HEAD)
     made.add_column("completion", overflow="fold")
@@ -229,7 +229,7 @@ def table(reports: Sequence[Report]) -> Table:
         before = group
         found = (spread.get((group, text)) for spread in spreads)
         cells = [cell for each in found for cell in ([f"{x:.2f}" for x in each] if each else ["", "-", ""])]
-        made.add_row(shown(text if group == "probe" else f"{group}: {text}"), *cells)
+        made.add_row(plain_text(text if group == "probe" else f"{group}: {text}"), *cells)
     return made
 
 

@@ -97,23 +97,18 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
 
 def tables(scored: Sequence[ScoredGroup], settings: Any) -> list[Table]:
     """One table for each prompt: its completions with every reward, their weighted sum and the advantage."""
-    from rich import box
-    from rich.table import Table
+    from podium.cli.terminal import last_user_turn, table
 
-    from podium.cli.terminal import last_user_turn, shown
-
-    made = []
-    for group in plain(scored, settings):
-        title = f"Row {group['row']}: {last_user_turn(group['prompt'])}"
-        table = Table(title=shown(title), title_justify="left", box=box.SIMPLE_HEAD)
-        for name in (*scored[0].names_K, "reward", "advantage"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for name in ("ended", "completion"):
-            table.add_column(name, overflow="fold")
-        for each in group["completions"]:
-            table.add_row(*_numbers(each), each["finish"], shown(each["text"]))
-        made.append(table)
-    return made
+    columns = [(name, "right whole") for name in (*scored[0].names_K, "reward", "advantage")]
+    columns += [("ended", "left"), ("completion", "left")]
+    return [
+        table(
+            columns,
+            [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]],
+            title=f"Row {group['row']}: {last_user_turn(group['prompt'])}",
+        )
+        for group in plain(scored, settings)
+    ]
 
 
 def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from podium import records
@@ -25,9 +28,24 @@ console = _console()
 errors = _console(stderr=True)
 
 
-def shown(text: str) -> Text:
-    """Model text for a rich table or line."""
+def plain_text(text: str) -> Text:
+    """Text of any origin for a rich table or line: no markup, no control sequences."""
     return Text(clean(text))
+
+
+Columns = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Titles, each with a kind: `left` or `right`; `whole` never wraps."""
+
+
+def table(columns: Columns, rows: Iterable[Sequence[str]], *, title: str | None = None) -> Table:
+    """A table of text of any origin."""
+    made = Table(title=plain_text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD)
+    for name, kind in columns.items() if isinstance(columns, Mapping) else columns:
+        side: Literal["right", "left"] = "right" if "right" in kind else "left"
+        made.add_column(plain_text(name), justify=side, overflow="fold", no_wrap="whole" in kind)
+    for row in rows:
+        made.add_row(*map(plain_text, row))
+    return made
 
 
 def last_user_turn(content: Any) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import DataError
-from podium.records import Finding, StepMetrics
+from podium.records import SEVERITIES, Finding, StepMetrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -215,12 +215,7 @@ class Run:
         from podium.runs.html import render
 
         rewards = [each.values["reward"] for each in self.history if "reward" in each.values]
-        order = ("error", "warning", "note")
-        findings = sorted(self.findings.to_dict("records"), key=lambda row: order.index(row["severity"]))
-        last = self.rollouts.iloc[:0]
-        if not self.rollouts.empty:
-            last = self.rollouts[self.rollouts["step"] == self.rollouts["step"].max()].sort_values("reward")
-        ends = [(word, last.iloc[place]) for word, place in (("best", -1), ("worst", 0)) if not last.empty]
+        findings = sorted(self.findings.to_dict("records"), key=lambda row: SEVERITIES.index(row["severity"]))
         return render(
             "run.html",
             name=self.name,
@@ -229,8 +224,16 @@ class Run:
             rewards=rewards,
             findings=findings[:SHOWN],
             more=len(findings) - SHOWN,
-            completions=[(word, row["reward"], str(row["completion"])[:300]) for word, row in ends],
+            completions=best_and_worst(self.rollouts),
         )
+
+
+def best_and_worst(rollouts: pd.DataFrame) -> list[tuple[str, float, str]]:
+    """Of the last step's completions the best and the worst: which, reward, and the beginning of the text."""
+    last = rollouts[rollouts["step"] == rollouts["step"].max()] if len(rollouts) else rollouts
+    rows = last.sort_values("reward").to_dict("records") if len(last) else []
+    ends = (("best", rows[-1]), ("worst", rows[0])) if rows else ()
+    return [(word, float(row["reward"]), str(row["completion"])[:300]) for word, row in ends]
 
 
 def _is_stage(entry: Any) -> bool:
