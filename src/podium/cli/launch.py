@@ -82,35 +82,24 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
             code="C032",
             fix="pip install deepspeed; or --accelerate fsdp2, which needs no other package",
         )
-    with (
-        _temporary() as folder,  # which processes whose connection is lost remove, too
-        (folder / LAUNCHER).open("wb") as log,
-        _lending_output(folder / SOCKET),
-        _ended_like_interrupted(),
-    ):
-        child = subprocess.Popen(
-            command,
-            # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
-            env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, OUTPUT: str(folder)},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            code = child.wait()
-        except KeyboardInterrupt:
-            _end(child)
-            raise
-        return _explained(folder, code, words) if code else 0
-
-
-@contextlib.contextmanager
-def _temporary() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="podium-processes-", dir="/tmp"))  # a socket's path must be short
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    # A short path, for the socket; processes whose connection is lost remove the folder, too.
+    with tempfile.TemporaryDirectory(prefix="podium-processes-", dir="/tmp", ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET), _ended_like_interrupted():
+            child = subprocess.Popen(
+                command,
+                # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, OUTPUT: made},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            try:
+                code = child.wait()
+            except KeyboardInterrupt:
+                _end(child)
+                raise
+            return _explained(folder, code, words) if code else 0
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.recipe.recipe import Stage
+    from podium.trainer.progress import ProgressLine
     from podium.trainer.trainer import GRPOTrainer
 
 STOPPED = 3
@@ -97,15 +98,20 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
 
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
     """Training, with what is before and after it."""
-    from podium.cli.ending import closing, next_command
+    from podium.cli.ending import closing, next_command, resumable
     from podium.cli.held_out import measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run
     from podium.cli.terminal import is_main, print_on_main
 
-    held_out = job.held_out() if evaluate else None
+    held_out = job.held_out if evaluate else None
     before = None if held_out is None else measure_held_out(job.recipe, job.judge(), held_out, "before")
     begun = time.perf_counter()
-    trainer = job.train()
+    with resumable(job.folders, job.stop, is_main=is_main()):
+        try:
+            trainer = job.train()
+        finally:
+            for line in job.lines:
+                line.close()
     trained = time.perf_counter() - begun
     if trainer is None:
         print_on_main(f"All {len(job.recipe.stages)} stages are done. Model saved in {job.folder}")
@@ -114,10 +120,10 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
         after = measure_held_out(job.recipe, trainer, held_out, "after")
         if is_main():
             print_before_and_after(job.folder, before, after)
-    steps, endings = job.summary(trainer)
+    steps, endings = job.summary()
     saved = None if job.stopped else job.folder
-    for line in (*endings, closing(steps, trained, time.perf_counter() - started, saved)):
-        print_on_main(line)
+    for text in (*endings, closing(steps, trained, time.perf_counter() - started, saved)):
+        print_on_main(text)
     if is_main():
         print_on_main(report_of_finished_run(job.folder))
     if trainer.args.push_to_hub and not job.recipe.stages:
@@ -139,31 +145,44 @@ def _end(trainer: Any) -> None:
         raise typer.Exit(STOPPED)
 
 
-class SingleRun:
-    """A recipe without stages: one trainer."""
+class _Job:
+    """A run, in stages or not: how it is trained, and by which trainer its model is measured."""
 
     stopped = False
+    """Whether a finding ended a run in stages."""
 
     def __init__(self, recipe: Recipe) -> None:
-        from podium.cli.terminal import console, print_on_main
-        from podium.data.loading import load_data
-        from podium.runs.redaction import without_secrets
-        from podium.trainer.progress import ProgressLine, show_line
         from podium.trainer.saving import StopsOnTerm
 
         self.recipe, self.folder = recipe, folder_of(recipe)
-        rows, self.rows = load_data(recipe.data)
+        self.folders = [self.folder / stage.folder for stage in recipe.stages] or [self.folder]
         self.stop = StopsOnTerm()
-        self.trainer = recipe.trainer(rows, self.rows, callbacks=[self.stop])
-        self.line = show_line(self.trainer, ProgressLine(console))
+        self.lines: list[ProgressLine] = []
+
+    def show_line(self, trainer: Any) -> None:
+        """Put the progress line in place of the Trainer's bar."""
+        from podium.cli.terminal import console
+        from podium.trainer.progress import ProgressLine, show_line
+
+        self.lines.append(show_line(trainer, ProgressLine(console)))
+
+
+class SingleRun(_Job):
+    """A recipe without stages: one trainer."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        from podium.cli.terminal import print_on_main
+        from podium.data.loading import load_data
+        from podium.runs.redaction import without_secrets
+
+        super().__init__(recipe)
+        rows, self.held_out = load_data(recipe.data)
+        self.trainer = recipe.trainer(rows, self.held_out, callbacks=[self.stop])
         self.trainer.health.config = without_secrets(recipe.given)
+        self.show_line(self.trainer)
         count = f"{len(rows):,}" if hasattr(rows, "__len__") else "a stream of"
         names = ", ".join(reward.name for reward in self.trainer.parts.rewards)
         print_on_main(f"{recipe.model}: {count} prompts, rewards {names}")
-
-    def held_out(self) -> Any:
-        """Rows to measure on, or None."""
-        return self.rows
 
     def judge(self) -> GRPOTrainer:
         """The trainer that measures the model before training."""
@@ -171,68 +190,43 @@ class SingleRun:
 
     def train(self) -> GRPOTrainer:
         """Train and save."""
-        from podium.cli.ending import resumable
-        from podium.cli.terminal import is_main
-
-        with resumable([self.folder], self.stop, is_main=is_main()):
-            try:
-                self.trainer.train(resume_from_checkpoint=self.recipe.resume)
-            finally:
-                self.line.close()
+        self.trainer.train(resume_from_checkpoint=self.recipe.resume)
         self.trainer.save_model(str(self.folder))
         return self.trainer
 
-    def summary(self, trainer: GRPOTrainer) -> tuple[int, list[str]]:
+    def summary(self) -> tuple[int, list[str]]:
         """Steps taken, and lines about the stages."""
-        return trainer.state.global_step, []
+        return self.trainer.state.global_step, []
 
 
-class StagesRun:
+class StagesRun(_Job):
     """A recipe with stages: a trainer for each, measured before and after as the last stage is."""
 
     def __init__(self, recipe: Recipe) -> None:
         from podium.recipe.stages.running import StagedRun
 
-        self.recipe, self.folder = recipe, folder_of(recipe)
-        self.run = StagedRun(recipe)
+        super().__init__(recipe)
+        self.run = StagedRun(recipe, callbacks=lambda stage: [self.stop], began=self._began)
+        self.judge = self.run.judge
 
     @property
-    def stopped(self) -> bool:
-        """Whether a finding ended the run."""
-        return self.run.stopped
-
     def held_out(self) -> Any:
         """Rows to measure on, or None."""
         return self.recipe.stages[-1].load_rows()[1]
 
-    def judge(self) -> GRPOTrainer:
-        """The trainer that measures the model before training."""
-        return self.run.judge()
+    def _began(self, stage: Stage, trainer: Any, inside: str | None) -> None:
+        from podium.cli.terminal import print_on_main
+
+        self.show_line(trainer)
+        print_on_main(introduction(stage, len(self.recipe.stages), inside))
 
     def train(self) -> Any:
-        """Train every stage, each with a progress line of its own; the last trainer, None where all were done."""
-        from podium.cli.ending import resumable
-        from podium.cli.terminal import console, is_main, print_on_main
-        from podium.trainer.progress import ProgressLine, show_line
-        from podium.trainer.saving import StopsOnTerm
+        """Train every stage; the last trainer, None where all were done."""
+        trainer = self.run.train(resume_from_checkpoint=self.recipe.resume)
+        self.stopped = self.run.stopped
+        return trainer
 
-        lines: list[ProgressLine] = []
-        stop = StopsOnTerm()
-
-        def began(stage: Stage, trainer: Any, inside: str | None) -> None:
-            lines.append(show_line(trainer, ProgressLine(console)))
-            print_on_main(introduction(stage, len(self.recipe.stages), inside))
-
-        self.run.callbacks, self.run.began = lambda stage: [stop], began
-        folders = [self.folder / stage.folder for stage in self.recipe.stages]
-        with resumable(folders, stop, is_main=is_main()):
-            try:
-                return self.run.train(resume_from_checkpoint=self.recipe.resume)
-            finally:
-                for line in lines:
-                    line.close()
-
-    def summary(self, trainer: Any) -> tuple[int, list[str]]:
+    def summary(self) -> tuple[int, list[str]]:
         """Steps taken, and how each stage ended."""
         ended = list(zip(self.recipe.stages, self.run.ended, strict=False))
         return sum(entry["steps"] for entry in self.run.ended), [ending(stage, entry) for stage, entry in ended]
