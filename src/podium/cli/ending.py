@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from podium.trainer.saving import StopsOnTerm
+    from podium.trainer.checkpointing import StopsOnTerm
 
 TERMINATED = 143
 """Exit code of a run that SIGTERM has ended."""

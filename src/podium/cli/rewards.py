@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from podium.records import Finding
-    from podium.rewards.tester import Report
+    from podium.rewards.tester import RewardReport
 
 FAILED = 1
 """Exit code where a test found an error."""
@@ -81,10 +81,10 @@ def try_out(
     from podium.cli.structured import print_json
     from podium.cli.terminal import show_notes
     from podium.recipe import shipped_recipes
-    from podium.rewards.tester import Settings
+    from podium.rewards.tester import ExamineSettings
 
     show_notes()
-    settings = Settings(
+    settings = ExamineSettings(
         answer_column=answer_column or None, num_rows=rows, limit_seconds=limit, forms=tuple(form or ())
     )
     with _sparing_torch():
@@ -133,7 +133,7 @@ def _parsed(words: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> tuple[list[Report], list[Finding]]:
+def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> tuple[list[RewardReport], list[Finding]]:
     from podium.data.columns import Columns
     from podium.data.loading import DataSpec, load_data
     from podium.errors import ConfigError
@@ -149,10 +149,10 @@ def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> t
     return [examine_source(name, source, dataset, settings=settings)], []
 
 
-def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], list[Finding]]:
+def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[RewardReport], list[Finding]]:
     from podium.data.loading import DataSpec, load_data
     from podium.recipe import load
-    from podium.rewards.tester import Source, examine_source, judge_sum
+    from podium.rewards.tester import Source, check_sum, examine_source
 
     recipe = load(path)
     dataset = load_data(DataSpec(dataset=data, columns=recipe.data.columns) if data else recipe.data)[0]
@@ -166,7 +166,7 @@ def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[Report], lis
         args = entry.get("args") or {} if isinstance(entry, dict) else {}
         source = Source(loader=FIND, arguments=(spec.name, args, folder), limit_seconds=settings.limit_seconds)
         reports.append(examine_source(spec.name, source, dataset, weight=weight, settings=settings))
-    return reports, judge_sum(reports, given)
+    return reports, check_sum(reports, given)
 
 
 def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
@@ -185,7 +185,7 @@ def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
 # ---- printed ----
 
 
-def _print(reports: Sequence[Report], found: Sequence[Finding]) -> None:
+def _print(reports: Sequence[RewardReport], found: Sequence[Finding]) -> None:
     from podium.cli.findings import counted
     from podium.cli.terminal import console, plain_text
 
@@ -198,7 +198,7 @@ def _print(reports: Sequence[Report], found: Sequence[Finding]) -> None:
     console.print(plain_text(f"\n{counted(found)}.{more}"))
 
 
-def _summary(report: Report) -> str:
+def _summary(report: RewardReport) -> str:
     place = f" ({report.where})" if report.where else ""
     answer = report.column or ""
     source = f"the columns as in `{answer}`" if "{" in answer else f"the column `{answer}`"
@@ -208,7 +208,7 @@ def _summary(report: Report) -> str:
     return f"{report.name}{place}: {about}{form}; {len(report.rows)} rows, {speed}"
 
 
-def score_table(reports: Sequence[Report]) -> Table:
+def score_table(reports: Sequence[RewardReport]) -> Table:
     """Scores by kind of completion: least, mean and greatest over the rows, for each reward."""
     from rich import box
     from rich.table import Table
@@ -233,14 +233,14 @@ def score_table(reports: Sequence[Report]) -> Table:
     return made
 
 
-def _line_names(reports: Sequence[Report]) -> list[tuple[str, str]]:
+def _line_names(reports: Sequence[RewardReport]) -> list[tuple[str, str]]:
     """Lines in the order of the first reward; wrong answers only in a form in which right ones score."""
     forms = {report.form or "bare" for report in reports}
     names = [(line.group, line.text) for report in reports for line in report.lines if line.spread]
     return [name for name in dict.fromkeys(names) if name[0] != "wrong answer" or name[1] in forms]
 
 
-def _as_json(reports: Sequence[Report], total: Sequence[Finding], found: Sequence[Finding]) -> dict[str, Any]:
+def _as_json(reports: Sequence[RewardReport], total: Sequence[Finding], found: Sequence[Finding]) -> dict[str, Any]:
     from podium.cli.structured import findings
 
     rewards = [

@@ -152,7 +152,7 @@ class _Job:
     """Whether a finding ended a run in stages."""
 
     def __init__(self, recipe: Recipe) -> None:
-        from podium.trainer.saving import StopsOnTerm
+        from podium.trainer.checkpointing import StopsOnTerm
 
         self.recipe, self.folder = recipe, folder_of(recipe)
         self.folders = [self.folder / stage.folder for stage in recipe.stages] or [self.folder]
