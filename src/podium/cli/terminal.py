@@ -94,10 +94,8 @@ def show_notes(*, details: bool = False) -> None:
     logger = logging.getLogger("podium")
     if not any(isinstance(handler, _Notes) for handler in logger.handlers):
         logger.addHandler(_Notes())
-        logger.setLevel(logging.INFO)
         logger.propagate = False
-    if details:
-        logger.setLevel(logging.DEBUG)
+    logger.setLevel(logging.DEBUG if details else logging.INFO)
 
 
 def prepare_output(*, details: bool = False) -> None:
