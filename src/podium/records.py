@@ -10,8 +10,10 @@ pack, K reward functions, V vocabulary, D width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Literal
 
 import numpy as np
@@ -156,6 +158,11 @@ class Finding:
         lines = [f"{self.severity}[{self.code}] {self.what}", f"  why: {self.why}", f"  fix: {self.fix}"]
         return "\n".join(line for line, text in zip(lines, (self.what, self.why, self.fix), strict=True) if text)
 
+    def _repr_html_(self) -> str:
+        """For notebooks. It may quote a model: everything is escaped."""
+        what, *more = (escape(clean(line)) for line in str(self).splitlines())
+        return f"<b>{what}</b>" + "".join(f"<br>{line}" for line in more)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
@@ -163,6 +170,24 @@ class StepMetrics:
 
     step: int
     values: Mapping[str, float]
+
+
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor moves
+    r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and similar: titles, links, the clipboard
+    r"|\x1b[ -/]*[0-~]?",
+    re.DOTALL,
+)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    r"""Text of a model without control sequences and characters, and without marks that turn its direction; lines stay.
+
+    >>> clean("a\x1b[31mb\x1b]52;c;aGk=\x07c\rd\u202ee\nf")
+    'abcde\nf'
+    """
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def last_user_turn(content: str | Sequence[Message]) -> str:

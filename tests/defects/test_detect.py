@@ -447,7 +447,7 @@ def test_what_falls_under_adaptive_weights_is_seen() -> None:
 
 @pytest.mark.defect("D11", "time left after the first step")
 def test_no_time_left_from_the_first_step(monkeypatch: pytest.MonkeyPatch, now: Now) -> None:
-    import podium.cli.progress as progress
+    import podium.trainer.progress as progress
 
     clock = iter([0.0, 100.0, 110.0, 120.0])
     monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
@@ -475,11 +475,11 @@ def test_no_time_left_from_the_first_step(monkeypatch: pytest.MonkeyPatch, now: 
 
 @pytest.mark.defect("H5", "(loss 0.2545, no sign of progress)")
 def test_the_loss_is_not_said_to_show_the_lack_of_progress(now: Now) -> None:
-    from podium.cli.progress import describe
+    from podium.trainer.progress import describe
 
     line = describe(3, 5, {"loss": 0.25}, ((0.0, 1, 0.0), (4.0, 3, 4000.0)))
     assert "no sign of progress" not in line
-    assert line.endswith("loss 0.2500")
+    assert "loss" not in line, "a loss of GRPO is near zero by construction; `metrics.jsonl` and the report have it"
     now(line)
 
 

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.cli.compare import _whose_rewards
-from podium.cli.progress import fitting
 from podium.cli.targets import NamedModel
-from podium.cli.terminal import say
+from podium.cli.terminal import print_wrapped
 from podium.runs.find_model import ModelSource
 from podium.testing import save_tiny_model
+from podium.trainer.progress import fitting
 
 Say = Callable[[str], None]
 
@@ -121,7 +121,7 @@ def test_verbs_on_a_terminal_that_is_not_utf_8(
 
 def narrow(text: str, width: int) -> list[str]:
     file = io.StringIO()
-    say(Console(file=file, force_terminal=True, color_system=None, width=width), Text(text))
+    print_wrapped(Console(file=file, force_terminal=True, color_system=None, width=width), Text(text))
     return file.getvalue().splitlines()
 
 

@@ -951,7 +951,7 @@ def test_permissions_of_weights(run: Callable, now: Callable) -> None:
 def test_sigterm(run: Callable, capsys: pytest.CaptureFixture[str], now: Callable) -> None:
     from transformers import TrainerCallback
 
-    from podium.cli.train import TERMINATED, resumable
+    from podium.cli.ending import TERMINATED, resumable
     from podium.runs import checkpoint
     from podium.trainer.checkpointing import StopsOnTerm
 

@@ -16,10 +16,10 @@ import yaml
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.cli.terminal import clean
-from podium.cli.train import resumable
+from podium.cli.ending import resumable
 from podium.errors import ConfigError
 from podium.recipe.flags import parse_flags
+from podium.records import clean
 from podium.runs.find_model import find_model
 from podium.runs.shipping.prompt_prefix import opening
 from podium.testing import save_tiny_model
@@ -218,6 +218,9 @@ def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tin
         assert piece in out
     assert re.search(r"accuracy \(pass@1\) +\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] +\d\.\d{3} \[", out)
     assert "No difference shown: accuracy" in out
+    assert re.search(r"^Next: podium \w+ out$", out, re.MULTILINE)
+    assert len(re.findall(r"proof on the first batch: \d+ checks passed", err)) == 1
+    assert "every trained tensor gets a gradient" not in err
     assert (tiny / "out" / "model.safetensors").is_file()
     assert yaml.safe_load((tiny / "out" / "config.yaml").read_text())["seed"] == 1
     code, _, err = cli("train out/config.yaml --no-eval --output_dir again")
@@ -225,6 +228,13 @@ def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tin
     base, ours, again = ((tiny / folder / "model.safetensors").read_bytes() for folder in ("model", "out", "again"))
     assert ours == again
     assert ours != base
+
+
+def test_every_check_of_the_proof_is_printed_with_v(cli, tiny):
+    code, _, err = cli("train run.yaml --no-eval --max_steps 1 -v")
+    assert code == 0, err
+    assert "proof on the first batch: " in err
+    assert re.search(r"ok +every trained tensor gets a gradient", err)
 
 
 def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):

@@ -87,21 +87,20 @@ def _options(
 
 
 app.command("version", hidden=True)(lambda: version())
-app.command()(_guarded(init))
-app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(train))
-app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(check))
-app.command(context_settings=ANY_FLAG, options_metavar=RECIPE)(_guarded(sample))
-app.command("eval", context_settings=ANY_FLAG, options_metavar=MODEL)(_guarded(evaluate))
-app.command(context_settings=ANY_FLAG, options_metavar=MODELS)(_guarded(compare))
-app.command()(_guarded(chat))
-app.command()(_guarded(merge))
-app.command()(_guarded(serve))
-app.command()(_guarded(push))
-app.command()(_guarded(recipes))
-app.command()(_guarded(doctor))
-app.command()(_guarded(explain))
-app.command()(_guarded(report))
-app.command()(_guarded(watch))
+_VERBS: tuple[tuple[Callable[..., None], str], ...] = (
+    (init, ""),
+    (train, RECIPE),
+    (check, RECIPE),
+    (sample, RECIPE),
+    (evaluate, MODEL),
+    (compare, MODELS),
+    *((verb, "") for verb in (chat, merge, serve, push, recipes, doctor, explain, report, watch)),
+)
+for _verb, _metavar in _VERBS:
+    _name = "eval" if _verb is evaluate else _verb.__name__
+    app.command(_name, context_settings=ANY_FLAG if _metavar else None, options_metavar=_metavar or "[OPTIONS]")(
+        _guarded(_verb)
+    )
 app.add_typer(rewards(_guarded), name="rewards")
 
 

@@ -27,7 +27,7 @@ def chat(
 
     What stood in front of every question in training, a system prompt and examples, stands there again.
     """
-    from podium.cli.terminal import errors, prepare_output, shown
+    from podium.cli.terminal import errors, plain_text, prepare_output
     from podium.runs.find_model import find_model, load
     from podium.runs.shipping.prompt_prefix import opening
 
@@ -35,7 +35,7 @@ def chat(
     prepare_output()
     begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
     if begun and system is None:
-        errors.print(shown(f"note: {_told(begun)}"), soft_wrap=True)
+        errors.print(plain_text(f"note: {_told(begun)}"), soft_wrap=True)
     policy, tokenizer = load(source)
     talk(policy, tokenizer, begun, max_tokens=max_tokens, temperature=temperature)
 
@@ -95,7 +95,7 @@ def _streamer(tokenizer: Any) -> Any:
     """transformers' streamer, which prints what the model wrote as it is: here without control sequences."""
     from transformers import TextStreamer
 
-    from podium.cli.terminal import clean
+    from podium.records import clean
 
     class CleanStreamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

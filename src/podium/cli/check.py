@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from podium.records import Finding
 
 FOUND = 1
 """Exit code where something is an error."""
-
-STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def check(
@@ -31,13 +26,14 @@ def check(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what is wrong with a run, all of it, before it starts.
+    """Report everything that is wrong with a run before it starts.
 
     RECIPE and flags are those of `podium train`. Without --rollouts no weight is loaded. Python files that the recipe
     names (rewards, datasets) are run, as training would: read those of others first. Exit code 1: an error was found;
     `podium explain CODE` says more about each.
     """
     gc.disable()  # a seventh of the time went into collections while modules load
+    from podium.cli.findings import has_errors, print_findings
     from podium.cli.structured import findings, print_json
     from podium.cli.terminal import console, quiet
     from podium.cli.words import recipe_and_flags
@@ -49,7 +45,7 @@ def check(
     found = check_recipe(path, overrides)
     extra: dict[str, Any] = {}
     if not as_json:
-        show_findings(console, found)
+        print_findings(console, found)
     if rollouts and not has_errors(found):
         gc.enable()
         from podium.cli.rollouts import sample_groups, tables
@@ -62,7 +58,7 @@ def check(
                 console.print(shown)
             if save:
                 console.print(f"Pass rates written to {save}; a recipe takes them as `pass_rates: {save}`.\n")
-            show_findings(console, diagnosis.findings)
+            print_findings(console, diagnosis.findings)
     if as_json:
         print_json({"findings": findings(found), **extra})
     else:
@@ -82,36 +78,10 @@ def _check_save(save: str, rollouts: int) -> None:
         raise ConfigError(f"--save {save}: there is no folder {Path(save).parent}.")
 
 
-def has_errors(found: Sequence[Finding]) -> bool:
-    """Whether a run with these findings cannot start."""
-    return any(finding.severity == "error" for finding in found)
-
-
-def show_findings(console: Console, found: Sequence[Finding]) -> None:
-    """Each finding on a few lines; the cure of several alike below the last of them."""
-    for finding, following in zip_longest(found, found[1:]):
-        alike = following is not None and (following.code, following.fix) == (finding.code, finding.fix)
-        _show(console, finding, with_cure=not alike)
-
-
-def _show(console: Console, finding: Finding, *, with_cure: bool) -> None:
-    from rich.text import Text
-
-    from podium.cli.terminal import clean, say
-
-    head = Text(f"{finding.severity}[{finding.code}] ", style=STYLES[finding.severity])
-    say(console, head + Text(clean(finding.what)))
-    for word, text in (("why", finding.why), ("fix", finding.fix)):
-        if text and with_cure:
-            say(console, Text(f"  {word}: ", style="dim") + Text(clean(text)))
-
-
 def summary(path: str, found: Sequence[Finding]) -> str:
     """`run.yaml: 1 error, 2 warnings; podium explain D005 says more`."""
-    counts: Mapping[str, int] = {
-        severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "note")
-    }
-    listed = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count)
+    from podium.cli.findings import counted
+
     worst = next((finding.code for finding in found if finding.severity != "note"), None)
     more = f"; `podium explain {worst}` says more" if worst else ""
-    return f"{path}: {listed or 'nothing found'}{more}"
+    return f"{path}: {counted(found)}{more}"

@@ -74,7 +74,7 @@ def _evaluate(
     """Both models on every set; a pair of saved evaluations for each."""
     from podium.cli.eval import evaluated, made_folder
     from podium.cli.targets import base_of, find_target, recipe_of, stem
-    from podium.cli.terminal import errors, prepare_output, shown
+    from podium.cli.terminal import errors, plain_text, prepare_output
     from podium.evaluation.evaluate import load, prepare, unload
 
     given = find_target(names[-1])
@@ -84,7 +84,7 @@ def _evaluate(
     recipe = recipe_of(measuring, request)
     tasks = _tasks(recipe, measuring, request, also, by)
     if not request.recipe and (note := _whose_rewards(targets, measuring)):
-        errors.print(shown(f"note: {note}"), soft_wrap=True)
+        errors.print(plain_text(f"note: {note}"), soft_wrap=True)
     prepared = [prepare(policy, tasks) for policy in _policies(targets, recipe)]
     folder = made_folder(output, *targets)
     saved: list[list[Saved]] = []
@@ -151,7 +151,7 @@ def _whose_rewards(targets: Sequence[NamedModel], measuring: NamedModel) -> str:
 def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int, as_json: bool) -> None:
     from podium.cli.comparison import categories, changed_prompts, counts, differences
     from podium.cli.structured import print_json
-    from podium.cli.terminal import console, errors, prepare_output, shown
+    from podium.cli.terminal import console, errors, plain_text, prepare_output
     from podium.evaluation.comparison import regression_check
 
     prepare_output()
@@ -160,12 +160,12 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
     data = [pair[1].settings.data for pair in pairs]
     checks = [regression_check(each.main, each.metric, name) for each, name in zip(found, data, strict=True)]
     for note in _notes(a, b, comparison):
-        errors.print(shown(f"note: {note}"), soft_wrap=True)
+        errors.print(plain_text(f"note: {note}"), soft_wrap=True)
     if as_json:
         print_json(_contents(pairs, found, checks))
         return
     console.print(differences(comparison, data[0]))
-    console.print(shown(counts(comparison)), soft_wrap=True)
+    console.print(plain_text(counts(comparison)), soft_wrap=True)
     if comparison.categories:
         console.print(categories(comparison))
     for word, places in (("better", comparison.better), ("worse", comparison.worse)):
@@ -173,8 +173,8 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
             console.print(changed_prompts(a, b, word, places, examples))
     for check, each, name in zip(checks[1:], found[1:], data[1:], strict=True):
         console.print(differences(each, name))
-        console.print(shown(check), soft_wrap=True)
-    console.print(shown(comparison.verdict), soft_wrap=True)
+        console.print(plain_text(check), soft_wrap=True)
+    console.print(plain_text(comparison.verdict), soft_wrap=True)
 
 
 def _compared(pair: tuple[Saved, Saved], by: str | None) -> Comparison:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
-from podium.cli.terminal import last_user_turn, shown
+from podium.cli.terminal import last_user_turn, plain_text, table
 from podium.evaluation import Comparison, EvalSummary
 from podium.evaluation.comparison import ChangedPrompt, p_text, signed
 from podium.evaluation.saved import Saved
 from podium.evaluation.statistics import Interval
 from podium.records import ScoredGroup
-
-
-def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> Table:
-    """Text of any origin under titles with the kind of each column: `left`, `right`, or `whole`, which never wraps."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name, kind in columns.items():
-        side: Literal["right", "left"] = "right" if kind == "right" else "left"
-        made.add_column(shown(name), justify=side, overflow="fold", no_wrap=kind == "whole")
-    for row in rows:
-        made.add_row(*map(shown, row))
-    return made
-
 
 # ---- one evaluation ----
 
@@ -61,22 +47,22 @@ def named_numbers(summary: EvalSummary, *, every_k: bool = True) -> Iterator[tup
 
 def show_comparison(
     console: Console,
-    looks: Sequence[EvalSummary],
+    summaries: Sequence[EvalSummary],
     groups: Sequence[Sequence[ScoredGroup]],
     verdict: str,
     num: int,
 ) -> None:
     """Numbers of before and after with 95 % intervals, completions of the same prompts, and the verdict."""
-    after = looks[1]
+    after = summaries[1]
     title = f"Held out: {after.num_prompts} prompts, {after.num_completions} completions (95 % intervals)"
-    pairs = zip(*(named_numbers(look, every_k=False) for look in looks), strict=True)
+    pairs = zip(*(named_numbers(each, every_k=False) for each in summaries), strict=True)
     rows = ((name, str(a), str(b)) for (name, a), (_, b) in pairs)
     console.print()
     console.print(table({"": "left", "before": "whole", "after": "whole"}, rows, title=title))
     console.print()
     console.print(_completions(groups[0], groups[1], num))
     console.print()
-    console.print(shown(verdict), soft_wrap=True)
+    console.print(plain_text(verdict), soft_wrap=True)
     console.print()
 
 
@@ -97,7 +83,7 @@ def differences(comparison: Comparison, data: str) -> Group:
     title = f"{data}: {comparison.main.num_prompts} prompts, B less A (95 % intervals)"
     models = {f"{letter}: {name}": "right" for letter, name in zip("AB", comparison.names, strict=True)}
     rows = [(name, f"{each.a:.3f}", f"{each.b:.3f}", signed(each)) for name, each in comparison.numbers.items()]
-    return Group(shown(title), table({"": "left", **models, "difference": "whole"}, rows))
+    return Group(plain_text(title), table({"": "left", **models, "difference": "whole"}, rows))
 
 
 def counts(comparison: Comparison) -> str:
@@ -118,7 +104,7 @@ def categories(comparison: Comparison) -> Group:
         for value, each in comparison.categories.items()
     ]
     columns = {"": "left", "prompts": "right", "A": "right", "B": "right", "difference": "whole"}
-    return Group(shown(title), table(columns, rows))
+    return Group(plain_text(title), table(columns, rows))
 
 
 def changed_prompts(a: Saved, b: Saved, word: str, found: Sequence[ChangedPrompt], num: int) -> Table:

@@ -1,4 +1,4 @@
-"""`podium doctor`: what is the matter with a run, most important first."""
+"""`podium doctor`: diagnose a run; its findings, most important first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from podium.runs.monitors import Issue
 
 FAILED = 1
-COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 class Level(StrEnum):
@@ -29,62 +28,52 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="The diagnosis as JSON.")] = False,
     fail_on: Annotated[Level, typer.Option(help="From which severity on the exit code is 1.")] = Level.never,
 ) -> None:
-    """What is the matter with a run, most important first: evidence, likely cause, what to change.
+    """Diagnose a run, most important first: evidence, likely cause, what to change.
 
     The run may be finished, or still going on; logs of TRL and verl are read, too.
     """
-    from podium.cli.structured import print_json
+    from podium.cli.structured import findings, print_json
     from podium.runs.doctor import examine
 
     report = examine(run)
+    found = [issue.finding for issue in report.issues]
     if as_json:
-        print_json(_plain(report))
+        contents = {
+            "source": report.source,
+            "steps": len(report.history),
+            "has_completions": report.has_completions,
+            "findings": findings(found),
+            "conditions": [asdict(issue) for issue in report.issues],
+        }
+        print_json(contents)
     else:
-        _show(report)
-    severities = {issue.finding.severity for issue in report.issues}
-    failing = {Level.error: {"error"}, Level.warning: {"error", "warning"}, Level.never: set()}[fail_on]
-    if severities & failing:
+        _print(report)
+    failing = {Level.error: ["error"], Level.warning: ["error", "warning"], Level.never: []}[fail_on]
+    if any(finding.severity in failing for finding in found):
         raise typer.Exit(FAILED)
 
 
-def _plain(report: HealthReport) -> dict[str, object]:
-    from podium.cli.structured import findings
-
-    return {
-        "source": report.source,
-        "steps": len(report.history),
-        "has_completions": report.has_completions,
-        "findings": findings(issue.finding for issue in report.issues),
-        "conditions": [asdict(issue) for issue in report.issues],
-    }
-
-
-def _show(report: HealthReport) -> None:
-    from podium.cli.terminal import clean, console
-
-    last = report.history[-1].step if report.history else 0
-    console.print(f"{clean(report.source)}: {report.head}", markup=False, soft_wrap=True)
-    if not report.has_completions:
-        console.print("Numbers only, no completions: what needs groups or texts could not be looked at.", markup=False)
-    if not report.issues:
-        console.print(report.nothing, markup=False, soft_wrap=True)
-    for number, issue in enumerate(report.issues, start=1):
-        _show_issue(number, issue, last)
-
-
-def _show_issue(number: int, issue: Issue, last: int) -> None:
+def _print(report: HealthReport) -> None:
     from rich.text import Text
 
-    from podium.cli.terminal import clean, console
+    from podium.cli.findings import STYLES
+    from podium.cli.terminal import console
+    from podium.records import clean
 
-    finding = issue.finding
-    head = Text(f"\n{number}. ")
-    head.append(f"{finding.severity} {finding.code}", style=COLOURS[finding.severity])
-    head.append(f"  {_when(issue, last)}")
-    console.print(head, soft_wrap=True)
-    for label, text in (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix)):
-        if text:
-            console.print(Text(f"   {label}{clean(text)}"), soft_wrap=True)
+    last = report.history[-1].step if report.history else 0
+    lines = [Text(f"{clean(report.source)}: {report.head}")]
+    if not report.has_completions:
+        lines.append(Text("Numbers only, no completions: what needs groups or texts could not be looked at."))
+    if not report.issues:
+        lines.append(Text(report.nothing))
+    for number, issue in enumerate(report.issues, start=1):
+        finding = issue.finding
+        severity = (f"{finding.severity} {finding.code}", STYLES[finding.severity])
+        lines.append(Text.assemble(f"\n{number}. ", severity, f"  {_when(issue, last)}"))
+        for label, text in (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix)):
+            lines += [Text(f"   {label}{clean(text)}")] * bool(text)
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def _when(issue: Issue, last: int) -> str:

@@ -41,7 +41,7 @@ def evaluate(
     from podium.cli.comparison import evaluation_table
     from podium.cli.structured import print_json
     from podium.cli.targets import find_target, recipe_of, stem, task_of
-    from podium.cli.terminal import console, prepare_output, shown
+    from podium.cli.terminal import console, plain_text, prepare_output
     from podium.cli.words import models_and_flags
     from podium.evaluation.evaluate import Policy, load, prepare
 
@@ -58,9 +58,9 @@ def evaluate(
     if as_json:
         print_json(contents)
     else:
-        console.print(shown(title(saved, summary)), soft_wrap=True)
+        console.print(plain_text(title(saved, summary)), soft_wrap=True)
         console.print(evaluation_table(summary))
-        console.print(shown(f"Written: {path} and {path.with_suffix('.json').name}"), soft_wrap=True)
+        console.print(plain_text(f"Written: {path} and {path.with_suffix('.json').name}"), soft_wrap=True)
 
 
 def made_folder(output: Path | None, *targets: NamedModel) -> Path:
@@ -107,7 +107,8 @@ def progress_line(title: str) -> Iterator[Progress]:
     from rich.live import Live
     from rich.text import Text
 
-    from podium.cli.terminal import clean, errors
+    from podium.cli.terminal import errors
+    from podium.records import clean
 
     started = time.perf_counter()
     printed = 0.0
@@ -131,7 +132,7 @@ def progress(done: int, total: int | None, seconds: float) -> str:
     >>> progress(20, 80, 10.0), progress(20, None, 10.0)
     ('20/80 prompts, 0:30 left', '20 prompts, 0:10')
     """
-    from podium.recipe.estimates.duration import clock
+    from podium.trainer.progress import clock
 
     if total is None:
         return f"{done} prompts, {clock(seconds)}"

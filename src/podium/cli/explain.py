@@ -1,4 +1,4 @@
-"""`podium explain`: what a finding means."""
+"""`podium explain`: the page of a finding."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.markdown import Markdown
 from podium.runs import findings
 
 SECTIONS = {"What it means": "means", "Usual causes": "causes", "What to do": "fix"}
-"""Of a page, and what they are called in JSON."""
+"""Headings of a page, and their keys in JSON."""
 
 
 def explain(
     code: Annotated[str, typer.Argument(help="A code such as D001 or M101; without one, all codes are listed.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
-    """What a finding means, what usually causes it, and what to do."""
+    """Explain a finding: meaning, usual causes, and what to do."""
     pages = [findings.page(code)] if code else [findings.page(known) for known in findings.codes()]
     if as_json:
         from podium.cli.structured import print_json

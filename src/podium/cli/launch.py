@@ -1,4 +1,9 @@
-"""`podium train RECIPE --processes N`: accelerate's launcher in a process of its own."""
+"""`podium train RECIPE --processes N`: accelerate's launcher in a process of its own.
+
+Output goes through descriptors sent over a socket, not by the launcher's own `--tee`: that prefixes every line, passes
+it through a pipe, so that there is no terminal for the live line, and mixes it with the launcher's reports. The same
+connection tells every process that this one has ended.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +24,18 @@ from pathlib import Path
 
 import typer
 
-from podium.cli.terminal import clean
 from podium.errors import ConfigError, PodiumError, did_you_mean
+from podium.records import clean
 
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 OUTPUT = "PODIUM_PROCESS_OUTPUT"
-"""Environment variable: the folder for what the processes write. Its socket hands our own output to the first one,
-and every process ends when its connection to it does."""
+"""Environment variable: the folder that the processes write to, with the socket."""
 SOCKET = "output.sock"
 LAUNCHER = "launcher.txt"
 LAST_LINES = 20
 LOGS = "processes"
-"""A folder in `output_dir` for what the processes of a failed run wrote."""
-PATIENCE = 30.0
+"""A folder in `output_dir` for the logs of the processes of a failed run."""
+JOIN_TIMEOUT = 30.0
 """Seconds that processes have to end after an interrupt."""
 MISTAKE, INTERRUPTED = 2, 130
 
@@ -53,12 +57,6 @@ def config_file(asked: str) -> Path:
     return file
 
 
-def command(words: Sequence[str], processes: int, config: Path) -> list[str]:
-    """What is run: `podium train` with the same words, `processes` times."""
-    launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", f"--num_processes={processes}"]
-    return [sys.executable, *launcher, "--main_process_port=0", "--module", "podium", "train", *words]
-
-
 def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:
     """Run to the end; gives the exit code. The first process writes where we do, the others into files.
 
@@ -76,41 +74,32 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
             "and `torchrun`, whose own flags say how many."
         )
     config = config_file(asked or "ddp")
+    launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", f"--num_processes={processes}"]
+    command = [sys.executable, *launcher, "--main_process_port=0", "--module", "podium", "train", *words]
     if "DEEPSPEED" in config.read_text(encoding="utf-8") and importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             f"--accelerate {asked} shares work by DeepSpeed, which is not installed.",
             code="C032",
             fix="pip install deepspeed; or --accelerate fsdp2, which needs no other package",
         )
-    with (
-        _temporary() as folder,  # which processes whose connection is lost remove, too
-        (folder / LAUNCHER).open("wb") as log,
-        _lending_output(folder / SOCKET),
-        _ended_like_interrupted(),
-    ):
-        child = subprocess.Popen(
-            command(words, processes, config),
-            # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
-            env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, OUTPUT: str(folder)},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            code = child.wait()
-        except KeyboardInterrupt:
-            _end(child)
-            raise
-        return _explained(folder, code, words) if code else 0
-
-
-@contextlib.contextmanager
-def _temporary() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="podium-processes-", dir="/tmp"))  # a socket's path must be short
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    # A short path, for the socket; processes whose connection is lost remove the folder, too.
+    with tempfile.TemporaryDirectory(prefix="podium-processes-", dir="/tmp", ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET), _ended_like_interrupted():
+            child = subprocess.Popen(
+                command,
+                # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, OUTPUT: made},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            try:
+                code = child.wait()
+            except KeyboardInterrupt:
+                _end(child)
+                raise
+            return _explained(folder, code, words) if code else 0
 
 
 @contextlib.contextmanager
@@ -159,7 +148,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(child.pid).children(recursive=True)
         child.send_signal(signal.SIGINT)
-        psutil.wait_procs([psutil.Process(child.pid), *family], timeout=PATIENCE)
+        psutil.wait_procs([psutil.Process(child.pid), *family], timeout=JOIN_TIMEOUT)
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -168,7 +157,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
-    """Says what the first process could not say by itself; gives the exit code of the process that failed."""
+    """Print what the first process could not print itself; gives the exit code of the process that failed."""
     codes = {int(file.stem): int(file.read_text()) for file in folder.glob("*.code")}
     failed = sorted(rank for rank, own in codes.items() if own)
     log = (folder / LAUNCHER).read_text(errors="replace")
@@ -176,20 +165,17 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
     if killed is not None and killed[1] == signal.SIGTERM and failed:
         killed = None  # by the launcher, since another had failed
     if killed is not None:
-        _say(killed_words(*killed))
+        _print(killed_words(*killed))
     elif failed[:1] != [0]:
-        who, text = ("The launcher", log) if not failed else (f"Process {failed[0]}", _text(folder, failed[0]))
-        _say("\n".join([f"{who} wrote last:", *(clean(line) for line in text.splitlines()[-LAST_LINES:])]))
+        file = folder / f"{failed[0]}.txt" if failed else folder / LAUNCHER
+        text = file.read_text(errors="replace") if file.is_file() else ""
+        who = f"Process {failed[0]}" if failed else "The launcher"
+        _print("\n".join([f"{who} wrote last:", *(clean(line) for line in text.splitlines()[-LAST_LINES:])]))
     if MISTAKE not in codes.values():
         _keep(folder, words)
     if killed is not None:
         return 128 + killed[1]
     return codes[failed[0]] if failed else code
-
-
-def _text(folder: Path, rank: int) -> str:
-    file = folder / f"{rank}.txt"
-    return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def killed_in(log: str) -> tuple[str, int] | None:
@@ -206,17 +192,14 @@ _KILLED = re.compile(r"rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: -(\d+)")
 
 def killed_words(who: str, number: int) -> str:
     """Describe a process that a signal ended."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
+    names = {each.value: each.name for each in signal.Signals}
     why = " Linux sends it where memory runs out (`dmesg` tells)." if number == signal.SIGKILL else ""
-    return f"error: {who} was ended by {name}, and the run with it.{why}"
+    return f"error: {who} was ended by {names.get(number, f'signal {number}')}, and the run with it.{why}"
 
 
 def _keep(folder: Path, words: Sequence[str]) -> None:
     """Logs into the run's own folder, if there is one, and how the run goes on."""
-    from podium.cli.train import going_on
+    from podium.cli.ending import going_on
     from podium.cli.words import recipe_and_flags
     from podium.recipe import load
 
@@ -227,11 +210,11 @@ def _keep(folder: Path, words: Sequence[str]) -> None:
             (output / LOGS).mkdir(exist_ok=True)
             for file in folder.glob("*.txt"):
                 shutil.copy(file, output / LOGS / file.name)
-            _say(f"What the launcher and the other processes wrote is in {output / LOGS}")
-            _say(going_on([output, *(output / stage.folder for stage in recipe.stages)]))
+            _print(f"What the launcher and the other processes wrote is in {output / LOGS}")
+            _print(going_on([output, *(output / stage.folder for stage in recipe.stages)]))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
@@ -246,9 +229,10 @@ def as_started() -> Iterator[None]:
         yield
         return
     lent = _connected(Path(folder))
-    for number, file in zip((1, 2), lent if rank == 0 else _own(folder, rank), strict=True):
-        os.dup2(file, number)
-    for file in lent:
+    if rank != 0:
+        own = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for number, file in zip((1, 2), lent, strict=True):
+        os.dup2(file if rank == 0 else own, number)
         os.close(file)
     code = 1
     try:
@@ -266,7 +250,9 @@ def as_started() -> Iterator[None]:
     except RuntimeError as error:
         if not _lost_another(error):
             raise
-        _say(f"error: Another process of this run has ended, or cannot be reached: {clean(str(error).splitlines()[0])}")
+        _print(
+            f"error: Another process of this run has ended, or cannot be reached: {clean(str(error).splitlines()[0])}"
+        )
         raise typer.Exit(code) from None
     finally:
         with contextlib.suppress(OSError):  # the folder goes with the process that started this one
@@ -277,8 +263,8 @@ def _lost_another(error: RuntimeError) -> bool:
     """Whether it is of a collective operation whose other side has gone."""
     from torch.distributed import DistError
 
-    said = str(error)
-    return isinstance(error, DistError) or "gloo" in said or "closed by peer" in said or "reset by peer" in said
+    signs = ("gloo", "closed by peer", "reset by peer")
+    return isinstance(error, DistError) or any(sign in str(error) for sign in signs)
 
 
 def _connected(folder: Path) -> list[int]:
@@ -292,13 +278,8 @@ def _connected(folder: Path) -> list[int]:
             connection.recv(1)
         shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(PATIENCE)
+        time.sleep(JOIN_TIMEOUT)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
     return lent
-
-
-def _own(folder: str, rank: int) -> list[int]:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    return [os.open(f"{folder}/{rank}.txt", flags, 0o600) for _ in range(2)]

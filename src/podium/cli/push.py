@@ -23,7 +23,8 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; no network.")] = False,
 ) -> None:
     """Send a model and its card to the hub, after showing which files, how large, where, and who will see them."""
-    from podium.cli.terminal import clean, prepare_output
+    from podium.cli.terminal import prepare_output
+    from podium.records import clean
     from podium.runs.find_model import find_model
     from podium.runs.shipping.export import card_contents, is_merged, merged_folder
     from podium.runs.shipping.hub import files_to_send, find_repository, left_out, send

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,21 +14,20 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from podium.data.columns import Columns
+    from podium.records import Finding
     from podium.rewards.tester import RewardReport
 
 FAILED = 1
 """Exit code where a test found an error."""
 
 FIND = "podium.cli.rewards:reward_by_name"
-"""How the process that tests a reward gets it."""
-
+"""Loader of a reward in the process that tests it."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 
 
 def list_rewards(as_json: AsJson = False) -> None:
-    """The rewards of the library, by family."""
+    """List the rewards of the library, by family."""
     from podium.cli.rewards_pages import catalogue, entry
     from podium.cli.structured import print_json
     from podium.rewards import LIBRARY
@@ -42,7 +42,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A reward of the library; `podium rewards list` has them.")],
     as_json: AsJson = False,
 ) -> None:
-    """What a reward of the library does: its columns and settings, an example for a recipe and for Python."""
+    """Describe a reward of the library: columns, settings, an example for a recipe and for Python."""
     from podium.cli.rewards_pages import entry, page
     from podium.cli.structured import print_json
 
@@ -73,12 +73,14 @@ def try_out(
     limit: Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that a call may take.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
 ) -> None:
-    """Call a reward on real rows with right answers, wrong ones and texts that are none; say what is wrong with it.
+    """Call a reward on real rows with right answers, wrong ones and texts without one; report its mistakes.
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
+    from podium.cli.findings import has_errors
     from podium.cli.structured import print_json
     from podium.cli.terminal import show_notes
+    from podium.recipe import shipped_recipes
     from podium.rewards.tester import ExamineSettings
 
     show_notes()
@@ -86,15 +88,16 @@ def try_out(
         answer_column=answer_column or None, num_rows=rows, limit_seconds=limit, forms=tuple(form or ())
     )
     with _sparing_torch():
-        if target.endswith((".yaml", ".yml")) or _is_shipped(target):
+        if target.endswith((".yaml", ".yml")) or target in shipped_recipes():
             reports, total = _test_recipe(target, data, settings)
         else:
-            reports, total = _test_one(target, data, _settings_of(args or []), settings)
+            reports, total = _test_one(target, data, _parsed(args or []), settings)
+    found = [finding for report in reports for finding in report.findings] + list(total)
     if as_json:
-        print_json(_as_json(reports, total))
+        print_json(_as_json(reports, total, found))
     else:
-        _print(reports, total)
-    if any(finding.severity == "error" for finding in (*total, *(f for report in reports for f in report.findings))):
+        _print(reports, found)
+    if has_errors(found):
         raise typer.Exit(FAILED)
 
 
@@ -112,16 +115,7 @@ def _sparing_torch() -> Iterator[None]:
         datasets.config.TORCH_AVAILABLE = before
 
 
-# --- what is tested --------------------------------------------------------------------------------------------------
-
-
-def _is_shipped(target: str) -> bool:
-    from podium.recipe import shipped_recipes
-
-    return target in shipped_recipes()
-
-
-def _settings_of(words: Sequence[str]) -> dict[str, Any]:
+def _parsed(words: Sequence[str]) -> dict[str, Any]:
     """`key=value`, the value as in YAML."""
     import yaml
 
@@ -139,28 +133,23 @@ def _settings_of(words: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> tuple[list[RewardReport], list[Any]]:
+def _test_one(name: str, data: str, args: Mapping[str, Any], settings: Any) -> tuple[list[RewardReport], list[Finding]]:
+    from podium.data.columns import Columns
     from podium.data.loading import DataSpec, load_data
     from podium.errors import ConfigError
+    from podium.recipe.assume import assume
     from podium.rewards.tester import Source, examine_source
 
     if not data:
         raise ConfigError("which rows?", fix=f"podium rewards test {name} --data train.jsonl")
-    dataset = load_data(DataSpec(dataset=data, columns=_usual_columns(data)))[0]
+    usual = assume({"dataset": data}, alone=True)  # columns by their names, as of `podium train --dataset`
+    columns = Columns(prompt=usual.get("prompt"), answer=usual.get("answer"), answer_from=usual.get("answer_from"))
+    dataset = load_data(DataSpec(dataset=data, columns=columns))[0]
     source = Source(loader=FIND, arguments=(name, dict(args), Path()), limit_seconds=settings.limit_seconds)
     return [examine_source(name, source, dataset, settings=settings)], []
 
 
-def _usual_columns(data: str) -> Columns:
-    """The columns by their usual names, as `podium train --dataset` takes them."""
-    from podium.data.columns import Columns
-    from podium.recipe.assume import assume
-
-    found = assume({"dataset": data}, alone=True)
-    return Columns(prompt=found.get("prompt"), answer=found.get("answer"), answer_from=found.get("answer_from"))
-
-
-def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[RewardReport], list[Any]]:
+def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[RewardReport], list[Finding]]:
     from podium.data.loading import DataSpec, load_data
     from podium.recipe import load
     from podium.rewards.tester import Source, check_sum, examine_source
@@ -168,27 +157,20 @@ def _test_recipe(path: str, data: str, settings: Any) -> tuple[list[RewardReport
     recipe = load(path)
     dataset = load_data(DataSpec(dataset=data, columns=recipe.data.columns) if data else recipe.data)[0]
     given = recipe.config.get("reward_weights") or [1.0] * len(recipe.rewards)
+    folder = Path(path).parent if Path(path).is_file() else Path()
+    entries = recipe.given.get("rewards") or recipe.given.get("reward_funcs") or []
+    entries = entries if isinstance(entries, list) else [entries]
     reports = []
-    for spec, entry, weight in zip(recipe.rewards, _entries(recipe), given, strict=True):
+    # A reward model under TRL's key has no entry, and no settings.
+    for spec, entry, weight in itertools.zip_longest(recipe.rewards, entries[: len(recipe.rewards)], given):
         args = entry.get("args") or {} if isinstance(entry, dict) else {}
-        source = Source(loader=FIND, arguments=(spec.name, args, _folder(path)), limit_seconds=settings.limit_seconds)
+        source = Source(loader=FIND, arguments=(spec.name, args, folder), limit_seconds=settings.limit_seconds)
         reports.append(examine_source(spec.name, source, dataset, weight=weight, settings=settings))
     return reports, check_sum(reports, given)
 
 
-def _entries(recipe: Any) -> list[Any]:
-    """The rewards as they are written; a reward model under TRL's key has no settings."""
-    entries = recipe.given.get("rewards") or recipe.given.get("reward_funcs") or []
-    entries = entries if isinstance(entries, list) else [entries]
-    return [*entries, *[{}] * (len(recipe.rewards) - len(entries))]
-
-
-def _folder(path: str) -> Path:
-    return Path(path).parent if Path(path).is_file() else Path()
-
-
 def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
-    """The function that a recipe's entry stands for, loaded into this process, which is there for it alone."""
+    """The function of a recipe's entry, loaded into this process, which exists for it alone."""
     from podium.isolation.user_files import attribute, find_file, module_from_file
     from podium.isolation.workers.functions import apply_args
     from podium.recipe.rewards import find_reward
@@ -200,63 +182,54 @@ def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
     return apply_args(attribute(module_from_file(find_file(file, folder), file), function, file), args, name)
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# ---- printed ----
 
 
-def _print(reports: Sequence[RewardReport], total: Sequence[Any]) -> None:
-    from podium.cli.terminal import console, shown
+def _print(reports: Sequence[RewardReport], found: Sequence[Finding]) -> None:
+    from podium.cli.findings import counted
+    from podium.cli.terminal import console, plain_text
 
     tested = [report for report in reports if report.lines]
     if tested:
-        console.print(table(tested))
-    for report in tested:
-        console.print(shown(_summary(report)))
-    findings = [finding for report in reports for finding in report.findings] + list(total)
-    for finding in findings:
-        console.print(shown(f"\n{finding}"))
-    counts = {word: sum(finding.severity == word for finding in findings) for word in ("error", "warning", "note")}
-    said = ", ".join(f"{count} {word}{'s' * (count != 1)}" for word, count in counts.items() if count)
-    codes = sorted({finding.code for finding in findings})
-    more = f" `podium explain {codes[0]}` says more." if codes else ""
-    console.print(shown(f"\n{said or 'nothing found'}.{more}"))
+        console.print(score_table(tested))
+    for text in (*map(_summary, tested), *(f"\n{finding}" for finding in found)):
+        console.print(plain_text(text))
+    more = f" `podium explain {min(finding.code for finding in found)}` says more." if found else ""
+    console.print(plain_text(f"\n{counted(found)}.{more}"))
 
 
 def _summary(report: RewardReport) -> str:
     place = f" ({report.where})" if report.where else ""
-    about = (
-        f"about the right answer, from {_source(report.column or '')}"
-        if report.kind == "correctness"
-        else "of style alone"
-    )
+    answer = report.column or ""
+    source = f"the columns as in `{answer}`" if "{" in answer else f"the column `{answer}`"
+    about = f"about the right answer, from {source}" if report.kind == "correctness" else "of style alone"
     form = f"; answers in the form: {report.form}" if report.form else ""
     speed = f"{1000 * report.seconds_per_completion:.2g} ms a completion"
     return f"{report.name}{place}: {about}{form}; {len(report.rows)} rows, {speed}"
 
 
-def _source(answer: str) -> str:
-    return f"the columns as in `{answer}`" if "{" in answer else f"the column `{answer}`"
-
-
-def table(reports: Sequence[RewardReport]) -> Table:
-    """What scored what: least, mean and greatest over the rows, for each reward."""
+def score_table(reports: Sequence[RewardReport]) -> Table:
+    """Scores by kind of completion: least, mean and greatest over the rows, for each reward."""
     from rich import box
     from rich.table import Table
 
-    from podium.cli.terminal import shown
+    from podium.cli.terminal import plain_text
 
     made = Table(box=box.SIMPLE_HEAD)
     made.add_column("completion", overflow="fold")
     for report in reports:
-        name = f"{report.name}\n" if len(reports) > 1 else ""
-        for word in ("least", "mean", "most"):
-            made.add_column(f"{name if word == 'least' else name and chr(10)}{word}", justify="right", no_wrap=True)
+        above = (f"{report.name}\n", "\n", "\n") if len(reports) > 1 else ("", "", "")
+        for name, word in zip(above, ("least", "mean", "most"), strict=True):
+            made.add_column(f"{name}{word}", justify="right", no_wrap=True)
+    spreads = [{(line.group, line.text): line.spread for line in reversed(report.lines)} for report in reports]
     before = ""
     for group, text in _line_names(reports):
         if group != before and before:
             made.add_section()
         before = group
-        cells = [cell for report in reports for cell in _cells(report, group, text)]
-        made.add_row(shown(_label(group, text)), *cells)
+        found = (spread.get((group, text)) for spread in spreads)
+        cells = [cell for each in found for cell in ([f"{x:.2f}" for x in each] if each else ["", "-", ""])]
+        made.add_row(plain_text(text if group == "probe" else f"{group}: {text}"), *cells)
     return made
 
 
@@ -267,47 +240,34 @@ def _line_names(reports: Sequence[RewardReport]) -> list[tuple[str, str]]:
     return [name for name in dict.fromkeys(names) if name[0] != "wrong answer" or name[1] in forms]
 
 
-def _label(group: str, text: str) -> str:
-    return text if group == "probe" else f"{group}: {text}"
-
-
-def _cells(report: RewardReport, group: str, text: str) -> tuple[str, ...]:
-    lines = [line for line in report.lines if (line.group, line.text) == (group, text)]
-    spread = lines[0].spread if lines else None
-    return tuple(f"{value:.2f}" for value in spread) if spread else ("", "-", "")
-
-
-def _as_json(reports: Sequence[RewardReport], total: Sequence[Any]) -> dict[str, Any]:
+def _as_json(reports: Sequence[RewardReport], total: Sequence[Finding], found: Sequence[Finding]) -> dict[str, Any]:
     from podium.cli.structured import findings
 
-    found = [finding for report in reports for finding in report.findings] + list(total)
+    rewards = [
+        {
+            "name": report.name,
+            "where": report.where,
+            "kind": report.kind,
+            "answer_column": report.column,
+            "form": report.form,
+            "rows": list(report.rows),
+            "seconds_per_completion": report.seconds_per_completion,
+            "table": [{"group": line.group, "text": line.text, "values": list(line.values)} for line in report.lines],
+            "findings": findings(report.findings),
+        }
+        for report in reports
+    ]
     return {
         "findings": findings(found),
         "errors": sum(finding.severity == "error" for finding in found),
         "warnings": sum(finding.severity == "warning" for finding in found),
-        "rewards": [_report_as_json(report) for report in reports],
+        "rewards": rewards,
         "together": findings(total),
     }
 
 
-def _report_as_json(report: RewardReport) -> dict[str, Any]:
-    from podium.cli.structured import findings
-
-    return {
-        "name": report.name,
-        "where": report.where,
-        "kind": report.kind,
-        "answer_column": report.column,
-        "form": report.form,
-        "rows": list(report.rows),
-        "seconds_per_completion": report.seconds_per_completion,
-        "table": [{"group": line.group, "text": line.text, "values": list(line.values)} for line in report.lines],
-        "findings": findings(report.findings),
-    }
-
-
 def app(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """The verbs under `podium rewards`, each with its mistakes said in one message."""
+    """The verbs under `podium rewards`; `guarded` prints their mistakes as one message."""
     made = typer.Typer(help="The reward library, and a test of rewards that needs no model.", no_args_is_help=True)
     made.command("list")(guarded(list_rewards))
     made.command("show")(guarded(show))

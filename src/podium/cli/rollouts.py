@@ -1,4 +1,4 @@
-"""What `podium check --rollouts` shows: sampled groups in numbers, and what a whole run would take."""
+"""The tables of `podium check --rollouts`: sampled groups in numbers, memory and time of a whole run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sample_groups(
             _write_rates(Path(save), sampled.groups, recipe.accuracy)
         diagnosis = diagnose(sampled, trainer.args, recipe.accuracy)
         took = _estimate(recipe, trainer, rows, held_out)
-        return diagnosis, [*took.rows(), ("peak memory so far", _peak(trainer.args.device.type))]
+        return diagnosis, [*took.rows(), ("peak memory so far", f"{_peak(trainer.args.device.type) / 1e9:.1f} GB")]
 
 
 def estimated(path: str | Document, overrides: Mapping[str, Any]) -> TimeEstimate:
@@ -58,7 +58,7 @@ def _estimate(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) ->
 
 
 def _write_rates(file: Path, groups: Sequence[ScoredGroup], accuracy: str | None) -> None:
-    """Beside its place first, so that a measurement that is stopped leaves the older one whole."""
+    """Write a temporary file and rename it, so that a stopped measurement keeps the older file."""
     from podium.recipe.checks.rollouts import measured_rates
 
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in measured_rates(groups, accuracy)]
@@ -67,18 +67,16 @@ def _write_rates(file: Path, groups: Sequence[ScoredGroup], accuracy: str | None
     beside.replace(file)
 
 
-def _peak(device: str) -> str:
-    from podium.cli.train import peak_bytes
+def _peak(device: str) -> int:
+    import torch
 
-    if device == "cuda":
-        import torch
+    from podium.cli.ending import peak_bytes
 
-        return f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB"
-    return f"{peak_bytes() / 1e9:.1f} GB"
+    return torch.cuda.max_memory_allocated() if device == "cuda" else peak_bytes()
 
 
 def tables(seen: Diagnosis, run: Sequence[tuple[str, str]]) -> list[Table]:
-    """The rewards, one a row; and everything else."""
+    """A table of the rewards, one a row, and one of everything else."""
     from rich import box
     from rich.table import Table
 
@@ -97,7 +95,16 @@ def tables(seen: Diagnosis, run: Sequence[tuple[str, str]]) -> list[Table]:
             f"{each.seconds:.2f}",
         )
     other = Table(box=box.SIMPLE_HEAD, show_header=False, title="Groups", title_justify="left")
-    for row in (*_rows(seen), *run):
+    rows = [
+        ("groups with spread", f"{seen.spread_share:.0%} (DAPO's filter would drop {1 - seen.spread_share:.0%})"),
+        ("pass rate by prompt", _pass_rates(seen.pass_rates)),
+        ("tokens of a completion", "{} / {} / {} (5 % / 50 % / 95 %)".format(*seen.tokens)),
+        ("cut off, empty, repeated", f"{seen.truncated_share:.0%}, {seen.empty_share:.0%}, {seen.duplicate_share:.0%}"),
+        ("entropy", f"{seen.entropy:.2f} nats a token"),
+        *((f"correlation {pair}", _number(value, "+.2f")) for pair, value in seen.correlations.items()),
+        ("sampling", f"{seen.tokens_per_second:,.0f} tokens a second"),
+    ]
+    for row in (*rows, *run):
         other.add_row(*row)
     return [rewards, other]
 
@@ -111,26 +118,11 @@ def bars(counts: Sequence[int]) -> str:
     return "".join(" " if not count else _BARS[max(0, -(-count * 8 // most) - 1)] for count in counts)
 
 
-def _rows(seen: Diagnosis) -> list[tuple[str, str]]:
-    return [
-        ("groups with spread", f"{seen.spread_share:.0%} (DAPO's filter would drop {1 - seen.spread_share:.0%})"),
-        ("pass rate by prompt", _passed(seen.pass_rates)),
-        ("tokens of a completion", "{} / {} / {} (5 % / 50 % / 95 %)".format(*seen.tokens)),
-        ("cut off, empty, repeated", f"{seen.truncated_share:.0%}, {seen.empty_share:.0%}, {seen.duplicate_share:.0%}"),
-        ("entropy", f"{seen.entropy:.2f} nats a token"),
-        *((f"correlation {pair}", _number(value, "+.2f")) for pair, value in seen.correlations.items()),
-        ("sampling", f"{seen.tokens_per_second:,.0f} tokens a second"),
-    ]
-
-
-def _passed(rates: Sequence[float]) -> str:
+def _pass_rates(rates: Sequence[float]) -> str:
     if not rates:
         return "not known: no reward says right or wrong (accuracy: NAME)"
-    return f"{sum(rates) / len(rates):.0%} on average; none right {_share(rates, 0)}, all right {_share(rates, 1)}"
-
-
-def _share(rates: Sequence[float], value: float) -> str:
-    return f"{sum(rate == value for rate in rates) / len(rates):.0%}"
+    none, every = (sum(rate == value for rate in rates) / len(rates) for value in (0, 1))
+    return f"{sum(rates) / len(rates):.0%} on average; none right {none:.0%}, all right {every:.0%}"
 
 
 def _number(value: float, form: str = ".2f") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,7 @@ def sample(
 
     RECIPE and flags are those of `podium train`.
     """
+    from podium.cli.structured import print_json
     from podium.cli.terminal import console, errors, prepare_output
     from podium.cli.words import recipe_and_flags
     from podium.recipe.assume import assumed_words
@@ -40,19 +41,15 @@ def sample(
         if recipe.assumed:
             errors.print(assumed_words(recipe.assumed), soft_wrap=True, markup=False)
         scored = trainer.generate_completions(list(itertools.islice(rows, num_prompts)))
+        settings = trainer.parts.advantage
         if html:
-            from podium.cli.sample_page import page
-
-            Path(html).write_text(page(scored, trainer.parts.advantage, recipe.name), encoding="utf-8")
+            Path(html).write_text(page(scored, settings, recipe.name), encoding="utf-8")
             console.print(f"{len(scored)} groups written to {html}")
-            return
-        if as_json:
-            from podium.cli.structured import print_json
-
-            print_json({"groups": plain(scored, trainer.parts.advantage)})
-            return
-        for table in tables(scored, trainer.parts.advantage):
-            console.print(table)
+        elif as_json:
+            print_json({"groups": plain(scored, settings)})
+        else:
+            for table in tables(scored, settings):
+                console.print(table)
 
 
 @contextlib.contextmanager
@@ -71,34 +68,8 @@ def opened(path: str | Document, overrides: Mapping[str, Any]) -> Iterator[tuple
         yield recipe, recipe.trainer(rows, None), rows, held_out
 
 
-def tables(scored: list[ScoredGroup], settings: Any) -> list[Table]:
-    """One table for each prompt: its completions with every reward, their weighted sum and the advantage."""
-    import numpy as np
-    from rich import box
-    from rich.table import Table
-
-    from podium.algorithm.advantages import advantages
-    from podium.cli.terminal import last_user_turn, shown
-
-    result = advantages(np.stack([group.rewards_GK for group in scored]), settings)
-    made = []
-    for p, each in enumerate(scored):
-        prompt = each.group.prompt
-        title = f"Row {prompt.row}: {last_user_turn(prompt.content)}"
-        table = Table(title=shown(title), title_justify="left", box=box.SIMPLE_HEAD)
-        for name in (*each.names_K, "reward", "advantage"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for name in ("ended", "completion"):
-            table.add_column(name, overflow="fold")
-        for g, completion in enumerate(each.group.completions):
-            numbers = (*each.rewards_GK[g], result.reward_PG[p, g], result.advantages_PG[p, g])
-            table.add_row(*(_number(x) for x in numbers), completion.finish, shown(completion.text))
-        made.append(table)
-    return made
-
-
-def plain(scored: list[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
-    """The same as plain values; a reward that said None is NaN."""
+def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
+    """Groups as plain values; a reward that is None is NaN. `settings` are those of the advantages."""
     import numpy as np
 
     from podium.algorithm.advantages import advantages
@@ -124,5 +95,42 @@ def plain(scored: list[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _number(value: float) -> str:
-    return "none" if value != value else f"{value:.2f}"
+def tables(scored: Sequence[ScoredGroup], settings: Any) -> list[Table]:
+    """One table for each prompt: its completions with every reward, their weighted sum and the advantage."""
+    from podium.cli.terminal import last_user_turn, table
+
+    columns = [(name, "right whole") for name in (*scored[0].names_K, "reward", "advantage")]
+    columns += [("ended", "left"), ("completion", "left")]
+    return [
+        table(
+            columns,
+            [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]],
+            title=f"Row {group['row']}: {last_user_turn(group['prompt'])}",
+        )
+        for group in plain(scored, settings)
+    ]
+
+
+def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:
+    """The same as one HTML page that needs nothing else and runs nothing: its policy allows one style alone."""
+    from podium.runs.html import asset, policy, render
+
+    style = asset("groups.css")
+    groups = plain(scored, settings)
+    for group, each in zip(groups, scored, strict=True):
+        group["text"] = each.group.prompt.text
+        for completion in group["completions"]:
+            completion["numbers"] = _numbers(completion)
+    return render(
+        "groups.html",
+        title=f"Completions of {name}",
+        policy=policy([], [style]),
+        style=style,
+        names=[*scored[0].names_K, "reward", "advantage"],
+        groups=groups,
+    )
+
+
+def _numbers(completion: Mapping[str, Any]) -> list[str]:
+    values = (*completion["rewards"].values(), completion["reward"], completion["advantage"])
+    return ["none" if value != value else f"{value:.2f}" for value in values]

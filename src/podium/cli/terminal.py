@@ -5,10 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
+
+from podium import records
+from podium.records import clean
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -21,38 +27,34 @@ def _console(*, stderr: bool = False) -> Console:
 console = _console()
 errors = _console(stderr=True)
 
-_ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor moves
-    r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and its kin: titles, links, the clipboard
-    r"|\x1b[ -/]*[0-~]?",
-    re.DOTALL,
-)
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
-
-def clean(text: str) -> str:
-    r"""Text without control sequences and characters, and without marks that turn its direction; lines stay.
-
-    >>> clean("a\x1b[31mb\x1b]52;c;aGk=\x07c\rd\u202ee\nf")
-    'abcde\nf'
-    """
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
-
-
-def shown(text: str) -> Text:
-    """Model text for a rich table or line."""
+def plain_text(text: str) -> Text:
+    """Text of any origin for a rich table or line: no markup, no control sequences."""
     return Text(clean(text))
 
 
+Columns = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Titles, each with a kind: `left` or `right`; `whole` never wraps."""
+
+
+def table(columns: Columns, rows: Iterable[Sequence[str]], *, title: str | None = None) -> Table:
+    """A table of text of any origin."""
+    made = Table(title=plain_text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD)
+    for name, kind in columns.items() if isinstance(columns, Mapping) else columns:
+        side: Literal["right", "left"] = "right" if "right" in kind else "left"
+        made.add_column(plain_text(name), justify=side, overflow="fold", no_wrap="whole" in kind)
+    for row in rows:
+        made.add_row(*map(plain_text, row))
+    return made
+
+
 def last_user_turn(content: Any) -> str:
-    """What a prompt asks, for the terminal."""
-    from podium.records import last_user_turn
-
-    return clean(last_user_turn(content))
+    """The last user message of a prompt, for the terminal."""
+    return clean(records.last_user_turn(content))
 
 
-def say(to: Console, text: Text) -> None:
-    """Lines of text, wrapped at words on a terminal, below where their last column begins; as they are in a pipe."""
+def print_wrapped(to: Console, text: Text) -> None:
+    """Print lines, wrapped at words on a terminal, below where their last column begins; as they are in a pipe."""
     if not to.is_terminal and "COLUMNS" not in os.environ:
         to.print(text, soft_wrap=True)
         return
@@ -66,18 +68,48 @@ def say(to: Console, text: Text) -> None:
             to.print(Text(" " * hang) + more, no_wrap=True, soft_wrap=True)
 
 
+def print_on_main(text: str) -> None:
+    """Print lines of a run, once: from the first of its processes."""
+    if is_main():
+        print_wrapped(console, Text(clean(text)))
+
+
+def is_main() -> bool:
+    """Whether this is the first, or the only, process of a run."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 class _Notes(logging.Handler):
     """Podium's notes and warnings, on stderr, above a progress line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if hasattr(record, "code"):  # a finding of `podium check`, which has said it
             return
-        word = {"INFO": "note", "WARNING": "warning"}.get(record.levelname, record.levelname.lower())
-        say(errors, Text(f"{word}: {clean(record.getMessage())}"))
+        word = {"INFO": "note", "DEBUG": "note"}.get(record.levelname, record.levelname.lower())
+        print_wrapped(errors, Text(f"{word}: {clean(record.getMessage())}"))
+
+
+def show_notes(*, details: bool = False) -> None:
+    """Show Podium's own notes and warnings, with `details` also what it otherwise only records."""
+    logger = logging.getLogger("podium")
+    if not any(isinstance(handler, _Notes) for handler in logger.handlers):
+        logger.addHandler(_Notes())
+        logger.propagate = False
+    logger.setLevel(logging.DEBUG if details else logging.INFO)
+
+
+def prepare_output(*, details: bool = False) -> None:
+    """Show Podium's own notes; keep the progress bars of transformers and datasets off the terminal."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    show_notes(details=details)
 
 
 def quiet() -> None:
-    """Keep the progress bars of transformers and datasets, and the hub's retries, off the terminal."""
+    """Keep progress bars, transformers' warnings and the hub's retries off the terminal."""
     import datasets
     from transformers.utils import logging as transformers_logging
 
@@ -85,22 +117,3 @@ def quiet() -> None:
     transformers_logging.set_verbosity_error()
     datasets.disable_progress_bars()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
-def prepare_output() -> None:
-    """Show Podium's own notes; keep the progress bars of transformers and datasets off the terminal."""
-    import datasets
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    show_notes()
-
-
-def show_notes() -> None:
-    """Show Podium's own notes, without what `prepare_output` has to import."""
-    logger = logging.getLogger("podium")
-    if not any(isinstance(handler, _Notes) for handler in logger.handlers):
-        logger.addHandler(_Notes())
-        logger.setLevel(logging.INFO)
-        logger.propagate = False

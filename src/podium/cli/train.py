@@ -1,47 +1,37 @@
-"""`podium train RECIPE`: check, look at held-out prompts, train, look again."""
+"""`podium train RECIPE`: check, measure held-out prompts, train, measure again. With stages or without, one way."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from transformers import Trainer
-
-    from podium.evaluation import EvalScores, EvalSummary
     from podium.recipe import Recipe
     from podium.recipe.document import Document
-    from podium.records import ScoredGroup
-    from podium.trainer.checkpointing import StopsOnTerm
+    from podium.recipe.recipe import Stage
+    from podium.trainer.progress import ProgressLine
     from podium.trainer.trainer import GRPOTrainer
 
 STOPPED = 3
 """Exit code of a run that a finding has stopped."""
 
-TERMINATED = 143
-"""Exit code of a run that SIGTERM has ended."""
-
 ASSUMED = "C040"
-"""The note that says what nobody wrote."""
-
-EXAMPLES = 3
-"""Held-out prompts whose completions are printed before and after."""
+"""Code of the note that lists inferred settings."""
 
 
 def train(
     context: typer.Context,
     no_eval: Annotated[
         bool, typer.Option("--no-eval", help="Do not look at held-out prompts before and after.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Print every check of the proof on the first batch.")
     ] = False,
     processes: Annotated[
         int | None, typer.Option("--processes", metavar="N", help="Start N processes with accelerate's launcher.")
@@ -65,103 +55,23 @@ def train(
 
     path, overrides = recipe_and_flags(context.args, "train")
     if processes is not None or accelerate is not None:
-        raise typer.Exit(launch([*context.args, *(["--no-eval"] * no_eval)], processes, accelerate))
+        own = [*["--no-eval"] * no_eval, *["--verbose"] * verbose]
+        raise typer.Exit(launch([*context.args, *own], processes, accelerate))
     with as_started():
-        run(path, overrides, evaluate=not no_eval)
+        run(path, overrides, evaluate=not no_eval, verbose=verbose)
 
 
-def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool) -> None:
+def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verbose: bool = False) -> None:
     """Everything `podium train` does."""
+    from podium.cli.terminal import is_main, prepare_output
     from podium.runs.occupied import occupying
 
     started = time.perf_counter()
     recipe = _checked(path, overrides)
     os.environ.update(recipe.env)
-    if recipe.stages:
-        from podium.cli.stages import run_stages
-
-        return run_stages(recipe, evaluate=evaluate)
-    folder = Path(str(recipe.config["output_dir"]))
-    with occupying(folder) if int(os.environ.get("RANK", 0)) == 0 else contextlib.nullcontext():
-        _run(recipe, started, evaluate=evaluate)
-
-
-def _run(recipe: Recipe, started: float, *, evaluate: bool) -> None:
-    """Training of one stage, with what is before and after it."""
-    from podium.cli.progress import ProgressLine
-    from podium.cli.report import report_of_finished_run
-    from podium.cli.terminal import console, prepare_output
-    from podium.data.loading import load_data
-    from podium.runs.redaction import without_secrets
-    from podium.trainer.checkpointing import StopsOnTerm
-
-    arguments = recipe.arguments()
-    prepare_output()
-    train_rows, held_out = load_data(recipe.data)
-    progress, stop = ProgressLine(console), StopsOnTerm()
-    trainer = recipe.trainer(train_rows, held_out, callbacks=[progress, stop])
-    silence(trainer)
-    say = functools.partial(console.print, soft_wrap=True) if trainer.is_world_process_zero() else nothing
-    say(f"{recipe.model}: {_count(train_rows)} prompts, rewards {', '.join(r.name for r in trainer.parts.rewards)}")
-    trainer.health.config = without_secrets(recipe.given)
-
-    before = look(recipe, trainer, held_out, say, "before") if evaluate and held_out is not None else None
-    begun = time.perf_counter()
-    with resumable([Path(arguments.output_dir)], stop, is_main=trainer.is_world_process_zero()):
-        try:
-            trainer.train(resume_from_checkpoint=recipe.resume)
-        finally:
-            progress.close()
-    trained = time.perf_counter() - begun
-    trainer.save_model(arguments.output_dir)
-    after = look(recipe, trainer, held_out, say, "after") if before is not None else None
-    if before is not None and after is not None and trainer.is_world_process_zero():
-        show_looks(console, Path(arguments.output_dir), before, after)
-    say(closing(trainer.state.global_step, trained, time.perf_counter() - started, str(arguments.output_dir)))
-    if trainer.is_world_process_zero():
-        say(report_of_finished_run(str(arguments.output_dir)))
-    if arguments.push_to_hub:
-        trainer.push_to_hub(dataset_name=recipe.data.dataset)
-    end(trainer, say)
-
-
-@contextlib.contextmanager
-def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> Iterator[None]:
-    """Training that Ctrl-C or SIGTERM ends says how it goes on; `folders` may hold its checkpoints, oldest first."""
-    write: Callable[[str], object] = sys.stderr.write if is_main else nothing
-    try:
-        with stop.listening(lambda text: write(f"\n{text}\n")):
-            yield
-    except KeyboardInterrupt:
-        write(f"\n{going_on(folders)}\n")
-        raise
-    if stop.asked:
-        write(f"\n{going_on(folders)}\n")
-        raise typer.Exit(TERMINATED)
-
-
-def going_on(folders: Sequence[Path]) -> str:
-    """How a run that has ended early goes on from the newest checkpoint in `folders`."""
-    from podium.runs.checkpoint import checkpoints
-
-    newest = next((path for folder in reversed(folders) for path in checkpoints(folder)), None)
-    if newest is None:
-        return (
-            "No checkpoint was written, so this run cannot go on. One that can: the same command with "
-            "--save_strategy steps --save_steps 20"
-        )
-    return f"To go on from {newest}: the same command with --resume_from_checkpoint true"
-
-
-def end(trainer: GRPOTrainer, say: Any) -> None:
-    """Close what is open; a run that a finding has stopped says so, and to scripts, too."""
-    stopped = trainer.health.decision == "stop"
-    if stopped:
-        say("Training was stopped by a finding; `podium doctor` on the run's folder says more.")
-    if hasattr(trainer, "end"):  # transformers 5.18 and later: trackers and process groups
-        trainer.end()
-    if stopped:
-        raise typer.Exit(STOPPED)
+    with occupying(folder_of(recipe)) if is_main() else contextlib.nullcontext():
+        prepare_output(details=verbose)
+        _run((StagesRun if recipe.stages else SingleRun)(recipe), started, evaluate=evaluate)
 
 
 def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
@@ -170,8 +80,8 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     Raises:
         ConfigError: with all of them.
     """
-    from podium.cli.check import show_findings
-    from podium.cli.terminal import errors, quiet
+    from podium.cli.findings import print_findings
+    from podium.cli.terminal import errors, is_main, quiet
     from podium.recipe.checks import as_error, examine
     from podium.recipe.checks.table import NOT_HERE
 
@@ -180,130 +90,166 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     wrong = [finding for finding in checked.findings if finding.severity == "error" or finding.code in NOT_HERE]
     if checked.recipe is None or wrong:
         raise as_error(str(path), wrong)
-    if int(os.environ.get("RANK", 0)) == 0:
-        shown = [each for each in checked.findings if each.severity == "warning" or each.code == ASSUMED]
-        show_findings(errors, shown)
+    if is_main():
+        printed = [each for each in checked.findings if each.severity == "warning" or each.code == ASSUMED]
+        print_findings(errors, printed)
     return checked.recipe
 
 
-def silence(trainer: Trainer) -> None:
-    """Our line replaces the Trainer's bar and its printed dicts."""
-    from transformers import PrinterCallback, ProgressCallback
+def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
+    """Training, with what is before and after it."""
+    from podium.cli.ending import closing, next_command, resumable
+    from podium.cli.held_out import measure_held_out, print_before_and_after
+    from podium.cli.report import report_of_finished_run
+    from podium.cli.terminal import is_main, print_on_main
 
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """One look at held-out prompts."""
-
-    numbers: EvalSummary
-    measured: EvalScores
-    groups: list[ScoredGroup]
-
-
-def look(recipe: Recipe, trainer: GRPOTrainer, held_out: Any, say: Any, when: str) -> Looked:
-    """Sample every held-out prompt several times, score, and keep the numbers in the run's folder."""
-    from podium.evaluation import accuracy_name, measure, numbers, summarize
-
-    rows = list(itertools.islice(held_out, recipe.eval_rows))
-    say(f"{when} training: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
-    groups = trainer.generate_completions(
-        rows, num_generations=recipe.eval_samples, temperature=recipe.eval_temperature
-    )
-    accuracy = recipe.accuracy or accuracy_name(groups[0].names_K)
-    measured = measure(groups, trainer.parts.advantage.weights_K, accuracy)
-    looked = summarize(measured)
-    if trainer.is_world_process_zero():
-        _keep(recipe, trainer, measured, groups, {"temperature": recipe.eval_temperature, **numbers(looked)}, when)
-    return Looked(numbers=looked, measured=measured, groups=groups)
-
-
-def _keep(
-    recipe: Recipe,
-    trainer: GRPOTrainer,
-    measured: EvalScores,
-    groups: list[ScoredGroup],
-    contents: dict[str, Any],
-    when: str,
-) -> None:
-    """Numbers and completions in the run's folder, as `podium eval` writes them."""
-    from podium.cli.targets import held_out_name
-    from podium.evaluation.evaluate import how
-    from podium.evaluation.saved import EvalSettings, save, write_json
-    from podium.runs.run import EVALUATION
-    from podium.trainer.rollouts import EVALUATION as EVALUATION_ROUND
-    from podium.trainer.settings import sampling_settings
-
-    folder = Path(str(recipe.config["output_dir"]))
-    sampling = sampling_settings(
-        trainer.args,
-        trainer.parts.end_ids,
-        num_completions=recipe.eval_samples,
-        round_number=EVALUATION_ROUND,
-        temperature=recipe.eval_temperature,
-    )
-    settings = EvalSettings(
-        model=f"{folder.resolve().name}, {when}",
-        data=held_out_name(recipe.data),
-        names=measured.names_K,
-        weights=tuple(map(float, measured.weights_K)),
-        accuracy=measured.accuracy,
-        products=_products(trainer),
-        **how(sampling, trainer.parts.engine),
-    )
-    save(folder / EVALUATION / f"{when}.parquet", settings, [groups])
-    write_json(folder / EVALUATION / f"{when}.json", contents)
+    held_out = job.held_out if evaluate else None
+    before = None if held_out is None else measure_held_out(job.recipe, job.judge(), held_out, "before")
+    begun = time.perf_counter()
+    with resumable(job.folders, job.stop, is_main=is_main()):
+        try:
+            trainer = job.train()
+        finally:
+            for line in job.lines:
+                line.close()
+    trained = time.perf_counter() - begun
+    if trainer is None:
+        print_on_main(f"All {len(job.recipe.stages)} stages are done. Model saved in {job.folder}")
+        return
+    if before is not None and not job.stopped:
+        after = measure_held_out(job.recipe, trainer, held_out, "after")
+        if is_main():
+            print_before_and_after(job.folder, before, after)
+    steps, endings = job.summary()
+    saved = None if job.stopped else job.folder
+    for text in (*endings, closing(steps, trained, time.perf_counter() - started, saved)):
+        print_on_main(text)
+    if is_main():
+        print_on_main(report_of_finished_run(job.folder))
+    if trainer.args.push_to_hub and not job.recipe.stages:
+        trainer.push_to_hub(dataset_name=job.recipe.data.dataset)
+    _end(trainer)
+    print_on_main(next_command(job.folder, [finding.severity for finding in trainer.health.found]))
 
 
-def _products(trainer: GRPOTrainer) -> str:
-    """The precision of matrix products on a CPU."""
-    rounded = getattr(trainer.parts.precision, "enabled", None)
-    return "" if rounded is None else "bfloat16" if rounded else "float32"
+def _end(trainer: Any) -> None:
+    """Close what is open; a run that a finding has stopped has an exit code of its own."""
+    from podium.cli.terminal import print_on_main
+
+    stopped = trainer.health.decision == "stop"
+    if stopped:
+        print_on_main("Training was stopped by a finding; `podium doctor` on the run's folder says more.")
+    if hasattr(trainer, "end"):  # transformers 5.18 and later: trackers and process groups
+        trainer.end()
+    if stopped:
+        raise typer.Exit(STOPPED)
 
 
-def show_looks(console: Any, folder: Path, before: Looked, after: Looked) -> None:
-    """Before and after on the same prompts: shown, with a verdict, and kept in the run's folder."""
-    from podium.cli.comparison import show_comparison
-    from podium.evaluation import compare, numbers
-    from podium.evaluation.saved import write_json
-    from podium.runs.run import EVALUATION
+class _Job:
+    """A run, in stages or not: how it is trained, and by which trainer its model is measured."""
 
-    found = compare(before.measured, after.measured, names=("before", "after"))
-    write_json(folder / EVALUATION / "comparison.json", numbers(found))
-    looks, groups = (before.numbers, after.numbers), (before.groups, after.groups)
-    show_comparison(console, looks, groups, found.verdict, EXAMPLES)
+    stopped = False
+    """Whether a finding ended a run in stages."""
 
+    def __init__(self, recipe: Recipe) -> None:
+        from podium.trainer.checkpointing import StopsOnTerm
 
-def closing(steps: int, trained: float, total: float, folder: str | None) -> str:
-    """What a run took, in seconds; None: no model was saved."""
-    from podium.recipe.estimates.duration import clock
+        self.recipe, self.folder = recipe, folder_of(recipe)
+        self.folders = [self.folder / stage.folder for stage in recipe.stages] or [self.folder]
+        self.stop = StopsOnTerm()
+        self.lines: list[ProgressLine] = []
 
-    saved = f". Model saved in {folder}" if folder else ""
-    return f"{steps} steps in {clock(trained)}, all in {clock(total)}; {peak_words()}{saved}"
+    def show_line(self, trainer: Any) -> None:
+        """Put the progress line in place of the Trainer's bar."""
+        from podium.cli.terminal import console
+        from podium.trainer.progress import ProgressLine, show_line
 
-
-def peak_words() -> str:
-    """The most memory that the process has had, and that its tensors have had on a GPU."""
-    import torch
-
-    host = f"peak memory {peak_bytes() / 1e9:.1f} GB"
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return host
-    return f"peak memory of the GPU {torch.cuda.max_memory_allocated() / 1e9:.1f} GB, {host} on the host"
+        self.lines.append(show_line(trainer, ProgressLine(console)))
 
 
-def peak_bytes() -> int:
-    """Most memory this process has had (resident); macOS counts in bytes, Linux in kibibytes."""
-    import resource
+class SingleRun(_Job):
+    """A recipe without stages: one trainer."""
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    def __init__(self, recipe: Recipe) -> None:
+        from podium.cli.terminal import print_on_main
+        from podium.data.loading import load_data
+        from podium.runs.redaction import without_secrets
+
+        super().__init__(recipe)
+        rows, self.held_out = load_data(recipe.data)
+        self.trainer = recipe.trainer(rows, self.held_out, callbacks=[self.stop])
+        self.trainer.health.config = without_secrets(recipe.given)
+        self.show_line(self.trainer)
+        count = f"{len(rows):,}" if hasattr(rows, "__len__") else "a stream of"
+        names = ", ".join(reward.name for reward in self.trainer.parts.rewards)
+        print_on_main(f"{recipe.model}: {count} prompts, rewards {names}")
+
+    def judge(self) -> GRPOTrainer:
+        """The trainer that measures the model before training."""
+        return self.trainer
+
+    def train(self) -> GRPOTrainer:
+        """Train and save."""
+        self.trainer.train(resume_from_checkpoint=self.recipe.resume)
+        self.trainer.save_model(str(self.folder))
+        return self.trainer
+
+    def summary(self) -> tuple[int, list[str]]:
+        """Steps taken, and lines about the stages."""
+        return self.trainer.state.global_step, []
 
 
-def _count(rows: Any) -> str:
-    return f"{len(rows):,}" if hasattr(rows, "__len__") else "a stream of"
+class StagesRun(_Job):
+    """A recipe with stages: a trainer for each, measured before and after as the last stage is."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        from podium.recipe.stages.running import StagedRun
+
+        super().__init__(recipe)
+        self.run = StagedRun(recipe, callbacks=lambda stage: [self.stop], began=self._began)
+        self.judge = self.run.judge
+
+    @property
+    def held_out(self) -> Any:
+        """Rows to measure on, or None."""
+        return self.recipe.stages[-1].load_rows()[1]
+
+    def _began(self, stage: Stage, trainer: Any, inside: str | None) -> None:
+        from podium.cli.terminal import print_on_main
+
+        self.show_line(trainer)
+        print_on_main(introduction(stage, len(self.recipe.stages), inside))
+
+    def train(self) -> Any:
+        """Train every stage; the last trainer, None where all were done."""
+        trainer = self.run.train(resume_from_checkpoint=self.recipe.resume)
+        self.stopped = self.run.stopped
+        return trainer
+
+    def summary(self) -> tuple[int, list[str]]:
+        """Steps taken, and how each stage ended."""
+        ended = list(zip(self.recipe.stages, self.run.ended, strict=False))
+        return sum(entry["steps"] for entry in self.run.ended), [ending(stage, entry) for stage, entry in ended]
 
 
-def nothing(*_: Any) -> None:
-    """In place of printing, on all processes but the first."""
+def folder_of(recipe: Recipe) -> Path:
+    """The run's folder."""
+    return Path(str(recipe.config["output_dir"]))
+
+
+def introduction(stage: Stage, count: int, inside: str | None) -> str:
+    """A stage that begins, in a line."""
+    names = ", ".join(spec.name for spec in stage.recipe.rewards) if stage.kind == "grpo" else "supervised"
+    until = f", until {stage.until.text}" if stage.until else ""
+    bound = f"at most {stage.max_steps} steps" if stage.until else f"{stage.max_steps} steps"
+    length = bound if stage.max_steps else f"{stage.recipe.config.get('num_train_epochs', 3):g} epochs"
+    on = f", going on from {inside}" if inside else ""
+    return f"Stage {stage.number} of {count}, {stage.name}: {names}; {length}{until}{on}"
+
+
+def ending(stage: Stage, entry: Mapping[str, Any]) -> str:
+    """A stage that has ended, in a line."""
+    why = "its gate was met" if entry["ended_by"] == "gate" else "its end was reached"
+    if stage.until is not None and entry["ended_by"] != "gate":
+        why = "its gate was not met"
+    return f"Stage {stage.name}: {entry['steps']} steps, {why}"

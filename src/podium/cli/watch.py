@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 2.0
 
 FEWEST_BARS = 8
-"""A curve of fewer says nothing; a narrow terminal has the numbers alone."""
+"""A narrow terminal has the numbers alone."""
 
 CURVES = {
     "reward": "reward",
@@ -31,7 +31,7 @@ CURVES = {
     "grad_norm": "gradient norm",
     "step_time": "seconds a step",
 }
-"""What the terminal shows, and how it is called there."""
+"""Metrics on the terminal, with their titles there."""
 
 PLAIN_BARS = " .:-=+*#"
 BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -43,7 +43,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="With --text: draw once, and end.")] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free port.")] = 0,
     host: Annotated[str, typer.Option("--host", help="Other addresses than this machine's need --key.")] = "127.0.0.1",
-    key: Annotated[str, typer.Option("--key", help="What a reader must know; part of the address then.")] = "",
+    key: Annotated[str, typer.Option("--key", help="A secret for readers; part of the address then.")] = "",
 ) -> None:
     """Watch a run while it trains: the report's page, live, on this machine only; or --text in the terminal."""
     if text:
@@ -78,19 +78,24 @@ def _watch_text(run: Path, *, once: bool) -> None:
 
 
 def screen(run: Run, width: int, *, plain: bool = False) -> RenderableType:
-    """Curves, findings and the best of the last completions. Text of models and files is text, whatever is in it."""
+    """Curves, findings, and the best and the worst of the last completions."""
     from rich.console import Group
 
-    from podium.cli.terminal import shown
+    from podium.cli.terminal import plain_text, table
     from podium.runs.report.series import finite_metrics
     from podium.runs.report.summary import headline
+    from podium.runs.run import best_and_worst
 
     metrics = finite_metrics(run)
-    title = shown(f"{run.name}, step {run.history[-1].step if run.history else 0}: {headline(metrics)}")
+    title = plain_text(f"{run.name}, step {run.history[-1].step if run.history else 0}: {headline(metrics)}")
     last = run.findings.tail(3).to_dict("records")
-    findings = [shown(f"{each['severity']}[{each['code']}] {each['what']}") for each in last]
-    best = _best(run)
-    return Group(title, _curves(metrics, width, PLAIN_BARS if plain else BARS), *findings, *([best] if best else []))
+    findings = [plain_text(f"{each['severity']}[{each['code']}] {each['what']}") for each in last]
+    drawn = [title, _curves(metrics, width, PLAIN_BARS if plain else BARS), *findings]
+    if ends := best_and_worst(run.rollouts):
+        rows = [(word, f"{reward:.2f}", completion) for word, reward, completion in ends]
+        columns = dict.fromkeys(("", "reward", "completion"), "left")
+        drawn.append(table(columns, rows, title=f"Completions of step {run.rollouts['step'].max()}"))
+    return Group(*drawn)
 
 
 def _curves(metrics: DataFrame, width: int, bars: str) -> RenderableType:
@@ -124,21 +129,3 @@ def sparkline(values: list[float], width: int, bars: str = BARS) -> str:
     low, high = min(means), max(means)
     scale = (len(bars) - 1) / (high - low) if high > low else 0.0
     return "".join(bars[round((mean - low) * scale)] for mean in means)
-
-
-def _best(run: Run) -> RenderableType | None:
-    """The best and the worst completion of the last step."""
-    from rich import box
-    from rich.table import Table
-
-    from podium.cli.terminal import shown
-
-    if run.rollouts.empty:
-        return None
-    last = run.rollouts[run.rollouts["step"] == run.rollouts["step"].max()].sort_values("reward")
-    table = Table(title=f"Completions of step {int(last['step'].iloc[0])}", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("", "reward", "completion"):
-        table.add_column(name, overflow="fold")
-    for label, row in (("best", last.iloc[-1]), ("worst", last.iloc[0])):
-        table.add_row(label, f"{row['reward']:.2f}", shown(row["completion"][:300]))
-    return table

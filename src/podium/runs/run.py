@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import DataError
-from podium.records import Finding, StepMetrics
+from podium.records import SEVERITIES, Finding, StepMetrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +41,9 @@ RECORD = (*GROWING, CONFIG, ENVIRONMENT, PROOF, EVALUATION, STAGES)
 
 GROUP_KEY = ("step", "prompt_id")
 """Columns of `Run.rollouts` that name a group: the completions of one prompt that were compared with each other."""
+
+SHOWN = 5
+"""Findings in a notebook's summary of a run."""
 
 ROLLOUT_KEY = (*GROUP_KEY, "completion_index")
 
@@ -206,6 +209,31 @@ class Run:
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """Held-out results by name: `before`, `after`, their `comparison`, and what `podium eval` has added."""
         return {path.stem: _json(path) for path in sorted((self.folder / EVALUATION).glob("*.json"))}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: verdict, reward curve, the gravest findings, best and worst of the last completions."""
+        from podium.runs.html import render
+
+        rewards = [each.values["reward"] for each in self.history if "reward" in each.values]
+        findings = sorted(self.findings.to_dict("records"), key=lambda row: SEVERITIES.index(row["severity"]))
+        return render(
+            "run.html",
+            name=self.name,
+            steps=self.history[-1].step if self.history else 0,
+            verdict=self.evaluations.get("comparison", {}).get("verdict", ""),
+            rewards=rewards,
+            findings=findings[:SHOWN],
+            more=len(findings) - SHOWN,
+            completions=best_and_worst(self.rollouts),
+        )
+
+
+def best_and_worst(rollouts: pd.DataFrame) -> list[tuple[str, float, str]]:
+    """Of the last step's completions the best and the worst: which, reward, and the beginning of the text."""
+    last = rollouts[rollouts["step"] == rollouts["step"].max()] if len(rollouts) else rollouts
+    rows = last.sort_values("reward").to_dict("records") if len(last) else []
+    ends = (("best", rows[-1]), ("worst", rows[0])) if rows else ()
+    return [(word, float(row["reward"]), str(row["completion"])[:300]) for word, row in ends]
 
 
 def _is_stage(entry: Any) -> bool:

@@ -48,7 +48,7 @@ class AboveTheBar(logging.Handler):
     """Prints notes and warnings on lines of their own, above a progress bar of tqdm."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        word = {"INFO": "note"}.get(record.levelname, record.levelname.lower())
+        word = {"INFO": "note", "DEBUG": "note"}.get(record.levelname, record.levelname.lower())
         tqdm.write(f"{word}: {record.getMessage()}", file=sys.stderr)
 
 

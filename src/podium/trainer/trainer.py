@@ -48,6 +48,7 @@ from podium.trainer.evaluating import EvaluationMixin
 from podium.trainer.gradients import Gradients
 from podium.trainer.health import Health, show_notes
 from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
+from podium.trainer.progress import show_in_notebook
 from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.proof.records import Subject
 from podium.trainer.rollouts import DrawnRound, PolicyState, Rollouts
@@ -131,6 +132,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             callbacks=[self.proof, *parts.callbacks, self.health, *callbacks],
             optimizers=optimizers,
         )
+        show_in_notebook(self)
         self._shard()
         accelerate_seed(self.args.seed, device_specific=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Mapping
 
@@ -19,12 +20,16 @@ def process_as_it_was(variables: Mapping[str, str]) -> Iterator[None]:
 
     from podium.trainer.snapshot import same_random_numbers
 
+    sharding = logging.getLogger("transformers.distributed.tensor_parallel")  # warns of every model without weights
+    level = sharding.level
+    sharding.setLevel(logging.ERROR)
     shared = [state._shared_state for state in (AcceleratorState, PartialState)]
     before = [dict(values) for values in shared]
     try:
         with same_random_numbers():
             yield
     finally:
+        sharding.setLevel(level)
         for values, then in zip(shared, before, strict=True):
             values.clear()
             values.update(then)

@@ -41,6 +41,7 @@ from podium.records import Prompt, TrainingGroup
 from podium.rewards.score import score
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
+from podium.trainer.progress import clock
 from podium.trainer.rollouts import EVALUATION, PolicyState, round_prompts, training_group
 from podium.trainer.rounds import Plan, RoundKey, Share, TrialSettings, micro_batches
 from podium.trainer.snapshot import preserve_training_state
@@ -152,16 +153,6 @@ class TimeEstimate:
         if self.evaluation_seconds:
             rows.append(("evaluation", clock(self.evaluation_seconds)))
         return [*rows, ("in all", f"about {clock(self.total_seconds)}{most}")]
-
-
-def clock(seconds: float) -> str:
-    """
-    >>> clock(75), clock(3725)
-    ('1:15', '1:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def estimate_time(

@@ -11,17 +11,17 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
-import hashlib
 import json
 import os
 import re
 import tempfile
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from podium.errors import ConfigError
+from podium.runs.html import asset, policy
+from podium.runs.html import render as render_template
 from podium.runs.report.columns import MAX_BYTES, packed
 from podium.runs.report.series import charts
 from podium.runs.report.summary import summary
@@ -57,15 +57,13 @@ def render(runs: Sequence[Run], *, live: str = "") -> str:
         runs: one or two.
         live: version of the data: the page polls its own server for newer ones. Empty: a file without requests.
     """
-    import jinja2
-
     shown = [run_data(run, max_bytes=MAX_BYTES // len(runs)) for run in runs]
     plotly = _plotly()
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(_asset("page.html")).render(
+    return render_template(
+        "page.html",
         title=" and ".join(run.name for run in runs),
         policy=policy_of(live=bool(live)),
-        style=_asset("page.css"),
+        style=asset("page.css"),
         script=_script(),
         plotly=plotly.compressed,
         plotly_ids=plotly.style_ids,
@@ -75,7 +73,7 @@ def render(runs: Sequence[Run], *, live: str = "") -> str:
 
 def policy_of(*, live: bool) -> str:
     """The page's content security policy."""
-    return policy([_script(), _plotly().text], [_asset("page.css"), ""], live=live)
+    return policy([_script(), _plotly().text], [asset("page.css"), ""], live=live)
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
@@ -98,28 +96,6 @@ def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
     return output
 
 
-def policy(scripts: Sequence[str], styles: Sequence[str], *, live: bool = False) -> str:
-    """A content security policy that names these and forbids the rest.
-
-    >>> policy([], [""]).split("; ")[-3]
-    "style-src 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-    """
-    rules = {
-        "default-src": ["'none'"],
-        "script-src": [digest(script) for script in scripts],
-        "style-src": [digest(style) for style in styles],
-        **({"connect-src": ["'self'"]} if live else {}),
-        "base-uri": ["'none'"],
-        "form-action": ["'none'"],
-    }
-    return "; ".join(f"{name} {' '.join(values)}" for name, values in rules.items())
-
-
-def digest(text: str) -> str:
-    """The source of an inline script or style in a policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 def in_element(value: Any) -> str:
     r"""JSON that can stand inside a script element: nothing in it ends the element or opens a comment.
 
@@ -130,12 +106,8 @@ def in_element(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _asset(name: str) -> str:
-    return (resources.files("podium.runs.report") / "assets" / name).read_text(encoding="utf-8")
-
-
 def _script() -> str:
-    return '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+    return '"use strict";\n(() => {\n' + "\n".join(asset(name) for name in SCRIPTS) + "\n})();\n"
 
 
 class _Plotly(NamedTuple):

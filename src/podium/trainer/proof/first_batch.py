@@ -71,6 +71,8 @@ class FirstBatch(TrainerCallback):
         self.begun, self.step = True, run.now.step
         self.waiting = not self.step and run.now.processes.division in ("one", "ddp")
         self._since = time.perf_counter()
+        if self.waiting and not self.args.process_index:
+            logger.info("Checking the first batch, sampling and training on it: takes about as long as a step.")
         self._show(BEFORE_ROLLOUTS, run, final=not self.waiting)
 
     def before_step(self, run: Subject, batches: Sequence[MicroBatch], scored: Sequence[ScoredGroup]) -> None:
@@ -81,10 +83,6 @@ class FirstBatch(TrainerCallback):
         with self._undisturbed(run):
             if self.waiting:
                 self.waiting = False
-                if not self.args.process_index:
-                    logger.info(
-                        "The first batch is sampled; proving sampling and training on it takes about as long as a step."
-                    )
                 made_up = Prompt(id=0, row=-1, token_ids=tuple(range(1, 9)), text="", content="")  # without any
                 sample = take_sample(run, telling_prompts(scored) or [made_up])
                 before = Before(run=run, trained=tuple(groups), scored=tuple(scored), sample=sample)
@@ -133,7 +131,9 @@ class FirstBatch(TrainerCallback):
         if not self.args.process_index and (final or proof.failures):
             proof.write(Path(self.args.output_dir) / FILE)
             shown = dataclasses.replace(proof, checks=tuple(new)) if table is AFTER_STEP else proof
-            logger.info("%s", shown.table())
+            if shown is proof or not all(check.is_quiet for check in new):
+                logger.info("%s", shown.summary())
+            logger.debug("%s", shown.table())
             for check in new:
                 if check.word == "WARNING":
                     self.say(check.finding)

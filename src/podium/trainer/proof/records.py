@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,11 @@ class Check:
         return {True: passed, False: "FAILED", None: "not checked"}[self.passed]
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to read: it passed, or does not apply."""
+        return self.word in ("ok", "not checked")
+
+    @property
     def finding(self) -> Finding:
         """As an error, a warning or a note of the run."""
         severity: Any = {"FAILED": "error", "WARNING": "warning"}.get(self.word, "note")
@@ -75,6 +81,14 @@ class Proof:
     def failures(self) -> tuple[Check, ...]:
         """The checks that stop the run."""
         return tuple(check for check in self.checks if check.passed is False)
+
+    def summary(self) -> str:
+        """One line where all is well; every other check that was made has a line below it."""
+        counts = Counter(check.passed for check in self.checks)
+        skipped = f", {counts[None]} not checked" if counts[None] else ""
+        head = f"proof on the first batch: {counts[True]} checks passed{skipped}, {self.seconds:.1f} s"
+        lines = (f"  {check.word}  {check.name}  {check.detail}" for check in self.checks if not check.is_quiet)
+        return "\n".join([head, *lines])
 
     def table(self) -> str:
         """One line per check."""

@@ -1,0 +1,79 @@
+"""The end of a run on the terminal: what it took, how one that ended early goes on, the next command."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from podium.trainer.checkpointing import StopsOnTerm
+
+TERMINATED = 143
+"""Exit code of a run that SIGTERM has ended."""
+
+
+@contextlib.contextmanager
+def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> Iterator[None]:
+    """After Ctrl-C or SIGTERM, print how training goes on; `folders` may hold its checkpoints, oldest first."""
+    write: Callable[[str], object] = sys.stderr.write if is_main else lambda text: None
+    try:
+        with stop.listening(lambda text: write(f"\n{text}\n")):
+            yield
+    except KeyboardInterrupt:
+        write(f"\n{going_on(folders)}\n")
+        raise
+    if stop.asked:
+        write(f"\n{going_on(folders)}\n")
+        raise typer.Exit(TERMINATED)
+
+
+def going_on(folders: Sequence[Path]) -> str:
+    """How a run that has ended early goes on from the newest checkpoint in `folders`."""
+    from podium.runs.checkpoint import checkpoints
+
+    newest = next((path for folder in reversed(folders) for path in checkpoints(folder)), None)
+    if newest is None:
+        return (
+            "No checkpoint was written, so this run cannot go on. One that can: the same command with "
+            "--save_strategy steps --save_steps 20"
+        )
+    return f"To go on from {newest}: the same command with --resume_from_checkpoint true"
+
+
+def closing(steps: int, trained: float, total: float, folder: Path | None) -> str:
+    """Steps, seconds and memory of a run; no folder: no model was saved."""
+    from podium.trainer.progress import clock
+
+    saved = f". Model saved in {folder}" if folder else ""
+    return f"{steps} steps in {clock(trained)}, all in {clock(total)}; {_peak_memory()}{saved}"
+
+
+def _peak_memory() -> str:
+    """The most memory that the process has had, and that its tensors have had on a GPU."""
+    import torch
+
+    host = f"peak memory {peak_bytes() / 1e9:.1f} GB"
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return host
+    return f"peak memory of the GPU {torch.cuda.max_memory_allocated() / 1e9:.1f} GB, {host} on the host"
+
+
+def peak_bytes() -> int:
+    """Most memory this process has had (resident); macOS counts in bytes, Linux in kibibytes."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def next_command(folder: Path, severities: Sequence[str]) -> str:
+    """The command to type after a run.
+
+    >>> next_command(Path("runs/a"), ["note"]), next_command(Path("runs/a"), ["note", "warning"])
+    ('Next: podium chat runs/a', 'Next: podium doctor runs/a')
+    """
+    return f"Next: podium {'doctor' if {'error', 'warning'} & set(severities) else 'chat'} {folder}"

@@ -1,0 +1,88 @@
+"""Held-out prompts before and after training: sampled, scored, kept in the run's folder, compared."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from podium.evaluation import EvalScores, EvalSummary
+    from podium.recipe import Recipe
+    from podium.records import ScoredGroup
+    from podium.trainer.trainer import GRPOTrainer
+
+EXAMPLES = 3
+"""Held-out prompts whose completions are printed before and after."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutResult:
+    """One evaluation on held-out prompts."""
+
+    numbers: EvalSummary
+    measured: EvalScores
+    groups: list[ScoredGroup]
+
+
+def measure_held_out(recipe: Recipe, trainer: GRPOTrainer, rows: Any, when: str) -> HeldOutResult:
+    """Sample every held-out prompt several times, score, and keep the numbers in the run's folder."""
+    from podium.cli.terminal import print_on_main
+    from podium.evaluation import accuracy_name, measure, numbers, summarize
+    from podium.evaluation.saved import save, write_json
+    from podium.runs.run import EVALUATION
+
+    rows = list(itertools.islice(rows, recipe.eval_rows))
+    print_on_main(f"{when} training: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
+    groups = trainer.generate_completions(
+        rows, num_generations=recipe.eval_samples, temperature=recipe.eval_temperature
+    )
+    accuracy = recipe.accuracy or accuracy_name(groups[0].names_K)
+    measured = measure(groups, trainer.parts.advantage.weights_K, accuracy)
+    result = HeldOutResult(numbers=summarize(measured), measured=measured, groups=groups)
+    if trainer.is_world_process_zero():
+        folder = Path(str(recipe.config["output_dir"])) / EVALUATION
+        save(folder / f"{when}.parquet", _settings(recipe, trainer, measured, when), [groups])
+        write_json(folder / f"{when}.json", {"temperature": recipe.eval_temperature, **numbers(result.numbers)})
+    return result
+
+
+def _settings(recipe: Recipe, trainer: GRPOTrainer, measured: EvalScores, when: str) -> Any:
+    """Settings of the evaluation, as `podium eval` writes them."""
+    from podium.cli.targets import held_out_name
+    from podium.evaluation.evaluate import how
+    from podium.evaluation.saved import EvalSettings
+    from podium.trainer.rollouts import EVALUATION
+    from podium.trainer.settings import sampling_settings
+
+    sampling = sampling_settings(
+        trainer.args,
+        trainer.parts.end_ids,
+        num_completions=recipe.eval_samples,
+        round_number=EVALUATION,
+        temperature=recipe.eval_temperature,
+    )
+    rounded = getattr(trainer.parts.precision, "enabled", None)
+    return EvalSettings(
+        model=f"{Path(str(recipe.config['output_dir'])).resolve().name}, {when}",
+        data=held_out_name(recipe.data),
+        names=measured.names_K,
+        weights=tuple(map(float, measured.weights_K)),
+        accuracy=measured.accuracy,
+        products="" if rounded is None else "bfloat16" if rounded else "float32",
+        **how(sampling, trainer.parts.engine),
+    )
+
+
+def print_before_and_after(folder: Path, before: HeldOutResult, after: HeldOutResult) -> None:
+    """Compare both on the same prompts: printed with a verdict, and kept in the run's folder."""
+    from podium.cli.comparison import show_comparison
+    from podium.cli.terminal import console
+    from podium.evaluation import compare, numbers
+    from podium.evaluation.saved import write_json
+    from podium.runs.run import EVALUATION
+
+    found = compare(before.measured, after.measured, names=("before", "after"))
+    write_json(folder / EVALUATION / "comparison.json", numbers(found))
+    show_comparison(console, (before.numbers, after.numbers), (before.groups, after.groups), found.verdict, EXAMPLES)
