@@ -30,6 +30,9 @@ _ALSO_QUESTIONS = ("input", "text", "sentence", "messages", "conversations", "pr
 _ALSO_ANSWERS = ("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions")
 """Names that are proposed and not assumed."""
 
+GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
+"""Names of columns with the right answer, for rewards and reports."""
+
 _NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
 """Columns that are neither question nor answer."""
 

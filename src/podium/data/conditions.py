@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,14 +36,8 @@ class Condition:
     value: Any
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
-        """Raises `DataError` for a column that is not there, or that cannot be compared with the value."""
-        if self.column not in row:
-            raise DataError(
-                f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(row)}.",
-                code="C061",
-                fix=did_you_mean(self.column, row) or f"filter: {next(iter(row), 'COLUMN')} == VALUE",
-            )
-        found = row[self.column]
+        """Raises `DataError` for a value that cannot be compared with the condition's."""
+        found = row.get(self.column)
         if found is None:
             return False
         try:
@@ -55,6 +49,15 @@ class Condition:
                 code="C061",
                 fix=f"filter: {self.column} {self.sign} VALUE, of the type {type(found).__name__}",
             ) from None
+
+    def check(self, columns: Collection[str]) -> None:
+        """Raises `DataError` where there is no such column."""
+        if self.column not in columns:
+            raise DataError(
+                f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(columns)}.",
+                code="C061",
+                fix=did_you_mean(self.column, columns) or f"filter: {next(iter(columns), 'COLUMN')} == VALUE",
+            )
 
     def __str__(self) -> str:
         return f"{self.column} {self.sign} {self.value}"
@@ -89,21 +92,8 @@ def meets_all(row: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
     return all(condition(row) for condition in conditions)
 
 
-def filtered(rows: Any, conditions: Sequence[Condition]) -> Any:
-    """The rows of a dataset (or stream) that meet all conditions.
-
-    Raises:
-        DataError: none does, or a column is not there.
-    """
-    if not conditions:
-        return rows
+def none_kept(conditions: Sequence[Condition], num_rows: int) -> DataError:
+    """The error of conditions that no row meets."""
     listed = " and ".join(str(condition) for condition in conditions)
-    columns = getattr(rows, "column_names", None) or []
-    for condition in conditions:
-        if columns and condition.column not in columns:
-            condition(dict.fromkeys(columns))
-    kept = rows.filter(meets_all, fn_kwargs={"conditions": list(conditions)})
-    if hasattr(kept, "__len__") and len(kept) == 0:
-        what = f"`filter: {listed}` keeps none of the {len(rows):,} rows."
-        raise DataError(what, code="C061", fix="filter: a condition that some rows meet")
-    return kept
+    what = f"`filter: {listed}` keeps none of the {num_rows:,} rows."
+    return DataError(what, code="C061", fix="filter: a condition that some rows meet")

@@ -21,9 +21,8 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from io import TextIOWrapper
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
@@ -169,44 +168,79 @@ def load_file(path: Path, *, streaming: bool) -> Any:
     Raises:
         DataError: another kind of file, or one that cannot be read; bad lines by their numbers.
     """
-    from datasets import IterableDataset, load_dataset
+    from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 
-    if form_of(path).kind != ".parquet":
+    if form_of(path).kind == ".parquet":
+        try:
+            return load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
+        except (DatasetGenerationError, ValueError, OSError) as error:
+            fix = f"write it again: pandas.DataFrame(rows).to_parquet('{path}')"
+            raise DataError(f"{path} cannot be read: {root_cause(error)}", code="D039", fix=fix) from error
+    table = RowTable()
+    for row in good_rows(file_rows(path)):  # of a stream, too: a bad line is reported before training
         if not streaming:
-            return _table(good_rows(path))
-        for _ in good_rows(path):
-            pass  # a bad line is said before training, and not in the middle of it
-        return IterableDataset.from_generator(partial(good_rows, path))
-    try:
-        return load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
-    except (DatasetGenerationError, ValueError, OSError) as error:
-        fix = f"write it again: pandas.DataFrame(rows).to_parquet('{path}')"
-        raise DataError(f"{path} cannot be read: {root_cause(error)}", code="D039", fix=fix) from error
+            table.add(row)
+    return stream_of(path) if streaming else table.dataset()
 
 
-def _table(rows: Iterator[Mapping[str, Any]]) -> Any:
-    """A `Dataset` of rows, made in parts: as Python objects rows take several times as much memory."""
-    from datasets import concatenate_datasets
+def stream_of(path: Path) -> Any:
+    """The rows of a file of lines as a stream; its lines are not tried first."""
+    from datasets import IterableDataset
 
-    parts = []
-    while chunk := list(islice(rows, CHUNK)):
-        parts.append(dataset_of(chunk))
-    try:
-        return concatenate_datasets(parts)
-    except ValueError:  # a column of one type in one part and of another elsewhere
-        return dataset_of([row for part in parts for row in part])
+    return IterableDataset.from_generator(_good_file_rows, gen_kwargs={"path": path})
 
 
-def dataset_of(rows: Sequence[Mapping[str, Any]]) -> Any:
+def _good_file_rows(path: Path) -> Iterator[Any]:
+    yield from good_rows(file_rows(path))
+
+
+class RowTable:
+    """A `Dataset` that is made of rows in parts: as Python objects rows take several times as much memory."""
+
+    def __init__(self, features: Any = None) -> None:
+        """`features`: types of the columns; None: those of the values."""
+        self.features = features
+        self.clear()
+
+    def clear(self) -> None:
+        """Start again without rows."""
+        self._rows: list[Mapping[str, Any]] = []
+        self._parts: list[Any] = []
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add one row."""
+        self._rows.append(row)
+        if len(self._rows) == CHUNK:
+            self._close_part()
+
+    def _close_part(self) -> None:
+        self._parts.append(dataset_of(self._rows, self.features))
+        self._rows = []
+
+    def dataset(self) -> Any:
+        """The rows."""
+        from datasets import concatenate_datasets
+
+        if self._rows or not self._parts:
+            self._close_part()
+        try:
+            return concatenate_datasets(self._parts)
+        except ValueError:  # a column of one type in one part and of another elsewhere
+            return dataset_of([row for part in self._parts for row in part])
+
+
+def dataset_of(rows: Sequence[Mapping[str, Any]], features: Any = None) -> Any:
     """A `Dataset` of rows; a column that a row lacks is null there.
 
-    A column of texts and numbers becomes texts; one of other mixed types holds every value as it is.
+    Without `features` a column of texts and numbers becomes texts; one of other mixed types holds every value as it is.
     """
     import pyarrow as pa
     from datasets import Dataset
 
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+    columns = {name: [row.get(name) for row in rows] for name in features or dict.fromkeys(chain.from_iterable(rows))}
+    if features is not None:
+        return Dataset.from_dict(columns, features=features)
     try:
         return Dataset.from_dict(columns)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -234,10 +268,10 @@ def root_cause(error: BaseException) -> str:
 # ---- rows ----
 
 
-def good_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file of lines. Raises one `DataError` of all that is wrong, before the end."""
+def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+    """The rows of `file_rows`. Raises one `DataError` of all that is wrong, before the end."""
     problems: list[Finding] = []
-    for _, row in file_rows(path):
+    for _, row in rows:
         if isinstance(row, Finding):
             problems.append(row)
         elif not problems:
@@ -246,12 +280,8 @@ def good_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             break
     if problems:
         more = ["... and perhaps more."] * (len(problems) == MAX_PROBLEMS)
-        raise DataError(
-            "\n".join([*(problem.what for problem in problems), *more]),
-            code=problems[0].code,
-            fix=problems[0].fix,
-            findings=problems,
-        )
+        what = "\n".join([*(problem.what for problem in problems), *more])
+        raise DataError(what, code=problems[0].code, fix=problems[0].fix, findings=problems)
 
 
 def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:

@@ -7,26 +7,27 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
-from podium.data.columns import Columns, Row, features
-from podium.data.conditions import Condition, filtered
-from podium.data.files import dataset_of, file_rows, kind_of
+from podium.data.columns import Columns, Row
+from podium.data.conditions import Condition
+from podium.data.files import file_rows, kind_of, stream_of
 from podium.data.mixture import chosen, mixed, trl_mixture
-from podium.data.selection import Order, PassRates, Shape, Taking, in_order, read_pass_rates
+from podium.data.selection import Order, PassRates, RowTransform, in_order, read_pass_rates
 from podium.data.sources import load_splits
+from podium.data.survey import RowSource, dataset_source, file_source
+from podium.data.transform import Attempts, Raising, TransformedRows
 from podium.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DatasetSpec:
     """One dataset, or one of a mixture."""
 
     path: Any
@@ -49,8 +50,8 @@ class DataSpec:
     """Where the rows come from and what becomes of them; the fields are keys of a recipe, TRL's where it has one."""
 
     dataset: Any = None
-    """What `Part.path` may be."""
-    parts: tuple[Part, ...] = ()
+    """What `DatasetSpec.path` may be."""
+    parts: tuple[DatasetSpec, ...] = ()
     """A mixture, instead of `dataset`."""
     eval_dataset: Any = None
     """Held-out rows; None: `held_out`, or the test split of `dataset`, when it has one."""
@@ -83,9 +84,9 @@ class DataSpec:
     """Of mixtures."""
 
     @property
-    def all_parts(self) -> tuple[Part, ...]:
+    def all_parts(self) -> tuple[DatasetSpec, ...]:
         """The parts; one, where there is no mixture."""
-        alone = Part(
+        alone = DatasetSpec(
             path=self.dataset, config=self.dataset_config, split=self.dataset_train_split, columns=self.columns
         )
         return self.parts or (alone,)
@@ -110,24 +111,34 @@ class Loaded(NamedTuple):
     """Likewise; None: nothing is held out."""
 
 
-def load(
-    dataset: Any,
-    *,
-    prompt: str | None = None,
-    answer: str | None = None,
-    system: str | None = None,
-    examples: Sequence[Mapping[str, Any]] = (),
-    answer_from: str | None = None,
-    chat: bool = False,
-    held_out: float | None = None,
-    eval_dataset: Any = None,
-    pass_rates: str | Path | None = None,
-    pass_rate: tuple[float, float] | None = None,
-    order: Order | None = None,
-    difficulty: str | None = None,
-    seed: int = 42,
-    **more: Any,
-) -> Loaded:
+class LoadOptions(TypedDict, total=False):
+    """Keywords of `load`: fields of `Columns` and of `DataSpec`."""
+
+    prompt: str | None
+    answer: str | None
+    system: str | None
+    examples: Sequence[Mapping[str, Any]]
+    answer_from: str | None
+    chat: bool
+    held_out: float | None
+    eval_dataset: Any
+    pass_rates: str | Path | None
+    pass_rate: tuple[float, float] | None
+    order: Order | None
+    difficulty: str | None
+    seed: int
+    filter: tuple[Condition, ...]
+    dataset_config: str | None
+    dataset_train_split: str
+    dataset_test_split: str
+    use_test_split: Literal["if there", "needed", "no"]
+    dataset_streaming: bool
+    datasets: tuple[Mapping[str, Any], ...]
+    streaming: bool
+    test_split_size: float | None
+
+
+def load(dataset: Any, **options: Unpack[LoadOptions]) -> Loaded:
     """Training rows and held-out rows, as a recipe with the same keys gets them.
 
     Args:
@@ -147,31 +158,35 @@ def load(
         order: `easy_first` or `hard_first`; train with `shuffle_dataset=False` then.
         difficulty: the column to order by, higher is harder; None: the pass rates.
         seed: of mixtures.
-        more: other fields of `DataSpec`: `dataset_config`, `dataset_train_split`, `dataset_streaming`, ...
+        options: other fields of `DataSpec`: `dataset_config`, `dataset_train_split`, `dataset_streaming`, ...
 
     Raises:
         DataError: nothing there, not readable, or columns that are not there.
     """
-    columns = Columns(
-        prompt=prompt, answer=answer, system=system, examples=tuple(examples), answer_from=answer_from, chat=chat
-    )
+    given: dict[str, Any] = dict(options)
+    own = {key: given.pop(key) for key in _COLUMN_KEYS if key in given}
+    columns = Columns(**{**own, "examples": tuple(own.get("examples") or ())})
     for error in columns.check().values():
         raise error
-    spec = DataSpec(
-        **{"parts": read_parts(dataset, columns)} if isinstance(dataset, (list, tuple)) else {"dataset": dataset},
-        columns=columns,
-        eval_dataset=eval_dataset,
-        held_out=held_out,
-        pass_rates=None if pass_rates is None else str(pass_rates),
-        pass_rate=pass_rate,
-        order=order,
-        difficulty=difficulty,
-        seed=seed,
-        **more,
-    )
+    if given.get("pass_rates") is not None:
+        given["pass_rates"] = str(given["pass_rates"])
+    mixture = isinstance(dataset, (list, tuple))
+    rows: dict[str, Any] = {"parts": read_parts(dataset, columns)} if mixture else {"dataset": dataset}
+    spec = DataSpec(**rows, columns=columns, **given)
     for error in contradictions(spec).values():
         raise error
     return load_data(spec)
+
+
+def _documented() -> inspect.Signature:
+    """The signature of `load` with the keywords that its docstring names."""
+    keywords = itertools.takewhile(lambda key: key != "filter", LoadOptions.__annotations__)
+    named = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None) for key in keywords]
+    first = inspect.Parameter("dataset", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Signature([first, *named, inspect.Parameter("more", inspect.Parameter.VAR_KEYWORD)])
+
+
+load.__signature__ = _documented()  # type: ignore[attr-defined]
 
 
 def load_data(spec: DataSpec) -> Loaded:
@@ -180,30 +195,129 @@ def load_data(spec: DataSpec) -> Loaded:
     Raises:
         DataError: nothing there, or not readable; files are named with line and column.
     """
-    rates = pass_rates_of(spec)
-    splits = [(part, part_splits(spec, part)) for part in spec.all_parts]
-    raw = [(part, kept_rows(spec, part, each)) for part, each in splits]
-    train = _joined(spec, [(part, _taken(rows, train_shape(spec, part, rates), part.name)) for part, rows in raw])
-    if spec.order is not None:
-        _check_order(train)
-        train = in_order(train, spec.order, name=spec.name, difficulty=spec.difficulty, rates=rates)
-    return Loaded(train, _held_out(spec, splits))
+    opened = open_data(spec)
+    for _, made in (*opened.train, *opened.held_out):
+        made.read()
+    return opened.loaded()
 
 
-def eval_rows(spec: DataSpec, *, streaming: bool = False) -> Any:
-    """The rows of `eval_dataset`, which must be given, as they are. Raises `DataError`."""
-    splits = load_splits(spec.eval_dataset, streaming=streaming or spec.dataset_streaming)
-    if len(splits) == 1:
-        return next(iter(splits.values()))
-    return chosen(splits, spec.dataset_test_split, Part(path=spec.eval_dataset).name, "dataset_test_split")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenData:
+    """The datasets of a spec, opened and not yet read."""
+
+    spec: DataSpec
+    rates: PassRates | None
+    train: tuple[tuple[DatasetSpec, TransformedRows], ...]
+    held_out: tuple[tuple[DatasetSpec, TransformedRows], ...]
+
+    def loaded(self) -> Loaded:
+        """The rows, once all of them were read from their sources. Raises `DataError`."""
+        spec = self.spec
+        train = self._joined(self.train)
+        if spec.order is not None:
+            if not hasattr(train, "__len__"):
+                what = "`order` needs all rows at once, and this is a stream."
+                raise DataError(what, code="C030", fix="Leave out `dataset_streaming`.")
+            train = in_order(train, spec.order, name=spec.name, difficulty=spec.difficulty, rates=self.rates)
+        return Loaded(train, self._joined(self.held_out) if self.held_out else None)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether rows are loaded in the order in which they are read."""
+        return self.spec.order is None and not any(part.weight for part in self.spec.parts)
+
+    def _joined(self, parts: Sequence[tuple[DatasetSpec, TransformedRows]]) -> Any:
+        """The parts' rows as one dataset; parts that have one path are told apart by a number."""
+        named: dict[str, Any] = {}
+        for part, made in parts:
+            number = sum(part.name == name.partition(" #")[0] for name in named)
+            named[f"{part.name} #{number + 1}" if number else part.name] = made.dataset()
+        return mixed(named, [part.weight for part, _ in parts], seed=self.spec.seed)
+
+
+def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = True) -> OpenData:
+    """Open every dataset of a spec; what cannot be opened is missing, if `attempts` do not raise.
+
+    `keep`: whether the rows are to be loaded, or only read in constant memory.
+    """
+    attempts = attempts or Raising()
+    rates = attempts.attempt(lambda: pass_rates_of(spec))
+    train: list[tuple[DatasetSpec, TransformedRows]] = []
+    held_out: list[tuple[DatasetSpec, TransformedRows]] = []
+
+    def add(to: list[tuple[DatasetSpec, TransformedRows]], part: DatasetSpec, source: RowSource, **how: Any) -> None:
+        difficulty = None if keep or to is held_out else spec.difficulty  # of loaded rows the order finds it
+        transform = RowTransform(columns=part.columns, **how)
+        made = attempts.attempt(lambda: TransformedRows(source, transform, attempts, keep=keep, difficulty=difficulty))
+        if made is not None:
+            to.append((part, made))
+
+    for part in spec.all_parts:
+        sources = attempts.attempt_rows(partial(_part_sources, spec, part, keep=keep), part.name)
+        if sources is not None:
+            add(train, part, sources[0], filter=spec.filter, held_out=spec.held_out, rates=rates)
+            if sources[1] is not None:
+                add(held_out, part, sources[1], held_out=spec.held_out, wants_held_out=spec.held_out is not None)
+    if spec.eval_dataset is not None:
+        part = DatasetSpec(path=spec.eval_dataset, columns=spec.columns)
+        source = attempts.attempt(lambda: _eval_source(spec, part.name, keep=keep))
+        if source is not None:
+            add(held_out, part, source)
+    return OpenData(spec=spec, rates=rates, train=tuple(train), held_out=tuple(held_out))
+
+
+def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[RowSource, RowSource | None]:
+    """One part's training rows and held-out rows as they are; both may be of one file."""
+    name = spec.name if spec.datasets else part.name
+    ends = not keep and _is_file(part.name)  # a check reads a Parquet file as a stream, in constant memory
+    is_file = is_lines(part.path)
+    splits = {"train": _lines(name, spec)} if is_file else part_splits(spec, part, streaming=ends)
+    train = _source(train_rows(spec, part, splits), name, is_file=ends)
+    held_out = None if spec.eval_dataset is not None else _held_out_rows(spec, part, splits)
+    if held_out is None:
+        return train, None
+    side = spec.dataset_test_split if spec.held_out is None else "held out"
+    return train, replace(_source(held_out, name, is_file=ends), name=f"{name} ({side})", form="")
+
+
+def _source(rows: Any, name: str, *, is_file: bool) -> RowSource:
+    if isinstance(rows, RowSource):
+        return rows
+    source = dataset_source(rows, name, is_file=is_file)
+    assert source is not None, "a dataset can be read more than once"
+    return source
+
+
+def _lines(name: str, spec: DataSpec) -> RowSource:
+    """A file of lines, which a check and a load read in the same way."""
+    path = Path(name).expanduser()
+    source = file_source(path, name)
+    return replace(source, dataset=stream_of(path), lines_first=True) if spec.dataset_streaming else source
+
+
+def _eval_source(spec: DataSpec, name: str, *, keep: bool) -> RowSource:
+    if is_lines(spec.eval_dataset):
+        return _lines(name, spec)
+    ends = not keep and _is_file(name)
+    splits = load_splits(spec.eval_dataset, streaming=ends or spec.dataset_streaming)
+    alone = len(splits) == 1
+    rows = next(iter(splits.values())) if alone else chosen(splits, spec.dataset_test_split, name, "dataset_test_split")
+    return _source(rows, name, is_file=ends)
+
+
+def _is_file(name: str) -> bool:
+    path = Path(name).expanduser()
+    return kind_of(path) is not None and path.is_file()
 
 
 def shaped(rows: Any, columns: Columns, name: str) -> Any:
     """All the rows, with their prompts and answers. Raises `DataError` for columns that are not there."""
-    return _taken(rows, Shape(columns=columns), name)
+    made = TransformedRows(_source(rows, name, is_file=False), RowTransform(columns=columns))
+    made.read()
+    return made.dataset()
 
 
-def part_splits(spec: DataSpec, part: Part, *, streaming: bool = False) -> Mapping[str, Any]:
+def part_splits(spec: DataSpec, part: DatasetSpec, *, streaming: bool = False) -> Mapping[str, Any]:
     """The splits of one part as they are. Raises `DataError`."""
     if spec.datasets:
         return trl_mixture(
@@ -216,7 +330,7 @@ def part_splits(spec: DataSpec, part: Part, *, streaming: bool = False) -> Mappi
     return load_splits(part.path, config=part.config, streaming=streaming or spec.dataset_streaming)
 
 
-def first_rows(spec: DataSpec, part: Part, count: int) -> list[Row]:
+def first_rows(spec: DataSpec, part: DatasetSpec, count: int) -> list[Row]:
     """The first rows of a part's training split as they are, without reading the rest where that can be."""
     if is_lines(part.path):
         rows: Iterator[Any] = (row for _, row in file_rows(Path(part.path).expanduser()))
@@ -238,84 +352,18 @@ def pass_rates_of(spec: DataSpec) -> PassRates | None:
     return None if spec.pass_rates is None else read_pass_rates(spec.pass_rates, spec.pass_rate)
 
 
-def train_shape(spec: DataSpec, part: Part, rates: PassRates | None) -> Shape:
-    """What becomes of a row of the training split."""
-    return Shape(columns=part.columns, held_out=spec.held_out, rates=rates)
-
-
-def held_out_shape(spec: DataSpec, part: Part) -> Shape:
-    """What becomes of a row on the held-out side."""
-    return Shape(columns=part.columns, held_out=spec.held_out, wants_held_out=spec.held_out is not None)
-
-
-def train_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any:
+def train_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any]) -> Any:
     """The training split of a part as it is. Raises `DataError`."""
     return chosen(splits, part.split, part.name, "split" if spec.parts else "dataset_train_split")
 
 
-def kept_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any:
-    """Likewise, those that `filter` keeps."""
-    return filtered(train_rows(spec, part, splits), spec.filter)
-
-
-def _held_out(spec: DataSpec, splits: Sequence[tuple[Part, Mapping[str, Any]]]) -> Any | None:
-    if spec.eval_dataset is not None:
-        return _taken(eval_rows(spec), Shape(columns=spec.columns), Part(path=spec.eval_dataset).name)
-    rows = [(part, held_out_rows(spec, part, each)) for part, each in splits]
-    there = [(part, each) for part, each in rows if each is not None]
-    shaped = [(part, _taken(each, held_out_shape(spec, part), part.name)) for part, each in there]
-    return _joined(spec, shaped) if shaped else None
-
-
-def held_out_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any | None:
+def _held_out_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any]) -> Any | None:
     """The split that the held-out rows of a part come from; None: there is none."""
     if spec.held_out is not None:
         return train_rows(spec, part, splits)
     if spec.use_test_split == "needed":
         return chosen(splits, spec.dataset_test_split, part.name, "dataset_test_split")
     return splits.get(spec.dataset_test_split) if spec.use_test_split == "if there" else None
-
-
-def _joined(spec: DataSpec, parts: Sequence[tuple[Part, Any]]) -> Any:
-    """The parts' rows as one dataset; parts that have one path are told apart by a number."""
-    named: dict[str, Any] = {}
-    for part, rows in parts:
-        number = sum(part.name == name.partition(" #")[0] for name in named)
-        named[f"{part.name} #{number + 1}" if number else part.name] = rows
-    return mixed(named, [part.weight for part, _ in parts], seed=spec.seed)
-
-
-def _taken(rows: Any, shape: Shape, name: str) -> Any:
-    """The rows that a shape takes, shaped. Says how many went for their pass rates."""
-    names = rows.column_names or list(next(iter(rows), ()))  # a stream may not know them
-    if names:
-        shape.columns.check_names(names, name)
-    take = Taking(shape)
-    if not hasattr(rows, "__len__"):
-        kept = rows.filter(lambda row: take(row) is not None) if shape.selects else rows
-        return _mapped(kept, shape.columns)
-    if shape.selects:
-        rows = rows.select([index for index, row in enumerate(rows) if take(row) is not None])
-    for finding in take.findings(name):
-        if finding.severity == "error":
-            raise DataError(f"{finding.what}.", code=finding.code, fix=finding.fix, findings=[finding])
-        logger.info("%s", finding.what)
-    return _mapped(rows, shape.columns)
-
-
-def _mapped(rows: Any, columns: Columns) -> Any:
-    from datasets import Json
-
-    if not columns.changes:
-        return rows
-    made = features(columns, rows.features)
-    gone = [name for name in columns.taken if name in (rows.column_names or columns.taken)]
-    if not hasattr(rows, "__len__"):
-        return rows.map(columns, features=made, remove_columns=gone)
-    if any(isinstance(kind, Json) for kind in rows.features.values()):
-        return dataset_of([columns(row) for row in rows])  # `map` would take a text "7" for the number
-    # not from the cache, whose key does not know this code's version
-    return rows.map(columns, features=made, remove_columns=gone, load_from_cache_file=False)
 
 
 # ---- what a spec may not say ----
@@ -372,17 +420,11 @@ _CONTRADICTIONS: tuple[tuple[str, Callable[[DataSpec], bool], str, str], ...] = 
 """(key, whether it holds, what is wrong, what to type); of one key the last that holds is said."""
 
 
-def _check_order(train: Any) -> None:
-    if not hasattr(train, "__len__"):
-        what = "`order` needs all rows at once, and this is a stream."
-        raise DataError(what, code="C030", fix="Leave out `dataset_streaming`.")
-
-
 PART_KEYS = ("path", "weight", "split", "config", "prompt", "answer", "system", "examples", "answer_from", "chat")
 _COLUMN_KEYS = PART_KEYS[4:]
 
 
-def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[Part, ...]:
+def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[DatasetSpec, ...]:
     """The parts of a mixture from mappings (or names alone); what one leaves out is as in `columns`.
 
     Raises:
@@ -391,9 +433,9 @@ def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[Part, ...]:
     return tuple(_part(entry, columns) for entry in entries)
 
 
-def _part(entry: Any, columns: Columns) -> Part:
+def _part(entry: Any, columns: Columns) -> DatasetSpec:
     if not isinstance(entry, Mapping):
-        return Part(path=entry, columns=columns)
+        return DatasetSpec(path=entry, columns=columns)
     unknown = [key for key in entry if key not in PART_KEYS]
     if unknown or "path" not in entry:
         raise DataError(
@@ -405,4 +447,4 @@ def _part(entry: Any, columns: Columns) -> Part:
     if "examples" in own:
         own["examples"] = tuple(own["examples"] or ())
     rest = {key: entry[key] for key in ("path", "weight", "config", "split") if entry.get(key) is not None}
-    return Part(**rest, columns=replace(columns, **own))
+    return DatasetSpec(**rest, columns=replace(columns, **own))

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
-from podium.data.check import describe
-from podium.data.row import check_row, no_template, text_of
+from podium.data.row import check_row, no_template, problems_text, text_of
 from podium.errors import ConfigError, DataError, as_line
 from podium.records import Finding, Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Overlong = Literal["error", "drop", "truncate"]
 """What happens to a prompt that is too long: stop, leave the row out, or keep its last tokens."""
@@ -69,15 +70,15 @@ class PromptBuilder:
         """
         problem = check_row(row, row_index, chat_template=self.chat_template)
         if problem is not None:
-            raise DataError(describe(self.name, [problem]), code=problem.code)
+            raise DataError(problems_text(self.name, [problem]), code=problem.code)
         content = row["prompt"]
         token_ids = self.tokenize(content, row_index)
         if isinstance(token_ids, Finding):
-            raise DataError(describe(self.name, [token_ids]), code=token_ids.code)
+            raise DataError(problems_text(self.name, [token_ids]), code=token_ids.code)
         text = None
         if self.limit is not None and len(token_ids) > self.limit:
             if self.overlong == "error":
-                raise DataError(describe(self.name, [self._too_long(len(token_ids), row_index)]))
+                raise DataError(problems_text(self.name, [self._too_long(len(token_ids), row_index)]))
             if self.overlong == "drop":
                 return None
             token_ids = token_ids[-self.limit :]
@@ -96,6 +97,12 @@ class PromptBuilder:
         """The template as text; None where there is none."""
         template = self.chat_template_kwargs.get("chat_template") or getattr(self.tokenizer, "chat_template", None)
         return template if template is None or isinstance(template, str) else str(template)
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """All that lengths and errors of prompts depend on; equal for two builders that make the same prompts."""
+        tokenizer = (type(self.tokenizer), self.tokenizer.name_or_path, self.chat_template)
+        return (*tokenizer, repr(sorted(self.chat_template_kwargs.items())), self.limit, self.overlong)
 
     @property
     def context_room(self) -> int | None:
@@ -131,19 +138,17 @@ class PromptBuilder:
                 token_ids = self._apply_template(content, tokenize=True, return_dict=True)["input_ids"]
             except (TemplateError, ValueError, TypeError, KeyError) as error:
                 return _refused(error, row_index)
-        return list(token_ids) if len(token_ids) else _no_tokens(row_index)
+        return list(token_ids) if len(token_ids) else no_tokens(row_index)
 
-    def lengths(self, contents: Sequence[tuple[int, str | Sequence[Message]]]) -> list[int | Finding]:
-        """Token counts of many checked prompts `(row, content)` in one call of the tokenizer; or what is wrong."""
-        plain = [isinstance(content, str) for _, content in contents]
-        texts = [self.rendered(content, row) for row, content in contents]
-        counts: list[int | Finding] = [text if isinstance(text, Finding) else 0 for text in texts]
+    def count_tokens(self, texts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Token counts of many rendered prompts, each with whether it is plain, in one call of the tokenizer."""
+        counts = [0] * len(texts)
         for special in (True, False):  # a template writes the special tokens itself
-            chosen = [i for i, text in enumerate(texts) if plain[i] is special and not isinstance(text, Finding)]
+            chosen = [i for i, (_, is_plain) in enumerate(texts) if is_plain is special]
             if chosen:
-                encoded = self.tokenizer([texts[i] for i in chosen], add_special_tokens=special)["input_ids"]
+                encoded = self.tokenizer([texts[i][0] for i in chosen], add_special_tokens=special)["input_ids"]
                 for i, token_ids in zip(chosen, encoded, strict=True):
-                    counts[i] = len(token_ids) or _no_tokens(contents[i][0])
+                    counts[i] = len(token_ids)
         return counts
 
     def rendered(self, content: str | Sequence[Message], row_index: int) -> str | Finding:
@@ -215,6 +220,7 @@ def _refused(error: Exception, row_index: int) -> Finding:
     )
 
 
-def _no_tokens(row_index: int) -> Finding:
+def no_tokens(row_index: int) -> Finding:
+    """A prompt of which the tokenizer makes no token."""
     what = f"row {row_index}: the tokenizer made no token of the prompt"
     return Finding(code="D002", severity="error", what=what, fix="leave the row out")

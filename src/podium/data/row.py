@@ -15,6 +15,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
+MAX_LISTED = 20
+"""Problems written out in one message; the rest is counted."""
+
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
 TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
 
@@ -140,6 +143,29 @@ def row_problem(code: str, row: int | None, what: str, fix: str) -> Finding:
     """An error of one row; None: of the dataset."""
     where = "" if row is None else f"row {row}: "
     return Finding(code=code, severity="error", what=where + what, fix=fix)
+
+
+def problems_text(name: str, findings: Sequence[Finding]) -> str:
+    """One message of many problems; each fix is written once.
+
+    >>> print(problems_text("train_dataset", [row_problem("D005", 8, "prompt is null", "drop it")]))
+    train_dataset, row 8: prompt is null [D005]
+      fix: drop it
+    """
+    if len(findings) == 1:
+        lines = [f"{name}, {findings[0].what} [{findings[0].code}]"]
+    else:
+        lines = [f"{name} has {len(findings)} problems:"]
+        lines += [f"  {finding.what} [{finding.code}]" for finding in findings[:MAX_LISTED]]
+        lines += [f"  and {len(findings) - MAX_LISTED} more"] * (len(findings) > MAX_LISTED)
+    codes_by_fix: dict[str, dict[str, None]] = {}
+    for finding in findings[:MAX_LISTED]:
+        if finding.fix:
+            codes_by_fix.setdefault(finding.fix, {})[finding.code] = None
+    coded = len(codes_by_fix) > 1
+    for fix, codes in codes_by_fix.items():
+        lines.append(f"  fix{' (' + ', '.join(codes) + ')' if coded else ''}: {fix}")
+    return "\n".join(lines)
 
 
 def rename(columns: Iterable[str], name: str = "dataset") -> str:

@@ -1,9 +1,9 @@
-"""Which rows are trained on: those that are not held out, by the content of their prompts, and not hopeless or solved.
+"""Selection of the rows to train on: by conditions, by content (held out or not), and by measured pass rates.
 
-    take = Taking(Shape(columns=Columns(prompt="{question}"), held_out=0.2))
+    take = RowFilter(RowTransform(columns=Columns(prompt="{question}"), held_out=0.2))
     take(row)                         # the row with its prompt; None: it is left out
 
-What becomes of a row depends on that row alone, so that a stream, a file and a dataset are cut alike.
+Every row is judged alone, so that a stream, a file and a dataset are split in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from podium.data.columns import Columns, Row
+from podium.data.columns import Columns
+from podium.data.conditions import Condition, meets_all, none_kept
 from podium.data.files import jsonl_rows
 from podium.errors import DataError, did_you_mean
 from podium.records import Finding
@@ -28,8 +29,8 @@ Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
 
 
-class Left(Enum):
-    """Why a row is left out, in words."""
+class DropReason(Enum):
+    """Reasons to leave a row out, in words."""
 
     TOO_HARD = "solved too rarely"
     TOO_EASY = "solved too often"
@@ -87,12 +88,12 @@ class PassRates:
         """The measured rate of a prompt; None where it was not measured."""
         return self.by_prompt.get(fingerprint(prompt))
 
-    def judge(self, rate: float) -> Left | None:
-        """Why a row with this rate goes; None: it stays."""
+    def reason_to_drop(self, rate: float) -> DropReason | None:
+        """Why a row with this rate is left out; None: it stays."""
         if self.bounds is None:
-            return {0.0: Left.TOO_HARD, 1.0: Left.TOO_EASY}.get(rate)
+            return {0.0: DropReason.TOO_HARD, 1.0: DropReason.TOO_EASY}.get(rate)
         low, high = self.bounds
-        return Left.TOO_HARD if rate < low else Left.TOO_EASY if rate > high else None
+        return DropReason.TOO_HARD if rate < low else DropReason.TOO_EASY if rate > high else None
 
     @property
     def bounds_text(self) -> str:
@@ -126,65 +127,82 @@ def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What becomes of a row: its prompt and answer, or why it is left out."""
+class RowTransform:
+    """How a row becomes one with a prompt and an answer, and which rows are left out."""
 
     columns: Columns = field(default_factory=Columns)
+    filter: tuple[Condition, ...] = ()
+    """Conditions that a row must meet, by its columns as they come."""
     held_out: float | None = None
     """Share of the prompts on the held-out side; None: there are no sides."""
     wants_held_out: bool = False
-    """Which side is asked for."""
+    """Which side is kept."""
     rates: PassRates | None = None
 
     @property
     def selects(self) -> bool:
         """Whether rows may be left out at all."""
-        return self.held_out is not None or self.rates is not None
+        return bool(self.filter) or self.held_out is not None or self.rates is not None
 
-    def is_on_side(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row is on the side that is asked for."""
-        return self.held_out is None or is_held_out(self.columns.identity(row), self.held_out) is self.wants_held_out
+    def check_names(self, names: Sequence[str], dataset: str) -> None:
+        """Raises `DataError` for columns that the dataset lacks (C061, D052)."""
+        for condition in self.filter:
+            condition.check(names)
+        self.columns.check_names(names, dataset)
 
 
 @dataclass(slots=True)
-class Taking:
-    """Rows on their way through a shape, counted."""
+class RowFilter:
+    """One pass of rows through a transform, counted."""
 
-    shape: Shape
+    transform: RowTransform
+    num_seen: int = 0
+    num_met: int = 0
+    """Rows that meet the conditions."""
     num_kept: int = 0
     num_measured: int = 0
     """Rows whose prompts have a measured pass rate."""
-    left: Counter[Left] = field(default_factory=Counter)
+    dropped: Counter[DropReason] = field(default_factory=Counter)
 
-    def __call__(self, row: Mapping[str, Any]) -> Row | None:
+    def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The row with its prompt and answer; None: it is left out."""
-        if not self.shape.is_on_side(row):
+        columns, rates, share = self.transform.columns, self.transform.rates, self.transform.held_out
+        self.num_seen += 1
+        if not meets_all(row, self.transform.filter):
             return None
-        made = self.shape.columns(row)
-        rates = self.shape.rates
+        self.num_met += 1
+        if share is not None and is_held_out(columns.identity(row), share) is not self.transform.wants_held_out:
+            return None
+        made = columns(row) if columns.changes else row
         rate = None if rates is None else rates.rate(made.get("prompt"))
         if rates is not None and rate is not None:
             self.num_measured += 1
-            if (reason := rates.judge(rate)) is not None:
-                self.left[reason] += 1
+            if (reason := rates.reason_to_drop(rate)) is not None:
+                self.dropped[reason] += 1
                 return None
         self.num_kept += 1
         return made
 
     def findings(self, name: str) -> list[Finding]:
-        """How many rows went for their pass rates and why; that no prompt of the dataset was measured."""
-        rates = self.shape.rates
-        if rates is None or not self.num_kept + self.left.total():
+        """Rows that were left out for their pass rates, or rates of which none is of this dataset.
+
+        Raises:
+            DataError: no row meets the conditions.
+        """
+        rates, dropped = self.transform.rates, self.dropped.total()
+        if self.num_seen and not self.num_met:
+            raise none_kept(self.transform.filter, self.num_seen)
+        total = self.num_kept + dropped
+        if rates is None or not total:
             return []
         if not self.num_measured:
             return [_unmeasured(name, rates)]
-        if not self.left:
+        if not dropped:
             return []
-        why = ", ".join(f"{self.left[reason]:,} {reason.value}" for reason in Left if self.left[reason])
-        total = self.num_kept + self.left.total()
+        why = ", ".join(f"{self.dropped[reason]:,} {reason.value}" for reason in DropReason if self.dropped[reason])
         unknown = total - self.num_measured
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
-        what = f"{name}: {self.left.total():,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
+        what = f"{name}: {dropped:,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
         return [Finding(code="D051", severity="note", what=what, fix="`pass_rate: [0, 1]` keeps them")]
 
 

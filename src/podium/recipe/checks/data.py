@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from podium.data.check import column_problems, continued, mixed, no_rows, overlong, stream_problems, too_few
+from podium.data.check import column_problems, mixtures, no_rows, too_few
+from podium.data.columns import GOLD
 from podium.data.files import kind_of
-from podium.data.row import LEAVE_OUT, no_template
+from podium.data.row import LEAVE_OUT
+from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.data.templates import parse
-from podium.recipe.checks.rows import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.recipe.checks.setup import Setup
 from podium.records import Finding
-from podium.rewards.resolve import GIVEN, GOLD, Reward
+from podium.rewards.resolve import GIVEN, Reward
 from podium.trainer.assembly import plan_of
+from podium.trainer.preflight import stream_problems
 
 
 def _surveys(setup: Setup) -> list[RowSurvey]:
@@ -95,24 +97,20 @@ def _by_keys(setup: Setup, finding: Finding) -> Finding:
 def bad_rows(setup: Setup) -> Iterator[Finding]:
     """Rows that cannot be used, the first of each kind written out."""
     for survey in _surveys(setup):
-        for code, shown in survey.bad.items():
+        for code, count in survey.num_bad.items():
             if code == "D001" and "prompt" not in survey.columns:
-                continue  # the column is missing altogether, which `columns` says
+                continue  # `columns` reports that the column is missing altogether
+            shown = [finding for finding in survey.findings if finding.code == code]
             yield from (_by_keys(setup, finding) for finding in shown)
-            more = survey.num_bad[code] - MAX_SHOWN
-            if more > 0:
-                what = f"{survey.name}: {more:,} more rows like these {MAX_SHOWN}"
+            if count > MAX_SHOWN:
+                what = f"{survey.name}: {count - MAX_SHOWN:,} more rows like these {MAX_SHOWN}"
                 yield replace(shown[-1], what=what)
 
 
 def shapes(setup: Setup) -> Iterator[Finding]:
     """Chat and plain rows mixed, turns to be continued, prompts too long, chat rows without a template."""
     for survey in _surveys(setup):
-        counts, builder = survey.counts, survey.builder
-        found = [*mixed(counts), *continued(counts), *overlong(counts, builder)]
-        if counts.chat_rows.count and builder is not None and builder.chat_template is None:
-            found.append(no_template(counts.chat_rows.first[0]))
-        yield from _named(survey, (_by_keys(setup, each) for each in found))
+        yield from _named(survey, (_by_keys(setup, each) for each in mixtures(survey)))
         if survey.late_system.count:
             yield Finding(
                 code="D012",
@@ -166,8 +164,7 @@ def unasked_in_chat(setup: Setup) -> Iterator[Finding]:
     train, builder = setup.train, setup.builder
     if train is None or builder is None or builder.chat_template is None:
         return
-    counts = train.counts
-    if not counts.plain_rows.count or counts.chat_rows.count or train.written_out.count:
+    if not train.plain_rows.count or train.chat_rows.count or train.written_out.count:
         return
     name = f"{setup.given.get('model', '')} {builder.tokenizer.name_or_path}"
     yield Finding(
@@ -199,14 +196,11 @@ def room(setup: Setup) -> Iterator[Finding]:
 def enough(setup: Setup) -> Iterator[Finding]:
     """Rows at all, and as many as one generation round takes."""
     for survey in _surveys(setup):
-        if not survey.counts.num_rows:
+        if not survey.num_rows:
             yield from _named(survey, [no_rows(survey.name)])
     train = setup.train
-    if train is None or setup.args is None or not train.counts.num_rows or train.source.is_stream:
-        return
-    dropped = train.counts.long_rows.count if setup.args.overlong_prompts == "drop" else 0
-    left = train.counts.num_rows - dropped
-    yield from _named(train, too_few(left, dropped, plan_of(setup.args).prompts_per_round))
+    if train is not None and setup.args is not None and train.num_rows and not train.source.is_stream:
+        yield from _named(train, too_few(train, plan_of(setup.args).prompts_per_round))
 
 
 def streams(setup: Setup) -> Iterator[Finding]:
@@ -295,8 +289,8 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
                 continue
             yield Finding(
                 code="D018",
-                severity="error" if column.nulls.count == survey.counts.num_rows else "warning",
-                what=f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.counts.num_rows:,} rows "
+                severity="error" if column.nulls.count == survey.num_rows else "warning",
+                what=f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.num_rows:,} rows "
                 f"({column.nulls}), and reward `{askers[0].name}` asks for it",
                 why="a reward cannot judge a completion without the answer",
                 fix=_without_nulls(setup, name),
@@ -367,13 +361,13 @@ def lengths(setup: Setup) -> Iterator[Finding]:
     if train is None or builder is None or not train.lengths:
         return
     low, middle, high = np.quantile(train.lengths, [0.05, 0.5, 0.95]).round().astype(int)
-    longest = train.counts.longest[0]
+    longest = train.longest[0]
     completion = builder.max_completion_length or 0
     room = f" of the model's {builder.context_length:,} positions" if builder.context_length else ""
     yield Finding(
         code="D040",
         severity="note",
-        what=f"{train.name}: {train.counts.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
+        what=f"{train.name}: {train.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
         f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
         f"{longest + completion:,}{room}",
     )
@@ -387,7 +381,7 @@ def sampled(setup: Setup) -> Iterator[Finding]:
         yield Finding(
             code="D032",
             severity="note",
-            what=f"{survey.name}: {survey.counts.num_rows:,} rows; every row was looked at, and the tokens counted of "
+            what=f"{survey.name}: {survey.num_rows:,} rows; every row was looked at, and the tokens counted of "
             f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
             f"{survey.num_suspects:,} that may be too long",
             why=f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken",
