@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from podium.data.orders import EXAMPLE as ORDER_EXAMPLE
+from podium.data.tasks import ORDER_EXAMPLE
 from podium.errors import ConfigError, did_you_mean
 from podium.models.builtin import BUILTIN
 
