@@ -1,4 +1,4 @@
-"""`filter:` of a recipe: which rows are trained on, by what stands in their columns.
+"""`filter:` of a recipe: conditions on the columns of the rows to train on.
 
 keep = parse_condition("level <= 2")
 keep({"prompt": "...", "level": 1})
@@ -6,13 +6,13 @@ keep({"prompt": "...", "level": 1})
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from podium.data.query import as_json
 from podium.errors import DataError, did_you_mean
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -75,16 +75,9 @@ def parse_condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ValueError(f"expected a comparison such as `level <= 2`, got `{text}`")
-    return Condition(column=found["column"], sign=found["sign"], value=_value(found["value"]))
-
-
-def _value(text: str) -> Any:
-    if len(text) > 1 and text[0] == text[-1] == "'":
-        return text[1:-1]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    value = found["value"]
+    quoted = len(value) > 1 and value[0] == value[-1] == "'"
+    return Condition(column=found["column"], sign=found["sign"], value=value[1:-1] if quoted else as_json(value))
 
 
 def meets_all(row: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:

@@ -1,4 +1,4 @@
-"""A look at a user's dataset: which column asks, which answers, and what kind of answer it is."""
+"""The columns of a user's dataset and the kind of its answers, for `podium init --data`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from podium.cli.start.choices import TASKS
 from podium.data.columns import ANSWERS, QUESTIONS, as_flags, named
 from podium.data.extract import last_number
+from podium.data.query import as_json
 from podium.data.selection import is_held_out
 from podium.errors import ConfigError, did_you_mean
 from podium.recipe.assume import HELD_OUT, LONGEST_EXAMPLE
@@ -34,14 +35,17 @@ class OwnData:
     conversations: bool
     """Whether the questions are conversations, which no template is put around."""
     rows: tuple[Mapping[str, Any], ...]
-    """The first ones."""
-    answers: tuple[Any, ...]
-    """Of the first rows."""
+    """The first `LOOKED_AT`."""
     has_tests: bool
 
     @property
+    def answers(self) -> tuple[Any, ...]:
+        """Of the first rows."""
+        return tuple(row[self.answer] for row in self.rows if row[self.answer] is not None) if self.answer else ()
+
+    @property
     def likely_task(self) -> str:
-        """What the answers look like."""
+        """The task that the answers look like."""
         if self.has_tests:
             return "code"
         if self.answer is None:
@@ -51,9 +55,9 @@ class OwnData:
     @property
     def fields(self) -> tuple[str, ...]:
         """Of the first answer, where that is a JSON object."""
-        first = self.answers[0] if self.answers else None
-        first = json.loads(first) if isinstance(first, str) and _is_object(first) else first
-        return tuple(map(str, first)) if isinstance(first, Mapping) else ()
+        first = next(iter(self.answers), None)
+        found = as_json(first) if isinstance(first, str) else first
+        return tuple(map(str, found)) if isinstance(found, Mapping) else ()
 
     @property
     def after_hashes(self) -> bool:
@@ -61,8 +65,7 @@ class OwnData:
         return bool(self.answers) and all("####" in str(answer) for answer in self.answers)
 
     def example(self, task: str) -> tuple[str, str] | None:
-        """A short row that is not held out, with its answer in the form that a task wants: a turn in front of every
-        prompt, as small models follow an example and not a rule."""
+        """A short row that is not held out, with its answer in the form of a task: small models follow an example."""
         form = _FORMS.get(task)
         if form is None or self.answer is None or self.conversations or self.after_hashes:
             return None
@@ -108,9 +111,8 @@ def look_at(name: str, question: str | None = None, answer: str | None = None) -
     first = tuple(itertools.islice(rows, LOOKED_AT))
     columns = list(first[0]) if first else list(rows.column_names or ())
     answer = _given(answer, columns, "--answer", name) or named(columns, ANSWERS)
-    question = _given(question, columns, "--prompt", name) or named(
-        [each for each in columns if each != answer], QUESTIONS
-    )
+    rest = [each for each in columns if each != answer]
+    question = _given(question, columns, "--prompt", name) or named(rest, QUESTIONS)
     if question is None:
         raise ConfigError(
             f"{name}: which column is the question? It has {', '.join(columns) or 'none'}; none is named "
@@ -123,7 +125,6 @@ def look_at(name: str, question: str | None = None, answer: str | None = None) -
         answer=answer,
         rows=first,
         conversations=bool(first) and not isinstance(first[0][question], str),
-        answers=tuple(row[answer] for row in first if row[answer] is not None) if answer else (),
         has_tests="tests" in columns,
     )
 
@@ -140,7 +141,7 @@ def _given(written: str | None, columns: Sequence[str], flag: str, name: str) ->
 
 
 def from_folder(name: str, folder: Path) -> str:
-    """How a dataset is called from inside a folder: a path that is there becomes relative to it."""
+    """The name of a dataset as seen from a folder: a path that is there becomes relative to it."""
     path = Path(name).expanduser()
     if not path.exists() or path.is_absolute() or name.startswith("~"):
         return name
@@ -148,12 +149,7 @@ def from_folder(name: str, folder: Path) -> str:
 
 
 def _is_object(answer: Any) -> bool:
-    if isinstance(answer, str):
-        try:
-            answer = json.loads(answer)
-        except ValueError:
-            return False
-    return isinstance(answer, Mapping)
+    return isinstance(as_json(answer) if isinstance(answer, str) else answer, Mapping)
 
 
 def _is_number(answer: Any) -> bool:
@@ -166,7 +162,7 @@ def _is_number(answer: Any) -> bool:
 
 
 _LOOKS: Mapping[str, Callable[[Any], bool]] = {"json": _is_object, "number": _is_number, "exact": lambda _: True}
-"""By task, in the order they are tried: whether an answer looks as if it were meant for it."""
+"""By task, in the order they are tried: whether an answer looks like one of it."""
 
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "json": _is_object,
