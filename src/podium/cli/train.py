@@ -91,15 +91,14 @@ def _run(recipe: Recipe, started: float, *, evaluate: bool) -> None:
     from podium.cli.progress import ProgressLine
     from podium.cli.report import report_of_finished_run
     from podium.cli.terminal import console, prepare_output
-    from podium.data.loading import load_data
     from podium.runs.redaction import without_secrets
     from podium.trainer.checkpointing import StopsOnTerm
 
     arguments = recipe.arguments()
     prepare_output()
-    train_rows, held_out = load_data(recipe.data)
+    train_rows, held_out = recipe.load_rows()
     progress, stop = ProgressLine(console), StopsOnTerm()
-    trainer = recipe.trainer(train_rows, held_out, callbacks=[progress, stop])
+    trainer = recipe.trainer(callbacks=[progress, stop])
     silence(trainer)
     say = functools.partial(console.print, soft_wrap=True) if trainer.is_world_process_zero() else nothing
     say(f"{recipe.model}: {_count(train_rows)} prompts, rewards {', '.join(r.name for r in trainer.parts.rewards)}")
@@ -176,7 +175,7 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     from podium.recipe.checks.table import NOT_HERE
 
     quiet()
-    checked = examine(path, overrides)
+    checked = examine(path, overrides, keep_rows=True)
     wrong = [finding for finding in checked.findings if finding.severity == "error" or finding.code in NOT_HERE]
     if checked.recipe is None or wrong:
         raise as_error(str(path), wrong)

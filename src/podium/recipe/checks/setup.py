@@ -174,13 +174,13 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     rewards = gathering.attempt(lambda: reward_records(functions, None, args)) if functions else ()
     rows = None if stage is None else stage.rows
     has_data = recipe.data.is_given and "D025" not in {finding.code for finding in gathering.problems}
-    sources: tuple[RowSource | None, RowSource | None] = (None, None)
+    train = held_out = opened = None
     if rows:
-        sources = _given_sources(*rows)
+        train, held_out = _given_sources(*rows)
     elif has_data:
-        *sources, opened = open_sources(recipe.data, gathering, keep=keep_rows)
-        made = replace(made, opened=opened if keep_rows else None)
-    return _with_rows(replace(made, rewards=rewards or ()), gathering, *sources)
+        train, held_out, opened = open_sources(recipe.data, gathering, keep=keep_rows)
+    made = replace(made, rewards=rewards or (), opened=opened if keep_rows else None)
+    return _with_rows(made, gathering, train, held_out)
 
 
 _BATCH = {

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from podium.data.templates import Template, parse
 from podium.data.columns import GOLD
+from podium.data.templates import Template, parse
 from podium.errors import DataError, as_line, did_you_mean
 
 USUAL = ("completion", *GOLD)
