@@ -1,16 +1,15 @@
-"""Files of rows, read line by line, so that what is wrong in one is said with its place.
+"""Files of rows, read line by line, so that a bad one is reported with its place.
 
     for line, row in file_rows(Path("rows.csv.gz")):
         ...
 
-What a file is follows from its name (`.csv`, `.tsv`, `.jsonl`, `.json`, `.txt`, `.parquet`) and its first bytes:
-compression, encoding and the character between columns are recognised. What cannot be read is named with its cure.
+The name of a file (`.csv`, `.tsv`, `.jsonl`, `.json`, `.txt`, `.parquet`) and its first bytes tell its format,
+compression, encoding and the character between columns. `pandas` and `datasets` read the same files without lines.
 """
 
 from __future__ import annotations
 
 import bz2
-import codecs
 import contextlib
 import csv
 import gzip
@@ -26,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
-from podium.errors import DataError
+from podium.errors import DataError, hub_errors
 from podium.records import Finding
 
 MAX_PROBLEMS = 20
@@ -46,19 +45,20 @@ KINDS: Mapping[str, str] = {
     ".parquet": ".parquet",
     ".txt": ".txt",
 }
-"""By suffix, how a file is read."""
+"""Ways to read a file, by suffix."""
 
 _OPENERS: Mapping[str, tuple[bytes, Callable[[Path], Any]]] = {
     "gzip": (b"\x1f\x8b", gzip.GzipFile),
     "bzip2": (b"BZh", bz2.BZ2File),
     "xz": (b"\xfd7zXZ", lzma.LZMAFile),
 }
-"""By compression: how such a file begins, and how it is opened."""
+"""By compression: the first bytes of such a file, and its opener."""
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
 
+_FROM_EXCEL = "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"
 _FOREIGN: Sequence[tuple[bytes, str, str]] = (
-    (b"\xd0\xcf\x11\xe0", "an Excel workbook (.xls)", "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"),
+    (b"\xd0\xcf\x11\xe0", "an Excel workbook (.xls)", _FROM_EXCEL),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd -o {stem} {path}"),
     (b"7z\xbc\xaf", "a 7z archive", "7z x {path}"),
     (b"SQLite format 3", "a SQLite database", 'sqlite3 -csv -header {path} "select * from TABLE" > {stem}.csv'),
@@ -68,20 +68,11 @@ _FOREIGN: Sequence[tuple[bytes, str, str]] = (
     (b"<!doctype html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
     (b"<html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
 )
-"""How other files begin, capitals aside, what they are, and how their rows are had."""
-
-_ENCODINGS: Sequence[tuple[bytes, str]] = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as UTF-16 does
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-"""By byte-order mark."""
+"""Beginnings of other files, capitals aside, with their kind and a way to their rows."""
 
 
 class Form(NamedTuple):
-    """What the name and the first bytes of a file say about it."""
+    """The format of a file, by its name and its first bytes."""
 
     kind: str
     """A value of `KINDS`."""
@@ -96,7 +87,7 @@ class Form(NamedTuple):
 
 
 def kind_of(path: Path) -> str | None:
-    """How a file of this name is read; None: it is not.
+    """The way to read a file of this name, one of `KINDS`; None: there is none.
 
     >>> kind_of(Path("rows.CSV.gz")), kind_of(Path("rows.xlsx"))
     ('.csv', None)
@@ -108,11 +99,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def form_of(path: Path) -> Form:
-    """What a file is.
-
-    Raises:
-        DataError: empty (D024), or nothing that is read (D030, D039).
-    """
+    """The format of a file. Raises `DataError` for an empty one (D024), or one that is not read (D030, D039)."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
     with path.open("rb") as stream:
@@ -133,31 +120,19 @@ def form_of(path: Path) -> Form:
     if compression:
         with _readable(path), _opened(path, compression) as stream:
             start = stream.read(256)
-    return Form(kind, compression, _encoding(start))
-
-
-def _encoding(start: bytes) -> str:
-    marked = next((name for mark, name in _ENCODINGS if start.startswith(mark)), None)
-    if marked is not None:
-        return marked
-    nulls = [start[side::2].count(0) * 4 > len(start) for side in (0, 1)]  # Latin text in UTF-16 is half zeros
-    return {(True, False): "utf-16-be", (False, True): "utf-16-le"}.get((nulls[0], nulls[1]), "utf-8")
+    return Form(kind, compression, json.detect_encoding(start))
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
     """Raises D039 for a file that begins as one of another kind."""
-    what = fix = ""
+    lower = start.lstrip().lower()
+    what, fix = next((rest for magic, *rest in _FOREIGN if lower.startswith(magic.lower())), ("", ""))
     if start.startswith(b"PK\x03\x04"):
         names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+        inside = next((name for name in names if kind_of(Path(name))), "the file in it")
+        what, fix = "a zip archive", f"unzip {{path}}, then dataset: {inside}"
         if any(name.startswith("xl/") for name in names):
-            what, fix = "an Excel workbook (.xlsx)", "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"
-        else:
-            inside = next((name for name in names if kind_of(Path(name))), "the file in it")
-            what, fix = "a zip archive", f"unzip {{path}}, then dataset: {inside}"
-    else:
-        lower = start.lstrip().lower()
-        found = next((rest for magic, *rest in _FOREIGN if lower.startswith(magic.lower())), ["", ""])
-        what, fix = found
+            what, fix = "an Excel workbook (.xlsx)", _FROM_EXCEL
     if what:
         raise DataError(f"{path} is {what}.", code="D039", fix=fix.format(path=path, stem=path.with_suffix("")))
 
@@ -169,14 +144,11 @@ def load_file(path: Path, *, streaming: bool) -> Any:
         DataError: another kind of file, or one that cannot be read; bad lines by their numbers.
     """
     from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
 
     if form_of(path).kind == ".parquet":
-        try:
+        fix = f"write it again: pandas.DataFrame(rows).to_parquet('{path}')"
+        with readable(f"{path} cannot be read: {{cause}}", str(path), code="D039", fix=fix):
             return load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
-        except (DatasetGenerationError, ValueError, OSError) as error:
-            fix = f"write it again: pandas.DataFrame(rows).to_parquet('{path}')"
-            raise DataError(f"{path} cannot be read: {root_cause(error)}", code="D039", fix=fix) from error
     table = RowTable()
     for row in good_rows(file_rows(path)):  # of a stream, too: a bad line is reported before training
         if not streaming:
@@ -258,8 +230,29 @@ def _one_type(values: list[Any]) -> list[Any]:
     return [json.dumps(value) if isinstance(value, str) else value for value in values]
 
 
+@contextlib.contextmanager
+def readable(what: str, name: str, *, code: str, fix: str) -> Iterator[None]:
+    """Errors of `datasets` and of the hub as a `DataError`: `what` with their cause.
+
+    D034 for a dataset that is a script, which `datasets` no longer runs.
+    """
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        yield
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
+        if isinstance(error, DataError):
+            raise
+        cause = root_cause(error)
+        if "scripts are no longer supported" in cause:
+            to = f"{Path(name).name}.jsonl"
+            program = f"load_dataset('{name}', trust_remote_code=True)['train'].to_json('{to}')"
+            code, fix = "D034", f'once, where `pip install "datasets<4"`: {program}; then dataset: {to}'
+        raise DataError(what.replace("{cause}", cause), code=code, fix=fix) from error
+
+
 def root_cause(error: BaseException) -> str:
-    """The innermost cause: `datasets` wraps what happened in messages that do not say it."""
+    """The innermost cause, which `datasets` wraps in messages of its own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
@@ -308,18 +301,19 @@ def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
     yield from _jsonl_rows(path, form_of(path)._replace(kind=".jsonl"))
 
 
-def csv_columns(path: Path) -> tuple[str, ...]:
-    """The columns of a CSV file, as its header names them. Raises `DataError` (D024, D026, D027, D039)."""
-    return tuple(name for name in _csv_header(path, _lines(path, form_of(path)))[2] if name)
+def columns_and_form(path: Path) -> tuple[tuple[str, ...] | None, str]:
+    """The columns of a CSV file, as its header names them, and a note on an unusual format of any file of lines.
 
-
-def unusual(path: Path) -> str:
-    """What a file of lines has that plain ones have not, in words; empty: nothing. Raises `DataError`."""
+    Raises:
+        DataError: a file that cannot be read (D024, D026, D027, D039).
+    """
     form = form_of(path)
-    separator = _csv_header(path, _lines(path, form))[0] if form.kind == ".csv" else ","
+    if form.kind != ".csv":
+        return None, form.words
+    separator, _, names = _csv_header(path, _lines(path, form))
     usual = separator == ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
     between = "" if usual else f"a table with {SEPARATORS.get(separator, separator)} between its columns"
-    return ", ".join(filter(None, [form.words, between]))
+    return tuple(filter(None, names)), ", ".join(filter(None, [form.words, between]))
 
 
 def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:

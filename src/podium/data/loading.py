@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple
 
 from podium.data.columns import Columns, Row
 from podium.data.conditions import Condition
@@ -111,34 +111,7 @@ class Loaded(NamedTuple):
     """Likewise; None: nothing is held out."""
 
 
-class LoadOptions(TypedDict, total=False):
-    """Keywords of `load`: fields of `Columns` and of `DataSpec`."""
-
-    prompt: str | None
-    answer: str | None
-    system: str | None
-    examples: Sequence[Mapping[str, Any]]
-    answer_from: str | None
-    chat: bool
-    held_out: float | None
-    eval_dataset: Any
-    pass_rates: str | Path | None
-    pass_rate: tuple[float, float] | None
-    order: Order | None
-    difficulty: str | None
-    seed: int
-    filter: tuple[Condition, ...]
-    dataset_config: str | None
-    dataset_train_split: str
-    dataset_test_split: str
-    use_test_split: Literal["if there", "needed", "no"]
-    dataset_streaming: bool
-    datasets: tuple[Mapping[str, Any], ...]
-    streaming: bool
-    test_split_size: float | None
-
-
-def load(dataset: Any, **options: Unpack[LoadOptions]) -> Loaded:
+def load(dataset: Any, **more: Any) -> Loaded:
     """Training rows and held-out rows, as a recipe with the same keys gets them.
 
     Args:
@@ -158,35 +131,22 @@ def load(dataset: Any, **options: Unpack[LoadOptions]) -> Loaded:
         order: `easy_first` or `hard_first`; train with `shuffle_dataset=False` then.
         difficulty: the column to order by, higher is harder; None: the pass rates.
         seed: of mixtures.
-        options: other fields of `DataSpec`: `dataset_config`, `dataset_train_split`, `dataset_streaming`, ...
+        more: other fields of `DataSpec`: `dataset_config`, `dataset_train_split`, `dataset_streaming`, ...
 
     Raises:
         DataError: nothing there, not readable, or columns that are not there.
     """
-    given: dict[str, Any] = dict(options)
-    own = {key: given.pop(key) for key in _COLUMN_KEYS if key in given}
+    own = {key: more.pop(key) for key in _COLUMN_KEYS if key in more}
     columns = Columns(**{**own, "examples": tuple(own.get("examples") or ())})
     for error in columns.check().values():
         raise error
-    if given.get("pass_rates") is not None:
-        given["pass_rates"] = str(given["pass_rates"])
-    mixture = isinstance(dataset, (list, tuple))
-    rows: dict[str, Any] = {"parts": read_parts(dataset, columns)} if mixture else {"dataset": dataset}
-    spec = DataSpec(**rows, columns=columns, **given)
+    if more.get("pass_rates") is not None:
+        more["pass_rates"] = str(more["pass_rates"])
+    key, rows = ("parts", read_parts(dataset, columns)) if isinstance(dataset, (list, tuple)) else ("dataset", dataset)
+    spec = DataSpec(**{key: rows}, columns=columns, **more)
     for error in contradictions(spec).values():
         raise error
     return load_data(spec)
-
-
-def _documented() -> inspect.Signature:
-    """The signature of `load` with the keywords that its docstring names."""
-    keywords = itertools.takewhile(lambda key: key != "filter", LoadOptions.__annotations__)
-    named = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None) for key in keywords]
-    first = inspect.Parameter("dataset", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return inspect.Signature([first, *named, inspect.Parameter("more", inspect.Parameter.VAR_KEYWORD)])
-
-
-load.__signature__ = _documented()  # type: ignore[attr-defined]
 
 
 def load_data(spec: DataSpec) -> Loaded:
@@ -269,7 +229,7 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
 def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[RowSource, RowSource | None]:
     """One part's training rows and held-out rows as they are; both may be of one file."""
     name = spec.name if spec.datasets else part.name
-    ends = not keep and _is_file(part.name)  # a check reads a Parquet file as a stream, in constant memory
+    ends = _is_file(part.name) and (not keep or spec.dataset_streaming)
     is_file = is_lines(part.path)
     splits = {"train": _lines(name, spec)} if is_file else part_splits(spec, part, streaming=ends)
     train = _source(train_rows(spec, part, splits), name, is_file=ends)
@@ -298,7 +258,7 @@ def _lines(name: str, spec: DataSpec) -> RowSource:
 def _eval_source(spec: DataSpec, name: str, *, keep: bool) -> RowSource:
     if is_lines(spec.eval_dataset):
         return _lines(name, spec)
-    ends = not keep and _is_file(name)
+    ends = _is_file(name) and (not keep or spec.dataset_streaming)
     splits = load_splits(spec.eval_dataset, streaming=ends or spec.dataset_streaming)
     alone = len(splits) == 1
     rows = next(iter(splits.values())) if alone else chosen(splits, spec.dataset_test_split, name, "dataset_test_split")
@@ -366,58 +326,52 @@ def _held_out_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any])
     return splits.get(spec.dataset_test_split) if spec.use_test_split == "if there" else None
 
 
-# ---- what a spec may not say ----
+# ---- reading a spec ----
 
 
 def contradictions(spec: DataSpec) -> dict[str, DataError]:
-    """By key, what cannot be meant."""
-    return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in _CONTRADICTIONS if holds(spec)}
-
-
-def _weighs_some(spec: DataSpec) -> bool:
-    weighted = [part.weight is not None for part in spec.parts]
-    return any(weighted) and not all(weighted)
-
-
-_CONTRADICTIONS: tuple[tuple[str, Callable[[DataSpec], bool], str, str], ...] = (
-    (
-        "held_out",
-        lambda spec: spec.held_out is not None and spec.eval_dataset is not None,
-        "`held_out` and `eval_dataset` both say what is held out.",
-        "Leave one of them out.",
-    ),
-    (
-        "pass_rate",
-        lambda spec: spec.pass_rate is not None and spec.pass_rates is None,
-        "`pass_rate` needs measured rates.",
-        "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
-    ),
-    (
-        "difficulty",
-        lambda spec: spec.order is None and spec.difficulty is not None,
-        "`difficulty` does nothing without an order.",
-        "Set `order: easy_first` or `order: hard_first`.",
-    ),
-    (
-        "order",
-        lambda spec: spec.order is not None and spec.difficulty is None and spec.pass_rates is None,
-        "`order` needs to know what is hard.",
-        "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
-    ),
-    (
-        "order",
-        lambda spec: spec.order is not None and (spec.dataset_streaming or spec.streaming),
-        "`order` needs all rows at once.",
-        "Leave out `dataset_streaming`.",
-    ),
-    (
-        "dataset",
-        _weighs_some,
-        "`weight` is given for some parts of `dataset` and not for others.",
-        "Give it for all or none.",
-    ),
-)
-"""(key, whether it holds, what is wrong, what to type); of one key the last that holds is said."""
+    """By key, the last contradiction between two keys."""
+    weighted = {part.weight is not None for part in spec.parts}
+    measured, hard = spec.pass_rates is not None, spec.difficulty is not None
+    found = (
+        (
+            "held_out",
+            spec.held_out is not None and spec.eval_dataset is not None,
+            "`held_out` and `eval_dataset` both say what is held out.",
+            "Leave one of them out.",
+        ),
+        (
+            "pass_rate",
+            spec.pass_rate is not None and not measured,
+            "`pass_rate` needs measured rates.",
+            "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
+        ),
+        (
+            "difficulty",
+            hard and spec.order is None,
+            "`difficulty` does nothing without an order.",
+            "Set `order: easy_first` or `order: hard_first`.",
+        ),
+        (
+            "order",
+            spec.order is not None and not hard and not measured,
+            "`order` needs to know what is hard.",
+            "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
+        ),
+        (
+            "order",
+            spec.order is not None and (spec.dataset_streaming or spec.streaming),
+            "`order` needs all rows at once.",
+            "Leave out `dataset_streaming`.",
+        ),
+        (
+            "dataset",
+            len(weighted) == 2,
+            "`weight` is given for some parts of `dataset` and not for others.",
+            "Give it for all or none.",
+        ),
+    )
+    return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in found if holds}
 
 
 PART_KEYS = ("path", "weight", "split", "config", "prompt", "answer", "system", "examples", "answer_from", "chat")
@@ -448,3 +402,14 @@ def _part(entry: Any, columns: Columns) -> DatasetSpec:
         own["examples"] = tuple(own["examples"] or ())
     rest = {key: entry[key] for key in ("path", "weight", "config", "split") if entry.get(key) is not None}
     return DatasetSpec(**rest, columns=replace(columns, **own))
+
+
+_OPTIONS = (*_COLUMN_KEYS, "held_out", "eval_dataset", "pass_rates", "pass_rate", "order", "difficulty", "seed")
+_DEFAULTS = {each.name: each.default for each in (*fields(DataSpec), *fields(Columns))}
+load.__signature__ = Signature(  # type: ignore[attr-defined]
+    [
+        Parameter("dataset", Parameter.POSITIONAL_OR_KEYWORD),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=_DEFAULTS[name]) for name in _OPTIONS),
+        Parameter("more", Parameter.VAR_KEYWORD),
+    ]
+)

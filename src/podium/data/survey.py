@@ -19,7 +19,7 @@ from typing import Any
 
 from podium.data.columns import GOLD
 from podium.data.distinct import DistinctSample
-from podium.data.files import csv_columns, file_rows, kind_of, unusual
+from podium.data.files import columns_and_form, file_rows
 from podium.data.prompts import PromptBuilder, most_tokens, no_tokens
 from podium.data.row import check_row, text_of
 from podium.data.selection import plain
@@ -447,7 +447,7 @@ def _placed(what: str, name: str, index: int, line: Line) -> str:
 
 def file_source(path: Path, name: str | None = None) -> RowSource:
     """A file of lines, read as it is: no copy is made of it. Raises `DataError` for one that cannot be read."""
-    form = unusual(path)
+    columns, form = columns_and_form(path)
     with path.open("rb") as stream:
         start = stream.read(COUNTED_BYTES)
     lines = max(start.count(b"\n"), 1)
@@ -455,7 +455,7 @@ def file_source(path: Path, name: str | None = None) -> RowSource:
         name=name or str(path),
         rows=lambda: file_rows(path),
         about=max(1, path.stat().st_size * lines // len(start)),
-        columns=csv_columns(path) if kind_of(path) == ".csv" else None,
+        columns=columns,
         form=form,
     )
 

@@ -133,7 +133,7 @@ class TransformedRows:
 
     def read(self) -> None:
         """Read all rows, unless the dataset is there without. Raises `DataError` for rows that cannot be read."""
-        selects = self._transform.selects and not self._original.is_stream
+        selects = self._transform.selects and not is_stream(self._original.dataset)
         if self._table is not None or selects or self._original.lines_first:
             for _ in good_rows(self.source.rows()):
                 pass
