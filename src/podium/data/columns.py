@@ -176,11 +176,9 @@ class Columns:
                             f"which `{key}` names" if written else f"its {'answer' if key == 'answer' else 'question'}"
                         )
                         other = "" if written else f', or name its column: {key}: "{{COLUMN}}"'
-                        return DataError(
-                            f"`examples`: number {number} has no `{column}`, {named}; it has {has}.",
-                            code="D052",
-                            fix=f"Give every example a `{column}`{other}.",
-                        )
+                        what = f"`examples`: number {number} has no `{column}`, {named}; it has {has}."
+                        fix = f"Give every example a `{column}`{other}."
+                        return DataError(what, code="D052", fix=fix)
         return None
 
     def _named(self, key: str) -> tuple[str, ...]:
@@ -196,12 +194,10 @@ class Columns:
         for key in keys:
             for column in self._named(key):
                 if column not in names:
-                    raise DataError(
-                        f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
-                        f"{_listed(names)}.{_hint(column)}",
-                        code="D052",
-                        fix=did_you_mean(column, names) or "Write a column that is there.",
-                    )
+                    what = f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
+                    what += f"{_listed(names)}.{_hint(column)}"
+                    fix = did_you_mean(column, names) or "Write a column that is there."
+                    raise DataError(what, code="D052", fix=fix)
 
 
 def _hint(column: str) -> str:

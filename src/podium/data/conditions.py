@@ -53,11 +53,9 @@ class Condition:
     def check(self, columns: Collection[str]) -> None:
         """Raises `DataError` where there is no such column."""
         if self.column not in columns:
-            raise DataError(
-                f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(columns)}.",
-                code="C061",
-                fix=did_you_mean(self.column, columns) or f"filter: {next(iter(columns), 'COLUMN')} == VALUE",
-            )
+            what = f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(columns)}."
+            fix = did_you_mean(self.column, columns) or f"filter: {next(iter(columns), 'COLUMN')} == VALUE"
+            raise DataError(what, code="C061", fix=fix)
 
     def __str__(self) -> str:
         return f"{self.column} {self.sign} {self.value}"

@@ -56,11 +56,8 @@ def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -
         return list({row["prompt"]: row for row in map(_row, made)}.values())
     except Exception as error:  # a generator of another library can raise anything
         message = str(error) or type(error).__name__
-        raise DataError(
-            f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}",
-            code="D057",
-            fix=_EXAMPLE,
-        ) from error
+        what = f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}"
+        raise DataError(what, code="D057", fix=_EXAMPLE) from error
 
 
 def _row(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,20 +101,16 @@ def _arguments(dataset: str) -> Mapping[str, Any]:
 def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
     if name not in known:
         listed = ", ".join([*known, "difficulty"])
-        raise DataError(
-            f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed}.",
-            code="D057",
-            fix=did_you_mean(name, known) or _EXAMPLE,
-        )
+        what = f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed}."
+        fix = did_you_mean(name, known) or _EXAMPLE
+        raise DataError(what, code="D057", fix=fix)
     kind = type(known[name])
     fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
     if kind in (bool, int) and not fits:
-        raise DataError(
-            f"reasoning-gym's `{dataset}` takes {kind.__name__} as `{name}`, not `{value}`. "
-            f"It is {known[name]} by default.",
-            code="D057",
-            fix=f"{name}={known[name]}",
-        )
+        what = f"reasoning-gym's `{dataset}` takes {kind.__name__} as `{name}`, not `{value}`. "
+        what += f"It is {known[name]} by default."
+        fix = f"{name}={known[name]}"
+        raise DataError(what, code="D057", fix=fix)
 
 
 def _level(dataset: str, level: Any) -> dict[str, Any]:

@@ -392,11 +392,9 @@ def _part(entry: Any, columns: Columns) -> DatasetSpec:
         return DatasetSpec(path=entry, columns=columns)
     unknown = [key for key in entry if key not in PART_KEYS]
     if unknown or "path" not in entry:
-        raise DataError(
-            f"A part of a mixture has {', '.join(PART_KEYS)}, `path` in any case; got {', '.join(map(str, entry))}.",
-            code="C003",
-            fix="Rows in a list: `datasets.Dataset.from_list(rows)`.",
-        )
+        what = f"A part of a mixture has {', '.join(PART_KEYS)}, `path` in any case; got {', '.join(map(str, entry))}."
+        fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
+        raise DataError(what, code="C003", fix=fix)
     own = {key: entry[key] for key in _COLUMN_KEYS if key in entry}
     if "examples" in own:
         own["examples"] = tuple(own["examples"] or ())

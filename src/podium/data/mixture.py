@@ -65,11 +65,9 @@ def _check_types(parts: Mapping[str, Any]) -> None:
                 continue
             first, other = seen.setdefault(column, (name, kind))
             if other != kind:
-                raise DataError(
-                    f"`{column}` is {_in_words(other)} in {first} and {_in_words(kind)} in {name}.",
-                    code="D058",
-                    fix=_ONE_WAY.get(column, "Write the column one way in all parts, or leave it out of one."),
-                )
+                what = f"`{column}` is {_in_words(other)} in {first} and {_in_words(kind)} in {name}."
+                fix = _ONE_WAY.get(column, "Write the column one way in all parts, or leave it out of one.")
+                raise DataError(what, code="D058", fix=fix)
 
 
 _ONE_WAY = {

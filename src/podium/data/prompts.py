@@ -190,12 +190,8 @@ class PromptBuilder:
         return self.tokenizer.apply_chat_template(plain, **{**turn, **self.chat_template_kwargs, **how})
 
     def _too_long(self, num_tokens: int, row_index: int) -> Finding:
-        return Finding(
-            code="D014",
-            severity="error",
-            what=f"row {row_index}: the prompt has {num_tokens} tokens, but {self.limit_text}",
-            fix=self.cure(num_tokens),
-        )
+        what = f"row {row_index}: the prompt has {num_tokens} tokens, but {self.limit_text}"
+        return Finding(code="D014", severity="error", what=what, fix=self.cure(num_tokens))
 
 
 SPECIAL_TOKENS = 8
@@ -212,12 +208,9 @@ def most_tokens(text: str) -> int:
 
 
 def _refused(error: Exception, row_index: int) -> Finding:
-    return Finding(
-        code="D012",
-        severity="error",
-        what=f"row {row_index}: the chat template refused the conversation: {error}",
-        fix="look at the roles: many templates want user and assistant to take turns, and a system message only first",
-    )
+    what = f"row {row_index}: the chat template refused the conversation: {error}"
+    fix = "look at the roles: many templates want user and assistant to take turns, and a system message only first"
+    return Finding(code="D012", severity="error", what=what, fix=fix)
 
 
 def no_tokens(row_index: int) -> Finding:

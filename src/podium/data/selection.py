@@ -105,22 +105,18 @@ def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRat
     """What `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
     path = Path(file).expanduser()
     if not path.is_file():
-        raise DataError(
-            f"`pass_rates`: there is no file {file}.",
-            code="D025",
-            fix=f"Measure them: podium check RECIPE --rollouts 200 --save {file}",
-        )
+        what = f"`pass_rates`: there is no file {file}."
+        fix = f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
+        raise DataError(what, code="D025", fix=fix)
     rates = {}
     for number, row in jsonl_rows(path):
         rate: Any = row.get("pass_rate") if isinstance(row, Mapping) else None
         fits = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 <= rate <= 1
         if not fits or not isinstance(row.get("fingerprint"), str):
-            raise DataError(
-                f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and `pass_rate` "
-                "(from 0 to 1).",
-                code="D054",
-                fix=f"Measure them: podium check RECIPE --rollouts 200 --save {file}",
-            )
+            what = f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and `pass_rate` "
+            what += "(from 0 to 1)."
+            fix = f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
+            raise DataError(what, code="D054", fix=fix)
         rates[row["fingerprint"]] = float(rate)
     low_high = None if bounds is None else (float(bounds[0]), float(bounds[1]))
     return PassRates(name=file, by_prompt=rates, bounds=low_high)
@@ -207,13 +203,10 @@ class RowFilter:
 
 
 def _unmeasured(name: str, rates: PassRates) -> Finding:
-    return Finding(
-        code="D054",
-        severity="error",
-        what=f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they were "
-        "measured on other prompts, or with another `system` or other `examples`",
-        fix=f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}",
-    )
+    what = f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they were "
+    what += "measured on other prompts, or with another `system` or other `examples`"
+    fix = f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}"
+    return Finding(code="D054", severity="error", what=what, fix=fix)
 
 
 # ---- order ----
@@ -248,11 +241,9 @@ def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
     columns = list(columns)
     listed = ", ".join(f"`{each}`" for each in columns)
     other = next((each for each in columns if each != "prompt"), "COLUMN")
-    return DataError(
-        f"`difficulty`: {name} has no column `{column}`; its columns are {listed}.",
-        code="D055",
-        fix=did_you_mean(column, columns) or f"difficulty: {other}, or another with a number in every row",
-    )
+    what = f"`difficulty`: {name} has no column `{column}`; its columns are {listed}."
+    fix = did_you_mean(column, columns) or f"difficulty: {other}, or another with a number in every row"
+    return DataError(what, code="D055", fix=fix)
 
 
 def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
@@ -262,9 +253,7 @@ def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if math.isnan(number):
-        raise DataError(
-            f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number.",
-            code="D055",
-            fix="Give every row a number, larger for harder.",
-        )
+        what = f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number."
+        fix = "Give every row a number, larger for harder."
+        raise DataError(what, code="D055", fix=fix)
     return number

@@ -93,11 +93,9 @@ def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
     if callable(source):
         name = getattr(source, "__name__", type(source).__name__)
         return {"train": _made(source, name, streaming=streaming)}
-    raise DataError(
-        f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}.",
-        code="D056",
-        fix="Rows in a list: `datasets.Dataset.from_list(rows)`.",
-    )
+    what = f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}."
+    fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
+    raise DataError(what, code="D056", fix=fix)
 
 
 def _function(name: str) -> Callable[[], Any]:

@@ -38,11 +38,9 @@ def load_task(name: str) -> tuple[Dataset, Dataset]:
     key = name.removeprefix(PREFIX)
     if key not in TASKS:
         known = ", ".join(PREFIX + known for known in TASKS)
-        raise DataError(
-            f"There is no built-in dataset `{name}`; known: {known}.",
-            code="D025",
-            fix=did_you_mean(key, TASKS) or f"dataset: {PREFIX}{next(iter(TASKS))}",
-        )
+        what = f"There is no built-in dataset `{name}`; known: {known}."
+        fix = did_you_mean(key, TASKS) or f"dataset: {PREFIX}{next(iter(TASKS))}"
+        raise DataError(what, code="D025", fix=fix)
     train, held_out = TASKS[key]()
     return Dataset.from_list(train), Dataset.from_list(held_out)
 

@@ -75,10 +75,9 @@ def _system(task: str, own: OwnData | None) -> str:
 def check_free(folder: Path) -> None:
     """Raises `ConfigError`, with a name that is free, unless the folder is new or empty."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is there already and not empty, and nothing is ever overwritten. Take another name: "
-            f"podium init {free_name(folder)}"
-        )
+        what = f"{folder} is there already and not empty, and nothing is ever overwritten. Take another name: "
+        what += f"podium init {free_name(folder)}"
+        raise ConfigError(what)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; a new run is a folder. Take another name.")
 

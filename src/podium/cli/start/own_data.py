@@ -92,10 +92,9 @@ class OwnData:
         fits = _FITS.get(task, lambda _: True)
         bad = next((answer for answer in self.answers if not fits(answer)), None)
         if self.answer is not None and bad is not None:
-            raise ConfigError(
-                f"{self.name}: the answer `{str(bad)[:60]}` is no {_NOUNS[task]}, which `--task {task}` needs. "
-                f"Take --task {self.likely_task}."
-            )
+            what = f"{self.name}: the answer `{str(bad)[:60]}` is no {_NOUNS[task]}, which `--task {task}` needs. "
+            what += f"Take --task {self.likely_task}."
+            raise ConfigError(what)
 
 
 def look_at(name: str, question: str | None = None, answer: str | None = None) -> OwnData:
@@ -114,11 +113,9 @@ def look_at(name: str, question: str | None = None, answer: str | None = None) -
     rest = [each for each in columns if each != answer]
     question = _given(question, columns, "--prompt", name) or named(rest, QUESTIONS)
     if question is None:
-        raise ConfigError(
-            f"{name}: which column is the question? It has {', '.join(columns) or 'none'}; none is named "
-            f"{', '.join(QUESTIONS)}.",
-            fix=as_flags(columns).partition(";")[0],
-        )
+        what = f"{name}: which column is the question? It has {', '.join(columns) or 'none'}; none is named "
+        what += f"{', '.join(QUESTIONS)}."
+        raise ConfigError(what, fix=as_flags(columns).partition(";")[0])
     return OwnData(
         name=name,
         question=question,

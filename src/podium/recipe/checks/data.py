@@ -112,47 +112,35 @@ def shapes(setup: Setup) -> Iterator[Finding]:
     for survey in _surveys(setup):
         yield from _named(survey, (_by_keys(setup, each) for each in mixtures(survey)))
         if survey.late_system.count:
-            yield Finding(
-                code="D012",
-                severity="warning",
-                what=f"{survey.name}, {survey.late_system.count:,} conversations have a system message that is not the "
-                f"first ({survey.late_system})",
-                why="many chat templates leave it out without a word, or refuse it",
-                fix="put everything the system says into the first message",
-            )
+            what = f"{survey.name}, {survey.late_system.count:,} conversations have a system message that is not the "
+            what += f"first ({survey.late_system})"
+            why = "many chat templates leave it out without a word, or refuse it"
+            fix = "put everything the system says into the first message"
+            yield Finding(code="D012", severity="warning", what=what, why=why, fix=fix)
 
 
 def turns(setup: Setup) -> Iterator[Finding]:
     """Conversations in which nothing is asked, or of which the template leaves something out; control tokens."""
     for survey in _surveys(setup):
         if count := survey.nothing_asked.count:
-            yield Finding(
-                code="D042",
-                severity="warning",
-                what=f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})",
-                why="nothing is asked in them, so that there is nothing to answer",
-                fix='write what is asked as {"role": "user", "content": "..."} behind the system message',
-            )
+            what = f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})"
+            why = "nothing is asked in them, so that there is nothing to answer"
+            fix = 'write what is asked as {"role": "user", "content": "..."} behind the system message'
+            yield Finding(code="D042", severity="warning", what=what, why=why, fix=fix)
         if count := survey.left_out.count:
-            yield Finding(
-                code="D043",
-                severity="warning",
-                what=f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})",
-                why="the model is trained on prompts in which that part is missing",
-                fix="a model whose chat template has tools; or write what the tool was asked and said as text of the "
-                "user's turn",
-            )
+            what = f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})"
+            why = "the model is trained on prompts in which that part is missing"
+            fix = "a model whose chat template has tools; or write what the tool was asked and said as text of the "
+            fix += "user's turn"
+            yield Finding(code="D043", severity="warning", what=what, why=why, fix=fix)
         if count := survey.control.count:
-            yield Finding(
-                code="D044",
-                severity="warning",
-                what=f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
-                f"`{survey.first_control}` ({survey.control})",
-                why="the model reads them as the end or the beginning of a turn, so that a text can speak for the "
-                "system or the assistant",
-                fix=f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
-                f"{survey.first_control[1:]}`",
-            )
+            what = f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
+            what += f"`{survey.first_control}` ({survey.control})"
+            why = "the model reads them as the end or the beginning of a turn, so that a text can speak for the "
+            why += "system or the assistant"
+            fix = f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
+            fix += f"{survey.first_control[1:]}`"
+            yield Finding(code="D044", severity="warning", what=what, why=why, fix=fix)
 
 
 _INSTRUCT = re.compile(r"instruct|chat|[-_]it\b", re.IGNORECASE)
@@ -167,13 +155,10 @@ def unasked_in_chat(setup: Setup) -> Iterator[Finding]:
     if not train.plain_rows.count or train.chat_rows.count or train.written_out.count:
         return
     name = f"{setup.given.get('model', '')} {builder.tokenizer.name_or_path}"
-    yield Finding(
-        code="D045",
-        severity="warning" if _INSTRUCT.search(name) else "note",
-        what=f"{train.name}: the prompts are plain texts, and the model's tokenizer has a chat template",
-        why="a model that was trained on conversations continues a plain text rather than to answer it",
-        fix="chat: true" if setup.given else 'prompts as [{"role": "user", "content": text}]',
-    )
+    what = f"{train.name}: the prompts are plain texts, and the model's tokenizer has a chat template"
+    why = "a model that was trained on conversations continues a plain text rather than to answer it"
+    fix = "chat: true" if setup.given else 'prompts as [{"role": "user", "content": text}]'
+    yield Finding(code="D045", severity="warning" if _INSTRUCT.search(name) else "note", what=what, why=why, fix=fix)
 
 
 def room(setup: Setup) -> Iterator[Finding]:
@@ -229,14 +214,11 @@ def repeats(setup: Setup) -> Iterator[Finding]:
     )
     if prompts.first_contradiction is not None:
         row, answer, first, other = prompts.first_contradiction
-        yield Finding(
-            code="D041",
-            severity="warning",
-            what=f"{train.name}: {prompts.num_contradicting:,} rows have another answer than an earlier row with the "
-            f"same prompt (row {row}: `{answer}`, row {first}: `{other}`)",
-            why="what one of them rewards the other one punishes",
-            fix="correct the wrong rows; where several answers are right, write one row with a list of them",
-        )
+        what = f"{train.name}: {prompts.num_contradicting:,} rows have another answer than an earlier row with the "
+        what += f"same prompt (row {row}: `{answer}`, row {first}: `{other}`)"
+        why = "what one of them rewards the other one punishes"
+        fix = "correct the wrong rows; where several answers are right, write one row with a list of them"
+        yield Finding(code="D041", severity="warning", what=what, why=why, fix=fix)
 
 
 def _one_of_each(setup: Setup, train: RowSurvey) -> str:
@@ -345,14 +327,11 @@ def long_answers(setup: Setup) -> Iterator[Finding]:
             if column is None or not column.long.count:
                 continue
             tokens, row = column.longest
-            yield Finding(
-                code="D037",
-                severity="warning",
-                what=f"{survey.name}: {column.long.count:,} values of `{name}` have more tokens than "
-                f"max_completion_length {limit} ({column.long}; longest, row {row}: {tokens:,} tokens)",
-                why="the model is cut off before it can have written them",
-                fix=setup.line("max_completion_length", tokens),
-            )
+            what = f"{survey.name}: {column.long.count:,} values of `{name}` have more tokens than "
+            what += f"max_completion_length {limit} ({column.long}; longest, row {row}: {tokens:,} tokens)"
+            why = "the model is cut off before it can have written them"
+            fix = setup.line("max_completion_length", tokens)
+            yield Finding(code="D037", severity="warning", what=what, why=why, fix=fix)
 
 
 def lengths(setup: Setup) -> Iterator[Finding]:
@@ -364,13 +343,10 @@ def lengths(setup: Setup) -> Iterator[Finding]:
     longest = train.longest[0]
     completion = builder.max_completion_length or 0
     room = f" of the model's {builder.context_length:,} positions" if builder.context_length else ""
-    yield Finding(
-        code="D040",
-        severity="note",
-        what=f"{train.name}: {train.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
-        f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
-        f"{longest + completion:,}{room}",
-    )
+    what = f"{train.name}: {train.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
+    what += f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
+    what += f"{longest + completion:,}{room}"
+    yield Finding(code="D040", severity="note", what=what)
 
 
 def sampled(setup: Setup) -> Iterator[Finding]:
@@ -378,39 +354,26 @@ def sampled(setup: Setup) -> Iterator[Finding]:
     for survey in _surveys(setup):
         if survey.stride == 1 or not survey.lengths:
             continue
-        yield Finding(
-            code="D032",
-            severity="note",
-            what=f"{survey.name}: {survey.num_rows:,} rows; every row was looked at, and the tokens counted of "
-            f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
-            f"{survey.num_suspects:,} that may be too long",
-            why=f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken",
-        )
+        what = f"{survey.name}: {survey.num_rows:,} rows; every row was looked at, and the tokens counted of "
+        what += f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
+        what += f"{survey.num_suspects:,} that may be too long"
+        why = f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken"
+        yield Finding(code="D032", severity="note", what=what, why=why)
 
 
 def odd_text(setup: Setup) -> Iterator[Finding]:
     """NUL characters, very large rows, a byte-order mark."""
     for survey in _surveys(setup):
         if survey.nul.count:
-            yield Finding(
-                code="D033",
-                severity="warning",
-                what=f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})",
-                why="it is a trace of a wrong decoding, and C libraries end a text there",
-                fix="take them out of the data" if setup.given else r'text.replace("\x00", "")',
-            )
+            what = f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})"
+            why = "it is a trace of a wrong decoding, and C libraries end a text there"
+            fix = "take them out of the data" if setup.given else r'text.replace("\x00", "")'
+            yield Finding(code="D033", severity="warning", what=what, why=why, fix=fix)
         if survey.large.count:
-            yield Finding(
-                code="D033",
-                severity="warning",
-                what=f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})",
-                why="they are hardly prompts; a missing line break or quote makes such rows",
-                fix="look at these rows",
-            )
+            what = f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})"
+            why = "they are hardly prompts; a missing line break or quote makes such rows"
+            yield Finding(code="D033", severity="warning", what=what, why=why, fix="look at these rows")
         if survey.source.form:
-            yield Finding(
-                code="D028",
-                severity="note",
-                what=f"{survey.name} is read as {survey.source.form}",
-                fix="nothing; other tools may trip over it",
-            )
+            what = f"{survey.name} is read as {survey.source.form}"
+            fix = "nothing; other tools may trip over it"
+            yield Finding(code="D028", severity="note", what=what, fix=fix)
