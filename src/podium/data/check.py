@@ -78,7 +78,7 @@ def find_problems(
     tokenizer: PreTrainedTokenizerBase | None = None,
     builder: PromptBuilder | None = None,
 ) -> list[Finding]:
-    """What `check_dataset` raises and warns of, as a list: the columns first, then the rows in order, then counts."""
+    """List what `check_dataset` raises and warns of: the columns first, then the rows in order, then counts."""
     return _problems(dataset, _survey(dataset, name, tokenizer, builder), name, num_needed)
 
 

@@ -1,4 +1,4 @@
-"""Which columns become the prompt and the answer: templates, turns in front of the prompt, the answer in a solution.
+"""Prompts and answers from the columns of a row: templates, turns in front of the prompt, the answer in a solution.
 
     columns = Columns(prompt="{question}", answer="{solution}", answer_from="after ####", system="Answer briefly.")
     columns({"question": "1+1", "solution": "it is\n#### 2"})
@@ -43,7 +43,7 @@ _RESERVED = frozenset(RESERVED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """How the columns of a dataset become `prompt` and `answer`; with nothing set a row stays as it is."""
+    """A way to make `prompt` and `answer` from the columns of a dataset; with nothing set a row stays as it is."""
 
     prompt: str | None = None
     """Template; None: the column `prompt`."""
@@ -54,7 +54,7 @@ class Columns:
     examples: tuple[Mapping[str, Any], ...] = ()
     """Rows that the same templates make into earlier turns of user and assistant."""
     answer_from: str | None = None
-    """Where in the answer the final one stands: `after ####`, `last number`, `boxed`, or a regular expression."""
+    """Place of the final answer in the answer: `after ####`, `last number`, `boxed`, or a regular expression."""
     chat: bool = False
     """Whether a text becomes a conversation of one turn. It does in any case with `system` or `examples`."""
 
@@ -97,7 +97,7 @@ class Columns:
         return tuple(name for name in RESERVED if name in named)
 
     def identity(self, row: Mapping[str, Any]) -> Any:
-        """What a row asks, whatever the template writes around it: the columns that `prompt` names.
+        """The question of a row without the words of the template around it: the columns that `prompt` names.
 
         >>> [Columns(prompt=each).identity({"a": 1, "b": 2}) for each in ("{a} + {b} = ?", "Add {b} to {a}.", "{a}")]
         ['1 2', '1 2', 1]
@@ -106,7 +106,7 @@ class Columns:
         return row.get(names[0]) if len(names) == 1 else " ".join(str(row.get(name)) for name in names)
 
     def question(self, row: Mapping[str, Any]) -> Any:
-        """What the row asks, before anything is put in front of it: a text or messages."""
+        """The question of a row, a text or messages, before anything is put in front of it."""
         return row.get("prompt") if self.prompt is None else parse(self.prompt)(row)
 
     def _prompt(self, row: Mapping[str, Any]) -> Any:
@@ -201,7 +201,7 @@ class Columns:
 
 
 def _hint(column: str) -> str:
-    """Why a name that tries more than to name a column is none."""
+    """Explanation for names with attributes, indices or formats."""
     tricks = any(mark in column for mark in ".[:!(")
     return " A name in braces is a column's, without attributes, indices or formats." * tricks
 
@@ -265,7 +265,7 @@ def likely(names: Sequence[str]) -> tuple[str, str | None]:
 
 
 def as_flags(names: Sequence[str]) -> str:
-    """What to type where no column is called `prompt`.
+    """The flags and keys to type where no column is called `prompt`.
 
     >>> as_flags(["frage", "antwort"])
     '--prompt "{frage}" --answer "{antwort}"; in a recipe: prompt: "{frage}" and answer: "{antwort}"'
@@ -295,7 +295,7 @@ def features(columns: Columns, given: Any) -> Any:
 
 
 def _type_of(template: Template, given: Mapping[str, Any]) -> Any:
-    """Of a column alone, that of the column where it is a list or mapping; else text."""
+    """The type that a template makes: text, unless it is a column alone that holds lists or mappings."""
     from datasets import Value
 
     alone = template.columns[0] if len(template.pieces) == 3 and not template.pieces[0] + template.pieces[2] else ""

@@ -297,7 +297,7 @@ def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
-    """Those of a file with an object a line, whatever its name. Raises `DataError` (D024, D026, D039)."""
+    """Rows of a file with an object a line, whatever its name. Raises `DataError` (D024, D026, D039)."""
     yield from _jsonl_rows(path, form_of(path)._replace(kind=".jsonl"))
 
 
@@ -397,7 +397,7 @@ def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
 
 
 SEPARATORS: Mapping[str, str] = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
-"""Between the columns of a CSV file, in words; the first of them where two fit alike."""
+"""Separators of the columns of a CSV file, in words; the first of them where two fit."""
 
 
 def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int, list[str]]:

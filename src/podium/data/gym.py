@@ -92,7 +92,7 @@ def _task_names() -> frozenset[str]:
 
 
 def _arguments(dataset: str) -> Mapping[str, Any]:
-    """What the task's configuration takes, with the defaults."""
+    """Arguments of the task's configuration, with the defaults."""
     from reasoning_gym.factory import DATASETS
 
     return {field.name: field.default for field in dataclasses.fields(DATASETS[dataset][1])}

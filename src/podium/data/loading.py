@@ -22,7 +22,7 @@ from podium.data.mixture import chosen, mixed, trl_mixture
 from podium.data.selection import Order, PassRates, RowTransform, in_order, read_pass_rates
 from podium.data.sources import load_splits
 from podium.data.survey import RowSource, dataset_source, file_source
-from podium.data.transform import Attempts, Raising, TransformedRows
+from podium.data.transform import Attempts, TransformedRows
 from podium.errors import DataError
 
 
@@ -35,7 +35,7 @@ class DatasetSpec:
     weight: float | None = None
     """Its share of the mixture is this over the sum; None for all: all rows of all parts."""
     config: str | None = None
-    """Of a hub dataset."""
+    """Configuration of a hub dataset."""
     split: str = "train"
     columns: Columns = field(default_factory=Columns)
 
@@ -47,10 +47,10 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """Where the rows come from and what becomes of them; the fields are keys of a recipe, TRL's where it has one."""
+    """All datasets of a run and what is made of their rows; the fields are keys of a recipe, TRL's where it has one."""
 
     dataset: Any = None
-    """What `DatasetSpec.path` may be."""
+    """As `DatasetSpec.path`."""
     parts: tuple[DatasetSpec, ...] = ()
     """A mixture, instead of `dataset`."""
     eval_dataset: Any = None
@@ -59,18 +59,18 @@ class DataSpec:
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
     use_test_split: Literal["if there", "needed", "no"] = "if there"
-    """What becomes of the test split of `dataset`; an `eval_dataset` of its own is always loaded."""
+    """Whether the test split of `dataset` is held out; an `eval_dataset` of its own is always loaded."""
     dataset_streaming: bool = False
     datasets: tuple[Mapping[str, Any], ...] = ()
     """TRL's mixture, instead of `dataset`: `path, name, data_dir, data_files, split, columns, fraction`."""
     streaming: bool = False
-    """Of TRL's mixture."""
+    """For TRL's mixture."""
     test_split_size: float | None = None
-    """Of TRL's mixture: the share (or number) of rows to hold out."""
+    """For TRL's mixture: the share (or number) of rows to hold out."""
     columns: Columns = field(default_factory=Columns)
-    """Of `dataset`, and of `eval_dataset`."""
+    """For `dataset` and `eval_dataset`."""
     filter: tuple[Condition, ...] = ()
-    """Which of the training rows are kept, by their columns as they come; held-out rows stay as they are."""
+    """Conditions on the training rows, by their columns as they come; held-out rows stay as they are."""
     held_out: float | None = None
     """Share of the prompts to hold out, by their content."""
     pass_rates: str | None = None
@@ -81,7 +81,7 @@ class DataSpec:
     difficulty: str | None = None
     """The column to order by; None: pass rates."""
     seed: int = 42
-    """Of mixtures."""
+    """For mixtures."""
 
     @property
     def all_parts(self) -> tuple[DatasetSpec, ...]:
@@ -98,7 +98,7 @@ class DataSpec:
 
     @property
     def is_given(self) -> bool:
-        """Whether there is anything to load."""
+        """Whether a dataset is named."""
         return self.dataset is not None or bool(self.datasets or self.parts)
 
 
@@ -108,7 +108,7 @@ class Loaded(NamedTuple):
     train: Any
     """`Dataset` or `IterableDataset`."""
     held_out: Any = None
-    """Likewise; None: nothing is held out."""
+    """The same; None: nothing is held out."""
 
 
 def load(dataset: Any, **more: Any) -> Loaded:
@@ -200,7 +200,7 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
 
     `keep`: whether the rows are to be loaded, or only read in constant memory.
     """
-    attempts = attempts or Raising()
+    attempts = attempts or Attempts()
     rates = attempts.attempt(lambda: pass_rates_of(spec))
     train: list[tuple[DatasetSpec, TransformedRows]] = []
     held_out: list[tuple[DatasetSpec, TransformedRows]] = []

@@ -12,7 +12,7 @@ _WORDS: dict[str, Any] = {"true": True, "false": False}
 
 
 def parse_query(text: str) -> tuple[str, dict[str, Any]]:
-    """What stands before the question mark, and the arguments behind it: JSON, else text. Raises `DataError` (D057).
+    """The name before the question mark, and the arguments behind it: JSON, else text. Raises `DataError` (D057).
 
     >>> parse_query("rows.py:make?size=10&levels=[1,2]&name=a%20b&strict=True")
     ('rows.py:make', {'size': 10, 'levels': [1, 2], 'name': 'a b', 'strict': True})

@@ -1,4 +1,4 @@
-"""What is wrong with one row: its prompt, plain or a conversation. Knows no dataset and no tokenizer."""
+"""Problems of one row: of its prompt, plain or a conversation; messages about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT_ONLY = "Podium trains on text only; remove the images, or train this datase
 
 
 def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Finding | None:
-    """What is wrong with one row's prompt, or None. A role that `chat_template` names is accepted."""
+    """The problem of one row's prompt, or None. A role that `chat_template` names is accepted."""
     if not isinstance(row, Mapping):
         return row_problem("D006", index, f"the row is {shown(row)}", 'a row is a dict: {"prompt": ...}')
     if "prompt" not in row:
@@ -169,7 +169,7 @@ def problems_text(name: str, findings: Sequence[Finding]) -> str:
 
 
 def rename(columns: Iterable[str], name: str = "dataset") -> str:
-    """What to type so that the column with the question is called `prompt`."""
+    """The call that gives the column with the question the name `prompt`."""
     question, answer = likely(list(columns))
     told = {question: "prompt", **({answer: "answer"} if answer in RESERVED else {})}
     one = f'rename_column("{question}", "prompt")' if len(told) == 1 else f"rename_columns({told})".replace("'", '"')

@@ -50,7 +50,7 @@ def plain(prompt: Any) -> str:
 
 
 def fingerprint(prompt: Any) -> str:
-    """Names the content of a prompt (`plain`). Hexadecimal, of sha256.
+    """A name of the content of a prompt (`plain`): the start of its sha256.
 
     >>> fingerprint("What is  1+1?") == fingerprint("what is 1+1?\\n")
     True
@@ -75,10 +75,10 @@ def is_held_out(question: Any, share: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRates:
-    """How often each prompt was solved, and how often it may be for the row to stay."""
+    """Share of completions that solved each prompt, and the shares with which a row stays."""
 
     name: str
-    """Of the file, for messages."""
+    """The file, for messages."""
     by_prompt: Mapping[str, float] = field(repr=False)
     """By fingerprint of the prompt as the model gets it."""
     bounds: tuple[float, float] | None = None
@@ -89,7 +89,7 @@ class PassRates:
         return self.by_prompt.get(fingerprint(prompt))
 
     def reason_to_drop(self, rate: float) -> DropReason | None:
-        """Why a row with this rate is left out; None: it stays."""
+        """The reason to leave out a row with this rate; None: it stays."""
         if self.bounds is None:
             return {0.0: DropReason.TOO_HARD, 1.0: DropReason.TOO_EASY}.get(rate)
         low, high = self.bounds
@@ -102,7 +102,7 @@ class PassRates:
 
 
 def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:
-    """What `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
+    """Read a file that `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
     path = Path(file).expanduser()
     if not path.is_file():
         what = f"`pass_rates`: there is no file {file}."
@@ -124,7 +124,7 @@ def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTransform:
-    """How a row becomes one with a prompt and an answer, and which rows are left out."""
+    """A way to make rows with a prompt and an answer, and to leave rows out."""
 
     columns: Columns = field(default_factory=Columns)
     filter: tuple[Condition, ...] = ()
@@ -132,7 +132,7 @@ class RowTransform:
     held_out: float | None = None
     """Share of the prompts on the held-out side; None: there are no sides."""
     wants_held_out: bool = False
-    """Which side is kept."""
+    """Whether the held-out side is kept, and not the other."""
     rates: PassRates | None = None
 
     @property

@@ -72,7 +72,7 @@ Line = int | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource:
-    """Where rows come from."""
+    """A source of rows."""
 
     name: str
     """For messages: a file, or `train_dataset`."""
@@ -97,7 +97,7 @@ class CheckedRows:
 
     rows: Any
     settings: tuple[object, ...] = ()
-    """Of the builder that rendered and measured the prompts (`PromptBuilder.settings`)."""
+    """`PromptBuilder.settings` of the builder that rendered and measured the prompts."""
     too_long: tuple[int, ...] | None = ()
     """Rows that are to be dropped; None: not known."""
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from podium.data.columns import features
 from podium.data.files import RowTable, good_rows
@@ -23,28 +23,15 @@ NAMING_ROWS = 100
 """Rows of a file that are read for its columns, where it has no header."""
 
 
-class Attempts(Protocol):
-    """Calls that may fail with a message for the user."""
+class Attempts:
+    """Calls that may fail with a message for the user: here it is raised, a check collects it."""
 
     def attempt(self, make: Callable[[], T]) -> T | None:
-        """The result of `make`; None where it raised and the error was noted."""
-
-    def attempt_rows(self, make: Callable[[], T], name: str | None) -> T | None:
-        """The same, for a dataset of this name."""
-
-    def report(self, findings: Sequence[Finding]) -> None:
-        """Note findings about rows."""
-
-
-class Raising:
-    """Attempts that raise their errors."""
-
-    def attempt(self, make: Callable[[], T]) -> T | None:
-        """Call `make`."""
+        """The result of `make`; None where it raised and the error was collected."""
         return make()
 
     def attempt_rows(self, make: Callable[[], T], name: str | None) -> T | None:
-        """Call `make`."""
+        """The same, for the rows of a dataset of this name."""
         return make()
 
     def report(self, findings: Sequence[Finding]) -> None:
@@ -80,7 +67,7 @@ class TransformedRows:
             DataError: columns that are not there.
         """
         self._original, self._transform, self._keep, self._difficulty = source, transform, keep, difficulty
-        self._report = (attempts or Raising()).report
+        self._report = (attempts or Attempts()).report
         self._table = _table(source, transform) if keep else None
         self._kept: list[int] = []
         if source.columns:
@@ -149,7 +136,7 @@ class TransformedRows:
 
 
 def _table(source: RowSource, transform: RowTransform) -> RowTable | None:
-    """Where rows are kept; None for a stream, and where they can be taken from the dataset as they are."""
+    """An empty table for the rows; None for a stream, and where they can be taken from the dataset as they are."""
     from datasets import Json
 
     rows = source.dataset

@@ -1,4 +1,4 @@
-"""What `podium init` asks for, and what each answer leads to: two tables."""
+"""The choices of `podium init`, and their settings: two tables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from podium.models.builtin import BUILTIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is rewarded."""
+    """A kind of answer to reward."""
 
     about: str
     """For the question, and the first line of the recipe."""
     system: str
-    """What the model is told; shows the form, as rows of the user's own come without a worked example."""
+    """The system message; shows the form, as rows of the user's own come without a worked example."""
     example: tuple[str, str] | None = None
     """A question and its answer in full, for the data that is written: a turn in front of every prompt."""
     accuracy: str
@@ -78,7 +78,7 @@ TASKS: Mapping[str, Task] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where training runs. Settings of GPUs are estimates: they were not measured."""
+    """A machine to train on. Settings of GPUs are estimates: they were not measured."""
 
     about: str
     model: str
@@ -90,7 +90,7 @@ class Machine:
     temperature: float
     max_steps: int
     dtype: str = ""
-    """Of the weights; empty: float32."""
+    """Type of the weights; empty: float32."""
     tokens_per_pack: int = 0
     """Most tokens in one forward and backward, for its memory; 0: Podium's own choice."""
 

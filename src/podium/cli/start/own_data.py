@@ -40,7 +40,7 @@ class OwnData:
 
     @property
     def answers(self) -> tuple[Any, ...]:
-        """Of the first rows."""
+        """Answers of the first rows."""
         return tuple(row[self.answer] for row in self.rows if row[self.answer] is not None) if self.answer else ()
 
     @property
@@ -54,7 +54,7 @@ class OwnData:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Of the first answer, where that is a JSON object."""
+        """Fields of the first answer, if that is a JSON object."""
         first = next(iter(self.answers), None)
         found = as_json(first) if isinstance(first, str) else first
         return tuple(map(str, found)) if isinstance(found, Mapping) else ()

@@ -43,7 +43,7 @@ def columns(setup: Setup) -> Iterator[Finding]:
 UNREADABLE = frozenset(
     {"D004", "D024", "D025", "D026", "D027", "D030", "D031", "D034", "D035", "D038", "D039", "D056", "D057", "D058"}
 )
-"""Why rows could not be had."""
+"""Codes of findings about rows that cannot be read."""
 
 _FOLLOWING = frozenset({"C015", "C028", "D001", "D015", "D022", "D023"})
 """Codes of findings that only follow from rows that are missing or cannot be used."""
@@ -242,7 +242,7 @@ _TABLES = {
     ".json": ("read_json('{}', dtype=False)", "to_json('{}', orient='records')"),
     ".parquet": ("read_parquet('{}')", "to_parquet('{}')"),
 }
-"""How pandas reads and writes a kind of file."""
+"""Calls of pandas that read and write a kind of file."""
 
 
 def leaks(setup: Setup) -> Iterator[Finding]:
@@ -335,7 +335,7 @@ def long_answers(setup: Setup) -> Iterator[Finding]:
 
 
 def lengths(setup: Setup) -> Iterator[Finding]:
-    """How long the prompts are, and what that leaves."""
+    """Lengths of the prompts, and of rollouts with them."""
     train, builder = setup.train, setup.builder
     if train is None or builder is None or not train.lengths:
         return
@@ -350,7 +350,7 @@ def lengths(setup: Setup) -> Iterator[Finding]:
 
 
 def sampled(setup: Setup) -> Iterator[Finding]:
-    """That not every prompt was measured."""
+    """A note that only a sample of the prompts was measured."""
     for survey in _surveys(setup):
         if survey.stride == 1 or not survey.lengths:
             continue

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from podium.data.loading import Loaded, OpenData
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
+from podium.data.transform import Attempts
 from podium.errors import ConfigError, DataError, PodiumError
 from podium.models.loading import model_name
 from podium.recipe.checks.facts import ModelFacts, facts_of, tokenizer_of
@@ -97,7 +98,7 @@ def with_args(rule: Callable[[Setup, GRPOConfig], Iterable[Finding]]) -> Callabl
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _Gathering(Attempts):
     """Tries to make the parts of a setup, and collects what prevents it."""
 
     problems: list[Finding] = field(default_factory=list)
