@@ -142,8 +142,9 @@ def load(dataset: Any, **more: Any) -> Loaded:
         raise error
     if more.get("pass_rates") is not None:
         more["pass_rates"] = str(more["pass_rates"])
-    key, rows = ("parts", read_parts(dataset, columns)) if isinstance(dataset, (list, tuple)) else ("dataset", dataset)
-    spec = DataSpec(**{key: rows}, columns=columns, **more)
+    mixture = isinstance(dataset, (list, tuple))
+    parts = read_parts(dataset, columns) if mixture else ()
+    spec = DataSpec(dataset=None if mixture else dataset, parts=parts, columns=columns, **more)
     for error in contradictions(spec).values():
         raise error
     return load_data(spec)
