@@ -97,16 +97,7 @@ def _survey(dataset: Any, name: str, tokenizer: Any, builder: PromptBuilder | No
         return None
     source = dataset_source(dataset, name, most=STREAM_ROWS, only=["prompt"])
     assert source is not None
-    template = getattr(tokenizer, "chat_template", None)
-    survey = RowSurvey(
-        source=source,
-        builder=builder,
-        chat_template=None if template is None else str(template),
-        knows_tokenizer=tokenizer is not None,
-        thorough=False,
-        exact=True,
-    )
-    return survey_rows(survey)
+    return survey_rows(RowSurvey(source=source, builder=builder, tokenizer=tokenizer, thorough=False, exact=True))
 
 
 def _problems(dataset: Any, survey: RowSurvey | None, name: str, num_needed: int | None) -> list[Finding]:

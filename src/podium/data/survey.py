@@ -157,10 +157,8 @@ class RowSurvey:
     source: RowSource
     builder: PromptBuilder | None = None
     """Renders and measures the prompts; None: neither is done."""
-    chat_template: str | None = None
-    """The builder's, or that of a tokenizer without a builder."""
-    knows_tokenizer: bool = False
-    """Whether there is a builder, or a tokenizer whose template `chat_template` is."""
+    tokenizer: Any = None
+    """For its chat template, where there is no builder."""
     thorough: bool = True
     """Whether columns, repeats and odd texts are counted too, and lengths sampled."""
     exact: bool = False
@@ -208,6 +206,8 @@ class RowSurvey:
     largest: list[tuple[int, int, int, Any]] = field(default_factory=list)
     """A heap of the largest prompts that nothing else asks to measure: most tokens, row, position, prompt."""
     examples: list[dict[str, Any]] = field(default_factory=list)
+    chat_template: str | None = None
+    """The builder's or the tokenizer's."""
     _control_tokens: re.Pattern[str] | None = None
     _num_rendered: int = 0
     _pending: list[tuple[int, int, str, bool, bool]] = field(default_factory=list)
@@ -215,8 +215,10 @@ class RowSurvey:
 
     def __post_init__(self) -> None:
         if self.builder is not None:
-            self.chat_template, self.knows_tokenizer = self.builder.chat_template, True
-            self._control_tokens = _control_tokens(self.builder.tokenizer)
+            self.chat_template, self.tokenizer = self.builder.chat_template, self.builder.tokenizer
+            self._control_tokens = _control_tokens(self.tokenizer)
+        elif (template := getattr(self.tokenizer, "chat_template", None)) is not None:
+            self.chat_template = str(template)
 
     @property
     def name(self) -> str:
@@ -226,7 +228,7 @@ class RowSurvey:
     @property
     def lacks_template(self) -> bool:
         """Whether the tokenizer is known to have no chat template."""
-        return self.knows_tokenizer and self.chat_template is None
+        return self.tokenizer is not None and self.chat_template is None
 
     @property
     def stride(self) -> int:
@@ -236,8 +238,8 @@ class RowSurvey:
     def add(self, index: int, line: Line, row: Any) -> None:
         """Count one row."""
         self.num_rows += 1
-        is_row = not isinstance(row, Finding)
-        problem = check_row(row, index, chat_template=self.chat_template) if is_row else row
+        unreadable = isinstance(row, Finding)
+        problem = row if unreadable else check_row(row, index, chat_template=self.chat_template)
         prompt = row.get("prompt") if isinstance(row, Mapping) else None
         if isinstance(prompt, str):
             self.plain_rows.add(index)
@@ -320,15 +322,14 @@ class RowSurvey:
         assert self.builder is not None
         spread = self.thorough and index % self.stride == 0
         position, limit = self.num_rows - 1, self.builder.limit
-        if self.exact:
-            text = self._rendered(index, prompt)
-            suspect = text is not None and self.builder.may_exceed(text)
-        else:
-            text, suspect = None, limit is not None and size + _TEMPLATE > limit
-        suspect = suspect and (self._drops or self.num_suspects < SUSPECTS)
+        text = self._rendered(index, prompt) if self.exact else None
+        if self.exact and text is None:
+            return
+        may_exceed = limit is not None and size + _TEMPLATE > limit if text is None else self.builder.may_exceed(text)
+        suspect = may_exceed and (self._drops or self.num_suspects < SUSPECTS)
         self.num_suspects += suspect and not spread
         if spread or suspect:
-            text = text if self.exact else self._rendered(index, prompt)
+            text = self._rendered(index, prompt) if text is None else text
             if text is not None:
                 self._pending.append((index, position, text, isinstance(prompt, str), spread))
             if len(self._pending) >= _BATCH or size > LARGE_ROW:
