@@ -11,9 +11,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from podium.data.columns import RESERVED, as_flags, likely
+from podium.data.columns import RESERVED, as_flags, likely, listed
 from podium.data.prompts import PromptBuilder
-from podium.data.row import TEXT_ONLY, listed, no_template, problems_text, rename, row_problem
+from podium.data.row import TEXT_ONLY, no_template, problems_text, rename, row_problem
 from podium.data.survey import (
     CheckedRows,
     RowSurvey,

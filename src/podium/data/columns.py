@@ -170,7 +170,7 @@ class Columns:
             for key in ("prompt", "answer"):
                 for column in self._named(key):
                     if not isinstance(example, Mapping) or example.get(column) is None:
-                        has = _listed(example) if isinstance(example, Mapping) else f"`{example}`"
+                        has = listed(example) if isinstance(example, Mapping) else f"`{example}`"
                         written = getattr(self, key) is not None
                         named = (
                             f"which `{key}` names" if written else f"its {'answer' if key == 'answer' else 'question'}"
@@ -195,7 +195,7 @@ class Columns:
             for column in self._named(key):
                 if column not in names:
                     what = f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
-                    what += f"{_listed(names)}.{_hint(column)}"
+                    what += f"{listed(names)}.{_hint(column)}"
                     fix = did_you_mean(column, names) or "Write a column that is there."
                     raise DataError(what, code="D052", fix=fix)
 
@@ -206,7 +206,8 @@ def _hint(column: str) -> str:
     return " A name in braces is a column's, without attributes, indices or formats." * tricks
 
 
-def _listed(names: Iterable[Any]) -> str:
+def listed(names: Iterable[Any]) -> str:
+    """Names for a message."""
     return ", ".join(f"`{name}`" for name in names) or "none"
 
 

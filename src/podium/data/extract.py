@@ -32,11 +32,12 @@ Extract = str | Sequence[str]
 
 Extractor = Callable[[str], str | None]
 
-_NUMBER = re.compile(
+NUMBER = re.compile(
     r"(?<![0-9])[-+]?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{2,3}){0,6},[0-9]{3}(?![0-9])|[0-9]+)(?:\.[0-9]+|\.(?=[eE][-+]?[0-9]))?|\.[0-9]+)"
     r"(?:[eE][-+]?[0-9]+)?"
 )
+"""A number in a text, with commas between thousands."""
 _BOXED = re.compile(r"\\boxed\s*\{")
 _MOST_OBJECTS = 1000
 """Most opening braces that are tried as the start of a JSON object, from the last one on."""
@@ -148,7 +149,7 @@ def numbers(text: str) -> list[str]:
     """
     for pattern, plain in _REWRITTEN:
         text = pattern.sub(plain, text)
-    return [found.replace(",", "") for found in _NUMBER.findall(text.translate(_FULL_WIDTH))]
+    return [found.replace(",", "") for found in NUMBER.findall(text.translate(_FULL_WIDTH))]
 
 
 _FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)} | {0xFF0B: "+", 0xFF0E: ".", 0xFF0C: ","}

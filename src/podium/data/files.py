@@ -25,6 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
+from podium.data.row import row_problem
 from podium.errors import DataError, hub_errors
 from podium.records import Finding
 
@@ -333,23 +334,20 @@ def _row_of(path: Path, number: int, line: str) -> Any:
         row = _DECODER.decode(line)
     except json.JSONDecodeError as error:
         what = f"{path} line {number}, column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
-        return _bad("D004", what, _ONE_A_LINE)
+        return row_problem("D004", None, what, _ONE_A_LINE)
     except _NotJSON as error:
-        return _bad("D029", f"{path} line {number}: {error} is not JSON", _NULL)
+        return row_problem("D029", None, f"{path} line {number}: {error} is not JSON", _NULL)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
-        return _bad("D004", f"{path} line {number}: {error}", _ONE_A_LINE)
+        return row_problem("D004", None, f"{path} line {number}: {error}", _ONE_A_LINE)
     if isinstance(row, dict):
         return row
-    return _bad("D031", f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}", _OBJECT)
+    what = f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}"
+    return row_problem("D031", None, what, _OBJECT)
 
 
 _ONE_A_LINE = "write every row as one JSON object on a line of its own"
 _NULL = 'write null in its place, {"answer": null}, or leave the key out'
 _OBJECT = '{"prompt": "...", "answer": "..."}, one object a line'
-
-
-def _bad(code: str, what: str, fix: str) -> Finding:
-    return Finding(code=code, severity="error", what=what, fix=fix)
 
 
 class _NotJSON(ValueError):
@@ -433,7 +431,10 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             fields = next(reader, None)
         except csv.Error as error:
             what = f"{path} line {start}: a quote that is not closed, or stands inside a field ({error})"
-            yield start, _bad("D027", what, 'write a quote inside a field twice, the field in quotes: "5"" wide"')
+            yield (
+                start,
+                row_problem("D027", None, what, 'write a quote inside a field twice, the field in quotes: "5"" wide"'),
+            )
             continue
         if fields is None:
             return
@@ -442,7 +443,7 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         if len(fields) < len(names) or any(fields[len(names) :]):
             what = f"{path} line {header + reader.line_num} has {len(fields)} fields, the header has {len(names)}"
             fix = f'quote fields that hold {SEPARATORS.get(separator, separator)} in line {start}: "1{separator}5"'
-            yield start, _bad("D027", what, fix)
+            yield start, row_problem("D027", None, what, fix)
             continue
         yield start, {name: field or None for name, field in zip(names, fields, strict=False) if name}
 

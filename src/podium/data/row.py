@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from podium.data.columns import QUESTIONS, RESERVED, likely
+from podium.data.columns import QUESTIONS, RESERVED, likely, listed
 from podium.errors import did_you_mean
 from podium.records import Finding
 
@@ -174,11 +174,6 @@ def rename(columns: Iterable[str], name: str = "dataset") -> str:
     told = {question: "prompt", **({answer: "answer"} if answer in RESERVED else {})}
     one = f'rename_column("{question}", "prompt")' if len(told) == 1 else f"rename_columns({told})".replace("'", '"')
     return f"GRPO needs a column `prompt`: {name} = {name}.{one}"
-
-
-def listed(names: Iterable[Any]) -> str:
-    """Names for a message."""
-    return ", ".join(f"`{name}`" for name in names) or "none"
 
 
 def shown(value: Any) -> str:

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from podium.data.columns import Columns
+from podium.data.columns import Columns, listed
 from podium.data.conditions import Condition, meets_all, none_kept
 from podium.data.files import jsonl_rows
 from podium.errors import DataError, did_you_mean
@@ -239,9 +239,8 @@ def _by_column(dataset: Any, column: str, name: str) -> list[float | None]:
 def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
     """D055: there is no such column."""
     columns = list(columns)
-    listed = ", ".join(f"`{each}`" for each in columns)
     other = next((each for each in columns if each != "prompt"), "COLUMN")
-    what = f"`difficulty`: {name} has no column `{column}`; its columns are {listed}."
+    what = f"`difficulty`: {name} has no column `{column}`; its columns are {listed(columns)}."
     fix = did_you_mean(column, columns) or f"difficulty: {other}, or another with a number in every row"
     return DataError(what, code="D055", fix=fix)
 

@@ -82,13 +82,13 @@ class Machine:
 
     about: str
     model: str
-    tokens: int
-    """Least length of a completion: a larger model is given room to think."""
-    lora: bool
-    """Whether an adapter is trained; the built-in model is small enough to be trained whole anywhere."""
     learning_rate: float
-    temperature: float
     max_steps: int
+    tokens: int = 256
+    """Least length of a completion: a larger model is given room to think."""
+    lora: bool = False
+    """Whether an adapter is trained; the built-in model is small enough to be trained whole anywhere."""
+    temperature: float = 1.0
     dtype: str = ""
     """Type of the weights; empty: float32."""
     tokens_per_pack: int = 0
@@ -99,30 +99,24 @@ MACHINES: Mapping[str, Machine] = {
     "cpu": Machine(
         about="no GPU: minutes on two cores with the built-in model",
         model=BUILTIN,
-        tokens=0,
-        lora=False,
         learning_rate=3e-5,
-        temperature=1.15,
         max_steps=60,
+        tokens=0,
+        temperature=1.15,
     ),
     "small-gpu": Machine(
         about="a GPU with 8 GB or more: an adapter for half a billion parameters",
         model="Qwen/Qwen2.5-0.5B-Instruct",
-        tokens=256,
-        lora=True,
         learning_rate=2e-5,
-        temperature=1.0,
         max_steps=200,
+        lora=True,
         dtype="bfloat16",
         tokens_per_pack=1024,
     ),
     "large-gpu": Machine(
         about="a GPU with 40 GB or more: all of 1.5 billion parameters",
         model="Qwen/Qwen2.5-1.5B-Instruct",
-        tokens=256,
-        lora=False,
         learning_rate=1e-6,
-        temperature=1.0,
         max_steps=300,
         tokens_per_pack=2048,
     ),
