@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from podium import Stages, check
-from podium.data.conditions import filtered, parse_condition
+from podium.data.conditions import parse_condition
+from podium.data.loading import DataSpec, load_data
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, load
 from podium.recipe.stages.completions import Completions
@@ -261,7 +262,7 @@ def test_rows_are_kept_by_what_stands_in_them(text: str, kept: list[int]) -> Non
             for n in range(4)
         ]
     )
-    assert filtered(rows, [parse_condition(text)])["n"] == kept
+    assert load_data(DataSpec(dataset=rows, filter=(parse_condition(text),))).train["n"] == kept
 
 
 def test_a_filter_that_cannot_work_is_one_message() -> None:
@@ -270,14 +271,12 @@ def test_a_filter_that_cannot_work_is_one_message() -> None:
     rows = Dataset.from_list([{"n": 1, "text": "a"}])
     for text, said in {"m < 2": "no column `m`", "n > 5": "keeps none of the 1 rows", "text < 2": "cannot be"}.items():
         with pytest.raises(DataError, match=said):
-            filtered(rows, [parse_condition(text)])
+            load_data(DataSpec(dataset=rows, filter=(parse_condition(text),)))
     with pytest.raises(ValueError, match="such as `level <= 2`"):
         parse_condition("level")
 
 
 def test_a_recipe_without_stages_has_filters_too(here: Path) -> None:
-    from podium.data.loading import load_data
-
     plain = BASE.replace("stages:\n", "rewards: [mine.py:digits]\nfilter: [level >= 1, level != 3]\n")
     made = recipe(plain)
     rows, _ = load_data(made.data)

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import json
 
-from podium.data.functions import FUNCTIONS, HELD_OUT, tiny_functions
-from podium.data.tasks import load_task
+from podium.data.tasks import FUNCTIONS, HELD_OUT_FUNCTIONS, load_task, tiny_functions
 from podium.rewards import CodeStages
 
 SOLUTIONS = {
@@ -33,7 +32,7 @@ def test_right_functions_get_full_marks_and_wrong_ones_part():
 def test_no_held_out_function_is_trained_on():
     train, held_out = tiny_functions()
     names = [{json.loads(row["tests"])[0]["call"] for row in rows} for rows in (train, held_out)]
-    assert names[1] == set(HELD_OUT)
+    assert names[1] == set(HELD_OUT_FUNCTIONS)
     assert not names[0] & names[1]
     assert len(names[0]) + len(names[1]) == len(FUNCTIONS)
 

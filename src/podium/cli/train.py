@@ -86,7 +86,7 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     from podium.recipe.checks.table import NOT_HERE
 
     quiet()
-    checked = examine(path, overrides)
+    checked = examine(path, overrides, keep_rows=True)
     wrong = [finding for finding in checked.findings if finding.severity == "error" or finding.code in NOT_HERE]
     if checked.recipe is None or wrong:
         raise as_error(str(path), wrong)
@@ -172,12 +172,11 @@ class SingleRun(_Job):
 
     def __init__(self, recipe: Recipe) -> None:
         from podium.cli.terminal import print_on_main
-        from podium.data.loading import load_data
         from podium.runs.redaction import without_secrets
 
         super().__init__(recipe)
-        rows, self.held_out = load_data(recipe.data)
-        self.trainer = recipe.trainer(rows, self.held_out, callbacks=[self.stop])
+        rows, self.held_out = recipe.load_rows()
+        self.trainer = recipe.trainer(callbacks=[self.stop])
         self.trainer.health.config = without_secrets(recipe.given)
         self.show_line(self.trainer)
         count = f"{len(rows):,}" if hasattr(rows, "__len__") else "a stream of"

@@ -1,4 +1,4 @@
-"""Which columns become the prompt and the answer: templates, turns in front of the prompt, the answer in a solution.
+"""Prompts and answers from the columns of a row: templates, turns in front of the prompt, the answer in a solution.
 
     columns = Columns(prompt="{question}", answer="{solution}", answer_from="after ####", system="Answer briefly.")
     columns({"question": "1+1", "solution": "it is\n#### 2"})
@@ -30,6 +30,9 @@ _ALSO_QUESTIONS = ("input", "text", "sentence", "messages", "conversations", "pr
 _ALSO_ANSWERS = ("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions")
 """Names that are proposed and not assumed."""
 
+GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
+"""Names of columns with the right answer, for rewards and reports."""
+
 _NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
 """Columns that are neither question nor answer."""
 
@@ -40,7 +43,7 @@ _RESERVED = frozenset(RESERVED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """How the columns of a dataset become `prompt` and `answer`; with nothing set a row stays as it is."""
+    """A way to make `prompt` and `answer` from the columns of a dataset; with nothing set a row stays as it is."""
 
     prompt: str | None = None
     """Template; None: the column `prompt`."""
@@ -51,7 +54,7 @@ class Columns:
     examples: tuple[Mapping[str, Any], ...] = ()
     """Rows that the same templates make into earlier turns of user and assistant."""
     answer_from: str | None = None
-    """Where in the answer the final one stands: `after ####`, `last number`, `boxed`, or a regular expression."""
+    """Place of the final answer in the answer: `after ####`, `last number`, `boxed`, or a regular expression."""
     chat: bool = False
     """Whether a text becomes a conversation of one turn. It does in any case with `system` or `examples`."""
 
@@ -94,7 +97,7 @@ class Columns:
         return tuple(name for name in RESERVED if name in named)
 
     def identity(self, row: Mapping[str, Any]) -> Any:
-        """What a row asks, whatever the template writes around it: the columns that `prompt` names.
+        """The question of a row without the words of the template around it: the columns that `prompt` names.
 
         >>> [Columns(prompt=each).identity({"a": 1, "b": 2}) for each in ("{a} + {b} = ?", "Add {b} to {a}.", "{a}")]
         ['1 2', '1 2', 1]
@@ -103,7 +106,7 @@ class Columns:
         return row.get(names[0]) if len(names) == 1 else " ".join(str(row.get(name)) for name in names)
 
     def question(self, row: Mapping[str, Any]) -> Any:
-        """What the row asks, before anything is put in front of it: a text or messages."""
+        """The question of a row, a text or messages, before anything is put in front of it."""
         return row.get("prompt") if self.prompt is None else parse(self.prompt)(row)
 
     def _prompt(self, row: Mapping[str, Any]) -> Any:
@@ -167,17 +170,15 @@ class Columns:
             for key in ("prompt", "answer"):
                 for column in self._named(key):
                     if not isinstance(example, Mapping) or example.get(column) is None:
-                        has = _listed(example) if isinstance(example, Mapping) else f"`{example}`"
+                        has = listed(example) if isinstance(example, Mapping) else f"`{example}`"
                         written = getattr(self, key) is not None
                         named = (
                             f"which `{key}` names" if written else f"its {'answer' if key == 'answer' else 'question'}"
                         )
                         other = "" if written else f', or name its column: {key}: "{{COLUMN}}"'
-                        return DataError(
-                            f"`examples`: number {number} has no `{column}`, {named}; it has {has}.",
-                            code="D052",
-                            fix=f"Give every example a `{column}`{other}.",
-                        )
+                        what = f"`examples`: number {number} has no `{column}`, {named}; it has {has}."
+                        fix = f"Give every example a `{column}`{other}."
+                        return DataError(what, code="D052", fix=fix)
         return None
 
     def _named(self, key: str) -> tuple[str, ...]:
@@ -193,21 +194,20 @@ class Columns:
         for key in keys:
             for column in self._named(key):
                 if column not in names:
-                    raise DataError(
-                        f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
-                        f"{_listed(names)}.{_hint(column)}",
-                        code="D052",
-                        fix=did_you_mean(column, names) or "Write a column that is there.",
-                    )
+                    what = f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
+                    what += f"{listed(names)}.{_hint(column)}"
+                    fix = did_you_mean(column, names) or "Write a column that is there."
+                    raise DataError(what, code="D052", fix=fix)
 
 
 def _hint(column: str) -> str:
-    """Why a name that tries more than to name a column is none."""
+    """Explanation for names with attributes, indices or formats."""
     tricks = any(mark in column for mark in ".[:!(")
     return " A name in braces is a column's, without attributes, indices or formats." * tricks
 
 
-def _listed(names: Iterable[Any]) -> str:
+def listed(names: Iterable[Any]) -> str:
+    """Names for a message."""
     return ", ".join(f"`{name}`" for name in names) or "none"
 
 
@@ -266,7 +266,7 @@ def likely(names: Sequence[str]) -> tuple[str, str | None]:
 
 
 def as_flags(names: Sequence[str]) -> str:
-    """What to type where no column is called `prompt`.
+    """The flags and keys to type where no column is called `prompt`.
 
     >>> as_flags(["frage", "antwort"])
     '--prompt "{frage}" --answer "{antwort}"; in a recipe: prompt: "{frage}" and answer: "{antwort}"'
@@ -296,7 +296,7 @@ def features(columns: Columns, given: Any) -> Any:
 
 
 def _type_of(template: Template, given: Mapping[str, Any]) -> Any:
-    """Of a column alone, that of the column where it is a list or mapping; else text."""
+    """The type that a template makes: text, unless it is a column alone that holds lists or mappings."""
     from datasets import Value
 
     alone = template.columns[0] if len(template.pieces) == 3 and not template.pieces[0] + template.pieces[2] else ""

@@ -1,4 +1,4 @@
-"""`filter:` of a recipe: which rows are trained on, by what stands in their columns.
+"""`filter:` of a recipe: conditions on the columns of the rows to train on.
 
 keep = parse_condition("level <= 2")
 keep({"prompt": "...", "level": 1})
@@ -6,13 +6,13 @@ keep({"prompt": "...", "level": 1})
 
 from __future__ import annotations
 
-import json
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from podium.data.query import as_json
 from podium.errors import DataError, did_you_mean
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -36,14 +36,8 @@ class Condition:
     value: Any
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
-        """Raises `DataError` for a column that is not there, or that cannot be compared with the value."""
-        if self.column not in row:
-            raise DataError(
-                f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(row)}.",
-                code="C061",
-                fix=did_you_mean(self.column, row) or f"filter: {next(iter(row), 'COLUMN')} == VALUE",
-            )
-        found = row[self.column]
+        """Raises `DataError` for a value that cannot be compared with the condition's."""
+        found = row.get(self.column)
         if found is None:
             return False
         try:
@@ -55,6 +49,13 @@ class Condition:
                 code="C061",
                 fix=f"filter: {self.column} {self.sign} VALUE, of the type {type(found).__name__}",
             ) from None
+
+    def check(self, columns: Collection[str]) -> None:
+        """Raises `DataError` where there is no such column."""
+        if self.column not in columns:
+            what = f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(columns)}."
+            fix = did_you_mean(self.column, columns) or f"filter: {next(iter(columns), 'COLUMN')} == VALUE"
+            raise DataError(what, code="C061", fix=fix)
 
     def __str__(self) -> str:
         return f"{self.column} {self.sign} {self.value}"
@@ -72,16 +73,9 @@ def parse_condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ValueError(f"expected a comparison such as `level <= 2`, got `{text}`")
-    return Condition(column=found["column"], sign=found["sign"], value=_value(found["value"]))
-
-
-def _value(text: str) -> Any:
-    if len(text) > 1 and text[0] == text[-1] == "'":
-        return text[1:-1]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    value = found["value"]
+    quoted = len(value) > 1 and value[0] == value[-1] == "'"
+    return Condition(column=found["column"], sign=found["sign"], value=value[1:-1] if quoted else as_json(value))
 
 
 def meets_all(row: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
@@ -89,21 +83,8 @@ def meets_all(row: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
     return all(condition(row) for condition in conditions)
 
 
-def filtered(rows: Any, conditions: Sequence[Condition]) -> Any:
-    """The rows of a dataset (or stream) that meet all conditions.
-
-    Raises:
-        DataError: none does, or a column is not there.
-    """
-    if not conditions:
-        return rows
+def none_kept(conditions: Sequence[Condition], num_rows: int) -> DataError:
+    """The error of conditions that no row meets."""
     listed = " and ".join(str(condition) for condition in conditions)
-    columns = getattr(rows, "column_names", None) or []
-    for condition in conditions:
-        if columns and condition.column not in columns:
-            condition(dict.fromkeys(columns))
-    kept = rows.filter(meets_all, fn_kwargs={"conditions": list(conditions)})
-    if hasattr(kept, "__len__") and len(kept) == 0:
-        what = f"`filter: {listed}` keeps none of the {len(rows):,} rows."
-        raise DataError(what, code="C061", fix="filter: a condition that some rows meet")
-    return kept
+    what = f"`filter: {listed}` keeps none of the {num_rows:,} rows."
+    return DataError(what, code="C061", fix="filter: a condition that some rows meet")

@@ -1,4 +1,4 @@
-r"""Where in a completion the final answer stands: one explicit way, shared by every reward that compares answers.
+r"""The final answer in a completion: one explicit way to find it, shared by every reward that compares answers.
 
     extract: boxed                             # what the last \boxed{...} holds, nested braces and all
     extract: ["tag:answer", "####"]            # the first of these that is there
@@ -32,14 +32,15 @@ Extract = str | Sequence[str]
 
 Extractor = Callable[[str], str | None]
 
-_NUMBER = re.compile(
+NUMBER = re.compile(
     r"(?<![0-9])[-+]?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{2,3}){0,6},[0-9]{3}(?![0-9])|[0-9]+)(?:\.[0-9]+|\.(?=[eE][-+]?[0-9]))?|\.[0-9]+)"
     r"(?:[eE][-+]?[0-9]+)?"
 )
+"""A number in a text, with commas between thousands."""
 _BOXED = re.compile(r"\\boxed\s*\{")
 _MOST_OBJECTS = 1000
-"""How many opening braces are tried as the start of a JSON object, from the last one on."""
+"""Most opening braces that are tried as the start of a JSON object, from the last one on."""
 
 
 def extractor(extract: Extract) -> Extractor:
@@ -59,7 +60,7 @@ def extractor(extract: Extract) -> Extractor:
 
 
 def tagged(text: str, tag: str) -> str | None:
-    """What the last `<tag>...</tag>` holds, without the white space around it; None where there is none.
+    """The content of the last `<tag>...</tag>`, without the white space around it; None where there is none.
 
     >>> tagged("<answer>6</answer> no: <answer> 7 </answer>", "answer")
     '7'
@@ -100,7 +101,7 @@ def fenced(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds; None where there is none, or where it is never closed.
+    r"""The content of the last `\boxed{...}`; None where there is none, or where it is never closed.
 
     >>> boxed(r"\boxed{1} or \boxed{\sqrt{2}}"), boxed(r"\boxed{1} or \boxed{2")
     ('\\sqrt{2}', None)
@@ -120,7 +121,7 @@ def boxed(text: str) -> str | None:
 
 
 def after_hashes(text: str) -> str | None:
-    """What follows the last `####` on its line, as GSM8K writes its answers.
+    """The text after the last `####` on its line, as GSM8K writes its answers.
 
     >>> after_hashes("48 / 2 = 24\\n#### 24\\n")
     '24'
@@ -148,7 +149,7 @@ def numbers(text: str) -> list[str]:
     """
     for pattern, plain in _REWRITTEN:
         text = pattern.sub(plain, text)
-    return [found.replace(",", "") for found in _NUMBER.findall(text.translate(_FULL_WIDTH))]
+    return [found.replace(",", "") for found in NUMBER.findall(text.translate(_FULL_WIDTH))]
 
 
 _FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)} | {0xFF0B: "+", 0xFF0E: ".", 0xFF0C: ","}
@@ -164,7 +165,7 @@ _REWRITTEN: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"(?<=[0-9])\s?(?:[x\u00d7*]|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?\{?([-+]?[0-9]+)\}?", r"e\1"),
     )
 )
-"""What is made plain before a number is looked for."""
+"""Replacements before a number is searched."""
 
 
 def json_field(text: str, field: str) -> str | None:
@@ -234,7 +235,7 @@ _WITH_ARGUMENT: Mapping[str, tuple[Callable[[str], Extractor], str | None]] = {
     "after": (_after, None),
     "regex": (_matching, None),
 }
-"""Of each way that takes an argument: what makes it, and the argument where none is written (None: it must be)."""
+"""Ways that take an argument: a function that makes the extractor, and the default (None: one must be written)."""
 _KNOWN = ", ".join([*_PLAIN, "tag:NAME", "json:FIELD", "after:TEXT", "regex:PATTERN"])
 
 

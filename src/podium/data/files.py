@@ -1,16 +1,15 @@
-"""Files of rows, read line by line, so that what is wrong in one is said with its place.
+"""Files of rows, read line by line, so that a bad one is reported with its place.
 
     for line, row in file_rows(Path("rows.csv.gz")):
         ...
 
-What a file is follows from its name (`.csv`, `.tsv`, `.jsonl`, `.json`, `.txt`, `.parquet`) and its first bytes:
-compression, encoding and the character between columns are recognised. What cannot be read is named with its cure.
+The name of a file (`.csv`, `.tsv`, `.jsonl`, `.json`, `.txt`, `.parquet`) and its first bytes tell its format,
+compression, encoding and the character between columns. `pandas` and `datasets` read the same files without lines.
 """
 
 from __future__ import annotations
 
 import bz2
-import codecs
 import contextlib
 import csv
 import gzip
@@ -21,13 +20,13 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from io import TextIOWrapper
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
-from podium.errors import DataError
+from podium.data.row import row_problem
+from podium.errors import DataError, hub_errors
 from podium.records import Finding
 
 MAX_PROBLEMS = 20
@@ -47,19 +46,20 @@ KINDS: Mapping[str, str] = {
     ".parquet": ".parquet",
     ".txt": ".txt",
 }
-"""By suffix, how a file is read."""
+"""Ways to read a file, by suffix."""
 
 _OPENERS: Mapping[str, tuple[bytes, Callable[[Path], Any]]] = {
     "gzip": (b"\x1f\x8b", gzip.GzipFile),
     "bzip2": (b"BZh", bz2.BZ2File),
     "xz": (b"\xfd7zXZ", lzma.LZMAFile),
 }
-"""By compression: how such a file begins, and how it is opened."""
+"""By compression: the first bytes of such a file, and its opener."""
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
 
+_FROM_EXCEL = "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"
 _FOREIGN: Sequence[tuple[bytes, str, str]] = (
-    (b"\xd0\xcf\x11\xe0", "an Excel workbook (.xls)", "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"),
+    (b"\xd0\xcf\x11\xe0", "an Excel workbook (.xls)", _FROM_EXCEL),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd -o {stem} {path}"),
     (b"7z\xbc\xaf", "a 7z archive", "7z x {path}"),
     (b"SQLite format 3", "a SQLite database", 'sqlite3 -csv -header {path} "select * from TABLE" > {stem}.csv'),
@@ -69,20 +69,11 @@ _FOREIGN: Sequence[tuple[bytes, str, str]] = (
     (b"<!doctype html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
     (b"<html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
 )
-"""How other files begin, capitals aside, what they are, and how their rows are had."""
-
-_ENCODINGS: Sequence[tuple[bytes, str]] = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as UTF-16 does
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-"""By byte-order mark."""
+"""Beginnings of other files, capitals aside, with their kind and a way to their rows."""
 
 
 class Form(NamedTuple):
-    """What the name and the first bytes of a file say about it."""
+    """The format of a file, by its name and its first bytes."""
 
     kind: str
     """A value of `KINDS`."""
@@ -97,7 +88,7 @@ class Form(NamedTuple):
 
 
 def kind_of(path: Path) -> str | None:
-    """How a file of this name is read; None: it is not.
+    """The way to read a file of this name, one of `KINDS`; None: there is none.
 
     >>> kind_of(Path("rows.CSV.gz")), kind_of(Path("rows.xlsx"))
     ('.csv', None)
@@ -109,11 +100,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def form_of(path: Path) -> Form:
-    """What a file is.
-
-    Raises:
-        DataError: empty (D024), or nothing that is read (D030, D039).
-    """
+    """The format of a file. Raises `DataError` for an empty one (D024), or one that is not read (D030, D039)."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
     with path.open("rb") as stream:
@@ -134,31 +121,19 @@ def form_of(path: Path) -> Form:
     if compression:
         with _readable(path), _opened(path, compression) as stream:
             start = stream.read(256)
-    return Form(kind, compression, _encoding(start))
-
-
-def _encoding(start: bytes) -> str:
-    marked = next((name for mark, name in _ENCODINGS if start.startswith(mark)), None)
-    if marked is not None:
-        return marked
-    nulls = [start[side::2].count(0) * 4 > len(start) for side in (0, 1)]  # Latin text in UTF-16 is half zeros
-    return {(True, False): "utf-16-be", (False, True): "utf-16-le"}.get((nulls[0], nulls[1]), "utf-8")
+    return Form(kind, compression, json.detect_encoding(start))
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
     """Raises D039 for a file that begins as one of another kind."""
-    what = fix = ""
+    lower = start.lstrip().lower()
+    what, fix = next((rest for magic, *rest in _FOREIGN if lower.startswith(magic.lower())), ("", ""))
     if start.startswith(b"PK\x03\x04"):
         names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+        inside = next((name for name in names if kind_of(Path(name))), "the file in it")
+        what, fix = "a zip archive", f"unzip {{path}}, then dataset: {inside}"
         if any(name.startswith("xl/") for name in names):
-            what, fix = "an Excel workbook (.xlsx)", "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"
-        else:
-            inside = next((name for name in names if kind_of(Path(name))), "the file in it")
-            what, fix = "a zip archive", f"unzip {{path}}, then dataset: {inside}"
-    else:
-        lower = start.lstrip().lower()
-        found = next((rest for magic, *rest in _FOREIGN if lower.startswith(magic.lower())), ["", ""])
-        what, fix = found
+            what, fix = "an Excel workbook (.xlsx)", _FROM_EXCEL
     if what:
         raise DataError(f"{path} is {what}.", code="D039", fix=fix.format(path=path, stem=path.with_suffix("")))
 
@@ -169,44 +144,76 @@ def load_file(path: Path, *, streaming: bool) -> Any:
     Raises:
         DataError: another kind of file, or one that cannot be read; bad lines by their numbers.
     """
-    from datasets import IterableDataset, load_dataset
-    from datasets.exceptions import DatasetGenerationError
+    from datasets import load_dataset
 
-    if form_of(path).kind != ".parquet":
-        if not streaming:
-            return _table(good_rows(path))
-        for _ in good_rows(path):
-            pass  # a bad line is said before training, and not in the middle of it
-        return IterableDataset.from_generator(partial(good_rows, path))
-    try:
-        return load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
-    except (DatasetGenerationError, ValueError, OSError) as error:
+    if form_of(path).kind == ".parquet":
         fix = f"write it again: pandas.DataFrame(rows).to_parquet('{path}')"
-        raise DataError(f"{path} cannot be read: {root_cause(error)}", code="D039", fix=fix) from error
+        with readable(f"{path} cannot be read: {{cause}}", str(path), code="D039", fix=fix):
+            return load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
+    table = RowTable()
+    for row in good_rows(file_rows(path)):  # of a stream, too: a bad line is reported before training
+        if not streaming:
+            table.add(row)
+    return stream_of(path) if streaming else table.dataset()
 
 
-def _table(rows: Iterator[Mapping[str, Any]]) -> Any:
-    """A `Dataset` of rows, made in parts: as Python objects rows take several times as much memory."""
-    from datasets import concatenate_datasets
+def stream_of(path: Path) -> Any:
+    """The rows of a file of lines as a stream; its lines are not tried first."""
+    from datasets import IterableDataset
 
-    parts = []
-    while chunk := list(islice(rows, CHUNK)):
-        parts.append(dataset_of(chunk))
-    try:
-        return concatenate_datasets(parts)
-    except ValueError:  # a column of one type in one part and of another elsewhere
-        return dataset_of([row for part in parts for row in part])
+    return IterableDataset.from_generator(_good_file_rows, gen_kwargs={"path": path})
 
 
-def dataset_of(rows: Sequence[Mapping[str, Any]]) -> Any:
+def _good_file_rows(path: Path) -> Iterator[Any]:
+    yield from good_rows(file_rows(path))
+
+
+class RowTable:
+    """A `Dataset` that is made of rows in parts: as Python objects rows take several times as much memory."""
+
+    def __init__(self, features: Any = None) -> None:
+        """`features`: types of the columns; None: those of the values."""
+        self.features = features
+        self.clear()
+
+    def clear(self) -> None:
+        """Start again without rows."""
+        self._rows: list[Mapping[str, Any]] = []
+        self._parts: list[Any] = []
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add one row."""
+        self._rows.append(row)
+        if len(self._rows) == CHUNK:
+            self._close_part()
+
+    def _close_part(self) -> None:
+        self._parts.append(dataset_of(self._rows, self.features))
+        self._rows = []
+
+    def dataset(self) -> Any:
+        """The rows."""
+        from datasets import concatenate_datasets
+
+        if self._rows or not self._parts:
+            self._close_part()
+        try:
+            return concatenate_datasets(self._parts)
+        except ValueError:  # a column of one type in one part and of another elsewhere
+            return dataset_of([row for part in self._parts for row in part])
+
+
+def dataset_of(rows: Sequence[Mapping[str, Any]], features: Any = None) -> Any:
     """A `Dataset` of rows; a column that a row lacks is null there.
 
-    A column of texts and numbers becomes texts; one of other mixed types holds every value as it is.
+    Without `features` a column of texts and numbers becomes texts; one of other mixed types holds every value as it is.
     """
     import pyarrow as pa
     from datasets import Dataset
 
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+    columns = {name: [row.get(name) for row in rows] for name in features or dict.fromkeys(chain.from_iterable(rows))}
+    if features is not None:
+        return Dataset.from_dict(columns, features=features)
     try:
         return Dataset.from_dict(columns)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -224,8 +231,29 @@ def _one_type(values: list[Any]) -> list[Any]:
     return [json.dumps(value) if isinstance(value, str) else value for value in values]
 
 
+@contextlib.contextmanager
+def readable(what: str, name: str, *, code: str, fix: str) -> Iterator[None]:
+    """Errors of `datasets` and of the hub as a `DataError`: `what` with their cause.
+
+    D034 for a dataset that is a script, which `datasets` no longer runs.
+    """
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        yield
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
+        if isinstance(error, DataError):
+            raise
+        cause = root_cause(error)
+        if "scripts are no longer supported" in cause:
+            to = f"{Path(name).name}.jsonl"
+            program = f"load_dataset('{name}', trust_remote_code=True)['train'].to_json('{to}')"
+            code, fix = "D034", f'once, where `pip install "datasets<4"`: {program}; then dataset: {to}'
+        raise DataError(what.replace("{cause}", cause), code=code, fix=fix) from error
+
+
 def root_cause(error: BaseException) -> str:
-    """The innermost cause: `datasets` wraps what happened in messages that do not say it."""
+    """The innermost cause, which `datasets` wraps in messages of its own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
@@ -234,10 +262,10 @@ def root_cause(error: BaseException) -> str:
 # ---- rows ----
 
 
-def good_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file of lines. Raises one `DataError` of all that is wrong, before the end."""
+def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+    """The rows of `file_rows`. Raises one `DataError` of all that is wrong, before the end."""
     problems: list[Finding] = []
-    for _, row in file_rows(path):
+    for _, row in rows:
         if isinstance(row, Finding):
             problems.append(row)
         elif not problems:
@@ -246,12 +274,8 @@ def good_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             break
     if problems:
         more = ["... and perhaps more."] * (len(problems) == MAX_PROBLEMS)
-        raise DataError(
-            "\n".join([*(problem.what for problem in problems), *more]),
-            code=problems[0].code,
-            fix=problems[0].fix,
-            findings=problems,
-        )
+        what = "\n".join([*(problem.what for problem in problems), *more])
+        raise DataError(what, code=problems[0].code, fix=problems[0].fix, findings=problems)
 
 
 def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
@@ -274,22 +298,23 @@ def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
-    """Those of a file with an object a line, whatever its name. Raises `DataError` (D024, D026, D039)."""
+    """Rows of a file with an object a line, whatever its name. Raises `DataError` (D024, D026, D039)."""
     yield from _jsonl_rows(path, form_of(path)._replace(kind=".jsonl"))
 
 
-def csv_columns(path: Path) -> tuple[str, ...]:
-    """The columns of a CSV file, as its header names them. Raises `DataError` (D024, D026, D027, D039)."""
-    return tuple(name for name in _csv_header(path, _lines(path, form_of(path)))[2] if name)
+def columns_and_form(path: Path) -> tuple[tuple[str, ...] | None, str]:
+    """The columns of a CSV file, as its header names them, and a note on an unusual format of any file of lines.
 
-
-def unusual(path: Path) -> str:
-    """What a file of lines has that plain ones have not, in words; empty: nothing. Raises `DataError`."""
+    Raises:
+        DataError: a file that cannot be read (D024, D026, D027, D039).
+    """
     form = form_of(path)
-    separator = _csv_header(path, _lines(path, form))[0] if form.kind == ".csv" else ","
+    if form.kind != ".csv":
+        return None, form.words
+    separator, _, names = _csv_header(path, _lines(path, form))
     usual = separator == ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
     between = "" if usual else f"a table with {SEPARATORS.get(separator, separator)} between its columns"
-    return ", ".join(filter(None, [form.words, between]))
+    return tuple(filter(None, names)), ", ".join(filter(None, [form.words, between]))
 
 
 def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
@@ -309,23 +334,20 @@ def _row_of(path: Path, number: int, line: str) -> Any:
         row = _DECODER.decode(line)
     except json.JSONDecodeError as error:
         what = f"{path} line {number}, column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
-        return _bad("D004", what, _ONE_A_LINE)
+        return row_problem("D004", None, what, _ONE_A_LINE)
     except _NotJSON as error:
-        return _bad("D029", f"{path} line {number}: {error} is not JSON", _NULL)
+        return row_problem("D029", None, f"{path} line {number}: {error} is not JSON", _NULL)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
-        return _bad("D004", f"{path} line {number}: {error}", _ONE_A_LINE)
+        return row_problem("D004", None, f"{path} line {number}: {error}", _ONE_A_LINE)
     if isinstance(row, dict):
         return row
-    return _bad("D031", f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}", _OBJECT)
+    what = f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}"
+    return row_problem("D031", None, what, _OBJECT)
 
 
 _ONE_A_LINE = "write every row as one JSON object on a line of its own"
 _NULL = 'write null in its place, {"answer": null}, or leave the key out'
 _OBJECT = '{"prompt": "...", "answer": "..."}, one object a line'
-
-
-def _bad(code: str, what: str, fix: str) -> Finding:
-    return Finding(code=code, severity="error", what=what, fix=fix)
 
 
 class _NotJSON(ValueError):
@@ -373,7 +395,7 @@ def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
 
 
 SEPARATORS: Mapping[str, str] = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
-"""Between the columns of a CSV file, in words; the first of them where two fit alike."""
+"""Separators of the columns of a CSV file, in words; the first of them where two fit."""
 
 
 def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int, list[str]]:
@@ -409,7 +431,10 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             fields = next(reader, None)
         except csv.Error as error:
             what = f"{path} line {start}: a quote that is not closed, or stands inside a field ({error})"
-            yield start, _bad("D027", what, 'write a quote inside a field twice, the field in quotes: "5"" wide"')
+            yield (
+                start,
+                row_problem("D027", None, what, 'write a quote inside a field twice, the field in quotes: "5"" wide"'),
+            )
             continue
         if fields is None:
             return
@@ -418,7 +443,7 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         if len(fields) < len(names) or any(fields[len(names) :]):
             what = f"{path} line {header + reader.line_num} has {len(fields)} fields, the header has {len(names)}"
             fix = f'quote fields that hold {SEPARATORS.get(separator, separator)} in line {start}: "1{separator}5"'
-            yield start, _bad("D027", what, fix)
+            yield start, row_problem("D027", None, what, fix)
             continue
         yield start, {name: field or None for name, field in zip(names, fields, strict=False) if name}
 

@@ -7,7 +7,6 @@ is a level of the task's curriculum where the generator has no argument of that 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -44,8 +43,9 @@ def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -
     """
     check_task(dataset)
     import reasoning_gym
+    from reasoning_gym.factory import DATASETS
 
-    known = _arguments(dataset)
+    known = {field.name: field.default for field in dataclasses.fields(DATASETS[dataset][1])}
     given = {"size": size, "seed": seed, **settings}
     if "difficulty" in given and "difficulty" not in known:
         given = {**_level(dataset, given.pop("difficulty")), **given}
@@ -56,19 +56,13 @@ def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -
         return list({row["prompt"]: row for row in map(_row, made)}.values())
     except Exception as error:  # a generator of another library can raise anything
         message = str(error) or type(error).__name__
-        raise DataError(
-            f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}",
-            code="D057",
-            fix=_EXAMPLE,
-        ) from error
+        what = f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}"
+        raise DataError(what, code="D057", fix=_EXAMPLE) from error
 
 
 def _row(task: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "prompt": task["question"],
-        "answer": None if task["answer"] is None else str(task["answer"]),
-        "metadata": json.dumps(task["metadata"], default=_jsonable),
-    }
+    answer = None if task["answer"] is None else str(task["answer"])
+    return {"prompt": task["question"], "answer": answer, "metadata": json.dumps(task["metadata"], default=_jsonable)}
 
 
 def _jsonable(value: Any) -> Any:
@@ -82,42 +76,24 @@ def check_task(name: str) -> None:
     """Raises `ConfigError` (D057) without reasoning-gym and for a dataset it lacks."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ConfigError("reasoning-gym is not installed.", code="D057", fix="Type: pip install 'podium[tasks]'")
-    if name not in _task_names():
-        what = f"reasoning-gym has no dataset `{name}`. It has {len(_task_names())}."
-        raise ConfigError(what, code="D057", fix=did_you_mean(name, _task_names()) or _EXAMPLE)
-
-
-@functools.cache
-def _task_names() -> frozenset[str]:
     from reasoning_gym.factory import DATASETS
 
-    return frozenset(DATASETS)
-
-
-def _arguments(dataset: str) -> Mapping[str, Any]:
-    """What the task's configuration takes, with the defaults."""
-    from reasoning_gym.factory import DATASETS
-
-    return {field.name: field.default for field in dataclasses.fields(DATASETS[dataset][1])}
+    if name not in DATASETS:
+        what = f"reasoning-gym has no dataset `{name}`. It has {len(DATASETS)}."
+        raise ConfigError(what, code="D057", fix=did_you_mean(name, DATASETS) or _EXAMPLE)
 
 
 def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
     if name not in known:
         listed = ", ".join([*known, "difficulty"])
-        raise DataError(
-            f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed}.",
-            code="D057",
-            fix=did_you_mean(name, known) or _EXAMPLE,
-        )
+        what = f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed}."
+        raise DataError(what, code="D057", fix=did_you_mean(name, known) or _EXAMPLE)
     kind = type(known[name])
     fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
     if kind in (bool, int) and not fits:
-        raise DataError(
-            f"reasoning-gym's `{dataset}` takes {kind.__name__} as `{name}`, not `{value}`. "
-            f"It is {known[name]} by default.",
-            code="D057",
-            fix=f"{name}={known[name]}",
-        )
+        what = f"reasoning-gym's `{dataset}` takes {kind.__name__} as `{name}`, not `{value}`. "
+        what += f"It is {known[name]} by default."
+        raise DataError(what, code="D057", fix=f"{name}={known[name]}")
 
 
 def _level(dataset: str, level: Any) -> dict[str, Any]:

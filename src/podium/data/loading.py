@@ -8,25 +8,26 @@
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from podium.data.columns import Columns, Row, features
-from podium.data.conditions import Condition, filtered
-from podium.data.files import dataset_of, file_rows, kind_of
+from podium.data.columns import Columns, Row
+from podium.data.conditions import Condition
+from podium.data.files import file_rows, kind_of, stream_of
 from podium.data.mixture import chosen, mixed, trl_mixture
-from podium.data.selection import Order, PassRates, Shape, Taking, in_order, read_pass_rates
+from podium.data.selection import Order, PassRates, RowTransform, in_order, read_pass_rates
 from podium.data.sources import load_splits
+from podium.data.survey import RowSource, dataset_source, file_source
+from podium.data.transform import Attempts, TransformedRows
 from podium.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DatasetSpec:
     """One dataset, or one of a mixture."""
 
     path: Any
@@ -34,7 +35,7 @@ class Part:
     weight: float | None = None
     """Its share of the mixture is this over the sum; None for all: all rows of all parts."""
     config: str | None = None
-    """Of a hub dataset."""
+    """Configuration of a hub dataset."""
     split: str = "train"
     columns: Columns = field(default_factory=Columns)
 
@@ -46,11 +47,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """Where the rows come from and what becomes of them; the fields are keys of a recipe, TRL's where it has one."""
+    """All datasets of a run and what is made of their rows; the fields are keys of a recipe, TRL's where it has one."""
 
     dataset: Any = None
-    """What `Part.path` may be."""
-    parts: tuple[Part, ...] = ()
+    """As `DatasetSpec.path`."""
+    parts: tuple[DatasetSpec, ...] = ()
     """A mixture, instead of `dataset`."""
     eval_dataset: Any = None
     """Held-out rows; None: `held_out`, or the test split of `dataset`, when it has one."""
@@ -58,18 +59,18 @@ class DataSpec:
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
     use_test_split: Literal["if there", "needed", "no"] = "if there"
-    """What becomes of the test split of `dataset`; an `eval_dataset` of its own is always loaded."""
+    """Whether the test split of `dataset` is held out; an `eval_dataset` of its own is always loaded."""
     dataset_streaming: bool = False
     datasets: tuple[Mapping[str, Any], ...] = ()
     """TRL's mixture, instead of `dataset`: `path, name, data_dir, data_files, split, columns, fraction`."""
     streaming: bool = False
-    """Of TRL's mixture."""
+    """For TRL's mixture."""
     test_split_size: float | None = None
-    """Of TRL's mixture: the share (or number) of rows to hold out."""
+    """For TRL's mixture: the share (or number) of rows to hold out."""
     columns: Columns = field(default_factory=Columns)
-    """Of `dataset`, and of `eval_dataset`."""
+    """For `dataset` and `eval_dataset`."""
     filter: tuple[Condition, ...] = ()
-    """Which of the training rows are kept, by their columns as they come; held-out rows stay as they are."""
+    """Conditions on the training rows, by their columns as they come; held-out rows stay as they are."""
     held_out: float | None = None
     """Share of the prompts to hold out, by their content."""
     pass_rates: str | None = None
@@ -80,12 +81,12 @@ class DataSpec:
     difficulty: str | None = None
     """The column to order by; None: pass rates."""
     seed: int = 42
-    """Of mixtures."""
+    """For mixtures."""
 
     @property
-    def all_parts(self) -> tuple[Part, ...]:
+    def all_parts(self) -> tuple[DatasetSpec, ...]:
         """The parts; one, where there is no mixture."""
-        alone = Part(
+        alone = DatasetSpec(
             path=self.dataset, config=self.dataset_config, split=self.dataset_train_split, columns=self.columns
         )
         return self.parts or (alone,)
@@ -97,7 +98,7 @@ class DataSpec:
 
     @property
     def is_given(self) -> bool:
-        """Whether there is anything to load."""
+        """Whether a dataset is named."""
         return self.dataset is not None or bool(self.datasets or self.parts)
 
 
@@ -107,27 +108,10 @@ class Loaded(NamedTuple):
     train: Any
     """`Dataset` or `IterableDataset`."""
     held_out: Any = None
-    """Likewise; None: nothing is held out."""
+    """The same; None: nothing is held out."""
 
 
-def load(
-    dataset: Any,
-    *,
-    prompt: str | None = None,
-    answer: str | None = None,
-    system: str | None = None,
-    examples: Sequence[Mapping[str, Any]] = (),
-    answer_from: str | None = None,
-    chat: bool = False,
-    held_out: float | None = None,
-    eval_dataset: Any = None,
-    pass_rates: str | Path | None = None,
-    pass_rate: tuple[float, float] | None = None,
-    order: Order | None = None,
-    difficulty: str | None = None,
-    seed: int = 42,
-    **more: Any,
-) -> Loaded:
+def load(dataset: Any, **more: Any) -> Loaded:
     """Training rows and held-out rows, as a recipe with the same keys gets them.
 
     Args:
@@ -152,23 +136,15 @@ def load(
     Raises:
         DataError: nothing there, not readable, or columns that are not there.
     """
-    columns = Columns(
-        prompt=prompt, answer=answer, system=system, examples=tuple(examples), answer_from=answer_from, chat=chat
-    )
+    own = {key: more.pop(key) for key in _COLUMN_KEYS if key in more}
+    columns = Columns(**{**own, "examples": tuple(own.get("examples") or ())})
     for error in columns.check().values():
         raise error
-    spec = DataSpec(
-        **{"parts": read_parts(dataset, columns)} if isinstance(dataset, (list, tuple)) else {"dataset": dataset},
-        columns=columns,
-        eval_dataset=eval_dataset,
-        held_out=held_out,
-        pass_rates=None if pass_rates is None else str(pass_rates),
-        pass_rate=pass_rate,
-        order=order,
-        difficulty=difficulty,
-        seed=seed,
-        **more,
-    )
+    if more.get("pass_rates") is not None:
+        more["pass_rates"] = str(more["pass_rates"])
+    mixture = isinstance(dataset, (list, tuple))
+    parts = read_parts(dataset, columns) if mixture else ()
+    spec = DataSpec(dataset=None if mixture else dataset, parts=parts, columns=columns, **more)
     for error in contradictions(spec).values():
         raise error
     return load_data(spec)
@@ -180,30 +156,129 @@ def load_data(spec: DataSpec) -> Loaded:
     Raises:
         DataError: nothing there, or not readable; files are named with line and column.
     """
-    rates = pass_rates_of(spec)
-    splits = [(part, part_splits(spec, part)) for part in spec.all_parts]
-    raw = [(part, kept_rows(spec, part, each)) for part, each in splits]
-    train = _joined(spec, [(part, _taken(rows, train_shape(spec, part, rates), part.name)) for part, rows in raw])
-    if spec.order is not None:
-        _check_order(train)
-        train = in_order(train, spec.order, name=spec.name, difficulty=spec.difficulty, rates=rates)
-    return Loaded(train, _held_out(spec, splits))
+    opened = open_data(spec)
+    for _, made in (*opened.train, *opened.held_out):
+        made.read()
+    return opened.loaded()
 
 
-def eval_rows(spec: DataSpec, *, streaming: bool = False) -> Any:
-    """The rows of `eval_dataset`, which must be given, as they are. Raises `DataError`."""
-    splits = load_splits(spec.eval_dataset, streaming=streaming or spec.dataset_streaming)
-    if len(splits) == 1:
-        return next(iter(splits.values()))
-    return chosen(splits, spec.dataset_test_split, Part(path=spec.eval_dataset).name, "dataset_test_split")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenData:
+    """The datasets of a spec, opened and not yet read."""
+
+    spec: DataSpec
+    rates: PassRates | None
+    train: tuple[tuple[DatasetSpec, TransformedRows], ...]
+    held_out: tuple[tuple[DatasetSpec, TransformedRows], ...]
+
+    def loaded(self) -> Loaded:
+        """The rows, once all of them were read from their sources. Raises `DataError`."""
+        spec = self.spec
+        train = self._joined(self.train)
+        if spec.order is not None:
+            if not hasattr(train, "__len__"):
+                what = "`order` needs all rows at once, and this is a stream."
+                raise DataError(what, code="C030", fix="Leave out `dataset_streaming`.")
+            train = in_order(train, spec.order, name=spec.name, difficulty=spec.difficulty, rates=self.rates)
+        return Loaded(train, self._joined(self.held_out) if self.held_out else None)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether rows are loaded in the order in which they are read."""
+        return self.spec.order is None and not any(part.weight for part in self.spec.parts)
+
+    def _joined(self, parts: Sequence[tuple[DatasetSpec, TransformedRows]]) -> Any:
+        """The parts' rows as one dataset; parts that have one path are told apart by a number."""
+        named: dict[str, Any] = {}
+        for part, made in parts:
+            number = sum(part.name == name.partition(" #")[0] for name in named)
+            named[f"{part.name} #{number + 1}" if number else part.name] = made.dataset()
+        return mixed(named, [part.weight for part, _ in parts], seed=self.spec.seed)
+
+
+def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = True) -> OpenData:
+    """Open every dataset of a spec; what cannot be opened is missing, if `attempts` do not raise.
+
+    `keep`: whether the rows are to be loaded, or only read in constant memory.
+    """
+    attempts = attempts or Attempts()
+    rates = attempts.attempt(lambda: pass_rates_of(spec))
+    train: list[tuple[DatasetSpec, TransformedRows]] = []
+    held_out: list[tuple[DatasetSpec, TransformedRows]] = []
+
+    def add(to: list[tuple[DatasetSpec, TransformedRows]], part: DatasetSpec, source: RowSource, **how: Any) -> None:
+        difficulty = None if keep or to is held_out else spec.difficulty  # of loaded rows the order finds it
+        transform = RowTransform(columns=part.columns, **how)
+        made = attempts.attempt(lambda: TransformedRows(source, transform, attempts, keep=keep, difficulty=difficulty))
+        if made is not None:
+            to.append((part, made))
+
+    for part in spec.all_parts:
+        sources = attempts.attempt_rows(partial(_part_sources, spec, part, keep=keep), part.name)
+        if sources is not None:
+            add(train, part, sources[0], filter=spec.filter, held_out=spec.held_out, rates=rates)
+            if sources[1] is not None:
+                add(held_out, part, sources[1], held_out=spec.held_out, wants_held_out=spec.held_out is not None)
+    if spec.eval_dataset is not None:
+        part = DatasetSpec(path=spec.eval_dataset, columns=spec.columns)
+        source = attempts.attempt(lambda: _eval_source(spec, part.name, keep=keep))
+        if source is not None:
+            add(held_out, part, source)
+    return OpenData(spec=spec, rates=rates, train=tuple(train), held_out=tuple(held_out))
+
+
+def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[RowSource, RowSource | None]:
+    """One part's training rows and held-out rows as they are; both may be of one file."""
+    name = spec.name if spec.datasets else part.name
+    ends = _is_file(part.name) and (not keep or spec.dataset_streaming)
+    is_file = is_lines(part.path)
+    splits = {"train": _lines(name, spec)} if is_file else part_splits(spec, part, streaming=ends)
+    train = _source(train_rows(spec, part, splits), name, is_file=ends)
+    held_out = None if spec.eval_dataset is not None else _held_out_rows(spec, part, splits)
+    if held_out is None:
+        return train, None
+    side = spec.dataset_test_split if spec.held_out is None else "held out"
+    return train, replace(_source(held_out, name, is_file=ends), name=f"{name} ({side})", form="")
+
+
+def _source(rows: Any, name: str, *, is_file: bool) -> RowSource:
+    if isinstance(rows, RowSource):
+        return rows
+    source = dataset_source(rows, name, is_file=is_file)
+    assert source is not None, "a dataset can be read more than once"
+    return source
+
+
+def _lines(name: str, spec: DataSpec) -> RowSource:
+    """A file of lines, which a check and a load read in the same way."""
+    path = Path(name).expanduser()
+    source = file_source(path, name)
+    return replace(source, dataset=stream_of(path), lines_first=True) if spec.dataset_streaming else source
+
+
+def _eval_source(spec: DataSpec, name: str, *, keep: bool) -> RowSource:
+    if is_lines(spec.eval_dataset):
+        return _lines(name, spec)
+    ends = _is_file(name) and (not keep or spec.dataset_streaming)
+    splits = load_splits(spec.eval_dataset, streaming=ends or spec.dataset_streaming)
+    alone = len(splits) == 1
+    rows = next(iter(splits.values())) if alone else chosen(splits, spec.dataset_test_split, name, "dataset_test_split")
+    return _source(rows, name, is_file=ends)
+
+
+def _is_file(name: str) -> bool:
+    path = Path(name).expanduser()
+    return kind_of(path) is not None and path.is_file()
 
 
 def shaped(rows: Any, columns: Columns, name: str) -> Any:
     """All the rows, with their prompts and answers. Raises `DataError` for columns that are not there."""
-    return _taken(rows, Shape(columns=columns), name)
+    made = TransformedRows(_source(rows, name, is_file=False), RowTransform(columns=columns))
+    made.read()
+    return made.dataset()
 
 
-def part_splits(spec: DataSpec, part: Part, *, streaming: bool = False) -> Mapping[str, Any]:
+def part_splits(spec: DataSpec, part: DatasetSpec, *, streaming: bool = False) -> Mapping[str, Any]:
     """The splits of one part as they are. Raises `DataError`."""
     if spec.datasets:
         return trl_mixture(
@@ -216,7 +291,7 @@ def part_splits(spec: DataSpec, part: Part, *, streaming: bool = False) -> Mappi
     return load_splits(part.path, config=part.config, streaming=streaming or spec.dataset_streaming)
 
 
-def first_rows(spec: DataSpec, part: Part, count: int) -> list[Row]:
+def first_rows(spec: DataSpec, part: DatasetSpec, count: int) -> list[Row]:
     """The first rows of a part's training split as they are, without reading the rest where that can be."""
     if is_lines(part.path):
         rows: Iterator[Any] = (row for _, row in file_rows(Path(part.path).expanduser()))
@@ -238,36 +313,12 @@ def pass_rates_of(spec: DataSpec) -> PassRates | None:
     return None if spec.pass_rates is None else read_pass_rates(spec.pass_rates, spec.pass_rate)
 
 
-def train_shape(spec: DataSpec, part: Part, rates: PassRates | None) -> Shape:
-    """What becomes of a row of the training split."""
-    return Shape(columns=part.columns, held_out=spec.held_out, rates=rates)
-
-
-def held_out_shape(spec: DataSpec, part: Part) -> Shape:
-    """What becomes of a row on the held-out side."""
-    return Shape(columns=part.columns, held_out=spec.held_out, wants_held_out=spec.held_out is not None)
-
-
-def train_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any:
+def train_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any]) -> Any:
     """The training split of a part as it is. Raises `DataError`."""
     return chosen(splits, part.split, part.name, "split" if spec.parts else "dataset_train_split")
 
 
-def kept_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any:
-    """Likewise, those that `filter` keeps."""
-    return filtered(train_rows(spec, part, splits), spec.filter)
-
-
-def _held_out(spec: DataSpec, splits: Sequence[tuple[Part, Mapping[str, Any]]]) -> Any | None:
-    if spec.eval_dataset is not None:
-        return _taken(eval_rows(spec), Shape(columns=spec.columns), Part(path=spec.eval_dataset).name)
-    rows = [(part, held_out_rows(spec, part, each)) for part, each in splits]
-    there = [(part, each) for part, each in rows if each is not None]
-    shaped = [(part, _taken(each, held_out_shape(spec, part), part.name)) for part, each in there]
-    return _joined(spec, shaped) if shaped else None
-
-
-def held_out_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any | None:
+def _held_out_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any]) -> Any | None:
     """The split that the held-out rows of a part come from; None: there is none."""
     if spec.held_out is not None:
         return train_rows(spec, part, splits)
@@ -276,113 +327,59 @@ def held_out_rows(spec: DataSpec, part: Part, splits: Mapping[str, Any]) -> Any 
     return splits.get(spec.dataset_test_split) if spec.use_test_split == "if there" else None
 
 
-def _joined(spec: DataSpec, parts: Sequence[tuple[Part, Any]]) -> Any:
-    """The parts' rows as one dataset; parts that have one path are told apart by a number."""
-    named: dict[str, Any] = {}
-    for part, rows in parts:
-        number = sum(part.name == name.partition(" #")[0] for name in named)
-        named[f"{part.name} #{number + 1}" if number else part.name] = rows
-    return mixed(named, [part.weight for part, _ in parts], seed=spec.seed)
-
-
-def _taken(rows: Any, shape: Shape, name: str) -> Any:
-    """The rows that a shape takes, shaped. Says how many went for their pass rates."""
-    names = rows.column_names or list(next(iter(rows), ()))  # a stream may not know them
-    if names:
-        shape.columns.check_names(names, name)
-    take = Taking(shape)
-    if not hasattr(rows, "__len__"):
-        kept = rows.filter(lambda row: take(row) is not None) if shape.selects else rows
-        return _mapped(kept, shape.columns)
-    if shape.selects:
-        rows = rows.select([index for index, row in enumerate(rows) if take(row) is not None])
-    for finding in take.findings(name):
-        if finding.severity == "error":
-            raise DataError(f"{finding.what}.", code=finding.code, fix=finding.fix, findings=[finding])
-        logger.info("%s", finding.what)
-    return _mapped(rows, shape.columns)
-
-
-def _mapped(rows: Any, columns: Columns) -> Any:
-    from datasets import Json
-
-    if not columns.changes:
-        return rows
-    made = features(columns, rows.features)
-    gone = [name for name in columns.taken if name in (rows.column_names or columns.taken)]
-    if not hasattr(rows, "__len__"):
-        return rows.map(columns, features=made, remove_columns=gone)
-    if any(isinstance(kind, Json) for kind in rows.features.values()):
-        return dataset_of([columns(row) for row in rows])  # `map` would take a text "7" for the number
-    # not from the cache, whose key does not know this code's version
-    return rows.map(columns, features=made, remove_columns=gone, load_from_cache_file=False)
-
-
-# ---- what a spec may not say ----
+# ---- reading a spec ----
 
 
 def contradictions(spec: DataSpec) -> dict[str, DataError]:
-    """By key, what cannot be meant."""
-    return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in _CONTRADICTIONS if holds(spec)}
-
-
-def _weighs_some(spec: DataSpec) -> bool:
-    weighted = [part.weight is not None for part in spec.parts]
-    return any(weighted) and not all(weighted)
-
-
-_CONTRADICTIONS: tuple[tuple[str, Callable[[DataSpec], bool], str, str], ...] = (
-    (
-        "held_out",
-        lambda spec: spec.held_out is not None and spec.eval_dataset is not None,
-        "`held_out` and `eval_dataset` both say what is held out.",
-        "Leave one of them out.",
-    ),
-    (
-        "pass_rate",
-        lambda spec: spec.pass_rate is not None and spec.pass_rates is None,
-        "`pass_rate` needs measured rates.",
-        "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
-    ),
-    (
-        "difficulty",
-        lambda spec: spec.order is None and spec.difficulty is not None,
-        "`difficulty` does nothing without an order.",
-        "Set `order: easy_first` or `order: hard_first`.",
-    ),
-    (
-        "order",
-        lambda spec: spec.order is not None and spec.difficulty is None and spec.pass_rates is None,
-        "`order` needs to know what is hard.",
-        "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
-    ),
-    (
-        "order",
-        lambda spec: spec.order is not None and (spec.dataset_streaming or spec.streaming),
-        "`order` needs all rows at once.",
-        "Leave out `dataset_streaming`.",
-    ),
-    (
-        "dataset",
-        _weighs_some,
-        "`weight` is given for some parts of `dataset` and not for others.",
-        "Give it for all or none.",
-    ),
-)
-"""(key, whether it holds, what is wrong, what to type); of one key the last that holds is said."""
-
-
-def _check_order(train: Any) -> None:
-    if not hasattr(train, "__len__"):
-        what = "`order` needs all rows at once, and this is a stream."
-        raise DataError(what, code="C030", fix="Leave out `dataset_streaming`.")
+    """By key, the last contradiction between two keys."""
+    weighted = {part.weight is not None for part in spec.parts}
+    measured, hard = spec.pass_rates is not None, spec.difficulty is not None
+    found = (
+        (
+            "held_out",
+            spec.held_out is not None and spec.eval_dataset is not None,
+            "`held_out` and `eval_dataset` both say what is held out.",
+            "Leave one of them out.",
+        ),
+        (
+            "pass_rate",
+            spec.pass_rate is not None and not measured,
+            "`pass_rate` needs measured rates.",
+            "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
+        ),
+        (
+            "difficulty",
+            hard and spec.order is None,
+            "`difficulty` does nothing without an order.",
+            "Set `order: easy_first` or `order: hard_first`.",
+        ),
+        (
+            "order",
+            spec.order is not None and not hard and not measured,
+            "`order` needs to know what is hard.",
+            "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
+        ),
+        (
+            "order",
+            spec.order is not None and (spec.dataset_streaming or spec.streaming),
+            "`order` needs all rows at once.",
+            "Leave out `dataset_streaming`.",
+        ),
+        (
+            "dataset",
+            len(weighted) == 2,
+            "`weight` is given for some parts of `dataset` and not for others.",
+            "Give it for all or none.",
+        ),
+    )
+    return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in found if holds}
 
 
 PART_KEYS = ("path", "weight", "split", "config", "prompt", "answer", "system", "examples", "answer_from", "chat")
 _COLUMN_KEYS = PART_KEYS[4:]
 
 
-def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[Part, ...]:
+def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[DatasetSpec, ...]:
     """The parts of a mixture from mappings (or names alone); what one leaves out is as in `columns`.
 
     Raises:
@@ -391,18 +388,27 @@ def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[Part, ...]:
     return tuple(_part(entry, columns) for entry in entries)
 
 
-def _part(entry: Any, columns: Columns) -> Part:
+def _part(entry: Any, columns: Columns) -> DatasetSpec:
     if not isinstance(entry, Mapping):
-        return Part(path=entry, columns=columns)
+        return DatasetSpec(path=entry, columns=columns)
     unknown = [key for key in entry if key not in PART_KEYS]
     if unknown or "path" not in entry:
-        raise DataError(
-            f"A part of a mixture has {', '.join(PART_KEYS)}, `path` in any case; got {', '.join(map(str, entry))}.",
-            code="C003",
-            fix="Rows in a list: `datasets.Dataset.from_list(rows)`.",
-        )
+        what = f"A part of a mixture has {', '.join(PART_KEYS)}, `path` in any case; got {', '.join(map(str, entry))}."
+        fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
+        raise DataError(what, code="C003", fix=fix)
     own = {key: entry[key] for key in _COLUMN_KEYS if key in entry}
     if "examples" in own:
         own["examples"] = tuple(own["examples"] or ())
     rest = {key: entry[key] for key in ("path", "weight", "config", "split") if entry.get(key) is not None}
-    return Part(**rest, columns=replace(columns, **own))
+    return DatasetSpec(**rest, columns=replace(columns, **own))
+
+
+_OPTIONS = (*_COLUMN_KEYS, "held_out", "eval_dataset", "pass_rates", "pass_rate", "order", "difficulty", "seed")
+_DEFAULTS = {each.name: each.default for each in (*fields(DataSpec), *fields(Columns))}
+load.__signature__ = Signature(  # type: ignore[attr-defined]
+    [
+        Parameter("dataset", Parameter.POSITIONAL_OR_KEYWORD),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=_DEFAULTS[name]) for name in _OPTIONS),
+        Parameter("more", Parameter.VAR_KEYWORD),
+    ]
+)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from podium.data.files import root_cause
+from podium.data.files import readable
 from podium.data.sources import load_splits
-from podium.errors import DataError, as_line, hub_errors
+from podium.errors import DataError, as_line
 
 
 def mixed(parts: Mapping[str, Any], weights: Sequence[float | None], *, seed: int) -> Any:
@@ -65,11 +65,9 @@ def _check_types(parts: Mapping[str, Any]) -> None:
                 continue
             first, other = seen.setdefault(column, (name, kind))
             if other != kind:
-                raise DataError(
-                    f"`{column}` is {_in_words(other)} in {first} and {_in_words(kind)} in {name}.",
-                    code="D058",
-                    fix=_ONE_WAY.get(column, "Write the column one way in all parts, or leave it out of one."),
-                )
+                what = f"`{column}` is {_in_words(other)} in {first} and {_in_words(kind)} in {name}."
+                fix = _ONE_WAY.get(column, "Write the column one way in all parts, or leave it out of one.")
+                raise DataError(what, code="D058", fix=fix)
 
 
 _ONE_WAY = {
@@ -123,24 +121,16 @@ def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
 
 def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
     from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
 
     path, split = part["path"], part.get("split") or "train"
-    if part.get("data_files") or part.get("data_dir") or part.get("name") or not _is_plain(split):
+    if part.get("data_files") or part.get("data_dir") or part.get("name") or not split.isidentifier():
         options = {key: part.get(key) for key in ("name", "data_dir", "data_files")}
-        try:
+        what = f"The part `{path}` of `datasets` cannot be had: {{cause}}"
+        with readable(what, path, code="D035", fix="Private or gated: `hf auth login`."):
             rows = load_dataset(path, split=split, streaming=streaming, **options)
-        except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
-            what = f"The part `{path}` of `datasets` cannot be had: {root_cause(error)}"
-            raise DataError(what, code="D035", fix="Private or gated: `hf auth login`.") from error
     else:
         rows = chosen(load_splits(path, streaming=streaming), split, path, "split")
     return rows.select_columns(part["columns"]) if part.get("columns") else rows
-
-
-def _is_plain(split: str) -> bool:
-    """`train`, and not `train[:10%]`, which only `datasets` understands."""
-    return split.isidentifier()
 
 
 def _cut_to_shares(parts: list[Any], fractions: list[float | None], *, streaming: bool) -> list[Any]:

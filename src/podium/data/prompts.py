@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
-from podium.data.check import describe
-from podium.data.row import check_row, no_template, text_of
+from podium.data.row import check_row, no_template, problems_text, text_of
 from podium.errors import ConfigError, DataError, as_line
 from podium.records import Finding, Message, Prompt
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Overlong = Literal["error", "drop", "truncate"]
-"""What happens to a prompt that is too long: stop, leave the row out, or keep its last tokens."""
+"""Treatment of a prompt that is too long: stop, leave the row out, or keep its last tokens."""
 
 NOT_PASSED_ON = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that reward functions do not get, as in TRL."""
@@ -47,7 +48,7 @@ class PromptBuilder:
     max_completion_length: int | None = None
     """Tokens to be kept free for the completion."""
     name: str = "train_dataset"
-    """How messages call the dataset."""
+    """Name of the dataset in messages."""
 
     def __post_init__(self) -> None:
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
@@ -68,16 +69,13 @@ class PromptBuilder:
             DataError: a row without a usable prompt, or one that is too long where `overlong` is "error".
         """
         problem = check_row(row, row_index, chat_template=self.chat_template)
-        if problem is not None:
-            raise DataError(describe(self.name, [problem]), code=problem.code)
-        content = row["prompt"]
-        token_ids = self.tokenize(content, row_index)
+        token_ids = problem or self.tokenize(row["prompt"], row_index)
         if isinstance(token_ids, Finding):
-            raise DataError(describe(self.name, [token_ids]), code=token_ids.code)
-        text = None
+            raise DataError(problems_text(self.name, [token_ids]), code=token_ids.code)
+        content, text = row["prompt"], None
         if self.limit is not None and len(token_ids) > self.limit:
             if self.overlong == "error":
-                raise DataError(describe(self.name, [self._too_long(len(token_ids), row_index)]))
+                raise DataError(problems_text(self.name, [self._too_long(len(token_ids), row_index)]))
             if self.overlong == "drop":
                 return None
             token_ids = token_ids[-self.limit :]
@@ -86,7 +84,7 @@ class PromptBuilder:
             id=id,
             row=row_index,
             token_ids=tuple(token_ids),
-            text=self._text(content) if text is None else text,
+            text=str(self.rendered(content, row_index)) if text is None else text,
             content=content if isinstance(content, str) else list(content),
             columns={key: value for key, value in row.items() if key not in NOT_PASSED_ON},
         )
@@ -96,6 +94,12 @@ class PromptBuilder:
         """The template as text; None where there is none."""
         template = self.chat_template_kwargs.get("chat_template") or getattr(self.tokenizer, "chat_template", None)
         return template if template is None or isinstance(template, str) else str(template)
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """All that lengths and errors of prompts depend on; equal for two builders that make the same prompts."""
+        tokenizer = (type(self.tokenizer), self.tokenizer.name_or_path, self.chat_template)
+        return (*tokenizer, repr(sorted(self.chat_template_kwargs.items())), self.limit, self.overlong)
 
     @property
     def context_room(self) -> int | None:
@@ -123,51 +127,42 @@ class PromptBuilder:
     def tokenize(self, content: str | Sequence[Message], row_index: int) -> list[int] | Finding:
         """Token ids of a prompt that has been checked, however long; or what the chat template said against it."""
         if isinstance(content, str):
-            token_ids = self.tokenizer(content)["input_ids"]
-        elif self.chat_template is None:
-            return no_template(row_index)
+            encoded = self.tokenizer(content)
         else:
-            try:
-                token_ids = self._apply_template(content, tokenize=True, return_dict=True)["input_ids"]
-            except (TemplateError, ValueError, TypeError, KeyError) as error:
-                return _refused(error, row_index)
-        return list(token_ids) if len(token_ids) else _no_tokens(row_index)
+            encoded = self._templated(content, row_index, tokenize=True, return_dict=True)
+        if isinstance(encoded, Finding):
+            return encoded
+        return list(encoded["input_ids"]) or no_tokens(row_index)
 
-    def lengths(self, contents: Sequence[tuple[int, str | Sequence[Message]]]) -> list[int | Finding]:
-        """Token counts of many checked prompts `(row, content)` in one call of the tokenizer; or what is wrong."""
-        plain = [isinstance(content, str) for _, content in contents]
-        texts = [self.rendered(content, row) for row, content in contents]
-        counts: list[int | Finding] = [text if isinstance(text, Finding) else 0 for text in texts]
+    def count_tokens(self, texts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Token counts of many rendered prompts, each with whether it is plain, in one call of the tokenizer."""
+        counts = [0] * len(texts)
         for special in (True, False):  # a template writes the special tokens itself
-            chosen = [i for i, text in enumerate(texts) if plain[i] is special and not isinstance(text, Finding)]
+            chosen = [i for i, (_, is_plain) in enumerate(texts) if is_plain is special]
             if chosen:
-                encoded = self.tokenizer([texts[i] for i in chosen], add_special_tokens=special)["input_ids"]
+                encoded = self.tokenizer([texts[i][0] for i in chosen], add_special_tokens=special)["input_ids"]
                 for i, token_ids in zip(chosen, encoded, strict=True):
-                    counts[i] = len(token_ids) or _no_tokens(contents[i][0])
+                    counts[i] = len(token_ids)
         return counts
 
     def rendered(self, content: str | Sequence[Message], row_index: int) -> str | Finding:
         """The text whose tokens are the prompt's, or what the chat template said against it."""
         if isinstance(content, str):
             return content
-        if self.chat_template is None:
-            return no_template(row_index)
-        try:
-            return str(self._apply_template(content, tokenize=False))
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
-            return _refused(error, row_index)
+        text = self._templated(content, row_index, tokenize=False)
+        return text if isinstance(text, Finding) else str(text)
 
     def may_exceed(self, text: str) -> bool:
         """Whether a rendered prompt may have more tokens than the limit, without counting them."""
         return self.limit is not None and most_tokens(text) + SPECIAL_TOKENS > self.limit
 
     def cure(self, num_tokens: int) -> str:
-        """What to type so that a prompt of `num_tokens` tokens does not stop the run."""
+        """Settings with which a prompt of `num_tokens` tokens does not stop the run."""
         other = 'overlong_prompts="drop" leaves such rows out, overlong_prompts="truncate" keeps their last tokens'
         return "; ".join(filter(None, [self.wider(num_tokens), other]))
 
     def wider(self, num_tokens: int) -> str:
-        """What to type so that a prompt of `num_tokens` tokens is taken whole; empty: the model has no room for it."""
+        """The setting that makes room for a prompt of `num_tokens` tokens; empty: the model has no room for it."""
         room = self.context_room
         if self.max_prompt_length is not None and (room is None or num_tokens <= room):
             return f"max_prompt_length={num_tokens} takes it"
@@ -175,22 +170,23 @@ class PromptBuilder:
             return f"max_completion_length={self.context_length - num_tokens} makes room for it"
         return ""
 
-    def _text(self, content: str | Sequence[Message]) -> str:
-        return content if isinstance(content, str) else self._apply_template(content, tokenize=False)
-
-    def _apply_template(self, messages: Sequence[Message], **how: Any) -> Any:
+    def _templated(self, messages: Sequence[Message], row_index: int, **how: Any) -> Any:
+        """The conversation through the chat template; a Finding where there is none, or it refuses."""
+        if self.chat_template is None:
+            return no_template(row_index)
         continued = messages[-1]["role"] == "assistant"
         turn = {"add_generation_prompt": not continued, "continue_final_message": continued}
         plain = [m if isinstance(m.get("content"), str | None) else {**m, "content": text_of(m)} for m in messages]
-        return self.tokenizer.apply_chat_template(plain, **{**turn, **self.chat_template_kwargs, **how})
+        try:
+            return self.tokenizer.apply_chat_template(plain, **{**turn, **self.chat_template_kwargs, **how})
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            what = f"row {row_index}: the chat template refused the conversation: {error}"
+            fix = "look at the roles: many templates want user and assistant to take turns, and a system message only "
+            return Finding(code="D012", severity="error", what=what, fix=f"{fix}first")
 
     def _too_long(self, num_tokens: int, row_index: int) -> Finding:
-        return Finding(
-            code="D014",
-            severity="error",
-            what=f"row {row_index}: the prompt has {num_tokens} tokens, but {self.limit_text}",
-            fix=self.cure(num_tokens),
-        )
+        what = f"row {row_index}: the prompt has {num_tokens} tokens, but {self.limit_text}"
+        return Finding(code="D014", severity="error", what=what, fix=self.cure(num_tokens))
 
 
 SPECIAL_TOKENS = 8
@@ -206,15 +202,7 @@ def most_tokens(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
-def _refused(error: Exception, row_index: int) -> Finding:
-    return Finding(
-        code="D012",
-        severity="error",
-        what=f"row {row_index}: the chat template refused the conversation: {error}",
-        fix="look at the roles: many templates want user and assistant to take turns, and a system message only first",
-    )
-
-
-def _no_tokens(row_index: int) -> Finding:
+def no_tokens(row_index: int) -> Finding:
+    """A prompt of which the tokenizer makes no token."""
     what = f"row {row_index}: the tokenizer made no token of the prompt"
     return Finding(code="D002", severity="error", what=what, fix="leave the row out")

@@ -8,11 +8,11 @@ from urllib.parse import parse_qsl
 
 from podium.errors import DataError
 
-_WORDS = {"true": True, "false": False}
+_WORDS: dict[str, Any] = {"true": True, "false": False}
 
 
 def parse_query(text: str) -> tuple[str, dict[str, Any]]:
-    """What stands before the question mark, and the arguments behind it: JSON, else text. Raises `DataError` (D057).
+    """The name before the question mark, and the arguments behind it: JSON, else text. Raises `DataError` (D057).
 
     >>> parse_query("rows.py:make?size=10&levels=[1,2]&name=a%20b&strict=True")
     ('rows.py:make', {'size': 10, 'levels': [1, 2], 'name': 'a b', 'strict': True})
@@ -24,12 +24,11 @@ def parse_query(text: str) -> tuple[str, dict[str, Any]]:
         raise DataError(
             f"`{text}`: behind the question mark stand arguments.", code="D057", fix=f"{name}?size=100&seed=1"
         ) from None
-    return name, {key: _value(value) for key, value in pairs}
+    return name, {key: _WORDS.get(value.casefold(), as_json(value)) for key, value in pairs}
 
 
-def _value(text: str) -> Any:
-    if text.casefold() in _WORDS:
-        return _WORDS[text.casefold()]
+def as_json(text: str) -> Any:
+    """The value that a text is in JSON, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is wrong with one row: its prompt, plain or a conversation. Knows no dataset and no tokenizer."""
+"""Problems of one row: of its prompt, plain or a conversation; messages about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from podium.data.columns import QUESTIONS, RESERVED, likely
+from podium.data.columns import QUESTIONS, RESERVED, likely, listed
 from podium.errors import did_you_mean
 from podium.records import Finding
 
@@ -15,12 +15,15 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
+MAX_LISTED = 20
+"""Problems written out in one message; the rest is counted."""
+
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
 TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
 
 
 def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Finding | None:
-    """What is wrong with one row's prompt, or None. A role that `chat_template` names is accepted."""
+    """The problem of one row's prompt, or None. A role that `chat_template` names is accepted."""
     if not isinstance(row, Mapping):
         return row_problem("D006", index, f"the row is {shown(row)}", 'a row is a dict: {"prompt": ...}')
     if "prompt" not in row:
@@ -142,17 +145,35 @@ def row_problem(code: str, row: int | None, what: str, fix: str) -> Finding:
     return Finding(code=code, severity="error", what=where + what, fix=fix)
 
 
+def problems_text(name: str, findings: Sequence[Finding]) -> str:
+    """One message of many problems; each fix is written once.
+
+    >>> print(problems_text("train_dataset", [row_problem("D005", 8, "prompt is null", "drop it")]))
+    train_dataset, row 8: prompt is null [D005]
+      fix: drop it
+    """
+    if len(findings) == 1:
+        lines = [f"{name}, {findings[0].what} [{findings[0].code}]"]
+    else:
+        lines = [f"{name} has {len(findings)} problems:"]
+        lines += [f"  {finding.what} [{finding.code}]" for finding in findings[:MAX_LISTED]]
+        lines += [f"  and {len(findings) - MAX_LISTED} more"] * (len(findings) > MAX_LISTED)
+    codes_by_fix: dict[str, dict[str, None]] = {}
+    for finding in findings[:MAX_LISTED]:
+        if finding.fix:
+            codes_by_fix.setdefault(finding.fix, {})[finding.code] = None
+    coded = len(codes_by_fix) > 1
+    for fix, codes in codes_by_fix.items():
+        lines.append(f"  fix{' (' + ', '.join(codes) + ')' if coded else ''}: {fix}")
+    return "\n".join(lines)
+
+
 def rename(columns: Iterable[str], name: str = "dataset") -> str:
-    """What to type so that the column with the question is called `prompt`."""
+    """The call that gives the column with the question the name `prompt`."""
     question, answer = likely(list(columns))
     told = {question: "prompt", **({answer: "answer"} if answer in RESERVED else {})}
     one = f'rename_column("{question}", "prompt")' if len(told) == 1 else f"rename_columns({told})".replace("'", '"')
     return f"GRPO needs a column `prompt`: {name} = {name}.{one}"
-
-
-def listed(names: Iterable[Any]) -> str:
-    """Names for a message."""
-    return ", ".join(f"`{name}`" for name in names) or "none"
 
 
 def shown(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""Which rows are trained on: those that are not held out, by the content of their prompts, and not hopeless or solved.
+"""Selection of the rows to train on: by conditions, by content (held out or not), and by measured pass rates.
 
-    take = Taking(Shape(columns=Columns(prompt="{question}"), held_out=0.2))
+    take = RowFilter(RowTransform(columns=Columns(prompt="{question}"), held_out=0.2))
     take(row)                         # the row with its prompt; None: it is left out
 
-What becomes of a row depends on that row alone, so that a stream, a file and a dataset are cut alike.
+Every row is judged alone, so that a stream, a file and a dataset are split in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from podium.data.columns import Columns, Row
+from podium.data.columns import Columns, listed
+from podium.data.conditions import Condition, meets_all, none_kept
 from podium.data.files import jsonl_rows
 from podium.errors import DataError, did_you_mean
 from podium.records import Finding
@@ -28,8 +29,8 @@ Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
 
 
-class Left(Enum):
-    """Why a row is left out, in words."""
+class DropReason(Enum):
+    """Reasons to leave a row out, in words."""
 
     TOO_HARD = "solved too rarely"
     TOO_EASY = "solved too often"
@@ -49,7 +50,7 @@ def plain(prompt: Any) -> str:
 
 
 def fingerprint(prompt: Any) -> str:
-    """Names the content of a prompt (`plain`). Hexadecimal, of sha256.
+    """A name of the content of a prompt (`plain`): the start of its sha256.
 
     >>> fingerprint("What is  1+1?") == fingerprint("what is 1+1?\\n")
     True
@@ -74,10 +75,10 @@ def is_held_out(question: Any, share: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRates:
-    """How often each prompt was solved, and how often it may be for the row to stay."""
+    """Share of completions that solved each prompt, and the shares with which a row stays."""
 
     name: str
-    """Of the file, for messages."""
+    """The file, for messages."""
     by_prompt: Mapping[str, float] = field(repr=False)
     """By fingerprint of the prompt as the model gets it."""
     bounds: tuple[float, float] | None = None
@@ -87,12 +88,12 @@ class PassRates:
         """The measured rate of a prompt; None where it was not measured."""
         return self.by_prompt.get(fingerprint(prompt))
 
-    def judge(self, rate: float) -> Left | None:
-        """Why a row with this rate goes; None: it stays."""
+    def reason_to_drop(self, rate: float) -> DropReason | None:
+        """The reason to leave out a row with this rate; None: it stays."""
         if self.bounds is None:
-            return {0.0: Left.TOO_HARD, 1.0: Left.TOO_EASY}.get(rate)
+            return {0.0: DropReason.TOO_HARD, 1.0: DropReason.TOO_EASY}.get(rate)
         low, high = self.bounds
-        return Left.TOO_HARD if rate < low else Left.TOO_EASY if rate > high else None
+        return DropReason.TOO_HARD if rate < low else DropReason.TOO_EASY if rate > high else None
 
     @property
     def bounds_text(self) -> str:
@@ -101,101 +102,111 @@ class PassRates:
 
 
 def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:
-    """What `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
+    """Read a file that `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
     path = Path(file).expanduser()
     if not path.is_file():
-        raise DataError(
-            f"`pass_rates`: there is no file {file}.",
-            code="D025",
-            fix=f"Measure them: podium check RECIPE --rollouts 200 --save {file}",
-        )
+        what = f"`pass_rates`: there is no file {file}."
+        fix = f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
+        raise DataError(what, code="D025", fix=fix)
     rates = {}
     for number, row in jsonl_rows(path):
         rate: Any = row.get("pass_rate") if isinstance(row, Mapping) else None
         fits = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 <= rate <= 1
         if not fits or not isinstance(row.get("fingerprint"), str):
-            raise DataError(
-                f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and `pass_rate` "
-                "(from 0 to 1).",
-                code="D054",
-                fix=f"Measure them: podium check RECIPE --rollouts 200 --save {file}",
-            )
+            what = f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and `pass_rate` "
+            what += "(from 0 to 1)."
+            fix = f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
+            raise DataError(what, code="D054", fix=fix)
         rates[row["fingerprint"]] = float(rate)
     low_high = None if bounds is None else (float(bounds[0]), float(bounds[1]))
     return PassRates(name=file, by_prompt=rates, bounds=low_high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What becomes of a row: its prompt and answer, or why it is left out."""
+class RowTransform:
+    """A way to make rows with a prompt and an answer, and to leave rows out."""
 
     columns: Columns = field(default_factory=Columns)
+    filter: tuple[Condition, ...] = ()
+    """Conditions that a row must meet, by its columns as they come."""
     held_out: float | None = None
     """Share of the prompts on the held-out side; None: there are no sides."""
     wants_held_out: bool = False
-    """Which side is asked for."""
+    """Whether the held-out side is kept, and not the other."""
     rates: PassRates | None = None
 
     @property
     def selects(self) -> bool:
         """Whether rows may be left out at all."""
-        return self.held_out is not None or self.rates is not None
+        return bool(self.filter) or self.held_out is not None or self.rates is not None
 
-    def is_on_side(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row is on the side that is asked for."""
-        return self.held_out is None or is_held_out(self.columns.identity(row), self.held_out) is self.wants_held_out
+    def check_names(self, names: Sequence[str], dataset: str) -> None:
+        """Raises `DataError` for columns that the dataset lacks (C061, D052)."""
+        for condition in self.filter:
+            condition.check(names)
+        self.columns.check_names(names, dataset)
 
 
 @dataclass(slots=True)
-class Taking:
-    """Rows on their way through a shape, counted."""
+class RowFilter:
+    """One pass of rows through a transform, counted."""
 
-    shape: Shape
+    transform: RowTransform
+    num_seen: int = 0
+    num_met: int = 0
+    """Rows that meet the conditions."""
     num_kept: int = 0
     num_measured: int = 0
     """Rows whose prompts have a measured pass rate."""
-    left: Counter[Left] = field(default_factory=Counter)
+    dropped: Counter[DropReason] = field(default_factory=Counter)
 
-    def __call__(self, row: Mapping[str, Any]) -> Row | None:
+    def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The row with its prompt and answer; None: it is left out."""
-        if not self.shape.is_on_side(row):
+        columns, rates, share = self.transform.columns, self.transform.rates, self.transform.held_out
+        self.num_seen += 1
+        if not meets_all(row, self.transform.filter):
             return None
-        made = self.shape.columns(row)
-        rates = self.shape.rates
+        self.num_met += 1
+        if share is not None and is_held_out(columns.identity(row), share) is not self.transform.wants_held_out:
+            return None
+        made = columns(row) if columns.changes else row
         rate = None if rates is None else rates.rate(made.get("prompt"))
         if rates is not None and rate is not None:
             self.num_measured += 1
-            if (reason := rates.judge(rate)) is not None:
-                self.left[reason] += 1
+            if (reason := rates.reason_to_drop(rate)) is not None:
+                self.dropped[reason] += 1
                 return None
         self.num_kept += 1
         return made
 
     def findings(self, name: str) -> list[Finding]:
-        """How many rows went for their pass rates and why; that no prompt of the dataset was measured."""
-        rates = self.shape.rates
-        if rates is None or not self.num_kept + self.left.total():
+        """Rows that were left out for their pass rates, or rates of which none is of this dataset.
+
+        Raises:
+            DataError: no row meets the conditions.
+        """
+        rates, dropped = self.transform.rates, self.dropped.total()
+        if self.num_seen and not self.num_met:
+            raise none_kept(self.transform.filter, self.num_seen)
+        total = self.num_kept + dropped
+        if rates is None or not total:
             return []
         if not self.num_measured:
             return [_unmeasured(name, rates)]
-        if not self.left:
+        if not dropped:
             return []
-        why = ", ".join(f"{self.left[reason]:,} {reason.value}" for reason in Left if self.left[reason])
-        total = self.num_kept + self.left.total()
+        why = ", ".join(f"{self.dropped[reason]:,} {reason.value}" for reason in DropReason if self.dropped[reason])
         unknown = total - self.num_measured
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
-        what = f"{name}: {self.left.total():,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
+        what = f"{name}: {dropped:,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
         return [Finding(code="D051", severity="note", what=what, fix="`pass_rate: [0, 1]` keeps them")]
 
 
 def _unmeasured(name: str, rates: PassRates) -> Finding:
-    return Finding(
-        code="D054",
-        severity="error",
-        what=f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they were "
-        "measured on other prompts, or with another `system` or other `examples`",
-        fix=f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}",
-    )
+    what = f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they were "
+    what += "measured on other prompts, or with another `system` or other `examples`"
+    fix = f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}"
+    return Finding(code="D054", severity="error", what=what, fix=fix)
 
 
 # ---- order ----
@@ -228,13 +239,10 @@ def _by_column(dataset: Any, column: str, name: str) -> list[float | None]:
 def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
     """D055: there is no such column."""
     columns = list(columns)
-    listed = ", ".join(f"`{each}`" for each in columns)
     other = next((each for each in columns if each != "prompt"), "COLUMN")
-    return DataError(
-        f"`difficulty`: {name} has no column `{column}`; its columns are {listed}.",
-        code="D055",
-        fix=did_you_mean(column, columns) or f"difficulty: {other}, or another with a number in every row",
-    )
+    what = f"`difficulty`: {name} has no column `{column}`; its columns are {listed(columns)}."
+    fix = did_you_mean(column, columns) or f"difficulty: {other}, or another with a number in every row"
+    return DataError(what, code="D055", fix=fix)
 
 
 def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
@@ -244,9 +252,7 @@ def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if math.isnan(number):
-        raise DataError(
-            f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number.",
-            code="D055",
-            fix="Give every row a number, larger for harder.",
-        )
+        what = f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number."
+        fix = "Give every row a number, larger for harder."
+        raise DataError(what, code="D055", fix=fix)
     return number

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from podium.data import gym
-from podium.data.files import kind_of, load_file, root_cause
+from podium.data.files import kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
-from podium.errors import ConfigError, DataError, as_line, hub_errors
+from podium.errors import ConfigError, DataError, as_line
 from podium.isolation.user_files import attribute, find_file, module_from_file
 
 _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
@@ -36,30 +36,19 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
     if not isinstance(source, (str, Path)):
         return _given(source, streaming=streaming)
     name = str(source)
-    if _is_made_here(name):
-        return _made_here(name, streaming=streaming)
-    check_exists(name)
-    path = Path(name).expanduser()
-    if path.is_file():
-        return {"train": load_file(path, streaming=streaming)}
-    if path.is_dir():
-        return _load_folder(path, streaming=streaming)
-    return _load_hub(name, config, streaming=streaming)
-
-
-def _is_made_here(name: str) -> bool:
-    """Whether rows come from a task or a function, and not from files."""
-    return name.startswith((PREFIX, gym.PREFIX)) or _FUNCTION.fullmatch(name) is not None
-
-
-def _made_here(name: str, *, streaming: bool) -> dict[str, Any]:
     if name.startswith(PREFIX):
         train, held_out = load_task(name)
         return {"train": train, "test": held_out}
     if name.startswith(gym.PREFIX):
         task, settings = gym.parse_name(name)
         return {"train": rows_dataset(gym.gym_rows(task, **settings), name)}
-    return {"train": _made(_rows_of(_function(name), name), name, streaming=streaming)}
+    if _FUNCTION.fullmatch(name):
+        return {"train": _made(_function(name), name, streaming=streaming)}
+    check_exists(name)
+    path = Path(name).expanduser()
+    if path.is_file():
+        return {"train": load_file(path, streaming=streaming)}
+    return _load_folder(path, streaming=streaming) if path.is_dir() else _load_hub(name, config, streaming=streaming)
 
 
 def check_exists(name: str, key: str = "dataset") -> None:
@@ -71,10 +60,8 @@ def check_exists(name: str, key: str = "dataset") -> None:
     if name.startswith(gym.PREFIX):
         gym.check_task(gym.parse_name(name)[0])
         return
-    if _is_made_here(name):
-        return
     path = Path(name).expanduser()
-    if path.exists():
+    if name.startswith(PREFIX) or _FUNCTION.fullmatch(name) or path.exists():
         return
     if kind_of(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         near = _similar(path)
@@ -83,7 +70,7 @@ def check_exists(name: str, key: str = "dataset") -> None:
 
 
 def _similar(path: Path) -> list[str]:
-    """What lies beside a missing file under a similar name."""
+    """Files beside a missing one with a similar name."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
 
@@ -105,12 +92,10 @@ def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
         return {"train": source}
     if callable(source):
         name = getattr(source, "__name__", type(source).__name__)
-        return {"train": _made(_rows_of(source, name), name, streaming=streaming)}
-    raise DataError(
-        f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}.",
-        code="D056",
-        fix="Rows in a list: `datasets.Dataset.from_list(rows)`.",
-    )
+        return {"train": _made(source, name, streaming=streaming)}
+    what = f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}."
+    fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
+    raise DataError(what, code="D056", fix=fix)
 
 
 def _function(name: str) -> Callable[[], Any]:
@@ -125,117 +110,85 @@ def _function(name: str) -> Callable[[], Any]:
     return partial(found, **arguments)
 
 
-def _rows_of(make: Callable[[], Any], name: str) -> Callable[[], Iterator[Mapping[str, Any]]]:
-    """A function of the rows, which says where the user's own went wrong."""
-
-    def rows() -> Iterator[Mapping[str, Any]]:
-        number = 0
-        try:
-            for number, row in enumerate(make()):
-                if not isinstance(row, Mapping):
-                    raise _NoRowError(f"row {number} is {type(row).__name__}; a row is a dict, as {{'prompt': ...}}")
-                yield row
-        except _NoRowError as error:
-            fix = f"have {name} yield dicts: yield {{'prompt': '...', 'answer': '...'}}"
-            raise DataError(f"{name}: {error}.", code="D056", fix=fix) from None
-        except DataError:
-            raise
-        except Exception as error:  # a user's function can raise anything
-            where, fix = name, _OF_FUNCTION
-            if error.__traceback__ and error.__traceback__.tb_next:
-                frame = traceback.extract_tb(error.__traceback__)[-1]
-                where = f"{frame.filename}:{frame.lineno}"
-                fix = f"correct line {frame.lineno} of {frame.filename}"
-            what = f"{name}: making the rows failed at {where}: {type(error).__name__}: {error}"
-            raise DataError(what, code="D056", fix=fix) from error
-
-    return rows
-
-
 _OF_FUNCTION = "dataset: FILE.py:FUNCTION, with a function that yields dicts"
 
 
-class _NoRowError(ValueError):
-    """What a function yields is not a row."""
-
-
-def _made(rows: Callable[[], Iterator[Mapping[str, Any]]], name: str, *, streaming: bool) -> Any:
+def _made(make: Callable[[], Any], name: str, *, streaming: bool) -> Any:
+    """The rows that a function makes, as a stream or a `Dataset`."""
     from datasets import IterableDataset
 
+    rows = partial(_rows_of, make, name)
     return IterableDataset.from_generator(rows) if streaming else rows_dataset(list(rows()), name)
+
+
+def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """The rows that a user's function makes. Raises `DataError` (D056) with the line where it failed."""
+    try:
+        for number, row in enumerate(make()):
+            if not isinstance(row, Mapping):
+                what = f"{name}: row {number} is {type(row).__name__}; a row is a dict, as {{'prompt': ...}}."
+                fix = f"have {name} yield dicts: yield {{'prompt': '...', 'answer': '...'}}"
+                raise DataError(what, code="D056", fix=fix)
+            yield row
+    except DataError:
+        raise
+    except Exception as error:  # a user's function can raise anything
+        where, fix = name, _OF_FUNCTION
+        if error.__traceback__ and error.__traceback__.tb_next:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.filename}:{frame.lineno}"
+            fix = f"correct line {frame.lineno} of {frame.filename}"
+        what = f"{name}: making the rows failed at {where}: {type(error).__name__}: {error}"
+        raise DataError(what, code="D056", fix=fix) from error
 
 
 def rows_dataset(rows: list[Any], name: str) -> Any:
     """A `Dataset` of rows; a column that a row lacks is null there. Raises `DataError` (D056) where types differ."""
+    import pyarrow as pa
     from datasets import Dataset
 
     columns = {column: [row.get(column) for row in rows] for column in dict.fromkeys(itertools.chain(*rows))}
     for column, values in columns.items():
-        if problem := _type_problem(values):
-            raise DataError(
-                f"{name}: the column `{column}` {problem}",
-                code="D056",
-                fix="Write one type in every row, for example str(value).",
-            )
+        try:
+            pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in values if value is not None))
+            what = f"{name}: the column `{column}` holds values that are no column ({kinds}): {error}"
+            raise DataError(what, code="D056", fix="Write one type in every row, for example str(value).") from None
     return Dataset.from_dict(columns)
-
-
-def _type_problem(values: list[Any]) -> str | None:
-    """Why these cannot be one column; None: they can."""
-    import pyarrow as pa
-
-    try:
-        pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        kinds = dict.fromkeys(type(value).__name__ for value in values if value is not None)
-        return f"holds values that are no column ({', '.join(kinds)}): {error}"
-    return None
 
 
 # ---- folders and the hub ----
 
 
-def _unreadable(name: str, what: str, error: BaseException, *, code: str, fix: str) -> DataError:
-    """D034 for a dataset that is a script, which `datasets` no longer runs; else `code`."""
-    if "scripts are no longer supported" in root_cause(error):
-        to = f"{Path(name).name}.jsonl"
-        program = f"load_dataset('{name}', trust_remote_code=True)['train'].to_json('{to}')"
-        code, fix = "D034", f'once, where `pip install "datasets<4"`: {program}; then dataset: {to}'
-    return DataError(what, code=code, fix=fix)
-
-
 def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
-    """What `save_to_disk` wrote, or a folder of data files, of whatever kinds."""
+    """A dataset that `save_to_disk` wrote, or a folder of data files, of whatever kinds."""
     from datasets import DatasetDict, load_dataset, load_from_disk
-    from datasets.exceptions import DatasetGenerationError
 
     saved = any((folder / file).is_file() for file in ("dataset_dict.json", "state.json"))
     if not saved and (files := _files_by_split(folder)):
         return {split: _together(folder, paths, streaming=streaming) for split, paths in files.items()}
-    try:
+    what = f"The folder {folder} cannot be read as a dataset: {{cause}}"
+    fix = "dataset: a file in it (.jsonl, .csv, .parquet), or what `save_to_disk` wrote"
+    with readable(what, str(folder), code="D039", fix=fix):
         loaded = load_from_disk(str(folder)) if saved else load_dataset(str(folder), streaming=streaming)
-    except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
-        what = f"The folder {folder} cannot be read as a dataset: {root_cause(error)}"
-        fix = "dataset: a file in it (.jsonl, .csv, .parquet), or what `save_to_disk` wrote"
-        raise _unreadable(str(folder), what, error, code="D039", fix=fix) from error
     return dict(loaded) if isinstance(loaded, (DatasetDict, dict)) else {"train": loaded}
 
 
 def _files_by_split(folder: Path) -> dict[str, list[Path]]:
-    """The data files of a folder by their splits, as `datasets` names them; none where a card or a script says which.
+    """The data files of a folder by their splits, as `datasets` names them; none where a card or a script names them.
 
     `datasets` would read the files of one kind and leave out the others.
     """
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     card = folder / "README.md"
-    if any(folder.glob("*.py")) or (
-        card.is_file() and "configs:" in card.read_text(encoding="utf-8", errors="replace")
-    ):
+    has_card = card.is_file() and "configs:" in card.read_text(encoding="utf-8", errors="replace")
+    if has_card or any(folder.glob("*.py")):
         return {}
     try:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-    except (OSError, ValueError):  # no file at all, which `load_dataset` says
+    except (OSError, ValueError):  # no file at all: an error of `load_dataset`
         return {}
     inside = folder.resolve()
     kept = {
@@ -266,14 +219,10 @@ def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
 
 def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, Any]:
     from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
 
-    try:
+    path = Path(name)
+    near = _listed(path, _similar(path)) if path.parent.is_dir() else ""
+    what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had ({{cause}})."
+    fix = f"Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`.{near}"
+    with readable(what, name, code="D035", fix=fix):
         return dict(load_dataset(name, name=config, streaming=streaming))
-    except (DatasetGenerationError, ValueError, OSError, RuntimeError, *hub_errors()) as error:
-        path = Path(name)
-        near = _listed(path, _similar(path)) if path.parent.is_dir() else ""
-        what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had "
-        what += f"({root_cause(error)})."
-        fix = f"Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`.{near}"
-        raise _unreadable(name, what, error, code="D035", fix=fix) from error

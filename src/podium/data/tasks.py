@@ -1,15 +1,18 @@
-"""Built-in tasks: small datasets made on the spot, with a part that is held out. `dataset: builtin:additions`."""
+"""Built-in tasks: small datasets made on the spot, with a part that is held out. `dataset: builtin:additions`.
+
+Every prompt is a conversation with a worked example of the form; orders of rows look random and depend on nothing but
+their content.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from podium.data.functions import tiny_functions
-from podium.data.orders import orders
 from podium.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
 
 PREFIX = "builtin:"
 
+T = TypeVar("T")
+
 Row = dict[str, Any]
+Split = tuple[list[Row], list[Row]]
+"""Training rows and held-out rows."""
 
 
 def load_task(name: str) -> tuple[Dataset, Dataset]:
@@ -31,23 +38,30 @@ def load_task(name: str) -> tuple[Dataset, Dataset]:
     key = name.removeprefix(PREFIX)
     if key not in TASKS:
         known = ", ".join(PREFIX + known for known in TASKS)
-        raise DataError(
-            f"There is no built-in dataset `{name}`; known: {known}.",
-            code="D025",
-            fix=did_you_mean(key, TASKS) or f"dataset: {PREFIX}{next(iter(TASKS))}",
-        )
+        what = f"There is no built-in dataset `{name}`; known: {known}."
+        fix = did_you_mean(key, TASKS) or f"dataset: {PREFIX}{next(iter(TASKS))}"
+        raise DataError(what, code="D025", fix=fix)
     train, held_out = TASKS[key]()
     return Dataset.from_list(train), Dataset.from_list(held_out)
 
 
+def _conversation(system: str, example: tuple[str, str], question: str) -> list[dict[str, str]]:
+    turns = zip(("system", "user", "assistant", "user"), (system, *example, question), strict=True)
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def shuffled(items: Iterable[T], text: Callable[[T], str]) -> list[T]:
+    """The items by the hash of a text that names each."""
+    return sorted(items, key=lambda item: hashlib.sha256(text(item).encode()).digest())
+
+
 # ---- additions ----
 
-LARGEST = 20
 EXAMPLE = (3, 4)
 """The worked example of every prompt; never held out."""
 
 
-def additions(smallest: int = 1, largest: int = LARGEST) -> tuple[list[Row], list[Row]]:
+def additions(smallest: int = 1, largest: int = 20) -> Split:
     """Sums of two numbers from 1 to 20: 320 rows to train on and 80 held out, with the columns `prompt` and `answer`.
 
     One unordered pair in five is held out, by its content alone, so that a + b is never learnt from b + a.
@@ -56,53 +70,129 @@ def additions(smallest: int = 1, largest: int = LARGEST) -> tuple[list[Row], lis
     [6480, 1620]
     """
     numbers = range(smallest, largest + 1)
-    held_out = _held_out_pairs(numbers)
-    rows: tuple[list[Row], list[Row]] = ([], [])
+    pairs = [pair for pair in itertools.combinations_with_replacement(numbers, 2) if pair != EXAMPLE]
+    doubles, others = ([pair for pair in pairs if (pair[0] == pair[1]) is same] for same in (True, False))
+    count = len(numbers)
+    held_out = {
+        *shuffled(doubles, "{0[0]}+{0[1]}".format)[: count // 5],
+        *shuffled(others, "{0[0]}+{0[1]}".format)[: count * (count - 1) // 10],
+    }
+    question, (first, second) = "What is {} + {}?", EXAMPLE
+    example = (question.format(first, second), f"<answer>{first + second}</answer>")
+    rows: Split = ([], [])
     for a, b in itertools.product(numbers, repeat=2):
-        rows[(min(a, b), max(a, b)) in held_out].append({"prompt": _conversation(a, b), "answer": str(a + b)})
+        prompt = _conversation("Answer inside tags like this: <answer>7</answer>.", example, question.format(a, b))
+        rows[(min(a, b), max(a, b)) in held_out].append({"prompt": prompt, "answer": str(a + b)})
     return rows
 
 
-def sums() -> tuple[list[Row], list[Row]]:
+def sums() -> Split:
     """The additions as a table of questions and answers: `question` and `expert_answer`, without any form.
 
     >>> train, held_out = sums()
     >>> len(train), len(held_out), train[0]
     (320, 80, {'question': 'What is 1 + 2?', 'expert_answer': '3'})
     """
-    train, held_out = additions()
-    return _as_table(train), _as_table(held_out)
+    train, held_out = (
+        [{"question": row["prompt"][-1]["content"], "expert_answer": row["answer"]} for row in rows]
+        for rows in additions()
+    )
+    return train, held_out
 
 
-def _as_table(rows: list[Row]) -> list[Row]:
-    return [{"question": row["prompt"][-1]["content"], "expert_answer": row["answer"]} for row in rows]
+# ---- orders, for rewards that compare fields ----
+
+CUSTOMERS = ("Ana", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gina", "Hugo", "Ivy", "Jon")
+ITEMS = ("apples", "books", "chairs", "cups", "hats", "lamps", "pens", "plants")
+PHRASES = ("{customer} ordered {quantity} {item}.", "Please send {quantity} {item} to {customer}.")
+
+ORDER_EXAMPLE = ("Max ordered 3 keys.", '{"customer": "Max", "item": "keys", "quantity": 3}')
+"""The worked example of every prompt; its customer and item occur nowhere else."""
 
 
-def _conversation(a: int, b: int) -> list[dict[str, str]]:
-    first, second = EXAMPLE
-    return [
-        {"role": "system", "content": "Answer inside tags like this: <answer>7</answer>."},
-        {"role": "user", "content": f"What is {first} + {second}?"},
-        {"role": "assistant", "content": f"<answer>{first + second}</answer>"},
-        {"role": "user", "content": f"What is {a} + {b}?"},
+def orders() -> Split:
+    """Sentences to be written as JSON, 240 to train on and 60 held out: `prompt`, and `answer` as JSON text.
+
+    >>> train, held_out = orders()
+    >>> len(train), len(held_out), train[0]["answer"]
+    (240, 60, '{"customer": "Hugo", "item": "pens", "quantity": 3}')
+    """
+    system = "Write the order as a JSON object with customer, item and quantity."
+    rows = [
+        {"prompt": _conversation(system, ORDER_EXAMPLE, sentence), "answer": answer}
+        for sentence, answer in sentences(num_rows=300)
     ]
+    return rows[60:], rows[:60]
 
 
-def _held_out_pairs(numbers: range) -> frozenset[tuple[int, int]]:
-    """One in five of the pairs of different numbers (two rows each) and of the doubles (one row)."""
-    pairs = [pair for pair in itertools.combinations_with_replacement(numbers, 2) if pair != EXAMPLE]
-    doubles = [pair for pair in pairs if pair[0] == pair[1]]
-    others = [pair for pair in pairs if pair[0] != pair[1]]
-    count = len(numbers)
-    return frozenset(_by_content(doubles)[: count // 5] + _by_content(others)[: count * (count - 1) // 10])
+def sentences(*, num_rows: int) -> list[tuple[str, str]]:
+    """Sentences and the JSON of each, every order once."""
+    every = itertools.product(CUSTOMERS, ITEMS, range(2, 10))
+    named = [{"customer": customer, "item": item, "quantity": quantity} for customer, item, quantity in every]
+    phrases = itertools.cycle(PHRASES)
+    return [(next(phrases).format(**order), json.dumps(order)) for order in shuffled(named, json.dumps)[:num_rows]]
 
 
-def _by_content(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In an order that looks random and depends on nothing but the numbers."""
-    return sorted(pairs, key=lambda pair: hashlib.sha256(f"{pair[0]}+{pair[1]}".encode()).digest())
+# ---- one-line functions with tests, for rewards that run code ----
+
+FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "double": ("two times x", lambda x: 2 * x),
+    "triple": ("three times x", lambda x: 3 * x),
+    "square": ("x times x", lambda x: x * x),
+    "cube": ("x times x times x", lambda x: x**3),
+    "negate": ("minus x", lambda x: -x),
+    "increment": ("x plus 1", lambda x: x + 1),
+    "decrement": ("x minus 1", lambda x: x - 1),
+    "is_even": ("whether x is even", lambda x: x % 2 == 0),
+    "is_odd": ("whether x is odd", lambda x: x % 2 == 1),
+    "is_positive": ("whether x is greater than 0", lambda x: x > 0),
+    "is_zero": ("whether x is 0", lambda x: x == 0),
+    "last_digit": ("the remainder of x divided by 10", lambda x: x % 10),
+    "identity": ("x", lambda x: x),
+    "to_text": ("x as a string", lambda x: str(x)),
+    "add": ("a plus b", lambda a, b: a + b),
+    "subtract": ("a minus b", lambda a, b: a - b),
+    "multiply": ("a times b", lambda a, b: a * b),
+    "power": ("a to the power of b", lambda a, b: a**b),
+    "remainder": ("the remainder of a divided by b", lambda a, b: a % b),
+    "larger": ("the larger of a and b", lambda a, b: max(a, b)),
+    "smaller": ("the smaller of a and b", lambda a, b: min(a, b)),
+    "is_equal": ("whether a and b are equal", lambda a, b: a == b),
+    "is_greater": ("whether a is greater than b", lambda a, b: a > b),
+    "first": ("a", lambda a, b: a),
+    "as_list": ("a list of a and b", lambda a, b: [a, b]),
+}
+"""By name: the value to return in words, and in Python for the tests."""
+
+HELD_OUT_FUNCTIONS = ("decrement", "is_odd", "smaller", "is_zero")
+_ASKING = ("Write a Python function {signature} that returns {returns}.", "{signature} returns {returns}. Write it.")
+_ARGUMENTS = {1: ((0,), (1,), (4,), (7,), (12,)), 2: ((5, 2), (2, 5), (3, 3), (10, 4), (1, 7))}
 
 
-TASKS: dict[str, Callable[[], tuple[list[Row], list[Row]]]] = {
+def tiny_functions() -> Split:
+    """Functions to train on and others that are held out, each asked for in two ways: `prompt` and `tests`.
+
+    `tests` is JSON text of five calls with what they return. An example in every prompt shows a fenced block.
+
+    >>> train, held_out = tiny_functions()
+    >>> len(train), len(held_out), held_out[0]["prompt"][-1]["content"]
+    (42, 8, 'Write a Python function decrement(x) that returns x minus 1.')
+    """
+    system = "Answer with one Python function in a code block."
+    question = "Write a Python function half(x) that returns x divided by 2."
+    example = (question, "```python\ndef half(x):\n    return x / 2\n```")
+    rows: Split = ([], [])
+    for name, (returns, solve) in FUNCTIONS.items():
+        parameters = solve.__code__.co_varnames
+        calls = _ARGUMENTS[len(parameters)]
+        tests = json.dumps([{"call": name, "args": args, "expected": solve(*args)} for args in calls])
+        for phrase in _ASKING:
+            asked = phrase.format(signature=f"{name}({', '.join(parameters)})", returns=returns)
+            rows[name in HELD_OUT_FUNCTIONS].append({"prompt": _conversation(system, example, asked), "tests": tests})
+    return rows
+
+
+TASKS: dict[str, Callable[[], Split]] = {
     "additions": additions,
     "orders": orders,
     "sums": sums,

@@ -58,11 +58,9 @@ def parse(text: str) -> Template:
         end = found.end()
         doubled, column, alone = found.groups()
         if alone:
-            raise DataError(
-                f"`{alone}` at character {found.start() + 1} of `{_cut(text)}` has no other half.",
-                code="D053",
-                fix="Write a column as {column}, and {{ and }} for braces.",
-            )
+            what = f"`{alone}` at character {found.start() + 1} of `{_cut(text)}` has no other half."
+            fix = "Write a column as {column}, and {{ and }} for braces."
+            raise DataError(what, code="D053", fix=fix)
         if doubled:
             pieces[-1] += doubled[0]
         else:

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from podium.algorithm.advantages import combine
+from podium.data.columns import GOLD
 from podium.evaluation.statistics import mean_of_prompt
 from podium.records import Prompt, ScoredGroup, last_user_turn
-from podium.rewards.resolve import GOLD
 from podium.runs.monitors.hacking import in_common
 from podium.runs.recording import utf8
 

@@ -13,7 +13,7 @@ from trl.scripts.utils import DatasetConfig
 
 from podium.data.columns import Columns
 from podium.data.conditions import Condition, parse_condition
-from podium.data.loading import DataSpec, Part, contradictions, read_parts
+from podium.data.loading import DatasetSpec, DataSpec, contradictions, read_parts
 from podium.data.sources import check_exists
 from podium.errors import PodiumError, as_line, did_you_mean
 from podium.models.builtin import BUILTIN
@@ -230,7 +230,7 @@ class _RecipeReader(Reader):
         rest: dict[str, Any] = {key: () if key == "examples" else None for key in wrong}
         return replace(made, **rest)  # what is left can still be checked
 
-    def _parts(self, entries: list[Any], columns: Columns) -> tuple[Part, ...]:
+    def _parts(self, entries: list[Any], columns: Columns) -> tuple[DatasetSpec, ...]:
         """A list under `dataset`; templates that a part leaves out are those of the recipe."""
         parts = []
         for index, entry in enumerate(entries):

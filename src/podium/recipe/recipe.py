@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from podium.data.loading import DataSpec, load_data
+from podium.data.loading import DataSpec, Loaded, load_data
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Recipe:
     """The keys and values as written, flags included: the contents of `config.yaml` in the run's folder."""
     assumed: Mapping[str, Any] = field(default_factory=dict)
     """The inferred keys among `given`."""
+    rows: Loaded | None = None
+    """`CheckedRows`, where a check has read them; None: rows are loaded when they are needed."""
     stages: tuple[Stage, ...] = ()
     """The parts of a run in stages, in order; the other fields are then those of the last, by which it is judged."""
 
@@ -76,6 +78,13 @@ class Recipe:
         own = error if isinstance(error, ConfigError) else ConfigError(str(error))
         return ConfigError(f"{place}: {own.what}", code=own.code or "C030", fix=own.fix)
 
+    def load_rows(self) -> Loaded:
+        """Training rows and held-out rows (or None)."""
+        if self.rows is None:
+            return load_data(self.data)
+        train, held_out = self.rows
+        return Loaded(train.rows, None if held_out is None else held_out.rows)
+
     def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
         """The trainer, with its model loaded; datasets are those of the recipe unless given.
 
@@ -93,7 +102,7 @@ class Recipe:
             )
         arguments = self.arguments()
         if train_dataset is None:
-            train_dataset, eval_dataset = load_data(self.data)
+            train_dataset, eval_dataset = self.rows or load_data(self.data)
         return GRPOTrainer(
             model=self.model,
             reward_funcs=[spec.function for spec in self.rewards],
@@ -161,7 +170,7 @@ class Stage:
 
     def load_rows(self) -> tuple[Any, Any]:
         """Training rows and held-out rows (or None)."""
-        return self.rows if self.rows is not None else load_data(self.recipe.data)
+        return self.rows if self.rows is not None else self.recipe.load_rows()
 
     def sft_arguments(self) -> SFTConfig:
         """Arguments of an SFT stage, on a CPU without mixed precision unless `bf16` is set.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from podium.data.columns import GOLD
 from podium.errors import ConfigError, RewardError, did_you_mean
 from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
 from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
@@ -133,10 +134,6 @@ def _nearest(name: str, columns: Sequence[str]) -> str:
     alike = [column for column in columns if column in GOLD and name in GOLD]
     near = f"Did you mean `{alike[0]}`?" if alike else did_you_mean(name, [*columns, *GIVEN])
     return f" {near}" if near else ""
-
-
-GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
-"""Usual names of the column with the right answer."""
 
 
 def as_list(value: Any) -> list[Any]:

@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from podium.algorithm.advantages import combine
+from podium.data.columns import GOLD
 from podium.records import Finding, ScoredGroup, StepMetrics, last_user_turn
-from podium.rewards.resolve import GOLD
 from podium.runs.checkpoint import checkpoints, step_of, storing
 from podium.runs.redaction import HIDDEN
 from podium.runs.run import FINDINGS, GROWING, METRICS, ROLLOUTS

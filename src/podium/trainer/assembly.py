@@ -21,8 +21,9 @@ from transformers.trainer_utils import set_seed
 
 from podium.algorithm.advantages import AdvantageSettings, combine, has_spread
 from podium.algorithm.losses import EntropyControl, LossSettings, skips_zero_advantage
-from podium.data.check import check_dataset, is_read_once, set_for_streams
+from podium.data.check import checked_rows
 from podium.data.prompts import PromptBuilder
+from podium.data.survey import is_read_once
 from podium.engines.base import OwnWeights, RolloutEngine
 from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine
@@ -165,7 +166,7 @@ def assemble(
     served = vllm.prepare(args, model, config)
     builder = prompt_builder(args, tokenizer, config, room=None if served is None else served.longest)
     train_dataset, eval_dataset = _checked_data(args, train_dataset, eval_dataset, builder, rewards, plan)
-    set_for_streams(args, train_dataset, eval_dataset)
+    preflight.set_for_streams(args, train_dataset, eval_dataset)
     examples = [] if is_read_once(train_dataset) else [row["prompt"] for row in islice(train_dataset, 4)]
     check_reward_models(rewards, examples, args.max_completion_length)
     order = PromptOrder(
@@ -326,50 +327,28 @@ def _checked_data(
         if not isinstance(evaluation, Mapping)
         else {f"eval_dataset[{k!r}]": v for k, v in evaluation.items()}
     )
-    for name, dataset in {"train_dataset": train, **sets}.items():
-        if dataset is None:
-            continue
-        check_dataset(dataset, name, num_needed=plan.prompts_per_round if dataset is train else None, builder=builder)
+    given = {name: dataset for name, dataset in {"train_dataset": train, **sets}.items() if dataset is not None}
+    checked = {}
+    for name, dataset in given.items():
+        needed = plan.prompts_per_round if dataset is train else None
+        checked[name] = checked_rows(dataset, name, num_needed=needed, builder=builder)
+        dataset = checked[name].rows
         columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
         if columns is not None:
             check_rewards(rewards, ["prompt"] if args.remove_unused_columns else columns)
+    rows = {name: each.without_too_long(builder) for name, each in checked.items()}
     if args.remove_unused_columns:
-        train = _prompts_only(train)
-        evaluation = (
-            {k: _prompts_only(v) for k, v in evaluation.items()}
-            if isinstance(evaluation, Mapping)
-            else _prompts_only(evaluation)
-        )
-    drop = _dropping(builder) if builder.overlong == "drop" else (lambda dataset: dataset)
+        rows = {name: _prompts_only(each) for name, each in rows.items()}
     if isinstance(evaluation, Mapping):
-        return drop(train), {key: drop(dataset) for key, dataset in evaluation.items()}
-    return drop(train), drop(evaluation)
+        return rows["train_dataset"], {key: rows.get(f"eval_dataset[{key!r}]") for key in evaluation}
+    return rows["train_dataset"], rows.get("eval_dataset")
 
 
 def _prompts_only(dataset: Any) -> Any:
     """What `remove_unused_columns` leaves."""
-    if dataset is None or hasattr(dataset, "select_columns"):
-        return dataset if dataset is None else dataset.select_columns(["prompt"])
+    if hasattr(dataset, "select_columns"):
+        return dataset.select_columns(["prompt"])
     return [{"prompt": row["prompt"]} for row in dataset]
-
-
-def _dropping(builder: PromptBuilder) -> Callable[[Any], Any]:
-    def drop(dataset: Any) -> Any:
-        if dataset is None:
-            return None
-        if not hasattr(dataset, "__len__"):
-            return dataset.filter(lambda row: builder(row, id=0, row_index=-1) is not None)
-        fits = [i for i in range(len(dataset)) if builder(dataset[i], id=0, row_index=i) is not None]
-        if len(fits) < len(dataset):
-            logger.warning(
-                "%d of %d rows are dropped: their prompts are too long (%s).",
-                len(dataset) - len(fits),
-                len(dataset),
-                builder.limit_text,
-            )
-        return dataset.select(fits) if hasattr(dataset, "select") else [dataset[i] for i in fits]
-
-    return drop
 
 
 # ---- after weights ----

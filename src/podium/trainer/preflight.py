@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.integrations import integration_utils
 
+from podium.data.survey import is_stream
 from podium.errors import ConfigError, did_you_mean
+from podium.records import Finding
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS
+
+logger = logging.getLogger(__name__)
 
 _OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
     "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
@@ -123,3 +129,38 @@ def missing_packages(args: GRPOConfig) -> Iterator[ConfigError]:
                 what = f"report_to names {name}, whose package is not installed here."
                 package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
                 yield ConfigError(what, code="C032", fix=f"pip install {package}, or report_to: none")
+
+
+# ---- streams ----
+
+
+def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
+    """Settings that need more of a dataset than a stream has; `train`: it is trained on, else evaluated."""
+    if train and args.max_steps <= 0:
+        what = "max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted"
+        yield Finding(code="C030", severity="error", what=what, fix="max_steps: 500")
+    if train and args.dynamic_sampling:
+        what = "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer"
+        yield Finding(code="C030", severity="error", what=what, fix="dataset_streaming: false")
+    if getattr(args.accelerator_config, "dispatch_batches", None):
+        what = "Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`"
+        yield Finding(code="C030", severity="error", what=what, fix="accelerator_config: {dispatch_batches: false}")
+
+
+def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
+    """Set accelerate and the dataloaders for streams as TRL does. Raises `ConfigError` for what a stream cannot give.
+
+    Podium reads a stream itself, in order; the settings are for code that reads the arguments, or gets a dataloader.
+    """
+    others = evaluation.values() if isinstance(evaluation, Mapping) else [evaluation]
+    if not any(each is not None and is_stream(each) for each in (train, *others)):
+        return
+    for problem in stream_problems(args, train=is_stream(train)):
+        raise ConfigError(f"{problem.what}.", code=problem.code, fix=problem.fix)
+    args.accelerator_config.dispatch_batches = False
+    if is_stream(train) and args.dataloader_num_workers:
+        logger.warning(
+            "Iterable datasets require `dataloader_num_workers=0`; the %d that were set are left out.",
+            args.dataloader_num_workers,
+        )
+        args.dataloader_num_workers = 0

@@ -3,7 +3,7 @@
     choices = Choices(task="number", machine="cpu", model="builtin:smollm2-135m-instruct")
     write(Path("my-run"), files(Path("my-run"), choices))
 
-What is written is made from the templates beside this file; what is asked for is in `choices`.
+The files are made from the templates beside this one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def files(folder: Path, choices: Choices, own: OwnData | None = None) -> dict[st
     """Name and text of every file of a new run. `own` is the dataset that `choices.data` names."""
     name, make = EXAMPLES[choices.task]
     data = {} if own else {name: make()}
-    values = _values(folder, choices, own, dataset=from_folder(own.name, folder) if own else name)
+    values = _values(folder, choices, own)
+    values["dataset"] = from_folder(own.name, folder) if own else name
     values["num_rows"] = sum(text.count("\n") for text in data.values()) - name.endswith(".csv")
     return {
         RECIPE: aligned(_rendered("run.yaml.j2", values)),
@@ -41,8 +42,8 @@ def files(folder: Path, choices: Choices, own: OwnData | None = None) -> dict[st
     }
 
 
-def _values(folder: Path, choices: Choices, own: OwnData | None, *, dataset: str) -> dict[str, Any]:
-    """What the templates name."""
+def _values(folder: Path, choices: Choices, own: OwnData | None) -> dict[str, Any]:
+    """The variables of the templates."""
     task, machine = TASKS[choices.task], MACHINES[choices.machine]
     lora = machine.lora or choices.model not in (BUILTIN, machine.model)
     return {
@@ -51,7 +52,6 @@ def _values(folder: Path, choices: Choices, own: OwnData | None, *, dataset: str
         "task": task,
         "machine": machine,
         "own": own,
-        "dataset": dataset,
         "question": own.question if own else "question",
         "answer": (own.answer if own else "answer") if task.answered else None,
         "answer_from": "after ####" if own and own.after_hashes and task.answered else None,
@@ -65,7 +65,7 @@ def _values(folder: Path, choices: Choices, own: OwnData | None, *, dataset: str
 
 
 def _system(task: str, own: OwnData | None) -> str:
-    """What the model is told; for JSON with the fields of the first answer."""
+    """The system message; for JSON with the fields of the first answer."""
     fields = ("customer", "item", "quantity") if own is None else own.fields
     if task != "json" or not fields:
         return TASKS[task].system
@@ -73,26 +73,17 @@ def _system(task: str, own: OwnData | None) -> str:
 
 
 def check_free(folder: Path) -> None:
-    """That a new run can be made there: no such folder yet, or an empty one.
-
-    Raises:
-        ConfigError: it cannot, with a name that is free.
-    """
+    """Raises `ConfigError`, with a name that is free, unless the folder is new or empty."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is there already and not empty, and nothing is ever overwritten. Take another name: "
-            f"podium init {free_name(folder)}"
-        )
+        what = f"{folder} is there already and not empty, and nothing is ever overwritten. Take another name: "
+        what += f"podium init {free_name(folder)}"
+        raise ConfigError(what)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; a new run is a folder. Take another name.")
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Make the folder and its files; nothing that is there is touched.
-
-    Raises:
-        ConfigError: something of that name is there already, or the folder cannot be made.
-    """
+    """Make the folder and its files. Raises `ConfigError` where it is not new or empty, or cannot be made."""
     check_free(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

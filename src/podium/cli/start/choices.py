@@ -1,4 +1,4 @@
-"""What `podium init` asks for, and what each answer leads to: two tables."""
+"""The choices of `podium init`, and their settings: two tables."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from podium.data.orders import EXAMPLE as ORDER_EXAMPLE
+from podium.data.tasks import ORDER_EXAMPLE
 from podium.errors import ConfigError, did_you_mean
 from podium.models.builtin import BUILTIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is rewarded."""
+    """A kind of answer to reward."""
 
     about: str
     """For the question, and the first line of the recipe."""
     system: str
-    """What the model is told; shows the form, as rows of the user's own come without a worked example."""
+    """The system message; shows the form, as rows of the user's own come without a worked example."""
     example: tuple[str, str] | None = None
     """A question and its answer in full, for the data that is written: a turn in front of every prompt."""
     accuracy: str
@@ -78,19 +78,19 @@ TASKS: Mapping[str, Task] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where training runs. Settings of GPUs are estimates: they were not measured."""
+    """A machine to train on. Settings of GPUs are estimates: they were not measured."""
 
     about: str
     model: str
-    tokens: int
-    """Least length of a completion: a larger model is given room to think."""
-    lora: bool
-    """Whether an adapter is trained; the built-in model is small enough to be trained whole anywhere."""
     learning_rate: float
-    temperature: float
     max_steps: int
+    tokens: int = 256
+    """Least length of a completion: a larger model is given room to think."""
+    lora: bool = False
+    """Whether an adapter is trained; the built-in model is small enough to be trained whole anywhere."""
+    temperature: float = 1.0
     dtype: str = ""
-    """Of the weights; empty: float32."""
+    """Type of the weights; empty: float32."""
     tokens_per_pack: int = 0
     """Most tokens in one forward and backward, for its memory; 0: Podium's own choice."""
 
@@ -99,30 +99,24 @@ MACHINES: Mapping[str, Machine] = {
     "cpu": Machine(
         about="no GPU: minutes on two cores with the built-in model",
         model=BUILTIN,
-        tokens=0,
-        lora=False,
         learning_rate=3e-5,
-        temperature=1.15,
         max_steps=60,
+        tokens=0,
+        temperature=1.15,
     ),
     "small-gpu": Machine(
         about="a GPU with 8 GB or more: an adapter for half a billion parameters",
         model="Qwen/Qwen2.5-0.5B-Instruct",
-        tokens=256,
-        lora=True,
         learning_rate=2e-5,
-        temperature=1.0,
         max_steps=200,
+        lora=True,
         dtype="bfloat16",
         tokens_per_pack=1024,
     ),
     "large-gpu": Machine(
         about="a GPU with 40 GB or more: all of 1.5 billion parameters",
         model="Qwen/Qwen2.5-1.5B-Instruct",
-        tokens=256,
-        lora=False,
         learning_rate=1e-6,
-        temperature=1.0,
         max_steps=300,
         tokens_per_pack=2048,
     ),

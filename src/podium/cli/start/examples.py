@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from podium.data.functions import tiny_functions
-from podium.data.orders import sentences
-
-Row = TypeVar("Row", bound=tuple[str, ...])
+from podium.data.tasks import sentences, shuffled, tiny_functions
 
 NUM_ROWS = 200
 
@@ -37,32 +32,18 @@ QUESTIONS = (
 )
 
 
-def numbers() -> list[tuple[str, str]]:
-    """Additions of two numbers from 1 to 20."""
+def _numbers() -> str:
     pairs = itertools.product(range(1, 21), repeat=2)
-    return _some([(f"What is {a} + {b}?", str(a + b)) for a, b in pairs])
+    return _csv(_some((f"What is {a} + {b}?", str(a + b)) for a, b in pairs))
 
 
-def words() -> list[tuple[str, str]]:
-    """Two words, of which one comes first in the alphabet."""
-    pairs = ((a, b) for a in WORDS for b in WORDS if a != b)
-    return _some([(f"Which word comes first in the alphabet, {a} or {b}?", min(a, b)) for a, b in pairs])
+def _words() -> str:
+    pairs = itertools.permutations(WORDS, 2)
+    return _csv(_some((f"Which word comes first in the alphabet, {a} or {b}?", min(a, b)) for a, b in pairs))
 
 
-def questions() -> list[tuple[str]]:
-    """Questions without a right answer."""
-    return _some([(form.format(thing),) for form in QUESTIONS for thing in THINGS])
-
-
-def _some(rows: Sequence[Row]) -> list[Row]:
-    """`NUM_ROWS` of them, in an order that looks random and depends on nothing but the rows."""
-    return sorted(rows, key=lambda row: hashlib.sha256(row[0].encode()).digest())[:NUM_ROWS]
-
-
-def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()
+def _questions() -> str:
+    return _csv(_some((form.format(thing),) for form in QUESTIONS for thing in THINGS), "question")
 
 
 def _functions() -> str:
@@ -72,11 +53,21 @@ def _functions() -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def _some(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return shuffled(rows, lambda row: row[0])[:NUM_ROWS]
+
+
+def _csv(rows: Iterable[Sequence[str]], *header: str) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header or ("question", "answer"), *rows])
+    return text.getvalue()
+
+
 EXAMPLES: Mapping[str, tuple[str, Callable[[], str]]] = {
-    "number": ("data.csv", lambda: _csv(("question", "answer"), numbers())),
-    "exact": ("data.csv", lambda: _csv(("question", "answer"), words())),
-    "json": ("data.csv", lambda: _csv(("question", "answer"), sentences(num_rows=NUM_ROWS))),
+    "number": ("data.csv", _numbers),
+    "exact": ("data.csv", _words),
+    "json": ("data.csv", lambda: _csv(sentences(num_rows=NUM_ROWS))),
     "code": ("data.jsonl", _functions),
-    "format": ("data.csv", lambda: _csv(("question",), questions())),
+    "format": ("data.csv", _questions),
 }
-"""By task: the file's name, and what makes its text."""
+"""By task: the file's name, and a function that makes its text."""

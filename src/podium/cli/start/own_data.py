@@ -1,4 +1,4 @@
-"""A look at a user's dataset: which column asks, which answers, and what kind of answer it is."""
+"""The columns of a user's dataset and the kind of its answers, for `podium init --data`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from podium.cli.start.choices import TASKS
 from podium.data.columns import ANSWERS, QUESTIONS, as_flags, named
 from podium.data.extract import last_number
+from podium.data.query import as_json
 from podium.data.selection import is_held_out
 from podium.errors import ConfigError, did_you_mean
 from podium.recipe.assume import HELD_OUT, LONGEST_EXAMPLE
@@ -34,14 +35,17 @@ class OwnData:
     conversations: bool
     """Whether the questions are conversations, which no template is put around."""
     rows: tuple[Mapping[str, Any], ...]
-    """The first ones."""
-    answers: tuple[Any, ...]
-    """Of the first rows."""
+    """The first `LOOKED_AT`."""
     has_tests: bool
 
     @property
+    def answers(self) -> tuple[Any, ...]:
+        """Answers of the first rows."""
+        return tuple(row[self.answer] for row in self.rows if row[self.answer] is not None) if self.answer else ()
+
+    @property
     def likely_task(self) -> str:
-        """What the answers look like."""
+        """The task that the answers look like."""
         if self.has_tests:
             return "code"
         if self.answer is None:
@@ -50,10 +54,10 @@ class OwnData:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Of the first answer, where that is a JSON object."""
-        first = self.answers[0] if self.answers else None
-        first = json.loads(first) if isinstance(first, str) and _is_object(first) else first
-        return tuple(map(str, first)) if isinstance(first, Mapping) else ()
+        """Fields of the first answer, if that is a JSON object."""
+        first = next(iter(self.answers), None)
+        found = as_json(first) if isinstance(first, str) else first
+        return tuple(map(str, found)) if isinstance(found, Mapping) else ()
 
     @property
     def after_hashes(self) -> bool:
@@ -61,8 +65,7 @@ class OwnData:
         return bool(self.answers) and all("####" in str(answer) for answer in self.answers)
 
     def example(self, task: str) -> tuple[str, str] | None:
-        """A short row that is not held out, with its answer in the form that a task wants: a turn in front of every
-        prompt, as small models follow an example and not a rule."""
+        """A short row that is not held out, with its answer in the form of a task: small models follow an example."""
         form = _FORMS.get(task)
         if form is None or self.answer is None or self.conversations or self.after_hashes:
             return None
@@ -89,10 +92,9 @@ class OwnData:
         fits = _FITS.get(task, lambda _: True)
         bad = next((answer for answer in self.answers if not fits(answer)), None)
         if self.answer is not None and bad is not None:
-            raise ConfigError(
-                f"{self.name}: the answer `{str(bad)[:60]}` is no {_NOUNS[task]}, which `--task {task}` needs. "
-                f"Take --task {self.likely_task}."
-            )
+            what = f"{self.name}: the answer `{str(bad)[:60]}` is no {_NOUNS[task]}, which `--task {task}` needs. "
+            what += f"Take --task {self.likely_task}."
+            raise ConfigError(what)
 
 
 def look_at(name: str, question: str | None = None, answer: str | None = None) -> OwnData:
@@ -108,22 +110,18 @@ def look_at(name: str, question: str | None = None, answer: str | None = None) -
     first = tuple(itertools.islice(rows, LOOKED_AT))
     columns = list(first[0]) if first else list(rows.column_names or ())
     answer = _given(answer, columns, "--answer", name) or named(columns, ANSWERS)
-    question = _given(question, columns, "--prompt", name) or named(
-        [each for each in columns if each != answer], QUESTIONS
-    )
+    rest = [each for each in columns if each != answer]
+    question = _given(question, columns, "--prompt", name) or named(rest, QUESTIONS)
     if question is None:
-        raise ConfigError(
-            f"{name}: which column is the question? It has {', '.join(columns) or 'none'}; none is named "
-            f"{', '.join(QUESTIONS)}.",
-            fix=as_flags(columns).partition(";")[0],
-        )
+        what = f"{name}: which column is the question? It has {', '.join(columns) or 'none'}; none is named "
+        what += f"{', '.join(QUESTIONS)}."
+        raise ConfigError(what, fix=as_flags(columns).partition(";")[0])
     return OwnData(
         name=name,
         question=question,
         answer=answer,
         rows=first,
         conversations=bool(first) and not isinstance(first[0][question], str),
-        answers=tuple(row[answer] for row in first if row[answer] is not None) if answer else (),
         has_tests="tests" in columns,
     )
 
@@ -140,7 +138,7 @@ def _given(written: str | None, columns: Sequence[str], flag: str, name: str) ->
 
 
 def from_folder(name: str, folder: Path) -> str:
-    """How a dataset is called from inside a folder: a path that is there becomes relative to it."""
+    """The name of a dataset as seen from a folder: a path that is there becomes relative to it."""
     path = Path(name).expanduser()
     if not path.exists() or path.is_absolute() or name.startswith("~"):
         return name
@@ -148,12 +146,7 @@ def from_folder(name: str, folder: Path) -> str:
 
 
 def _is_object(answer: Any) -> bool:
-    if isinstance(answer, str):
-        try:
-            answer = json.loads(answer)
-        except ValueError:
-            return False
-    return isinstance(answer, Mapping)
+    return isinstance(as_json(answer) if isinstance(answer, str) else answer, Mapping)
 
 
 def _is_number(answer: Any) -> bool:
@@ -166,7 +159,7 @@ def _is_number(answer: Any) -> bool:
 
 
 _LOOKS: Mapping[str, Callable[[Any], bool]] = {"json": _is_object, "number": _is_number, "exact": lambda _: True}
-"""By task, in the order they are tried: whether an answer looks as if it were meant for it."""
+"""By task, in the order they are tried: whether an answer looks like one of it."""
 
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "json": _is_object,

@@ -9,7 +9,7 @@ The list is the table in `podium.recipe.checks.table`: plain functions of a `Set
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,7 @@ def check(
     from podium.recipe.checks.process import process_as_it_was
 
     with process_as_it_was({}):
-        from podium.recipe.checks.setup import Arguments, from_arguments
+        from podium.recipe.checks.setup import Arguments, from_arguments, from_recipe
         from podium.recipe.checks.stages import findings_in
         from podium.recipe.checks.table import findings
         from podium.recipe.recipe import Recipe
@@ -77,7 +77,8 @@ def check(
         if not isinstance(model, Recipe):
             return findings(from_arguments(Arguments(**given)))
         stages = [Surveyed(recipe=stage.recipe, stage=stage) for stage in model.stages]
-        return findings_in(stages or [Surveyed(recipe=model)])
+        surveyed = stages or [Surveyed(recipe=model)]
+        return findings_in(surveyed, [from_recipe(each) for each in surveyed])
 
 
 def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -85,8 +86,13 @@ def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | Non
     return examine(path, overrides).findings
 
 
-def examine(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> Checked:
-    """Read a recipe once, for its findings and for the run. The variables of its `env:` are not left set."""
+def examine(
+    path: str | Path | Document, overrides: Mapping[str, Any] | None = None, *, keep_rows: bool = False
+) -> Checked:
+    """Read a recipe once, for its findings and for the run. The variables of its `env:` are not left set.
+
+    `keep_rows`: whether the run takes the rows as they were checked, unless it has stages.
+    """
     overrides = dict(overrides or {})
     try:
         document = open_document(path)
@@ -97,17 +103,21 @@ def examine(path: str | Path | Document, overrides: Mapping[str, Any] | None = N
     from podium.recipe.checks.process import process_as_it_was
 
     with process_as_it_was(variables(document, overrides)):
-        from podium.recipe.checks.setup import findings_of
+        from podium.recipe.checks.setup import findings_of, from_recipe
         from podium.recipe.checks.stages import findings_in
         from podium.recipe.stages.plan import survey, whole
 
         try:
             surveyed = survey(document, overrides)
+            alone = surveyed[0].stage is None
+            setups = [from_recipe(each, keep_rows=keep_rows and alone) for each in surveyed]
+            found = findings_in(surveyed, setups)
+            if any(finding.severity == "error" for finding in found):
+                return Checked(findings=found)
+            recipe = whole(document, overrides, surveyed)
+            return Checked(recipe=replace(recipe, rows=setups[0].loaded()) if alone else recipe, findings=found)
         except PodiumError as error:
             return Checked(findings=findings_of(error))
-        found = findings_in(surveyed)
-        wrong = any(finding.severity == "error" for finding in found)
-        return Checked(recipe=None if wrong else whole(document, overrides, surveyed), findings=found)
 
 
 def as_error(name: str, found: Sequence[Finding]) -> ConfigError:

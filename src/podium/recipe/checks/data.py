@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from podium.data.check import column_problems, continued, mixed, no_rows, overlong, stream_problems, too_few
+from podium.data.check import column_problems, mixtures, no_rows, too_few
+from podium.data.columns import GOLD
 from podium.data.files import kind_of
-from podium.data.row import LEAVE_OUT, no_template
+from podium.data.row import LEAVE_OUT
+from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.data.templates import parse
-from podium.recipe.checks.rows import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.recipe.checks.setup import Setup
 from podium.records import Finding
-from podium.rewards.resolve import GIVEN, GOLD, Reward
+from podium.rewards.resolve import GIVEN, Reward
 from podium.trainer.assembly import plan_of
+from podium.trainer.preflight import stream_problems
 
 
 def _surveys(setup: Setup) -> list[RowSurvey]:
@@ -41,7 +43,7 @@ def columns(setup: Setup) -> Iterator[Finding]:
 UNREADABLE = frozenset(
     {"D004", "D024", "D025", "D026", "D027", "D030", "D031", "D034", "D035", "D038", "D039", "D056", "D057", "D058"}
 )
-"""Why rows could not be had."""
+"""Codes of findings about rows that cannot be read."""
 
 _FOLLOWING = frozenset({"C015", "C028", "D001", "D015", "D022", "D023"})
 """Codes of findings that only follow from rows that are missing or cannot be used."""
@@ -95,66 +97,50 @@ def _by_keys(setup: Setup, finding: Finding) -> Finding:
 def bad_rows(setup: Setup) -> Iterator[Finding]:
     """Rows that cannot be used, the first of each kind written out."""
     for survey in _surveys(setup):
-        for code, shown in survey.bad.items():
+        for code, count in survey.num_bad.items():
             if code == "D001" and "prompt" not in survey.columns:
-                continue  # the column is missing altogether, which `columns` says
+                continue  # `columns` reports that the column is missing altogether
+            shown = [finding for finding in survey.findings if finding.code == code]
             yield from (_by_keys(setup, finding) for finding in shown)
-            more = survey.num_bad[code] - MAX_SHOWN
-            if more > 0:
-                what = f"{survey.name}: {more:,} more rows like these {MAX_SHOWN}"
+            if count > MAX_SHOWN:
+                what = f"{survey.name}: {count - MAX_SHOWN:,} more rows like these {MAX_SHOWN}"
                 yield replace(shown[-1], what=what)
 
 
 def shapes(setup: Setup) -> Iterator[Finding]:
     """Chat and plain rows mixed, turns to be continued, prompts too long, chat rows without a template."""
     for survey in _surveys(setup):
-        counts, builder = survey.counts, survey.builder
-        found = [*mixed(counts), *continued(counts), *overlong(counts, builder)]
-        if counts.chat_rows.count and builder is not None and builder.chat_template is None:
-            found.append(no_template(counts.chat_rows.first[0]))
-        yield from _named(survey, (_by_keys(setup, each) for each in found))
+        yield from _named(survey, (_by_keys(setup, each) for each in mixtures(survey)))
         if survey.late_system.count:
-            yield Finding(
-                code="D012",
-                severity="warning",
-                what=f"{survey.name}, {survey.late_system.count:,} conversations have a system message that is not the "
-                f"first ({survey.late_system})",
-                why="many chat templates leave it out without a word, or refuse it",
-                fix="put everything the system says into the first message",
-            )
+            what = f"{survey.name}, {survey.late_system.count:,} conversations have a system message that is not the "
+            what += f"first ({survey.late_system})"
+            why = "many chat templates leave it out without a word, or refuse it"
+            fix = "put everything the system says into the first message"
+            yield Finding(code="D012", severity="warning", what=what, why=why, fix=fix)
 
 
 def turns(setup: Setup) -> Iterator[Finding]:
     """Conversations in which nothing is asked, or of which the template leaves something out; control tokens."""
     for survey in _surveys(setup):
         if count := survey.nothing_asked.count:
-            yield Finding(
-                code="D042",
-                severity="warning",
-                what=f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})",
-                why="nothing is asked in them, so that there is nothing to answer",
-                fix='write what is asked as {"role": "user", "content": "..."} behind the system message',
-            )
+            what = f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})"
+            why = "nothing is asked in them, so that there is nothing to answer"
+            fix = 'write what is asked as {"role": "user", "content": "..."} behind the system message'
+            yield Finding(code="D042", severity="warning", what=what, why=why, fix=fix)
         if count := survey.left_out.count:
-            yield Finding(
-                code="D043",
-                severity="warning",
-                what=f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})",
-                why="the model is trained on prompts in which that part is missing",
-                fix="a model whose chat template has tools; or write what the tool was asked and said as text of the "
-                "user's turn",
-            )
+            what = f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})"
+            why = "the model is trained on prompts in which that part is missing"
+            fix = "a model whose chat template has tools; or write what the tool was asked and said as text of the "
+            fix += "user's turn"
+            yield Finding(code="D043", severity="warning", what=what, why=why, fix=fix)
         if count := survey.control.count:
-            yield Finding(
-                code="D044",
-                severity="warning",
-                what=f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
-                f"`{survey.first_control}` ({survey.control})",
-                why="the model reads them as the end or the beginning of a turn, so that a text can speak for the "
-                "system or the assistant",
-                fix=f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
-                f"{survey.first_control[1:]}`",
-            )
+            what = f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
+            what += f"`{survey.first_control}` ({survey.control})"
+            why = "the model reads them as the end or the beginning of a turn, so that a text can speak for the "
+            why += "system or the assistant"
+            fix = f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
+            fix += f"{survey.first_control[1:]}`"
+            yield Finding(code="D044", severity="warning", what=what, why=why, fix=fix)
 
 
 _INSTRUCT = re.compile(r"instruct|chat|[-_]it\b", re.IGNORECASE)
@@ -166,17 +152,13 @@ def unasked_in_chat(setup: Setup) -> Iterator[Finding]:
     train, builder = setup.train, setup.builder
     if train is None or builder is None or builder.chat_template is None:
         return
-    counts = train.counts
-    if not counts.plain_rows.count or counts.chat_rows.count or train.written_out.count:
+    if not train.plain_rows.count or train.chat_rows.count or train.written_out.count:
         return
     name = f"{setup.given.get('model', '')} {builder.tokenizer.name_or_path}"
-    yield Finding(
-        code="D045",
-        severity="warning" if _INSTRUCT.search(name) else "note",
-        what=f"{train.name}: the prompts are plain texts, and the model's tokenizer has a chat template",
-        why="a model that was trained on conversations continues a plain text rather than to answer it",
-        fix="chat: true" if setup.given else 'prompts as [{"role": "user", "content": text}]',
-    )
+    what = f"{train.name}: the prompts are plain texts, and the model's tokenizer has a chat template"
+    why = "a model that was trained on conversations continues a plain text rather than to answer it"
+    fix = "chat: true" if setup.given else 'prompts as [{"role": "user", "content": text}]'
+    yield Finding(code="D045", severity="warning" if _INSTRUCT.search(name) else "note", what=what, why=why, fix=fix)
 
 
 def room(setup: Setup) -> Iterator[Finding]:
@@ -199,14 +181,11 @@ def room(setup: Setup) -> Iterator[Finding]:
 def enough(setup: Setup) -> Iterator[Finding]:
     """Rows at all, and as many as one generation round takes."""
     for survey in _surveys(setup):
-        if not survey.counts.num_rows:
+        if not survey.num_rows:
             yield from _named(survey, [no_rows(survey.name)])
     train = setup.train
-    if train is None or setup.args is None or not train.counts.num_rows or train.source.is_stream:
-        return
-    dropped = train.counts.long_rows.count if setup.args.overlong_prompts == "drop" else 0
-    left = train.counts.num_rows - dropped
-    yield from _named(train, too_few(left, dropped, plan_of(setup.args).prompts_per_round))
+    if train is not None and setup.args is not None and train.num_rows and not train.source.is_stream:
+        yield from _named(train, too_few(train, plan_of(setup.args).prompts_per_round))
 
 
 def streams(setup: Setup) -> Iterator[Finding]:
@@ -235,14 +214,11 @@ def repeats(setup: Setup) -> Iterator[Finding]:
     )
     if prompts.first_contradiction is not None:
         row, answer, first, other = prompts.first_contradiction
-        yield Finding(
-            code="D041",
-            severity="warning",
-            what=f"{train.name}: {prompts.num_contradicting:,} rows have another answer than an earlier row with the "
-            f"same prompt (row {row}: `{answer}`, row {first}: `{other}`)",
-            why="what one of them rewards the other one punishes",
-            fix="correct the wrong rows; where several answers are right, write one row with a list of them",
-        )
+        what = f"{train.name}: {prompts.num_contradicting:,} rows have another answer than an earlier row with the "
+        what += f"same prompt (row {row}: `{answer}`, row {first}: `{other}`)"
+        why = "what one of them rewards the other one punishes"
+        fix = "correct the wrong rows; where several answers are right, write one row with a list of them"
+        yield Finding(code="D041", severity="warning", what=what, why=why, fix=fix)
 
 
 def _one_of_each(setup: Setup, train: RowSurvey) -> str:
@@ -266,7 +242,7 @@ _TABLES = {
     ".json": ("read_json('{}', dtype=False)", "to_json('{}', orient='records')"),
     ".parquet": ("read_parquet('{}')", "to_parquet('{}')"),
 }
-"""How pandas reads and writes a kind of file."""
+"""Calls of pandas that read and write a kind of file."""
 
 
 def leaks(setup: Setup) -> Iterator[Finding]:
@@ -295,8 +271,8 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
                 continue
             yield Finding(
                 code="D018",
-                severity="error" if column.nulls.count == survey.counts.num_rows else "warning",
-                what=f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.counts.num_rows:,} rows "
+                severity="error" if column.nulls.count == survey.num_rows else "warning",
+                what=f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.num_rows:,} rows "
                 f"({column.nulls}), and reward `{askers[0].name}` asks for it",
                 why="a reward cannot judge a completion without the answer",
                 fix=_without_nulls(setup, name),
@@ -351,72 +327,53 @@ def long_answers(setup: Setup) -> Iterator[Finding]:
             if column is None or not column.long.count:
                 continue
             tokens, row = column.longest
-            yield Finding(
-                code="D037",
-                severity="warning",
-                what=f"{survey.name}: {column.long.count:,} values of `{name}` have more tokens than "
-                f"max_completion_length {limit} ({column.long}; longest, row {row}: {tokens:,} tokens)",
-                why="the model is cut off before it can have written them",
-                fix=setup.line("max_completion_length", tokens),
-            )
+            what = f"{survey.name}: {column.long.count:,} values of `{name}` have more tokens than "
+            what += f"max_completion_length {limit} ({column.long}; longest, row {row}: {tokens:,} tokens)"
+            why = "the model is cut off before it can have written them"
+            fix = setup.line("max_completion_length", tokens)
+            yield Finding(code="D037", severity="warning", what=what, why=why, fix=fix)
 
 
 def lengths(setup: Setup) -> Iterator[Finding]:
-    """How long the prompts are, and what that leaves."""
+    """Lengths of the prompts, and of rollouts with them."""
     train, builder = setup.train, setup.builder
     if train is None or builder is None or not train.lengths:
         return
     low, middle, high = np.quantile(train.lengths, [0.05, 0.5, 0.95]).round().astype(int)
-    longest = train.counts.longest[0]
+    longest = train.longest[0]
     completion = builder.max_completion_length or 0
     room = f" of the model's {builder.context_length:,} positions" if builder.context_length else ""
-    yield Finding(
-        code="D040",
-        severity="note",
-        what=f"{train.name}: {train.counts.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
-        f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
-        f"{longest + completion:,}{room}",
-    )
+    what = f"{train.name}: {train.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
+    what += f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
+    what += f"{longest + completion:,}{room}"
+    yield Finding(code="D040", severity="note", what=what)
 
 
 def sampled(setup: Setup) -> Iterator[Finding]:
-    """That not every prompt was measured."""
+    """A note that only a sample of the prompts was measured."""
     for survey in _surveys(setup):
         if survey.stride == 1 or not survey.lengths:
             continue
-        yield Finding(
-            code="D032",
-            severity="note",
-            what=f"{survey.name}: {survey.counts.num_rows:,} rows; every row was looked at, and the tokens counted of "
-            f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
-            f"{survey.num_suspects:,} that may be too long",
-            why=f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken",
-        )
+        what = f"{survey.name}: {survey.num_rows:,} rows; every row was looked at, and the tokens counted of "
+        what += f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
+        what += f"{survey.num_suspects:,} that may be too long"
+        why = f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken"
+        yield Finding(code="D032", severity="note", what=what, why=why)
 
 
 def odd_text(setup: Setup) -> Iterator[Finding]:
     """NUL characters, very large rows, a byte-order mark."""
     for survey in _surveys(setup):
         if survey.nul.count:
-            yield Finding(
-                code="D033",
-                severity="warning",
-                what=f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})",
-                why="it is a trace of a wrong decoding, and C libraries end a text there",
-                fix="take them out of the data" if setup.given else r'text.replace("\x00", "")',
-            )
+            what = f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})"
+            why = "it is a trace of a wrong decoding, and C libraries end a text there"
+            fix = "take them out of the data" if setup.given else r'text.replace("\x00", "")'
+            yield Finding(code="D033", severity="warning", what=what, why=why, fix=fix)
         if survey.large.count:
-            yield Finding(
-                code="D033",
-                severity="warning",
-                what=f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})",
-                why="they are hardly prompts; a missing line break or quote makes such rows",
-                fix="look at these rows",
-            )
+            what = f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})"
+            why = "they are hardly prompts; a missing line break or quote makes such rows"
+            yield Finding(code="D033", severity="warning", what=what, why=why, fix="look at these rows")
         if survey.source.form:
-            yield Finding(
-                code="D028",
-                severity="note",
-                what=f"{survey.name} is read as {survey.source.form}",
-                fix="nothing; other tools may trip over it",
-            )
+            what = f"{survey.name} is read as {survey.source.form}"
+            fix = "nothing; other tools may trip over it"
+            yield Finding(code="D028", severity="note", what=what, fix=fix)

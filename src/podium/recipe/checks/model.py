@@ -284,7 +284,7 @@ _ADAPTER_SIZE = ("r", "target_modules", "modules_to_save", "use_dora", "lora_bia
 
 def _estimate(setup: Setup, args: GRPOConfig) -> MemoryEstimate | None:
     """None where the model cannot be built from its configuration alone."""
-    facts, longest = setup.model, setup.train.counts.longest[0] if setup.train is not None else 0
+    facts, longest = setup.model, setup.train.longest[0] if setup.train is not None else 0
     if facts is None or facts.config is None or any(adapter_targets(setup)):
         return None
     lora, bits = None, 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import TrainerState
 
+from podium.data.columns import GOLD
 from podium.data.row import check_row
 from podium.errors import PodiumError, RewardError, as_line
 from podium.evaluation.measured import accuracy_name
@@ -18,7 +19,7 @@ from podium.records import Completion, Finding, Group, Prompt
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
-from podium.rewards.resolve import GOLD, Reward, check_rewards
+from podium.rewards.resolve import Reward, check_rewards
 from podium.rewards.score import score
 from podium.rewards.tester import quick_test
 from podium.trainer.settings import advantage_settings

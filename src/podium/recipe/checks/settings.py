@@ -159,7 +159,7 @@ def steps_of(setup: Setup) -> int | None:
     if args is None or args.max_steps > 0 or setup.train is None or setup.train.source.is_stream:
         return args.max_steps if args is not None and args.max_steps > 0 else None
     plan = plan_of(args)
-    rounds = setup.train.counts.num_rows // plan.prompts_per_round
+    rounds = setup.train.num_rows // plan.prompts_per_round
     return math.ceil(args.num_train_epochs * rounds * plan.micro_steps_per_round / plan.accumulation)
 
 

@@ -11,19 +11,21 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from podium.data.loading import Loaded, OpenData
 from podium.data.prompts import PromptBuilder
+from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
+from podium.data.transform import Attempts
 from podium.errors import ConfigError, DataError, PodiumError
 from podium.models.loading import model_name
 from podium.recipe.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.recipe.checks.public import DATASETS, unasked_dataset
-from podium.recipe.checks.rows import RowSurvey, Source, dataset_source, look_at
-from podium.recipe.checks.sources import recipe_sources
+from podium.recipe.checks.sources import open_sources
 from podium.recipe.recipe import Recipe
 from podium.recipe.stages.plan import Surveyed
 from podium.records import Finding
@@ -60,9 +62,19 @@ class Setup:
     rewards: tuple[Reward, ...] = ()
     train: RowSurvey | None = None
     evaluation: RowSurvey | None = None
+    opened: OpenData | None = None
+    """The datasets of a recipe, whose rows were kept while they were surveyed; None: they were not."""
     resume: str | bool | None = None
     """`resume_from_checkpoint`."""
     problems: tuple[Finding, ...] = ()
+
+    def loaded(self) -> Loaded | None:
+        """The rows as they were surveyed, for a trainer; None where they were not kept. Raises `DataError`."""
+        if self.opened is None or self.train is None:
+            return None
+        rows, in_order = self.opened.loaded(), self.opened.keeps_order
+        held_out = None if self.evaluation is None else self.evaluation.checked(rows.held_out, in_order=in_order)
+        return Loaded(self.train.checked(rows.train, in_order=in_order), held_out)
 
     def at(self, key: str) -> str:
         """`run.yaml:7: learning_rate`, or the name alone where nothing was written."""
@@ -86,7 +98,7 @@ def with_args(rule: Callable[[Setup, GRPOConfig], Iterable[Finding]]) -> Callabl
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _Gathering(Attempts):
     """Tries to make the parts of a setup, and collects what prevents it."""
 
     problems: list[Finding] = field(default_factory=list)
@@ -115,6 +127,10 @@ class _Gathering:
 
         return self.attempt(reached)
 
+    def report(self, findings: Sequence[Finding]) -> None:
+        """Note findings about rows."""
+        self.problems += findings
+
 
 def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     """An error as findings."""
@@ -126,8 +142,11 @@ def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
 # ---- from a recipe ----
 
 
-def from_recipe(surveyed: Surveyed) -> Setup:
-    """The setup of a recipe, or of one stage. A stage of supervised fine-tuning has no `GRPOConfig`."""
+def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
+    """The setup of a recipe, or of one stage. A stage of supervised fine-tuning has no `GRPOConfig`.
+
+    `keep_rows`: whether the rows are kept for `Setup.loaded`; otherwise files of any size take no memory.
+    """
     recipe, stage = surveyed.recipe, surveyed.stage
     gathering = _Gathering(places=recipe.places)
     for each in surveyed.problems:
@@ -156,8 +175,13 @@ def from_recipe(surveyed: Surveyed) -> Setup:
     rewards = gathering.attempt(lambda: reward_records(functions, None, args)) if functions else ()
     rows = None if stage is None else stage.rows
     has_data = recipe.data.is_given and "D025" not in {finding.code for finding in gathering.problems}
-    sources = _given_sources(*rows) if rows else recipe_sources(recipe, gathering) if has_data else (None, None)
-    return _with_rows(replace(made, rewards=rewards or ()), gathering, *sources)
+    train = held_out = opened = None
+    if rows:
+        train, held_out = _given_sources(*rows)
+    elif has_data:
+        train, held_out, opened = open_sources(recipe.data, gathering, keep=keep_rows)
+    made = replace(made, rewards=rewards or (), opened=opened if keep_rows else None)
+    return _with_rows(made, gathering, train, held_out)
 
 
 _BATCH = {
@@ -222,7 +246,7 @@ def from_arguments(given: Arguments) -> Setup:
     return _with_rows(replace(made, rewards=rewards or ()), gathering, *sources)
 
 
-def _given_sources(train: Any, evaluation: Any) -> tuple[Source | None, Source | None]:
+def _given_sources(train: Any, evaluation: Any) -> tuple[RowSource | None, RowSource | None]:
     first_eval = next(iter(evaluation.values()), None) if isinstance(evaluation, dict) else evaluation
     source = None if train is None else dataset_source(train, "train_dataset")
     return source, None if first_eval is None else dataset_source(first_eval, "eval_dataset")
@@ -246,13 +270,15 @@ def _with_model(setup: Setup, gathering: _Gathering, model: Any, tokenizer: Any)
     return replace(setup, model=facts, tokenizer=found, builder=builder)
 
 
-def _with_rows(setup: Setup, gathering: _Gathering, train: Source | None, evaluation: Source | None) -> Setup:
+def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, evaluation: RowSource | None) -> Setup:
     """Adds a survey of the rows, and the problems of all parts."""
 
-    def survey(source: Source | None, other: RowSurvey | None) -> RowSurvey | None:
+    def survey(source: RowSource | None, other: RowSurvey | None) -> RowSurvey | None:
         if source is None:
             return None
-        return gathering.attempt(lambda: look_at(source, setup.builder, None if other is None else other.prompts))
+        held_out, exact = None if other is None else other.prompts, setup.opened is not None
+        made = RowSurvey(source=source, builder=setup.builder, held_out=held_out, exact=exact)
+        return gathering.attempt(lambda: survey_rows(made))
 
     held_out = survey(evaluation, None)
     trained = survey(train, held_out)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from podium.errors import PodiumError
-from podium.recipe.checks.setup import Setup, findings_of, from_recipe
+from podium.recipe.checks.setup import Setup, findings_of
 from podium.recipe.checks.table import errors_first, findings
 from podium.recipe.recipe import Stage
 from podium.recipe.stages.completions import Completions
@@ -18,9 +18,9 @@ TRIED_ROWS = 1000
 """Rows whose right completion is made on trial."""
 
 
-def findings_in(surveyed: Sequence[Surveyed]) -> list[Finding]:
+def findings_in(surveyed: Sequence[Surveyed], setups: Sequence[Setup]) -> list[Finding]:
     """Findings of a recipe, or of all its stages, errors first. Those of every stage come once, without a stage."""
-    found = [_of_one(each) for each in surveyed]
+    found = [_of_one(setup, each.stage) for each, setup in zip(surveyed, setups, strict=True)]
     everywhere = [finding for finding in found[0] if all(finding in others for others in found[1:])]
     if len(surveyed) == 1 and surveyed[0].stage is not None:
         everywhere = []
@@ -33,8 +33,7 @@ def findings_in(surveyed: Sequence[Surveyed]) -> list[Finding]:
     return errors_first([*everywhere, *own])
 
 
-def _of_one(surveyed: Surveyed) -> list[Finding]:
-    setup, stage = from_recipe(surveyed), surveyed.stage
+def _of_one(setup: Setup, stage: Stage | None) -> list[Finding]:
     return [*findings(setup), *(_of_sft(stage, setup) if stage is not None and stage.kind == "sft" else ())]
 
 

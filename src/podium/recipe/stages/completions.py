@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from podium.data.columns import GOLD
 from podium.data.templates import Template, parse
 from podium.errors import DataError, as_line, did_you_mean
-from podium.rewards.resolve import GOLD
 
 USUAL = ("completion", *GOLD)
 """Columns that are taken where a recipe names none, the first that is there."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from podium.data.columns import GOLD
 from podium.data.extract import after_hashes, boxed
 from podium.data.templates import parse
 from podium.errors import DataError
 from podium.records import Message
-from podium.rewards.resolve import GOLD
 from podium.rewards.tester.callers import RewardInfo
 
 GOLD_COLUMNS = (*GOLD, "final_answer", "reward_model")

@@ -1,4 +1,4 @@
-"""How many rows repeat one another, in constant memory and one pass.
+"""Counts of repeated values, in constant memory and one pass.
 
 Distinct sampling (P. B. Gibbons, "Distinct Sampling for Highly-Accurate Answers to Distinct Values Queries", VLDB
 2001): values are kept by their hash alone, and where there are too many, only those whose hash ends in enough zero
@@ -16,6 +16,13 @@ CAPACITY = 100_000
 
 
 @dataclass(slots=True)
+class _Seen:
+    row: int
+    answer: str | None
+    count: int = 1
+
+
+@dataclass(slots=True)
 class DistinctSample:
     """Values seen, by hash.
 
@@ -29,46 +36,33 @@ class DistinctSample:
     capacity: int = CAPACITY
     level: int = 0
     """Zero bits that a hash must end in."""
-    counts: dict[int, int] = field(default_factory=dict)
-    first_rows: dict[int, int] = field(default_factory=dict)
+    seen: dict[int, _Seen] = field(default_factory=dict)
     first_repeat: tuple[int, int] | None = None
     """The first row that repeats another that was kept, and that other."""
-    answers: dict[int, str] = field(default_factory=dict)
-    """Value of the first row -> what stands beside it, by hash."""
     num_contradicting: int = 0
-    """Rows that say otherwise."""
+    """Rows with another answer than the first row of the same value."""
     first_contradiction: tuple[int, str, int, str] | None = None
-    """Row and what it says, of the first such row and of the one before it."""
+    """Row and answer, of the first such row and of the one before it."""
 
     def add(self, value: Hashable, row: int, answer: str | None = None) -> None:
-        """One row's value, and what goes with it; None: not known."""
+        """Count one row's value, and compare its answer; None: not known."""
         key = hash(value)
         if key & ((1 << self.level) - 1):
             return
-        if key in self.counts:
-            self.counts[key] += 1
-            self.first_repeat = self.first_repeat or (row, self.first_rows[key])
-            said = self.answers.get(key)
-            if answer is not None and said is not None and not _agree(answer, said):
+        if (known := self.seen.get(key)) is not None:
+            known.count += 1
+            self.first_repeat = self.first_repeat or (row, known.row)
+            if answer is not None and known.answer is not None and not _agree(answer, known.answer):
                 self.num_contradicting += 1
-                self.first_contradiction = self.first_contradiction or (row, answer, self.first_rows[key], said)
+                self.first_contradiction = self.first_contradiction or (row, answer, known.row, known.answer)
             return
-        self.counts[key] = 1
-        self.first_rows[key] = row
-        if answer is not None:
-            self.answers[key] = answer
-        while len(self.counts) > self.capacity:
-            self._thin_out()
+        self.seen[key] = _Seen(row, answer)
+        while len(self.seen) > self.capacity:
+            self.level += 1
+            self.seen = {key: each for key, each in self.seen.items() if not key & ((1 << self.level) - 1)}
 
     def __contains__(self, value: Hashable) -> bool:
-        return hash(value) in self.counts
-
-    def _thin_out(self) -> None:
-        self.level += 1
-        mask = (1 << self.level) - 1
-        self.counts = {key: count for key, count in self.counts.items() if not key & mask}
-        self.first_rows = {key: self.first_rows[key] for key in self.counts}
-        self.answers = {key: self.answers[key] for key in self.counts if key in self.answers}
+        return hash(value) in self.seen
 
     @property
     def exact(self) -> bool:
@@ -78,12 +72,12 @@ class DistinctSample:
     @property
     def num_repeats(self) -> int:
         """Rows that could go without losing a value; an estimate unless `exact`."""
-        return sum(count - 1 for count in self.counts.values()) << self.level
+        return sum(each.count - 1 for each in self.seen.values()) << self.level
 
     @property
     def num_repeated(self) -> int:
         """Values that occur more than once; an estimate unless `exact`."""
-        return sum(count > 1 for count in self.counts.values()) << self.level
+        return sum(each.count > 1 for each in self.seen.values()) << self.level
 
 
 def _agree(one: str, other: str) -> bool:

@@ -1,0 +1,514 @@
+"""One pass over a dataset: problems of its rows, and counts for the rules about the whole.
+
+    survey = survey_rows(RowSurvey(source=file_source(Path("train.jsonl")), builder=builder))
+
+`podium.data.check` and `podium.recipe.checks.data` judge the counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from podium.data.columns import GOLD
+from podium.data.distinct import DistinctSample
+from podium.data.files import columns_and_form, file_rows
+from podium.data.prompts import PromptBuilder, most_tokens, no_tokens
+from podium.data.row import check_row, text_of
+from podium.data.selection import plain
+from podium.records import Finding
+
+logger = logging.getLogger(__name__)
+
+MAX_SHOWN = 20
+"""Bad rows of one kind that are written out; the rest is counted."""
+
+SHOWN_ROWS = 5
+"""Rows that a count of rows names."""
+
+MEASURED_ROWS = 1_000
+"""Prompts whose tokens are counted, evenly over the whole dataset: a tenth of a millisecond each. On top come the
+longest texts, and those that may be too long."""
+
+SUSPECTS = 10_000
+"""Most prompts measured because they may be too long."""
+
+LONGEST = 64
+"""Texts measured because no other has more bytes: one of them is the longest prompt."""
+
+STREAM_ROWS = 10_000
+"""Rows of a stream without an end that are looked at."""
+
+EXAMPLES = 4
+"""Usable rows that are kept, for trying the rewards on."""
+
+SHORT_ANSWER = 100
+"""Characters of an answer that another one contradicts; longer ones are texts of which several may be right."""
+
+RENDERED = 20
+"""Conversations with tools that are rendered, to see what the template leaves out."""
+
+LARGE_ROW = 1_000_000
+"""Characters of a prompt that is reported for its size."""
+
+COUNTED_BYTES = 64 << 20
+"""Bytes of a file whose lines are counted; the number of lines of a larger one is extrapolated."""
+
+_BATCH = 512
+_TEMPLATE = 512
+"""Tokens that a chat template may add."""
+_OF_TOOLS = ("tool", "function", "ipython")
+
+Line = int | str | None
+"""Number of the line; a text is the whole place; None: rows have no lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSource:
+    """A source of rows."""
+
+    name: str
+    """For messages: a file, or `train_dataset`."""
+    rows: Callable[[], Iterator[tuple[Line, Any]]]
+    """Line and row; a Finding in place of a row that cannot be read, None in place of one that is left out."""
+    about: int | None
+    """Approximate number of rows; None: not known."""
+    columns: tuple[str, ...] | None = None
+    """None: those of the rows."""
+    is_stream: bool = False
+    form: str = ""
+    """Notes about the format of the file."""
+    dataset: Any = None
+    """The rows as a `Dataset`, a stream or a list; None: they are read from a file line by line."""
+    lines_first: bool = False
+    """Whether bad lines of the file behind a stream are to be found before the stream is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRows:
+    """A dataset in which no error was found, and which of its prompts are too long."""
+
+    rows: Any
+    settings: tuple[object, ...] = ()
+    """`PromptBuilder.settings` of the builder that rendered and measured the prompts."""
+    too_long: tuple[int, ...] | None = ()
+    """Rows that are to be dropped; None: not known."""
+
+    def fits(self, builder: PromptBuilder) -> bool:
+        """Whether `builder` would find the same."""
+        return self.settings == builder.settings and (self.too_long is not None or builder.overlong != "drop")
+
+    def without_too_long(self, builder: PromptBuilder) -> Any:
+        """The rows without those whose prompts the builder leaves out."""
+        if builder.overlong != "drop" or self.rows is None:
+            return self.rows
+        if is_stream(self.rows):
+            return self.rows.filter(lambda row: builder(row, id=0, row_index=-1) is not None)
+        if not self.too_long:
+            return self.rows
+        what = "%d of %d rows are dropped: their prompts are too long (%s)."
+        logger.warning(what, len(self.too_long), len(self.rows), builder.limit_text)
+        dropped = set(self.too_long)
+        fits = [index for index in range(len(self.rows)) if index not in dropped]
+        return self.rows.select(fits) if hasattr(self.rows, "select") else [self.rows[index] for index in fits]
+
+
+@dataclass(slots=True)
+class RowCount:
+    """Number of rows, and the first of them."""
+
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def add(self, row: int) -> None:
+        """Count one row."""
+        self.count += 1
+        if len(self.first) < SHOWN_ROWS:
+            self.first.append(row)
+
+    def __str__(self) -> str:
+        rows = ", ".join(map(str, self.first)) + ", ..." * (self.count > len(self.first))
+        return f"row{'s' * (self.count > 1)} {rows}"
+
+
+@dataclass(slots=True)
+class Column:
+    """One column's values."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    nulls: RowCount = field(default_factory=RowCount)
+    long: RowCount = field(default_factory=RowCount)
+    """Answers that are longer than a completion may be."""
+    longest: tuple[int, int] = (0, -1)
+    """Tokens of the longest answer that was measured, and its row."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RowSurvey:
+    """Counts of one pass over a dataset."""
+
+    source: RowSource
+    builder: PromptBuilder | None = None
+    """Renders and measures the prompts; None: neither is done."""
+    tokenizer: Any = None
+    """For its chat template, where there is no builder."""
+    thorough: bool = True
+    """Whether columns, repeats and odd texts are counted too, and lengths sampled."""
+    exact: bool = False
+    """Whether every conversation is rendered, as a trainer wants it before it starts."""
+    held_out: DistinctSample | None = None
+    """Prompts of the held-out rows, to find those that are in both."""
+
+    findings: list[Finding] = field(default_factory=list)
+    """Problems of single rows in their order; of a thorough survey the first `MAX_SHOWN` of each code."""
+    num_bad: Counter[str] = field(default_factory=Counter)
+    """Rows by the code of their problem."""
+    num_rows: int = 0
+    chat_rows: RowCount = field(default_factory=RowCount)
+    plain_rows: RowCount = field(default_factory=RowCount)
+    continued: RowCount = field(default_factory=RowCount)
+    """Conversations that end with the assistant's turn."""
+    long_rows: RowCount = field(default_factory=RowCount)
+    """Prompts over the limit."""
+    too_long: list[int] = field(default_factory=list)
+    """All of them, counted from 0 without the rows that are left out; where they are to be dropped."""
+    longest: tuple[int, int] = (0, -1)
+    """Tokens of the longest prompt that was measured, and its row."""
+    columns: dict[str, Column] = field(default_factory=dict)
+    prompts: DistinctSample = field(default_factory=DistinctSample)
+    shared: RowCount = field(default_factory=RowCount)
+    """Rows whose prompts are held out too."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of the evenly spread prompts."""
+    late_system: RowCount = field(default_factory=RowCount)
+    """Conversations with a system message that is not the first."""
+    nothing_asked: RowCount = field(default_factory=RowCount)
+    """Conversations of system messages alone."""
+    left_out: RowCount = field(default_factory=RowCount)
+    """Conversations of which the chat template leaves something out."""
+    first_left_out: str = ""
+    control: RowCount = field(default_factory=RowCount)
+    """Prompts with control tokens in a text."""
+    first_control: str = ""
+    written_out: RowCount = field(default_factory=RowCount)
+    """Plain prompts that begin with a control token: a template was applied before."""
+    nul: RowCount = field(default_factory=RowCount)
+    large: RowCount = field(default_factory=RowCount)
+    num_suspects: int = 0
+    """Prompts measured because they may be too long."""
+    largest: list[tuple[int, int, int, Any]] = field(default_factory=list)
+    """A heap of the largest prompts that nothing else asks to measure: most tokens, row, position, prompt."""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    chat_template: str | None = None
+    """The builder's or the tokenizer's."""
+    _control_tokens: re.Pattern[str] | None = None
+    _num_rendered: int = 0
+    _pending: list[tuple[int, int, str, bool, bool]] = field(default_factory=list)
+    """Prompts to measure: row, position, text, whether it is plain, whether it is one of the spread ones."""
+
+    def __post_init__(self) -> None:
+        if self.builder is not None:
+            self.chat_template, self.tokenizer = self.builder.chat_template, self.builder.tokenizer
+            self._control_tokens = _control_tokens(self.tokenizer)
+        elif (template := getattr(self.tokenizer, "chat_template", None)) is not None:
+            self.chat_template = str(template)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.source.name
+
+    @property
+    def lacks_template(self) -> bool:
+        """Whether the tokenizer is known to have no chat template."""
+        return self.tokenizer is not None and self.chat_template is None
+
+    @property
+    def stride(self) -> int:
+        """Sampling interval: every n-th prompt is measured."""
+        return max(1, -(-(self.source.about or 0) // MEASURED_ROWS))
+
+    def add(self, index: int, line: Line, row: Any) -> None:
+        """Count one row."""
+        self.num_rows += 1
+        unreadable = isinstance(row, Finding)
+        problem = row if unreadable else check_row(row, index, chat_template=self.chat_template)
+        prompt = row.get("prompt") if isinstance(row, Mapping) else None
+        if isinstance(prompt, str):
+            self.plain_rows.add(index)
+        elif isinstance(prompt, (list, tuple)):
+            self.chat_rows.add(index)
+        if problem is not None:
+            self._note(problem, index, line)
+        if self.thorough and isinstance(row, Mapping):
+            self._count_columns(index, row)
+        if problem is None:
+            self._add_good(index, row)
+
+    def _note(self, finding: Finding, index: int, line: Line = None) -> None:
+        self.num_bad[finding.code] += 1
+        if not self.thorough:
+            self.findings.append(finding)
+        elif self.num_bad[finding.code] <= MAX_SHOWN:
+            self.findings.append(replace(finding, what=_placed(finding.what, self.name, index, line)))
+
+    def _count_columns(self, index: int, row: Mapping[str, Any]) -> None:
+        for key, value in row.items():
+            column = self.columns.get(key)
+            if column is None:  # rows before this one did not have it
+                before = self.num_rows - 1
+                column = self.columns[key] = Column(nulls=RowCount(before, list(range(min(before, SHOWN_ROWS)))))
+            if value is None:
+                column.nulls.add(index)
+            else:
+                column.kinds[type(value).__name__] += 1
+
+    def _add_good(self, index: int, row: Mapping[str, Any]) -> None:
+        prompt = row["prompt"]
+        texts = [prompt] if isinstance(prompt, str) else [text_of(message) for message in prompt]
+        if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+            self.continued.add(index)
+        size = sum(map(most_tokens, texts))
+        if self.thorough:
+            self._count_texts(index, row, texts, size)
+            self._measure_answers(index, row)
+        if self.builder is not None and (self.chat_template is not None or isinstance(prompt, str)):
+            self._queue(index, prompt, size)
+
+    def _count_texts(self, index: int, row: Mapping[str, Any], texts: Sequence[str], size: int) -> None:
+        prompt, text = row["prompt"], "\n".join(texts)
+        key = plain(text)
+        self.prompts.add(key, index, _short_answer(row))
+        if self.held_out is not None and key in self.held_out:
+            self.shared.add(index)
+        if "\x00" in text:
+            self.nul.add(index)
+        if size > LARGE_ROW:
+            self.large.add(index)
+        if not isinstance(prompt, str):
+            self._count_turns(index, prompt)
+        if self._control_tokens and (found := self._control_tokens.search(text)):
+            begins = isinstance(prompt, str) and prompt.lstrip().startswith(found[0])
+            self.first_control = self.first_control or found[0]
+            (self.written_out if begins else self.control).add(index)
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(dict(row))
+
+    def _count_turns(self, index: int, messages: Sequence[Any]) -> None:
+        if any(message["role"] == "system" for message in messages[1:]):
+            self.late_system.add(index)
+        if all(message["role"] in ("system", "developer") for message in messages):
+            self.nothing_asked.add(index)
+        tools = any(message.get("tool_calls") or message["role"] in _OF_TOOLS for message in messages)
+        if not tools or self.builder is None or self._num_rendered == RENDERED:
+            return
+        self._num_rendered += 1
+        text = self.builder.rendered(messages, index)
+        if not isinstance(text, Finding) and (gone := _left_out(messages, text)):
+            self.first_left_out = self.first_left_out or gone
+            self.left_out.add(index)
+
+    # ---- lengths ----
+
+    def _queue(self, index: int, prompt: Any, size: int) -> None:
+        """Have a prompt measured if it is one of the sample or may be too long; else keep it if it is large."""
+        assert self.builder is not None
+        spread = self.thorough and index % self.stride == 0
+        position, limit = self.num_rows - 1, self.builder.limit
+        text = self._rendered(index, prompt) if self.exact else None
+        if self.exact and text is None:
+            return
+        may_exceed = limit is not None and size + _TEMPLATE > limit if text is None else self.builder.may_exceed(text)
+        suspect = may_exceed and (self._drops or self.num_suspects < SUSPECTS)
+        self.num_suspects += suspect and not spread
+        if spread or suspect:
+            text = self._rendered(index, prompt) if text is None else text
+            if text is not None:
+                self._pending.append((index, position, text, isinstance(prompt, str), spread))
+            if len(self._pending) >= _BATCH or size > LARGE_ROW:
+                self._measure()
+        elif self.thorough:
+            push = heapq.heappush if len(self.largest) < LONGEST else heapq.heappushpop
+            push(self.largest, (size, index, position, prompt))
+
+    @property
+    def _drops(self) -> bool:
+        return self.exact and self.builder is not None and self.builder.overlong == "drop"
+
+    def _rendered(self, index: int, prompt: Any) -> str | None:
+        assert self.builder is not None
+        text = self.builder.rendered(prompt, index)
+        if isinstance(text, Finding):
+            self._note(text, index)
+            return None
+        return text
+
+    def _measure(self) -> None:
+        if self.builder is None or not self._pending:
+            return
+        waiting, self._pending = self._pending, []
+        counts = self.builder.count_tokens([(text, is_plain) for _, _, text, is_plain, _ in waiting])
+        limit = self.builder.limit
+        for (index, position, _, _, spread), count in zip(waiting, counts, strict=True):
+            if not count:
+                self._note(no_tokens(index), index)
+                continue
+            self.longest = max(self.longest, (count, index))
+            if limit is not None and count > limit:
+                self.long_rows.add(index)
+                if self._drops:
+                    self.too_long.append(position)
+            if spread:
+                self.lengths.append(count)
+
+    def _measure_answers(self, index: int, row: Mapping[str, Any]) -> None:
+        """Measure answers of more bytes than the limit in tokens: no others can have more tokens."""
+        limit = None if self.builder is None else self.builder.max_completion_length
+        for key in GOLD:
+            value = row.get(key)
+            if self.builder is None or limit is None or not isinstance(value, str) or most_tokens(value) <= limit:
+                continue
+            column = self.columns[key]
+            if column.long.count < SUSPECTS:
+                tokens = len(self.builder.tokenizer(value, add_special_tokens=False)["input_ids"])
+                column.longest = max(column.longest, (tokens, index))
+                if tokens > limit:
+                    column.long.add(index)
+
+    def checked(self, rows: Any, *, in_order: bool = True) -> CheckedRows:
+        """The surveyed rows as a dataset; `in_order`: whether it has them in the order of the survey."""
+        too_long = tuple(sorted(self.too_long)) if in_order else None
+        return CheckedRows(rows=rows, settings=self.builder.settings if self.builder else (), too_long=too_long)
+
+    def finish(self) -> None:
+        """Measure the prompts that are left, the largest among them."""
+        for _, index, position, prompt in sorted(self.largest, key=lambda each: each[1]):
+            if (text := self._rendered(index, prompt)) is not None:
+                self._pending.append((index, position, text, isinstance(prompt, str), False))
+        self._measure()
+
+
+def survey_rows(survey: RowSurvey) -> RowSurvey:
+    """Make the pass over the survey's source. Raises `DataError` for rows that cannot be read at all."""
+    for index, (line, row) in enumerate(survey.source.rows()):
+        if row is not None:
+            survey.add(index, line, row)
+    survey.finish()
+    return survey
+
+
+def _left_out(messages: Sequence[Any], text: str) -> str:
+    """The first tool call, or turn that is not the assistant's, that is not in the rendered text; empty: none."""
+    text = " ".join(text.split())
+    for number, message in enumerate(messages, start=1):
+        calls = (call.get("function") or call for call in message.get("tool_calls") or ())
+        names = [name for call in calls if (name := call.get("name"))]
+        if missing := next((name for name in names if name not in text), None):
+            return f"the call of `{missing}` in message {number}"
+        if message["role"] != "assistant" and " ".join(text_of(message).split()) not in text:
+            return f"message {number} ({message['role']})"
+    return ""
+
+
+def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
+    """Finds the tokens that a tokenizer takes out of any text for ends, beginnings and the like."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    names = {token.content for token in added if token.special and len(token.content) > 1}
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
+
+
+def _short_answer(row: Mapping[str, Any]) -> str | None:
+    """The answer to compare with that of another row; None: there is none, or a long one."""
+    value = next((row[name] for name in GOLD if row.get(name) is not None), None)
+    text = "" if value is None else plain(value if isinstance(value, str) else str(value))
+    text = text.rpartition("####")[2].strip()
+    return text if 0 < len(text) <= SHORT_ANSWER else None
+
+
+def _placed(what: str, name: str, index: int, line: Line) -> str:
+    """`row 3: prompt is null` as `train.jsonl:4, row 3: prompt is null`."""
+    if what.startswith(name):
+        return what  # the reader named the line
+    if isinstance(line, str):
+        named = what.startswith(line.partition(":")[0].partition(",")[0])
+        return what if named else f"{line}: {what.removeprefix(f'row {index}: ')}"
+    where = name if line is None else f"{name}:{line}"
+    return f"{where}, {what}" if what.startswith("row ") else f"{where}, row {index}: {what}"
+
+
+# ---- sources ----
+
+
+def file_source(path: Path, name: str | None = None) -> RowSource:
+    """A file of lines, read as it is: no copy is made of it. Raises `DataError` for one that cannot be read."""
+    columns, form = columns_and_form(path)
+    with path.open("rb") as stream:
+        start = stream.read(COUNTED_BYTES)
+    lines = max(start.count(b"\n"), 1)
+    return RowSource(
+        name=name or str(path),
+        rows=lambda: file_rows(path),
+        about=max(1, path.stat().st_size * lines // len(start)),
+        columns=columns,
+        form=form,
+    )
+
+
+def dataset_source(
+    dataset: Any, name: str, *, is_file: bool = False, most: int = STREAM_ROWS, only: Iterable[str] = ()
+) -> RowSource | None:
+    """A `Dataset`, an `IterableDataset`, or a list of rows; None for an iterator, which can be read only once.
+
+    Args:
+        dataset: the rows.
+        name: for messages.
+        is_file: whether a stream ends, so that all of it is read.
+        most: rows that are read of any other stream.
+        only: the columns that are read of a `Dataset`; none: all.
+    """
+    if is_read_once(dataset):
+        return None
+    stream = is_stream(dataset)
+    columns: Sequence[str] | None = None if is_transformed(dataset) else getattr(dataset, "column_names", None)
+    return RowSource(
+        name=name,
+        rows=lambda: ((None, row) for row in _rows(dataset, None if is_file else most, only)),
+        about=None if stream else len(dataset),
+        columns=tuple(columns) if columns else None,
+        is_stream=stream and not is_file,
+        dataset=dataset,
+    )
+
+
+def _rows(dataset: Any, most: int | None, only: Iterable[str]) -> Iterator[Any]:
+    if is_stream(dataset):
+        yield from islice(dataset, most)
+    elif hasattr(dataset, "iter") and not is_transformed(dataset):
+        for batch in (dataset.select_columns(list(only)) if only else dataset).iter(batch_size=1000):
+            keys = list(batch)
+            yield from (dict(zip(keys, values, strict=True)) for values in zip(*batch.values(), strict=True))
+    else:
+        yield from (dataset[index] for index in range(len(dataset)))
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether the number of rows is unknown."""
+    return not hasattr(dataset, "__len__")
+
+
+def is_read_once(dataset: Any) -> bool:
+    """Whether this is an iterator, whose rows a survey would use up."""
+    return is_stream(dataset) and iter(dataset) is dataset
+
+
+def is_transformed(dataset: Any) -> bool:
+    """Whether a function of the user's makes the rows as they are read."""
+    settings = getattr(dataset, "format", None)
+    return isinstance(settings, Mapping) and settings.get("type") == "custom"
