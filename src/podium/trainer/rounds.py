@@ -137,16 +137,13 @@ class PromptOrder:
         count = len(self.dataset)
         rng = np.random.default_rng([self.seed, key.epoch])
         order = rng.permutation(count) if self.shuffle else np.arange(count)
-        return [self._row(int(order[first + prompt])) for prompt in prompts]
+        return [(i, self.dataset[i]) for i in order[[first + prompt for prompt in prompts]].tolist()]
 
     def fresh(self, key: RoundKey, attempt: int, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
         """Rows to replace the given prompts of a round with, from the whole dataset: a pure function of the place."""
         order = np.random.default_rng([self.seed, key.epoch, key.number, 1]).permutation(len(self.dataset))
         first = attempt * self.plan.prompts_per_round
-        return [self._row(int(order[(first + prompt) % len(order)])) for prompt in prompts]
-
-    def _row(self, index: int) -> tuple[int, Mapping[str, Any]]:
-        return index, self.dataset[index]
+        return [(i, self.dataset[i]) for i in order[[(first + p) % len(order) for p in prompts]].tolist()]
 
     def _next(self, first: int, count: int) -> list[Mapping[str, Any]]:
         """Rows `first` to `first + count` of the endless stream; going back means reading it again from its start."""

@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -204,7 +205,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         if self._is_done():
             return [], None
         plan, order = self.parts.plan, self.parts.order
-        with explained("sampling", self._held, self._fewer_rows):
+        fewer = partial(fewer_rows, self.args.per_device_train_batch_size, self.args.num_generations)
+        with explained("sampling", self._held, fewer):
             self._load_rng_state(self._random_numbers_in)
             self.proof.before_rollouts(self._subject)
             epoch, taken = 0 if order.is_stream else int(self.state.epoch or 0), []
@@ -247,8 +249,10 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def training_step(self, model: nn.Module, batch: MicroBatch, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-step; gives its share of the step's loss, as the Trainer averages it."""
-        measured = Measurements()
-        with explained("training", self._held, self._smaller_packs), measured.timed("train_seconds"):
+        parts, measured = self.parts, Measurements()
+        checkpointing = bool(parts.args.gradient_checkpointing)
+        smaller = partial(smaller_packs, parts.tokens_per_pack, checkpointing=checkpointing)
+        with explained("training", self._held, smaller), measured.timed("train_seconds"):
             results = self._gradients.add(model, batch, self.parts, self._entropy_coef)
             total = sum((result.loss for result in results), torch.zeros((), device=self.args.device))
             if batch.is_last:
@@ -274,12 +278,6 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def _held(self) -> dict[str, int]:
         return held_by(self.model, self.optimizer)
-
-    def _fewer_rows(self) -> str:
-        return fewer_rows(self.args.per_device_train_batch_size, self.args.num_generations)
-
-    def _smaller_packs(self) -> str:
-        return smaller_packs(self.parts.tokens_per_pack, checkpointing=bool(self.args.gradient_checkpointing))
 
     # ---- numbers ----
 
