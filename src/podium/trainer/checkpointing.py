@@ -44,7 +44,7 @@ from podium.trainer.rounds import Measurements, Plan, Round, RoundKey, SampledRo
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-"""Of `round-*.npz` and `ahead-*.npz`."""
+"""Version of `round-*.npz` and `ahead-*.npz`."""
 
 
 class StopsOnTerm(TrainerCallback):

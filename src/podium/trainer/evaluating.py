@@ -33,7 +33,7 @@ from podium.trainer.rounds import Measurements, MicroBatch, loss_inputs
 
 
 class EvaluationMixin(Trainer):
-    """`evaluate` and `generate_completions` of GRPO."""
+    """Evaluation by sampling: `evaluate` and `generate_completions`."""
 
     parts: Parts
     processes: Processes

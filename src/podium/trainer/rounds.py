@@ -179,7 +179,7 @@ Measured = tuple[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Numbers measured on the way, for the caller of a function that fills them to log."""
+    """Numbers that a function has measured, for its caller to log."""
 
     metrics: list[Measured] = field(default_factory=list)
     seconds: list[Measured] = field(default_factory=list)
@@ -219,7 +219,7 @@ class SampledRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one micro-step trains on, with the counts its loss is divided by."""
+    """The groups of one micro-step, with the counts that its loss is divided by."""
 
     groups: tuple[TrainingGroup, ...]
     """Of this rank; without completions that provably change nothing."""
@@ -233,7 +233,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """A generation round after scoring: what the micro-steps to come still need."""
+    """A scored generation round, cut into the shares of its micro-steps."""
 
     key: RoundKey
     shares: tuple[Share, ...]
@@ -265,7 +265,7 @@ class MicroBatch:
     is_last: bool
     """Of its optimizer step."""
     trial: TrialSettings | None = None
-    """Set: a trial, of which gradients alone are wanted and no number is logged."""
+    """Set: only gradients are wanted, and no number is logged."""
 
 
 def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int) -> list[MicroBatch]:

@@ -90,17 +90,15 @@ def plain_backward(
 def first_not_finite(model: nn.Module, forward: Callable[[], object]) -> str:
     """The name of the first layer whose output has a NaN or an infinity while `forward` runs; empty: none."""
     found: list[str] = []
+    names = {module: name for name, module in model.named_modules() if name}
 
-    def look(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: object, output: object) -> None:
-            outputs = output if isinstance(output, (tuple, list)) else [output]
-            tensors = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
-            if not found and any(not bool(x.isfinite().all()) for x in tensors):
-                found.append(name)
+    def look(module: nn.Module, _args: object, output: object) -> None:
+        outputs = output if isinstance(output, (tuple, list)) else [output]
+        tensors = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
+        if not found and any(not bool(x.isfinite().all()) for x in tensors):
+            found.append(names[module])
 
-        return hook
-
-    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(look) for module in names]
     try:
         with torch.no_grad():
             forward()
