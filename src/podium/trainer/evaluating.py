@@ -15,7 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from podium.algorithm.losses import policy_loss, reduce_sums
 from podium.algorithm.metrics import Mode, loss_metrics, rollout_metrics
 from podium.models.modes import evaluation_mode
-from podium.models.packing import keep, pack
+from podium.models.packing import pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
 from podium.trainer.assembly import Parts
 from podium.trainer.processes import Processes
@@ -33,7 +33,7 @@ from podium.trainer.rounds import Measurements, MicroBatch, loss_inputs
 
 
 class EvaluationMixin(Trainer):
-    """`evaluate` and `generate_completions` of GRPO."""
+    """Evaluation by sampling: `evaluate` and `generate_completions`."""
 
     parts: Parts
     processes: Processes
@@ -91,7 +91,7 @@ class EvaluationMixin(Trainer):
         measured.add(rollout_metrics(table, result))
         _, counted_PG = trained_on(table, result, parts)
         groups = [
-            keep(training_group(group, result.advantages_PG[i]), np.flatnonzero(counted_PG[i]).tolist())
+            select_completions(training_group(group, result.advantages_PG[i]), np.flatnonzero(counted_PG[i]).tolist())
             for i, group in scored.items()
         ]
         loss = self._evaluation_loss(groups, counted_PG, measured)
@@ -117,9 +117,9 @@ class EvaluationMixin(Trainer):
         packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device)
         for _ in range(self.processes.num_dummy_forwards(len(packs))):
             self.processes.touch(self.model)
-        with evaluation_mode(self.model), parts.attention(), parts.precision():
+        with evaluation_mode(self.model), parts.forward.context(parts.policy):
             for packed in packs:
-                out = parts.token_logps(self.model, packed)
+                out = parts.forward.token_logps(self.model, packed)
                 result = policy_loss(loss_inputs(out, packed, batch, other_sampler=parts.other_sampler), parts.loss)
                 loss += float(result.loss)
                 sums.append(result.sums.stack().tolist())

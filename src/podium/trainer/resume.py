@@ -48,11 +48,11 @@ _SHAPES = ("peft_type", "r", "target_modules", "modules_to_save", "use_dora", "r
 
 
 def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
-    """How a run differs from the one that wrote a checkpoint: errors where it cannot go on from there, else a note.
+    """Compare a run with the one that wrote a checkpoint: errors where it cannot continue from there, else a note.
 
     Args:
         folder: of the checkpoint.
-        now: as `State.made_of`; parts that are not known are left out.
+        now: as `Health.made_of`; parts that are not known are left out.
     """
     state = _json(folder / STATE).get("made_of") or {}
     settings, saved = now.get("settings") or {}, state.get("settings") or {}
@@ -114,7 +114,7 @@ def _other_weights(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[
 
 
 def _plain(value: Any) -> Any:
-    """Of a configuration, for comparing: sets in order, enumerations as text, nothing as None."""
+    """A value of a configuration, for comparing: sets in order, enumerations as text, nothing as None."""
     if isinstance(value, (set, list, tuple)):
         return sorted(map(str, value)) or None
     return getattr(value, "value", value) or None
@@ -134,7 +134,7 @@ def _last(name: str) -> str:
 
 
 def apply_settings(folder: Path, args: Any, optimizer: Any, scheduler: Any) -> None:
-    """Give a loaded optimizer and its schedule the rates of this run where they are others than the checkpoint's."""
+    """Give a loaded optimizer and its schedule the rates of this run where they differ from the checkpoint's."""
     saved = (_json(folder / STATE).get("made_of") or {}).get("settings") or {}
     now = {key: value for key, value in without_secrets(args.to_dict()).items() if saved.get(key, value) != value}
     if "learning_rate" in now and hasattr(scheduler, "base_lrs"):
@@ -158,7 +158,7 @@ def apply_settings(folder: Path, args: Any, optimizer: Any, scheduler: Any) -> N
 
 @contextmanager
 def readable(folder: str | None, part: str) -> Iterator[None]:
-    """Make one message of whatever keeps a part of a checkpoint from being loaded."""
+    """Raise one `CheckpointError` for any error in loading a part of a checkpoint."""
     try:
         yield
     except PodiumError:

@@ -21,7 +21,7 @@ from torch import Tensor
 from podium.algorithm.losses import LossInputs
 from podium.errors import DataError
 from podium.models.forward import TokenLogps
-from podium.models.packing import Pack, keep
+from podium.models.packing import Pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
 
 
@@ -137,16 +137,13 @@ class PromptOrder:
         count = len(self.dataset)
         rng = np.random.default_rng([self.seed, key.epoch])
         order = rng.permutation(count) if self.shuffle else np.arange(count)
-        return [self._row(int(order[first + prompt])) for prompt in prompts]
+        return [(i, self.dataset[i]) for i in order[[first + prompt for prompt in prompts]].tolist()]
 
     def fresh(self, key: RoundKey, attempt: int, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
         """Rows to replace the given prompts of a round with, from the whole dataset: a pure function of the place."""
         order = np.random.default_rng([self.seed, key.epoch, key.number, 1]).permutation(len(self.dataset))
         first = attempt * self.plan.prompts_per_round
-        return [self._row(int(order[(first + prompt) % len(order)])) for prompt in prompts]
-
-    def _row(self, index: int) -> tuple[int, Mapping[str, Any]]:
-        return index, self.dataset[index]
+        return [(i, self.dataset[i]) for i in order[[(first + p) % len(order) for p in prompts]].tolist()]
 
     def _next(self, first: int, count: int) -> list[Mapping[str, Any]]:
         """Rows `first` to `first + count` of the endless stream; going back means reading it again from its start."""
@@ -182,7 +179,7 @@ Measured = tuple[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Numbers measured on the way, for the caller of a function that fills them to log."""
+    """Numbers that a function has measured, for its caller to log."""
 
     metrics: list[Measured] = field(default_factory=list)
     seconds: list[Measured] = field(default_factory=list)
@@ -222,7 +219,7 @@ class SampledRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one micro-step trains on, with the counts its loss is divided by."""
+    """The groups of one micro-step, with the counts that its loss is divided by."""
 
     groups: tuple[TrainingGroup, ...]
     """Of this rank; without completions that provably change nothing."""
@@ -236,7 +233,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """A generation round after scoring: what the micro-steps to come still need."""
+    """A scored generation round, cut into the shares of its micro-steps."""
 
     key: RoundKey
     shares: tuple[Share, ...]
@@ -268,7 +265,7 @@ class MicroBatch:
     is_last: bool
     """Of its optimizer step."""
     trial: TrialSettings | None = None
-    """Set: a trial, of which gradients alone are wanted and no number is logged."""
+    """Set: only gradients are wanted, and no number is logged."""
 
 
 def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int) -> list[MicroBatch]:
@@ -343,7 +340,7 @@ def shares(
             if len(index) == len(keeps):
                 yield group
             elif len(index):
-                yield keep(group, index.tolist())
+                yield select_completions(group, index.tolist())
 
     return tuple(
         Share(

@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,13 +35,13 @@ from podium.algorithm.losses import LossSums, no_sums, reduce_sums, with_skipped
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, mean_kept_entropy
 from podium.models.devices import kind_of
 from podium.models.out_of_memory import explained, fewer_rows, held_by, smaller_packs
-from podium.models.packing import nothing
-from podium.models.precision import release_free_memory
+from podium.models.packing import dummy_pack
+from podium.models.precision import compute_in_full, release_free_memory
 from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.trainer.assembly import NOT_SUPPORTED, Parts, assemble
+from podium.trainer.assembly import NOT_SUPPORTED, Given, Parts, assemble
 from podium.trainer.attributes import with_attributes
 from podium.trainer.checkpointing import CheckpointMixin
 from podium.trainer.config import GRPOConfig, refuse_unknown
@@ -93,19 +94,19 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     ) -> None:
         refuse_unknown(GRPOTrainer, {name: None for name in not_supported if name not in NOT_SUPPORTED})
         show_notes()
-        parts = assemble(
-            model,
-            reward_funcs,
-            args,
-            train_dataset,
-            eval_dataset,
-            tokenizer=processing_class,
-            reward_tokenizers=reward_processing_classes,
+        given = Given(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
             quantization_config=quantization_config,
             peft_config=peft_config,
             not_supported=not_supported,
         )
-        self._begin(parts, callbacks or [], optimizers)
+        self._begin(assemble(given), callbacks or [], optimizers)
 
     def _begin(self, parts: Parts, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any]) -> None:
         warn_unlike_paper(parts.args)
@@ -143,7 +144,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         if self.processes.division == "fsdp2":
             self.model, self.optimizer = self.processes.shard(self.parts.policy, self.create_optimizer())
             self.model_wrapped = self.model
-            self.parts.compute_in_full()
+            compute_in_full(self.parts.forward.precision)
             if reference is not None and reference.copy is not None:
                 self.processes.shard_frozen(reference.copy)
         elif reference is not None:
@@ -153,8 +154,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     @torch.no_grad()
     def _touch(self, model: nn.Module) -> None:
         """A forward of one token."""
-        with self.parts.attention(model), self.parts.precision():
-            self.parts.token_logps(model, nothing(self.args.device))
+        with self.parts.forward.context(model):
+            self.parts.forward.token_logps(model, dummy_pack(self.args.device))
 
     # ---- a run ----
 
@@ -204,7 +205,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         if self._is_done():
             return [], None
         plan, order = self.parts.plan, self.parts.order
-        with explained("sampling", self._held, self._fewer_rows):
+        fewer = partial(fewer_rows, self.args.per_device_train_batch_size, self.args.num_generations)
+        with explained("sampling", self._held, fewer):
             self._load_rng_state(self._random_numbers_in)
             self.proof.before_rollouts(self._subject)
             epoch, taken = 0 if order.is_stream else int(self.state.epoch or 0), []
@@ -247,8 +249,10 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def training_step(self, model: nn.Module, batch: MicroBatch, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-step; gives its share of the step's loss, as the Trainer averages it."""
-        measured = Measurements()
-        with explained("training", self._held, self._smaller_packs), measured.timed("train_seconds"):
+        parts, measured = self.parts, Measurements()
+        checkpointing = bool(parts.args.gradient_checkpointing)
+        smaller = partial(smaller_packs, parts.tokens_per_pack, checkpointing=checkpointing)
+        with explained("training", self._held, smaller), measured.timed("train_seconds"):
             results = self._gradients.add(model, batch, self.parts, self._entropy_coef)
             total = sum((result.loss for result in results), torch.zeros((), device=self.args.device))
             if batch.is_last:
@@ -274,12 +278,6 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def _held(self) -> dict[str, int]:
         return held_by(self.model, self.optimizer)
-
-    def _fewer_rows(self) -> str:
-        return fewer_rows(self.args.per_device_train_batch_size, self.args.num_generations)
-
-    def _smaller_packs(self) -> str:
-        return smaller_packs(self.parts.tokens_per_pack, checkpointing=bool(self.args.gradient_checkpointing))
 
     # ---- numbers ----
 

@@ -19,14 +19,13 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import make_groups
+from podium.engines.base import RolloutEngine, make_groups
 from podium.engines.vllm.requests import Sampled, body, read
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, ServerSlow
 from podium.engines.vllm.transfer import LOADING, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
 from podium.records import Group, Prompt, SamplingSettings
-from podium.runs.checkpoint import checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +35,12 @@ TRIES = 3
 """Generations of one round, before a server that loses its weights each time ends the run."""
 
 
-class ServerEngine:
-    """See `engines.base.RolloutEngine` and `OwnWeights`."""
+class ServerEngine(RolloutEngine):
+    """A vLLM server; its weights are the policy's of the last `sync`."""
 
+    name = "vllm"
+    own_weights = True
     processed_logps = True
-    """Log-probabilities are those of the distribution that was drawn from, after all filters."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class ServerEngine:
         *,
         is_main: bool = True,
         agree: Callable[[Any], Any] = lambda value: value,
-        rounds_weights: bool = True,
-        output: Path = Path(),
+        casts_weights: bool = True,
+        newest_checkpoint: Callable[[], Path | None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -62,15 +62,15 @@ class ServerEngine:
             transfer: how weights get there.
             is_main: whether this process is the one that sends them.
             agree: the first process's value, on every process.
-            rounds_weights: whether the server computes in half precision.
-            output: the run's folder, where its checkpoints are.
+            casts_weights: whether the server computes in half precision.
+            newest_checkpoint: the run's, for messages.
         """
         self.server = server
         self.model = model
         self.tokenizer = tokenizer
         self.transfer = transfer
-        self.rounds_weights = rounds_weights
-        self.output = output
+        self.casts_weights = casts_weights
+        self.newest_checkpoint = newest_checkpoint
         self._is_main = is_main
         self._agree = agree
         self._run = uuid.uuid4().hex[:8]
@@ -85,7 +85,7 @@ class ServerEngine:
             return
         self._count += 1
         self._version = self._agree(f"{OURS}{self._run}-{self._count}-step-{version}")
-        with resumable(self.output):
+        with resumable(self.newest_checkpoint):
             try:
                 self.transfer.bring(policy, self._version, here=self._is_main)
             except ServerGone as gone:
@@ -105,7 +105,7 @@ class ServerEngine:
         assert settings.lengths is None, "vLLM draws no exact lengths"
         if not prompts:
             return []
-        with resumable(self.output):
+        with resumable(self.newest_checkpoint):
             sampled = self._sampled(prompts, settings)
         return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
 
@@ -154,12 +154,12 @@ _FIXES: tuple[tuple[type[EngineError], str], ...] = (
 
 
 @contextlib.contextmanager
-def resumable(output: Path) -> Iterator[None]:
+def resumable(newest_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
     """Failures of a server with what to do about them."""
     try:
         yield
     except EngineError as error:
         fix = next((fix for kind, fix in _FIXES if isinstance(error, kind)), error.fix)
-        newest = next(iter(checkpoints(output)), None)
+        newest = newest_checkpoint()
         again = f" {newest} is whole: resume with --resume_from_checkpoint true." if newest else ""
         raise type(error)(error.what, fix=f"{fix}{again}".strip()) from None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from podium.models.packing import keep
+from podium.models.packing import select_completions
 from podium.models.precision import ROUNDED
 from podium.records import TrainingGroup
 from podium.trainer.processes import optimized_by
@@ -60,15 +60,20 @@ LARGE_CHANGE = 50.0
 
 def finite_weights(run: Subject) -> Check:
     """No weight is NaN or infinite."""
-    bad = [_not_finite(name, p) for name, p in run.model.named_parameters() if _is_bad(p)]
-    count = sum(1 for _ in run.model.parameters())
+    tensors = dict(run.model.named_parameters())
+    norms = {
+        n: torch.linalg.vector_norm(p.detach(), dtype=torch.float32)
+        for n, p in tensors.items()
+        if p.is_floating_point()
+    }
+    bad = [_not_finite(name, tensors[name]) for name, norm in norms.items() if not math.isfinite(float(norm))]
     return Check(
         name="weights are finite",
         code="P001",
         passed=not bad,
         measured=float(len(bad)),
         tolerance=0.0,
-        detail=named(bad) if bad else f"{count} tensors",
+        detail=named(bad) if bad else f"{len(tensors)} tensors",
         fix="Load the model again, from another copy.",
     )
 
@@ -206,7 +211,8 @@ def gradients(x: Before) -> Check:
     traces = x.sample.one_step.traces
     bad = [name for name, t in traces.items() if not math.isfinite(t.norm)]
     parameters = dict(x.run.model.named_parameters())
-    zero = [n for n, t in traces.items() if t.norm == 0 and not _may_be_zero(n) and parameters[n].numel()]
+    # No token of the sample may have been sent to an expert.
+    zero = [n for n, t in traces.items() if t.norm == 0 and "expert" not in n and parameters[n].numel()]
     problems = ([f"not finite: {named(bad)}"] if bad else []) + ([f"none: {named(zero)}"] if zero else [])
     certain = _certain(x.sample) if zero and not bad and x.sample.doubt < LEAST_DOUBT else ""
     return Check(
@@ -405,7 +411,7 @@ def shortened(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
             advantages_G=group.advantages_G,
             sampled_logps=tuple(x[:TRAINED_TOKENS] for x in group.sampled_logps),
         )
-        for group in (keep(group, range(min(2, len(group.completion_ids)))) for group in chosen)
+        for group in (select_completions(group, range(min(2, len(group.completion_ids)))) for group in chosen)
     )
 
 
@@ -417,7 +423,7 @@ def enough(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
 
 def stale_copies(run: Subject) -> list[str]:
     """Layers whose rounded copy is not the rounded weight."""
-    with run.parts.precision():
+    with run.parts.forward.precision():
         return [
             name
             for name, module in run.model.named_modules()
@@ -426,22 +432,11 @@ def stale_copies(run: Subject) -> list[str]:
         ]
 
 
-def _is_bad(p: torch.Tensor) -> bool:
-    if not p.is_floating_point():
-        return False
-    return not math.isfinite(float(torch.linalg.vector_norm(p.detach(), dtype=torch.float32)))
-
-
 def _not_finite(name: str, p: torch.Tensor) -> str:
     """`q_proj.weight (128 numbers, rows 8 to 15)`."""
     where = ~p.detach().isfinite()
     rows = where.reshape(len(p), -1).any(-1).nonzero()[:, 0].tolist() if p.dim() else [0]
     return f"{name} ({int(where.sum())} numbers, rows {rows[0]} to {rows[-1]})" if rows else name
-
-
-def _may_be_zero(name: str) -> bool:
-    """Experts that no token of the sample was sent to."""
-    return "expert" in name
 
 
 def _nats(measured: float, tolerance: float) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from podium.algorithm.advantages import combine
-from podium.records import Completion, ScoredGroup, TrainingGroup
+from podium.algorithm.advantages import combine, has_spread
+from podium.records import Completion, ScoredGroup
 from podium.trainer.proof.plain import Row, plain_logps
 from podium.trainer.proof.records import Before, Check, Subject, named
 
@@ -18,7 +18,9 @@ def end_tokens(run: Subject) -> Check:
     """Sampling ends where the model, its tokenizer and its generation config say that a turn ends."""
     ends = run.now.settings(1, 0).end_ids
     chosen = "eos_token_id" in (run.args.generation_kwargs or {})
-    missing = sorted(() if chosen else declared_ends(run) - ends)
+    declared = getattr(getattr(run.model, "generation_config", None), "eos_token_id", None)
+    ids = {run.parts.tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or ())}
+    missing = sorted(() if chosen else ids - ends - {None})
     turn = turn_end(run)
     unended = turn is not None and turn not in ends and not missing
     note = f"; the chat template ends a turn with {run.shown(turn)}, which does not end it" if unended else ""
@@ -41,13 +43,17 @@ def end_tokens(run: Subject) -> Check:
 def rewards(x: Before) -> Check:
     """One finite number or None a completion, and advantages that follow them."""
     problem, flat = "", 0
-    advantage = {_key(g.prompt_ids, ids): a for g in x.trained for ids, a in _with_advantages(g)}
+    advantage = {
+        (g.prompt_ids, ids): a
+        for g in x.trained
+        for ids, a in zip(g.completion_ids, g.advantages_G.tolist(), strict=True)
+    }
     names = tuple(reward.name for reward in x.run.parts.rewards)
     for scored in x.scored:
         problem = problem or _reward_problem(scored, names)
         if not problem:
             problem = _advantage_problem(x, scored, advantage)
-        flat += not x.run.parts.has_spread(scored)
+        flat += not has_spread(combine(scored.rewards_GK, x.run.parts.advantage.weights_K))
     spread = len(x.scored) - flat
     return Check(
         name="rewards",
@@ -61,11 +67,11 @@ def rewards(x: Before) -> Check:
 
 def sampled_tokens(x: Before) -> Check:
     """The trained tokens are the sampled ones."""
-    sampled = {_key(s.group.prompt.token_ids, c.token_ids): c for s in x.scored for c in s.group.completions}
+    sampled = {(s.group.prompt.token_ids, c.token_ids): c for s in x.scored for c in s.group.completions}
     settings = x.run.now.settings(1, 0)
     problems = [_completion_problem(x, c, settings.end_ids, settings.max_tokens) for c in sampled.values()]
     trained = [(g.prompt_ids, ids) for g in x.trained for ids in g.completion_ids]
-    problems += [_unsampled(x, prompt, ids) for prompt, ids in trained if _key(prompt, ids) not in sampled]
+    problems += [_unsampled(x, *key) for key in trained if key not in sampled]
     problems = [problem for problem in problems if problem]
     count = sum(len(s.group.completions) for s in x.scored)  # more than `sampled`, where two are alike
     return Check(
@@ -172,13 +178,6 @@ def _opened_by_the_model(x: Before) -> str:
 # ---- shared by checks ----
 
 
-def declared_ends(run: Subject) -> set[int]:
-    """End tokens of the model's generation config and of the tokenizer."""
-    declared = getattr(getattr(run.model, "generation_config", None), "eos_token_id", None)
-    ids = [declared] if isinstance(declared, int) else list(declared or [])
-    return {i for i in (*ids, run.parts.tokenizer.eos_token_id) if i is not None}
-
-
 def turn_end(run: Subject) -> int | None:
     """The special token with which the chat template ends an assistant's turn; None: there is none."""
     tokenizer, mark = run.parts.tokenizer, "podium-turn"
@@ -191,14 +190,6 @@ def turn_end(run: Subject) -> int | None:
         return None
     ids = tokenizer(str(text).partition(mark)[2], add_special_tokens=False)["input_ids"]
     return ids[0] if ids and ids[0] in set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder) else None
-
-
-def _key(prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(prompt_ids), tuple(ids)
-
-
-def _with_advantages(group: TrainingGroup) -> Iterable[tuple[tuple[int, ...], float]]:
-    return zip(group.completion_ids, group.advantages_G.tolist(), strict=True)
 
 
 def _reward_problem(scored: ScoredGroup, names: tuple[str, ...]) -> str:
@@ -216,7 +207,7 @@ def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, f
     pairs = [
         (reward, advantage[key])
         for c, reward in zip(scored.group.completions, reward_G.tolist(), strict=True)
-        if (key := _key(scored.group.prompt.token_ids, c.token_ids)) in advantage
+        if (key := (scored.group.prompt.token_ids, c.token_ids)) in advantage
     ]
     if any(not math.isfinite(a) for _, a in pairs):
         return f"an advantage of prompt {scored.group.prompt.id} is not finite"

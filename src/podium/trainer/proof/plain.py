@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from podium.models.attention import attention_implementation
-from podium.models.forward import TokenLogps, unwrap
+from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode
 from podium.records import TrainingGroup
 
@@ -41,12 +40,6 @@ def reference_forward(model: nn.Module) -> Iterator[None]:
     eager = getattr(base, "_supports_attention_backend", False)
     with evaluation_mode(model), attention_implementation(base, "eager") if eager else contextlib.nullcontext():
         yield
-
-
-def base_model(model: nn.Module) -> Any:
-    """The transformers model inside wrappers and adapters."""
-    inner: Any = unwrap(model)
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 def row_logps(model: nn.Module, row: Row, temperature: float) -> TokenLogps:
@@ -97,17 +90,15 @@ def plain_backward(
 def first_not_finite(model: nn.Module, forward: Callable[[], object]) -> str:
     """The name of the first layer whose output has a NaN or an infinity while `forward` runs; empty: none."""
     found: list[str] = []
+    names = {module: name for name, module in model.named_modules() if name}
 
-    def look(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: object, output: object) -> None:
-            outputs = output if isinstance(output, (tuple, list)) else [output]
-            tensors = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
-            if not found and any(not bool(x.isfinite().all()) for x in tensors):
-                found.append(name)
+    def look(module: nn.Module, _args: object, output: object) -> None:
+        outputs = output if isinstance(output, (tuple, list)) else [output]
+        tensors = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
+        if not found and any(not bool(x.isfinite().all()) for x in tensors):
+            found.append(names[module])
 
-        return hook
-
-    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(look) for module in names]
     try:
         with torch.no_grad():
             forward()

@@ -31,11 +31,11 @@ class Check:
 
     name: str
     code: str
-    """Of its page: `podium explain P004`."""
+    """Page of `podium explain`."""
     passed: bool | None
-    """None: not checked, `detail` says why."""
+    """None: not checked, for the reason in `detail`."""
     detail: str
-    """What was found, with the tensor or token where it is wrong."""
+    """The finding, with the tensor or token where it is wrong."""
     measured: float | None = None
     tolerance: float | None = None
     """The largest `measured` that passes."""
