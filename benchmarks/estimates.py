@@ -112,9 +112,9 @@ def quickstart(flags: Sequence[str]) -> dict[str, Any]:
     """Estimate on a trainer of its own, then the run: seconds of the steps and of both looks at held-out prompts."""
     from podium.cli.rollouts import estimated
     from podium.cli.words import recipe_and_flags
+    from podium.recipe import load
 
-    path, overrides = recipe_and_flags(["quickstart", *flags], "train")
-    estimate = estimated(path, overrides)
+    estimate = estimated(load(*recipe_and_flags(["quickstart", *flags], "train")))
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "podium", "train", "quickstart", *flags, "--output_dir", folder]
         started = time.perf_counter()

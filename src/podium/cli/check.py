@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,20 +38,22 @@ def check(
     from podium.cli.structured import findings, print_json
     from podium.cli.terminal import console, quiet
     from podium.cli.words import recipe_and_flags
-    from podium.recipe.checks import check_recipe
+    from podium.recipe.checks import examine
 
     path, overrides = recipe_and_flags(context.args, "check")
     _check_save(save, rollouts)
     quiet()
-    found = check_recipe(path, overrides)
+    checked = examine(path, overrides, keep_rows=bool(rollouts))
+    found = checked.findings
     extra: dict[str, Any] = {}
     if not as_json:
         print_findings(console, found)
-    if rollouts and not has_errors(found):
+    if rollouts and checked.recipe is not None:
         gc.enable()
+        os.environ.update(checked.recipe.env)
         from podium.cli.rollouts import sample_groups, tables
 
-        diagnosis, run = sample_groups(path, overrides, rollouts, save)
+        diagnosis, run = sample_groups(checked.recipe, rollouts, save)
         found = [*found, *diagnosis.findings]
         extra = {"rollouts": {**diagnosis.as_dict(), "run": dict(run)}}
         if not as_json:

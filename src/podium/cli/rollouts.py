@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from podium.recipe import Recipe
     from podium.recipe.checks.verdict import Diagnosis
-    from podium.recipe.document import Document
     from podium.recipe.estimates.duration import TimeEstimate
     from podium.records import ScoredGroup
     from podium.trainer.trainer import GRPOTrainer
@@ -21,14 +20,12 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def sample_groups(
-    path: str | Document, overrides: Mapping[str, Any], num_prompts: int, save: str = ""
-) -> tuple[Diagnosis, list[tuple[str, str]]]:
+def sample_groups(recipe: Recipe, num_prompts: int, save: str = "") -> tuple[Diagnosis, list[tuple[str, str]]]:
     """Load the model, sample, score; and the lines about memory and time. Pass rates are written into `save`."""
     from podium.cli.sample import opened
     from podium.recipe.checks.rollouts import diagnose, sample
 
-    with opened(path, overrides) as (recipe, trainer, rows, held_out):
+    with opened(recipe) as (recipe, trainer, rows, held_out):
         sampled = sample(trainer, rows, num_prompts)
         if save:
             _write_rates(Path(save), sampled.groups, recipe.accuracy)
@@ -37,11 +34,11 @@ def sample_groups(
         return diagnosis, [*took.rows(), ("peak memory so far", f"{_peak(trainer.args.device.type) / 1e9:.1f} GB")]
 
 
-def estimated(path: str | Document, overrides: Mapping[str, Any]) -> TimeEstimate:
+def estimated(recipe: Recipe) -> TimeEstimate:
     """The time of a run, from a trainer of its own."""
     from podium.cli.sample import opened
 
-    with opened(path, overrides) as (recipe, trainer, rows, held_out):
+    with opened(recipe) as (recipe, trainer, rows, held_out):
         return _estimate(recipe, trainer, rows, held_out)
 
 

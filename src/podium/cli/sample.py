@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from podium.recipe import Recipe
-    from podium.recipe.document import Document
     from podium.records import ScoredGroup
     from podium.trainer.trainer import GRPOTrainer
 
@@ -33,10 +33,10 @@ def sample(
     from podium.cli.structured import print_json
     from podium.cli.terminal import console, errors, prepare_output
     from podium.cli.words import recipe_and_flags
+    from podium.recipe import load
     from podium.recipe.assume import assumed_words
 
-    path, overrides = recipe_and_flags(context.args, "sample")
-    with opened(path, overrides) as (recipe, trainer, rows, _):
+    with opened(load(*recipe_and_flags(context.args, "sample"))) as (recipe, trainer, rows, _):
         prepare_output()
         if recipe.assumed:
             errors.print(assumed_words(recipe.assumed), soft_wrap=True, markup=False)
@@ -53,18 +53,16 @@ def sample(
 
 
 @contextlib.contextmanager
-def opened(path: str | Document, overrides: Mapping[str, Any]) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
-    """A recipe, its trainer, rows to train on and held-out ones (or None); what the Trainer writes is thrown away."""
+def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
+    """A recipe, its trainer, rows to train on and held-out ones (or None); files of the Trainer are thrown away."""
     from podium.cli.terminal import quiet
-    from podium.data.loading import load_data
-    from podium.recipe import load
 
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
-        recipe = load(path, {**overrides, "output_dir": folder, "report_to": "none"})
         if recipe.stages:  # as training begins
             recipe = next(stage.recipe for stage in recipe.stages if stage.kind == "grpo")
+        recipe = replace(recipe, config={**recipe.config, "output_dir": folder, "report_to": "none"})
         quiet()
-        rows, held_out = load_data(recipe.data)
+        rows, held_out = recipe.load_rows()
         yield recipe, recipe.trainer(rows, None), rows, held_out
 
 
