@@ -74,32 +74,16 @@ FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
 """Called with their settings, they give a reward function."""
 
 LIBRARY: Mapping[str, Callable[..., Any]] = {
-    "accuracy_reward": accuracy_reward,
-    "answer_correct": answer_correct,
-    "answer_f1": answer_f1,
-    "answer_format": answer_format,
-    "distinct_ngrams": distinct_ngrams,
-    "exact_match": exact_match,
-    "forbidden_patterns": forbidden_patterns,
-    "group_diversity": group_diversity,
-    "ideal_length": ideal_length,
-    "json_format": json_format,
-    "json_match": json_match,
-    "json_schema": json_schema,
-    "keyword_coverage": keyword_coverage,
-    "language": language,
-    "math_match": math_match,
-    "multiple_choice": multiple_choice,
-    "numeric_closeness": numeric_closeness,
-    "numeric_match": numeric_match,
-    "reasoning_accuracy_reward": reasoning_accuracy_reward,
-    "regex_format": regex_format,
-    "required_patterns": required_patterns,
-    "think_format": think_format,
-    "think_format_reward": think_format_reward,
-    "token_budget": token_budget,
-    "xml_format": xml_format,
-    "xml_format_partial": xml_format_partial,
+    **{
+        function.__name__: function
+        for function in (
+            *(accuracy_reward, answer_correct, answer_f1, answer_format, distinct_ngrams, exact_match),
+            *(forbidden_patterns, group_diversity, ideal_length, json_format, json_match, json_schema),
+            *(keyword_coverage, language, math_match, multiple_choice, numeric_closeness, numeric_match),
+            *(reasoning_accuracy_reward, regex_format, required_patterns, think_format, think_format_reward),
+            *(token_budget, xml_format, xml_format_partial),
+        )
+    },
     **FACTORIES,
 }
 """Every reward by its name in recipes."""
@@ -123,13 +107,9 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
             known = f"It takes {', '.join(settings)}." if settings else "It takes no settings."
             what = f"reward `{name}` has no setting `{argument}`. {known}"
             raise ConfigError(what, fix=did_you_mean(argument, settings) or as_line(argument, None))
-    missing = [
-        setting
-        for setting, parameter in settings.items()
-        if parameter.default is inspect.Parameter.empty and setting not in arguments
-    ]
-    if missing:
-        raise ConfigError(f"reward `{name}` needs {', '.join(f'`{setting}`' for setting in missing)}.")
+    needed = [key for key, each in settings.items() if each.default is each.empty and key not in arguments]
+    if needed:
+        raise ConfigError(f"reward `{name}` needs {', '.join(f'`{setting}`' for setting in needed)}.")
     if name in FACTORIES:
         return function(**arguments)
     made = functools.partial(function, **arguments) if arguments else function
@@ -155,11 +135,7 @@ _SERVICES = ("trainer_state", "log_extra", "log_metric")
 def _settings(name: str) -> dict[str, inspect.Parameter]:
     """The parameters that a recipe may set: all of a factory; those behind the `*` of a reward function."""
     parameters = inspect.signature(LIBRARY[name]).parameters
-    return {
-        key: parameter
-        for key, parameter in parameters.items()
-        if name in FACTORIES or parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    return {key: each for key, each in parameters.items() if name in FACTORIES or each.kind is each.KEYWORD_ONLY}
 
 
 __all__ = [

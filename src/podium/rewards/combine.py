@@ -274,6 +274,5 @@ def _numbers(**settings: Any) -> list[float]:
 
 def _one_of(setting: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ConfigError(
-            f"`{setting}` is one of {', '.join(choices)}; it is `{value}`.", fix=did_you_mean(str(value), choices)
-        )
+        what = f"`{setting}` is one of {', '.join(choices)}; it is `{value}`."
+        raise ConfigError(what, fix=did_you_mean(str(value), choices))
