@@ -25,6 +25,7 @@ import numpy as np
 from podium.errors import ConfigError, RewardError, as_line, did_you_mean
 from podium.isolation.workers.call_result import read_values
 from podium.rewards.joins import SCALES, Clip, Gate, Join, Normalise, Schedule, Sum
+from podium.rewards.registry import library_reward
 from podium.rewards.resolve import Reward, resolve_rewards
 from podium.rewards.results import Batch, error_of, fitted
 from podium.rewards.text import text_of
@@ -200,8 +201,6 @@ _PART_KEYS = ("name", "function", "args", "weight")
 
 def _function(part: Part, kind: str) -> Any:
     """A part in a form that `resolve_rewards` takes. Raises `ConfigError`."""
-    from podium.rewards import library_reward
-
     if isinstance(part, str):
         return part if "/" in part else library_reward(part)
     if callable(part):
