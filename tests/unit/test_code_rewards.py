@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import pickle
+import subprocess
+import sys
 import time
 
 import pytest
@@ -466,3 +468,10 @@ def test_small_numbers_are_compared(value, expected, is_same, now):
     result = Result(outcome="ok", value=json.dumps(value))
     assert passed({"call": "f", "expected": expected}, result) is is_same
     now(f"{value} for {expected}: {is_same}")
+
+
+def test_the_sandbox_can_be_used_without_the_rest():
+    code = "import sys, podium.isolation.sandbox; print(*(name for name in sys.modules if name.startswith('podium')))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    own = ("podium.isolation.sandbox", "podium.isolation.machine", "podium.errors")
+    assert [name for name in found if name not in ("podium", "podium.isolation") and not name.startswith(own)] == []

@@ -26,7 +26,8 @@ from podium.cli import app
 from podium.errors import ConfigError
 from podium.recipe import load
 from podium.recipe.schema import key_types
-from podium.rewards import LIBRARY, _settings
+from podium.rewards import LIBRARY
+from podium.rewards.registry import settings_of_reward
 from podium.runs.findings import codes
 from podium.trainer.assembly import NOT_SUPPORTED
 from podium.trainer.attributes import NOT_HERE
@@ -82,7 +83,7 @@ def library() -> str:
     rows = []
     for name, function in LIBRARY.items():
         first = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-        rows.append((f"`{name}`", ", ".join(f"`{each}`" for each in _settings(name)), first))
+        rows.append((f"`{name}`", ", ".join(f"`{each}`" for each in settings_of_reward(name)), first))
     return table(("name", "settings", "what it gives"), rows)
 
 

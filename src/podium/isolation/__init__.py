@@ -1,1 +1,1 @@
-"""Code of others in processes that can be killed: workers for user files, a sandbox for model code."""
+"""Code of others in processes that can be killed: workers for user files and libraries, a sandbox for model code."""

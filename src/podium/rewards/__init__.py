@@ -7,18 +7,12 @@ named `get_...`). `library_reward` takes both by name, as recipes do:
 
 A setting that cannot work is a `ConfigError`, when the reward is made where it can be known.
 
-To add one: write the function, with an example in its docstring, and name it in `LIBRARY`.
+To add one: write the function, with an example in its docstring, and name it in `LIBRARY` below.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from podium.data.gym import gym_rows
-from podium.errors import ConfigError, as_line, did_you_mean
 from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_closeness, numeric_match
 from podium.rewards.code import CodeStages, CodeTests
 from podium.rewards.combine import PARTS, clipped, gated, normalised, scheduled, weighted
@@ -45,6 +39,7 @@ from podium.rewards.length import (
 )
 from podium.rewards.mathematics import accuracy_reward, math_match, reasoning_accuracy_reward
 from podium.rewards.model import RewardModel
+from podium.rewards.registry import FACTORIES, LIBRARY, library_reward
 from podium.rewards.resolve import (
     Reward,
     check_rewards,
@@ -56,111 +51,37 @@ from podium.rewards.score import CallSettings, score
 from podium.rewards.style import distinct_ngrams, forbidden_patterns, group_diversity, required_patterns
 from podium.rewards.tester import audit, examine
 
-FACTORIES: Mapping[str, Callable[..., Callable[..., Any]]] = {
-    "code_stages": CodeStages,
-    "code_tests": CodeTests,
-    "clipped": clipped,
-    "gated": gated,
-    "get_cosine_scaled_reward": get_cosine_scaled_reward,
-    "get_repetition_penalty_reward": get_repetition_penalty_reward,
-    "get_soft_overlong_punishment": get_soft_overlong_punishment,
-    "judge": Judge,
-    "normalised": normalised,
-    "reasoning_gym": ReasoningGym,
-    "reward_model": RewardModel,
-    "scheduled": scheduled,
-    "weighted": weighted,
-}
-"""Called with their settings, they give a reward function."""
-
-LIBRARY: Mapping[str, Callable[..., Any]] = {
-    "accuracy_reward": accuracy_reward,
-    "answer_correct": answer_correct,
-    "answer_f1": answer_f1,
-    "answer_format": answer_format,
-    "distinct_ngrams": distinct_ngrams,
-    "exact_match": exact_match,
-    "forbidden_patterns": forbidden_patterns,
-    "group_diversity": group_diversity,
-    "ideal_length": ideal_length,
-    "json_format": json_format,
-    "json_match": json_match,
-    "json_schema": json_schema,
-    "keyword_coverage": keyword_coverage,
-    "language": language,
-    "math_match": math_match,
-    "multiple_choice": multiple_choice,
-    "numeric_closeness": numeric_closeness,
-    "numeric_match": numeric_match,
-    "reasoning_accuracy_reward": reasoning_accuracy_reward,
-    "regex_format": regex_format,
-    "required_patterns": required_patterns,
-    "think_format": think_format,
-    "think_format_reward": think_format_reward,
-    "token_budget": token_budget,
-    "xml_format": xml_format,
-    "xml_format_partial": xml_format_partial,
-    **FACTORIES,
-}
-"""Every reward by its name in recipes."""
-
-
-def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
-    """The reward function of that name with these settings. Raises `ConfigError` for a name or setting it lacks.
-
-    >>> library_reward("regex_format", pattern="[0-9]+")(completions=["7", "seven"])
-    [1.0, 0.0]
-    """
-    if name not in LIBRARY:
-        raise ConfigError(
-            f"no reward `{name}` in the library. It has {', '.join(LIBRARY)}.",
-            fix=did_you_mean(name, LIBRARY) or "podium rewards list",
-        )
-    function = LIBRARY[name]
-    settings = _settings(name)
-    for argument in arguments:
-        if argument not in settings:
-            known = f"It takes {', '.join(settings)}." if settings else "It takes no settings."
-            what = f"reward `{name}` has no setting `{argument}`. {known}"
-            raise ConfigError(what, fix=did_you_mean(argument, settings) or as_line(argument, None))
-    missing = [
-        setting
-        for setting, parameter in settings.items()
-        if parameter.default is inspect.Parameter.empty and setting not in arguments
-    ]
-    if missing:
-        raise ConfigError(f"reward `{name}` needs {', '.join(f'`{setting}`' for setting in missing)}.")
-    if name in FACTORIES:
-        return function(**arguments)
-    made = functools.partial(function, **arguments) if arguments else function
-    _try_settings(name, made)
-    return made
-
-
-def _try_settings(name: str, made: Callable[..., Any]) -> None:
-    """Scores no completions at all, so that a setting that cannot work is found now and not in the first round."""
-    data = set(inspect.signature(LIBRARY[name]).parameters) - set(_settings(name)) - {*_SERVICES}
-    try:
-        made(**{column: [] for column in data})
-    except ConfigError as error:
-        raise ConfigError(f"reward `{name}`: {error.what}", code=error.code, fix=error.fix) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward `{name}` cannot work with these settings: {error}") from error
-
-
-_SERVICES = ("trainer_state", "log_extra", "log_metric")
-"""Arguments of a reward that are no lists with an entry for each completion."""
-
-
-def _settings(name: str) -> dict[str, inspect.Parameter]:
-    """The parameters that a recipe may set: all of a factory; those behind the `*` of a reward function."""
-    parameters = inspect.signature(LIBRARY[name]).parameters
-    return {
-        key: parameter
-        for key, parameter in parameters.items()
-        if name in FACTORIES or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+FACTORIES.update(
+    {
+        "code_stages": CodeStages,
+        "code_tests": CodeTests,
+        "clipped": clipped,
+        "gated": gated,
+        "get_cosine_scaled_reward": get_cosine_scaled_reward,
+        "get_repetition_penalty_reward": get_repetition_penalty_reward,
+        "get_soft_overlong_punishment": get_soft_overlong_punishment,
+        "judge": Judge,
+        "normalised": normalised,
+        "reasoning_gym": ReasoningGym,
+        "reward_model": RewardModel,
+        "scheduled": scheduled,
+        "weighted": weighted,
     }
+)
 
+LIBRARY.update(
+    {
+        function.__name__: function
+        for function in (
+            *(accuracy_reward, answer_correct, answer_f1, answer_format, distinct_ngrams, exact_match),
+            *(forbidden_patterns, group_diversity, ideal_length, json_format, json_match, json_schema),
+            *(keyword_coverage, language, math_match, multiple_choice, numeric_closeness, numeric_match),
+            *(reasoning_accuracy_reward, regex_format, required_patterns, think_format, think_format_reward),
+            *(token_budget, xml_format, xml_format_partial),
+        )
+    },
+    **FACTORIES,
+)
 
 __all__ = [
     "FACTORIES",

@@ -12,12 +12,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as NotDone
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 from podium.errors import PodiumError
 from podium.isolation.workers.call_result import CallResult, Failure, raised, read_values
-from podium.rewards.limits import OWN_FRAMES, Call, last_resort, named, overran
+from podium.rewards.limits import OWN_FRAMES, Call, frames_above, last_resort, named, overran
 
 GRACE_SECONDS = 0.2
 """After the limit, how long the loop has to cancel a function; then one of them does not let go."""
@@ -84,12 +83,8 @@ async def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> An
 
 def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:
     """Leave the loop behind, with what does not let go of it; the next round gets a fresh one."""
-    frame = sys._current_frames().get(background_loop(os.getpid())[1].ident or 0)
+    frames = frames_above(None, sys._current_frames().get(background_loop(os.getpid())[1].ident or 0))
     background_loop.cache_clear()
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.insert(0, frame)
-        frame = frame.f_back
     codes = [id(each.f_code) for each in frames]  # code objects are equal whatever their files are called
     stuck = next((each for each in pending if id(each.run.__code__) in codes), None)
     for each in pending:

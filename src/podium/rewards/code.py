@@ -40,9 +40,9 @@ class _Judged:
     results: Sequence[Result]
 
     @property
-    def share(self) -> float:
-        """Share of the tests that passed."""
-        return sum(map(passed, self.tests, self.results)) / len(self.tests)
+    def num_passed(self) -> int:
+        """Tests that passed."""
+        return sum(map(passed, self.tests, self.results))
 
     @property
     def is_open(self) -> bool:
@@ -121,7 +121,8 @@ class CodeTests:
             return 0.0
         if judged.is_open:
             return None
-        return float(judged.share == 1) if self.all_or_nothing else judged.share
+        share = judged.num_passed / len(judged.tests)
+        return float(share == 1) if self.all_or_nothing else share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,4 +207,4 @@ def _summary(judged: _Judged | None) -> str:
         return "no code"
     outcomes = [result.outcome for result in judged.results]
     counts = ", ".join(f"{outcome} {outcomes.count(outcome)}" for outcome in dict.fromkeys(outcomes))
-    return f"{sum(map(passed, judged.tests, judged.results))}/{len(outcomes)} ({counts})"
+    return f"{judged.num_passed}/{len(outcomes)} ({counts})"

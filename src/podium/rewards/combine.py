@@ -25,6 +25,7 @@ import numpy as np
 from podium.errors import ConfigError, RewardError, as_line, did_you_mean
 from podium.isolation.workers.call_result import read_values
 from podium.rewards.joins import SCALES, Clip, Gate, Join, Normalise, Schedule, Sum
+from podium.rewards.registry import library_reward
 from podium.rewards.resolve import Reward, resolve_rewards
 from podium.rewards.results import Batch, error_of, fitted
 from podium.rewards.text import text_of
@@ -200,8 +201,6 @@ _PART_KEYS = ("name", "function", "args", "weight")
 
 def _function(part: Part, kind: str) -> Any:
     """A part in a form that `resolve_rewards` takes. Raises `ConfigError`."""
-    from podium.rewards import library_reward
-
     if isinstance(part, str):
         return part if "/" in part else library_reward(part)
     if callable(part):
@@ -274,6 +273,5 @@ def _numbers(**settings: Any) -> list[float]:
 
 def _one_of(setting: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ConfigError(
-            f"`{setting}` is one of {', '.join(choices)}; it is `{value}`.", fix=did_you_mean(str(value), choices)
-        )
+        what = f"`{setting}` is one of {', '.join(choices)}; it is `{value}`."
+        raise ConfigError(what, fix=did_you_mean(str(value), choices))

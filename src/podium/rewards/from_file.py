@@ -111,13 +111,9 @@ class FileReward:
             return framed(request)
         except Exception as error:
             column = next(name for name, values in request["arguments"].items() if not _can_be_pickled(values))
-            raise RewardError(
-                f"reward function `{self.__name__}` ({self.where}): column `{column}` cannot be sent to the worker "
-                f"process of its file: {error}",
-                code="W017",
-                fix="name only the columns you need in the signature (no `**kwargs`), or import the function and pass "
-                "it itself",
-            ) from error
+            what = f"reward function `{self.__name__}` ({self.where}): column `{column}` cannot be sent to the worker "
+            fix = "name only the columns you need in the signature (no `**kwargs`), or import the function and pass "
+            raise RewardError(f"{what}process of its file: {error}", code="W017", fix=f"{fix}it itself") from error
 
     def _workers(self) -> Pool[Worker]:
         """The workers of the file, held so that they live as long as a function of it."""

@@ -161,7 +161,7 @@ class _Watch:
             return
         self.deadline = now + AGAIN_SECONDS
         if self.overrun is None:
-            self.overrun = overran(self.limit, _frames_above(self.base, frame), self.completions)
+            self.overrun = overran(self.limit, frames_above(self.base, frame), self.completions)
         raise Overrun
 
     def send_signals(self) -> None:
@@ -201,7 +201,7 @@ def _watched(watch: _Watch) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before if callable(before) else signal.SIG_IGN)
 
 
-def _frames_above(base: FrameType, frame: FrameType | None) -> list[FrameType]:
+def frames_above(base: FrameType | None, frame: FrameType | None) -> list[FrameType]:
     """Outermost first, without `base`."""
     frames = []
     while frame is not None and frame is not base:
@@ -228,7 +228,7 @@ def _left_behind(run: Callable[[Call], CallResult], call: Call, limit: float) ->
     thread.join(limit)
     if not results:
         frame = sys._current_frames().get(thread.ident or 0)
-        return overran(limit, _frames_above(sys._getframe(), frame), call.completions)
+        return overran(limit, frames_above(sys._getframe(), frame), call.completions)
     if isinstance(results[0], BaseException):
         raise results[0]
     return results[0]

@@ -64,7 +64,7 @@ _UNIT = re.compile(rf"\d[\s~\\,]*(?:\\(?:text|mathrm|textrm)\{{\s*)?({_UNITS})(?
 
 
 def _cannot_be(text: str, gold: str) -> bool:
-    """Whether it is wrong though math-verify passes it: another unit, or a chain where only the last number is right."""
+    """Whether it is wrong though math-verify passes it: another unit, or a chain with only the last number right."""
     units = [found[1] + found[2].strip("^{}") for each in (text, gold) if (found := _UNIT.search(each))]
     chain = re.sub(r"^\\boxed\{|\}$", "", text).split("=")
     numbers = {float(part) for part in chain if re.fullmatch(r"\s*[-+]?\d+(?:\.\d+)?\s*", part)}

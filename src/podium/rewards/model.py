@@ -150,10 +150,8 @@ class RewardModel:
             model = self.model
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             if not (isinstance(model, (str, PreTrainedModel)) and name):
-                raise ConfigError(
-                    f"the reward model `{self.__name__}` has no name to load its tokenizer from; "
-                    "pass the tokenizer in `reward_processing_classes`."
-                )
+                what = f"the reward model `{self.__name__}` has no name to load its tokenizer from"
+                raise ConfigError(f"{what}; pass the tokenizer in `reward_processing_classes`.")
             self.tokenizer = AutoTokenizer.from_pretrained(name, **self._source_settings())
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token

@@ -244,11 +244,11 @@ def run_test(job: Mapping[str, Any], test: Mapping[str, Any], end: float, job_fd
     status, usage, ending = reap(pid, ending, deadline)
     for fd in streams:
         os.close(fd)
-    seconds = time.monotonic() - started
     return {
         **outcome_of(test, status, usage, ending, bytes(streams[result_r]), limits),
-        "seconds": round(seconds, 4),
-    } | {"stdout": bytes(streams[out_r]).decode("utf-8", "replace")}
+        "seconds": round(time.monotonic() - started, 4),
+        "stdout": bytes(streams[out_r]).decode("utf-8", "replace"),
+    }
 
 
 def watch(

@@ -332,7 +332,7 @@ def pool_of(key: tuple[Hashable, ...], make: Callable[[], T]) -> Pool[T]:
     pool = _pools.get(full)
     if pool is None:
         _pools[full] = pool = Pool(key, make)
-    if pool in _recent:
+    with contextlib.suppress(ValueError):
         _recent.remove(pool)
     _recent.append(pool)
     return pool
