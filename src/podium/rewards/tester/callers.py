@@ -164,7 +164,8 @@ _REWARDS = str(Path(__file__).parents[1])
 
 def _last_words(lost: Lost) -> Sequence[str]:
     """The user's outermost frame, or the last lines that the process printed."""
-    return [f"  {frame}" for frame in lost.trace if _REWARDS not in frame][:1] or [f"  {x}" for x in lost.output[-12:]]
+    users = [f"  {frame}" for frame in lost.trace if _REWARDS not in frame and not frame.startswith('File "<')]
+    return users[:1] or [f"  {line}" for line in lost.output[-12:]]
 
 
 def answer(asked: Mapping[str, Any], _: Callable[[int], None]) -> Iterator[Mapping[str, Any]]:
