@@ -23,6 +23,7 @@ import numpy as np
 
 from podium.errors import PodiumError, RewardError
 from podium.isolation.workers.calls import seed
+from podium.isolation.workers.functions import unwrapped
 from podium.isolation.workers.process import Lost, Worker
 from podium.records import Group
 from podium.rewards.model import RewardModel
@@ -201,10 +202,8 @@ RewardCaller = LocalCaller | WorkerCaller
 
 def info_of(reward: Reward) -> RewardInfo:
     """The description of a reward."""
-    function = reward.function
-    settings = " ".join(map(str, function.keywords.values())) if isinstance(function, functools.partial) else ""
-    while isinstance(function, functools.partial):
-        function = function.func
+    given = reward.function.keywords if isinstance(reward.function, functools.partial) else {}
+    settings, function = " ".join(map(str, given.values())), unwrapped(reward.function)
     try:
         code = inspect.getsource(inspect.unwrap(function if inspect.isroutine(function) else type(function)))
     except (OSError, TypeError):
