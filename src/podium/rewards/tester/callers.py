@@ -23,6 +23,7 @@ import numpy as np
 
 from podium.errors import PodiumError, RewardError
 from podium.isolation.workers.calls import seed
+from podium.isolation.workers.functions import unwrapped
 from podium.isolation.workers.process import Lost, Worker
 from podium.records import Group
 from podium.rewards.model import RewardModel
@@ -164,7 +165,8 @@ _REWARDS = str(Path(__file__).parents[1])
 
 def _last_words(lost: Lost) -> Sequence[str]:
     """The user's outermost frame, or the last lines that the process printed."""
-    return [f"  {frame}" for frame in lost.trace if _REWARDS not in frame][:1] or [f"  {x}" for x in lost.output[-12:]]
+    users = [f"  {frame}" for frame in lost.trace if _REWARDS not in frame and not frame.startswith('File "<')]
+    return users[:1] or [f"  {line}" for line in lost.output[-12:]]
 
 
 def answer(asked: Mapping[str, Any], _: Callable[[int], None]) -> Iterator[Mapping[str, Any]]:
@@ -200,10 +202,8 @@ RewardCaller = LocalCaller | WorkerCaller
 
 def info_of(reward: Reward) -> RewardInfo:
     """The description of a reward."""
-    function = reward.function
-    settings = " ".join(map(str, function.keywords.values())) if isinstance(function, functools.partial) else ""
-    while isinstance(function, functools.partial):
-        function = function.func
+    given = reward.function.keywords if isinstance(reward.function, functools.partial) else {}
+    settings, function = " ".join(map(str, given.values())), unwrapped(reward.function)
     try:
         code = inspect.getsource(inspect.unwrap(function if inspect.isroutine(function) else type(function)))
     except (OSError, TypeError):

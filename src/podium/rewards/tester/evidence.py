@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from podium.records import Finding
+from podium.records import Finding, Severity
 from podium.rewards.tester.callers import RewardInfo
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, columns_of
 
@@ -19,8 +18,6 @@ Scores = Mapping[str, np.ndarray]
 
 Texts = Mapping[str, Sequence[str | None]]
 """By name: one completion a row, None where there is none."""
-
-Severity = Literal["error", "warning", "note"]
 
 MOST = 0.5
 """Share of the rows from which on a finding is no accident."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from podium.records import Finding
+from podium.records import SEVERITIES, Finding
 from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.rules import calls, false_negatives, false_positives
-
-SEVERITIES = ("error", "warning", "note")
 
 
 def evaluate_rules(evidence: Evidence) -> list[Finding]:

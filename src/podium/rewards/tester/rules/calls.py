@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from podium.records import Finding
+from podium.records import Finding, Severity
 from podium.rewards.results import excerpt
-from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, Severity, alike, close, shown
+from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, alike, close, shown
 
 SLOW_SECONDS = 0.25
 """A completion; with 64 completions a round the reward takes 16 s of each."""

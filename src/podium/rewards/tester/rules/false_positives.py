@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from podium.records import Finding
-from podium.rewards.tester.evidence import MOST, Evidence, Scores, Severity, mean, shown
+from podium.records import Finding, Severity
+from podium.rewards.tester.evidence import MOST, Evidence, Scores, mean, shown
 from podium.rewards.tester.probes import PROBES
 
 LIKE = 0.9
