@@ -1,4 +1,4 @@
-"""What verbs print with. Text that a model wrote is data: no markup, no control sequences."""
+"""Printing for all verbs. Text that a model wrote is data: no markup, no control sequences."""
 
 from __future__ import annotations
 
