@@ -60,7 +60,8 @@ def show_comparison(
     console.print()
     console.print(table({"": "left", "before": "whole", "after": "whole"}, rows, title=title))
     console.print(_completions(groups[0], groups[1], num))
-    print_wrapped(console, plain_text(f"{verdict}\n"))
+    print_wrapped(console, plain_text(verdict))
+    console.print()
 
 
 def _completions(before: Sequence[ScoredGroup], after: Sequence[ScoredGroup], num: int) -> Table:
