@@ -172,7 +172,7 @@ def test_an_adapter_is_sent_as_shown_and_nothing_else(hub: Hub, run: Path, push:
     assert "To me/sums (new, private):" in out
     assert hub.repos == {"me/sums": True}
     assert hub.tokens == {f"Bearer {TOKEN}"}
-    assert set(hub.files) == set(re.findall(r"^  (\S+) +[\d.]+ \w?B$", out, re.MULTILINE))
+    assert set(hub.files) == set(re.findall(r"^  (\S+) +[\d.,]+ (?:\w?B|bytes)$", out, re.MULTILINE))
     assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(hub.files)
     for hidden in ("optimizer.pt", "training_args.bin", ".env", "config.yaml", "metrics.jsonl", "rollouts/"):
         assert hidden not in hub.files

@@ -25,7 +25,7 @@ def chat(
 ) -> None:
     """Talk to a model or to the result of a run.
 
-    What stood in front of every question in training, a system prompt and examples, stands there again.
+    The system prompt and examples that preceded every question in training precede the talk, too.
     """
     from podium.cli.terminal import errors, plain_text, prepare_output
     from podium.runs.find_model import find_model, load
@@ -35,13 +35,13 @@ def chat(
     prepare_output()
     begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
     if begun and system is None:
-        errors.print(plain_text(f"note: {_told(begun)}"), soft_wrap=True)
+        errors.print(plain_text(f"note: {_described(begun)}"), soft_wrap=True)
     policy, tokenizer = load(source)
     talk(policy, tokenizer, begun, max_tokens=max_tokens, temperature=temperature)
 
 
-def _told(opening: Sequence[dict[str, str]]) -> str:
-    """What a talk begins with, as one line."""
+def _described(opening: Sequence[dict[str, str]]) -> str:
+    """The opening of a talk, in a line."""
     first, more = opening[0], len(opening) - 1
     also = f" and {more} more {'message' if more == 1 else 'messages'}" if more else ""
     text = f"{first['role']} {textwrap.shorten(first['content'], SHOWN, placeholder='...')!r}{also}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, Group
 from rich.table import Table
 
-from podium.cli.terminal import last_user_turn, plain_text, table
+from podium.cli.terminal import last_user_turn, plain_text, print_wrapped, table
 from podium.evaluation import Comparison, EvalSummary
 from podium.evaluation.comparison import ChangedPrompt, p_text, signed
 from podium.evaluation.saved import Saved
@@ -59,10 +59,8 @@ def show_comparison(
     rows = ((name, str(a), str(b)) for (name, a), (_, b) in pairs)
     console.print()
     console.print(table({"": "left", "before": "whole", "after": "whole"}, rows, title=title))
-    console.print()
     console.print(_completions(groups[0], groups[1], num))
-    console.print()
-    console.print(plain_text(verdict), soft_wrap=True)
+    print_wrapped(console, plain_text(verdict))
     console.print()
 
 

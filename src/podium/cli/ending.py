@@ -33,7 +33,7 @@ def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> I
 
 
 def going_on(folders: Sequence[Path]) -> str:
-    """How a run that has ended early goes on from the newest checkpoint in `folders`."""
+    """Instructions to resume from the newest checkpoint in `folders`."""
     from podium.runs.checkpoint import checkpoints
 
     newest = next((path for folder in reversed(folders) for path in checkpoints(folder)), None)

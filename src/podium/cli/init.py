@@ -55,7 +55,7 @@ def init(
 
 
 def _ask(question: str, usual: str, *, yes: bool) -> str:
-    """What is typed; `usual` for an empty line, and where nothing is to be asked.
+    """Read an answer; `usual` for an empty line, and with --yes.
 
     Raises:
         ConfigError: the input has ended.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 
 def push(
@@ -34,9 +35,11 @@ def push(
     prepare_output()
     if merged and source.adapter is not None:
         if dry_run and not is_merged(source):
+            weights = sum(path.stat().st_size for path in Path(source.base).glob("*.safetensors"))
+            size = f", about {decimal(weights)} of weights" if weights else ""
             typer.echo(
                 f"{clean(str(source.adapter))} is not merged yet, and a dry run writes nothing. Sent would be the "
-                f"merged model{_size_of(source.base)}; `podium merge {clean(run)} --out DIR` makes and proves one."
+                f"merged model{size}; `podium merge {clean(run)} --out DIR` makes and proves one."
             )
             return
         source = find_model(str(merged_folder(source)))
@@ -44,11 +47,11 @@ def push(
     repository = None if dry_run else find_repository(name, public=public)
     files = files_to_send(source, address=repository.name if repository else name, base=base, include=include or ())
 
-    where = name if "/" in name else f"YOU/{name}"
-    typer.echo(f"To {repository or f'{where} on the Hugging Face hub (not looked up, {_seen(public)})'}:")
+    where, seen = name if "/" in name else f"YOU/{name}", "public" if public else "private"
+    typer.echo(f"To {repository or f'{where} on the Hugging Face hub (not looked up, {seen})'}:")
     for file in files:
-        typer.echo(f"  {clean(file.name):40} {_size(file.size):>10}")
-    typer.echo(f"  {'in all':40} {_size(sum(file.size for file in files)):>10}")
+        typer.echo(f"  {clean(file.name):40} {decimal(file.size):>10}")
+    typer.echo(f"  {'in all':40} {decimal(sum(file.size for file in files)):>10}")
     if others := left_out(source, files):
         typer.echo(f"Not sent: {clean(', '.join(others))}")
     if repository is None:
@@ -57,24 +60,3 @@ def push(
         typer.echo("Nothing was sent.")
         return
     typer.echo(send(files, repository, title=title))
-
-
-def _size_of(base: str) -> str:
-    """Size of the weights in a local folder, in words; empty where there are none."""
-    size = sum(path.stat().st_size for path in Path(base).glob("*.safetensors"))
-    return f", about {_size(size)} of weights" if size else ""
-
-
-def _seen(public: bool) -> str:
-    return "public" if public else "private"
-
-
-def _size(count: int) -> str:
-    """
-    >>> _size(999), _size(2_500), _size(538_090_408)
-    ('999 B', '2.5 kB', '538.1 MB')
-    """
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"

@@ -10,7 +10,7 @@ import typer
 from podium.errors import ConfigError
 
 NAME = "report.html"
-"""Of the page in a run's folder."""
+"""File name of the page in a run's folder."""
 
 
 def report(

@@ -1,4 +1,4 @@
-"""What `--json` prints: one object on stdout, findings under `findings`, a number that is none as null.
+"""Output of `--json`: one object on stdout, findings under `findings`, NaN and infinity as null.
 
 Everything outside ASCII is escaped: text that a model wrote may hold control sequences.
 """

@@ -1,4 +1,4 @@
-"""What verbs print with. Text that a model wrote is data: no markup, no control sequences."""
+"""Printing for all verbs. Text that a model wrote is data: no markup, no control sequences."""
 
 from __future__ import annotations
 
@@ -100,20 +100,20 @@ def show_notes(*, details: bool = False) -> None:
 
 def prepare_output(*, details: bool = False) -> None:
     """Show Podium's own notes; keep the progress bars of transformers and datasets off the terminal."""
-    import datasets
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    _hide_bars()
     show_notes(details=details)
 
 
 def quiet() -> None:
     """Keep progress bars, transformers' warnings and the hub's retries off the terminal."""
+    _hide_bars().set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
+def _hide_bars() -> Any:
     import datasets
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    return transformers_logging

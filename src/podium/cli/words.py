@@ -1,4 +1,4 @@
-"""The words of a command line that is a recipe with any of its keys as flags."""
+"""Parsing of command lines that take a recipe, or models, with any key of a recipe as a flag."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, O
 
 
 def _name(dataset: Any) -> str:
-    """What a run on a dataset alone is called.
+    """Name of a run on a dataset alone.
 
     >>> [_name(each) for each in ("data/qa.csv", "org/math", "reasoning-gym:chain_sum?size=9", ["a.csv", "b.csv"])]
     ['qa.csv', 'math', 'chain_sum', 'mixture']

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils.import_utils import is_in_notebook
 
@@ -41,38 +41,27 @@ class _Progress(TrainerCallback):
         self.marks: deque[tuple[float, int, float]] = deque(maxlen=WINDOW + 1)
         self.first = True
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._mark(state)
         self.first = True
         if state.is_world_process_zero:
             self.open(state)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.first:  # includes the proof, and completions that have not learnt to end: no measure of speed
             self.marks.clear()
             self.first = False
         self._mark(state)
         self.show(state)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self.logs |= dict(logs or {})
         if state.is_world_process_zero and "reward" in (logs or {}):
             self.rewards[state.global_step] = self.logs["reward"]
             self.log(state)
         self.show(state)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.close()
 
     def line(self, state: TrainerState) -> str:
