@@ -8,7 +8,8 @@ import time
 import pytest
 from datasets import Dataset
 
-from podium.data import PromptBuilder, check_dataset, check_row, find_problems
+from podium.data import PromptBuilder, check_dataset, check_row, find_problems, survey
+from podium.data.check import checked_rows
 from podium.errors import DataError
 from podium.testing import tiny_tokenizer
 
@@ -232,3 +233,17 @@ def test_ten_thousand_rows_take_three_seconds_of_the_processor_at_most(tokenizer
     start = time.process_time()
     check_dataset(dataset, "train_dataset")
     assert time.process_time() - start < 3  # 0.2 s on a quiet machine
+
+
+def test_checked_rows_are_not_surveyed_again_unless_prompts_have_other_limits(lengths, monkeypatch):
+    rows, builder = lengths(5, 200, 8, max_prompt_length=10, overlong="drop")
+    checked = checked_rows(rows, "train_dataset", num_needed=2, builder=builder)
+    assert checked.too_long == (1,)
+    assert checked.without_too_long(builder) == [rows[0], rows[2]]
+    surveyed = []
+    monkeypatch.setattr(survey, "check_row", lambda row, *_, **__: surveyed.append(row))
+    assert checked_rows(checked, "train_dataset", num_needed=2, builder=builder) is checked
+    assert not surveyed
+    _, shorter = lengths(max_prompt_length=6, overlong="drop")
+    assert checked_rows(checked, "train_dataset", num_needed=1, builder=shorter).too_long == (1, 2)
+    assert surveyed == rows

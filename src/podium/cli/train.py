@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 STOPPED = 3
 """Exit code of a run that a finding has stopped."""
 
-ASSUMED = "C040"
-"""Code of the note that lists inferred settings."""
+NOTES = ("C040", "D051")
+"""Codes of the notes that are printed: inferred settings, rows left out for their pass rates."""
 
 
 def train(
@@ -91,7 +91,7 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     if checked.recipe is None or wrong:
         raise as_error(str(path), wrong)
     if is_main():
-        printed = [each for each in checked.findings if each.severity == "warning" or each.code == ASSUMED]
+        printed = [each for each in checked.findings if each.severity == "warning" or each.code in NOTES]
         print_findings(errors, printed)
     return checked.recipe
 

@@ -47,7 +47,7 @@ def check_dataset(
     tokenizer: PreTrainedTokenizerBase | None = None,
     builder: PromptBuilder | None = None,
 ) -> None:
-    """Raises one `DataError` with all the problems of `dataset`; warns of what is only odd.
+    """Raises one `DataError` with all the problems of `dataset`; logs its warnings.
 
     `dataset` is a `datasets.Dataset`, an `IterableDataset` (its first rows are looked at), or a list of rows. `name` is
     what messages call it. `num_needed` is the number of prompts of one generation round. With a `builder` prompts are

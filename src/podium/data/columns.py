@@ -149,7 +149,7 @@ class Columns:
     # ---- what is wrong ----
 
     def check(self) -> dict[str, DataError]:
-        """By key, what is wrong with it whatever the rows are."""
+        """Errors by key that do not depend on the rows."""
         given = {key: text for key in TEMPLATES if (text := getattr(self, key)) is not None}
         tries: dict[str, Callable[[], object]] = {key: functools.partial(parse, text) for key, text in given.items()}
         if self.answer_from is not None:
@@ -253,7 +253,7 @@ def named(names: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def likely(names: Sequence[str]) -> tuple[str, str | None]:
-    """The columns that may hold question and answer, for a cure: by their names, else the first and the next.
+    """The columns that may hold question and answer, for a fix: by their names, else the first and the next.
 
     >>> likely(["id", "frage", "antwort"]), likely(["text", "label"]), likely(["x"])
     (('frage', 'antwort'), ('text', 'label'), ('x', None))

@@ -263,7 +263,7 @@ def root_cause(error: BaseException) -> str:
 
 
 def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
-    """The rows of `file_rows`. Raises one `DataError` of all that is wrong, before the end."""
+    """The rows of `file_rows`. Raises one `DataError` of all bad ones, before the end."""
     problems: list[Finding] = []
     for _, row in rows:
         if isinstance(row, Finding):
@@ -279,7 +279,7 @@ def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
 
 
 def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
-    """Line and row of every row of a file of lines, in constant memory; in place of a bad row, what is wrong with it.
+    """Line and row of every row of a file of lines, in constant memory; its Finding in place of a bad row.
 
     The line is None in JSON that is one list.
 
@@ -368,7 +368,7 @@ def _caret(line: str, column: int) -> str:
 
 
 def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
-    """A list of objects, or an object a line; anything else is named."""
+    """Rows of a list of objects, or of an object a line. Raises `DataError` for anything else."""
     text = "".join(line for _, line in _lines(path, form))
     try:
         rows = _DECODER.decode(text)
@@ -464,7 +464,7 @@ _READERS: Mapping[str, Callable[[Path, Form], Iterator[tuple[int | None, Any]]]]
 
 
 def _lines(path: Path, form: Form) -> Iterator[tuple[int, str]]:
-    """Number and text of every line; what is no text is named."""
+    """Number and text of every line. Raises `DataError` for bytes that are no text."""
     with _opened(path, form.compression) as stream, TextIOWrapper(stream, form.encoding, newline="") as text:
         try:
             yield from enumerate(text, start=1)
@@ -478,7 +478,7 @@ def _opened(path: Path, compression: str) -> IO[bytes]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """A compressed file that ends too early, or is damaged, is one message."""
+    """Errors of a compressed file that ends too early, or is damaged, as a `DataError`."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
@@ -487,7 +487,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
-    """Names the first line that is not text in the file's encoding."""
+    """The error of the first line that is not text in the file's encoding."""
     if form.encoding not in ("utf-8", "utf-8-sig"):
         what = f"{path} begins as {form.encoding.upper()} and goes on as something else ({error.reason})."
         return DataError(what, code="D026", fix="write it again as UTF-8")

@@ -202,7 +202,8 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
     `keep`: whether the rows are to be loaded, or only read in constant memory.
     """
     attempts = attempts or Attempts()
-    rates = attempts.attempt(lambda: pass_rates_of(spec))
+    file = spec.pass_rates
+    rates = None if file is None else attempts.attempt(lambda: read_pass_rates(file, spec.pass_rate))
     train: list[tuple[DatasetSpec, TransformedRows]] = []
     held_out: list[tuple[DatasetSpec, TransformedRows]] = []
 
@@ -230,9 +231,9 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
 def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[RowSource, RowSource | None]:
     """One part's training rows and held-out rows as they are; both may be of one file."""
     name = spec.name if spec.datasets else part.name
-    ends = _is_file(part.name) and (not keep or spec.dataset_streaming)
-    is_file = is_lines(part.path)
-    splits = {"train": _lines(name, spec)} if is_file else part_splits(spec, part, streaming=ends)
+    ends = _file_kind(part.path) is not None and (not keep or spec.dataset_streaming)
+    lines = is_lines(part.path)
+    splits = {"train": _lines(name, spec)} if lines else part_splits(spec, part, streaming=ends)
     train = _source(train_rows(spec, part, splits), name, is_file=ends)
     held_out = None if spec.eval_dataset is not None else _held_out_rows(spec, part, splits)
     if held_out is None:
@@ -259,16 +260,11 @@ def _lines(name: str, spec: DataSpec) -> RowSource:
 def _eval_source(spec: DataSpec, name: str, *, keep: bool) -> RowSource:
     if is_lines(spec.eval_dataset):
         return _lines(name, spec)
-    ends = _is_file(name) and (not keep or spec.dataset_streaming)
+    ends = _file_kind(name) is not None and (not keep or spec.dataset_streaming)
     splits = load_splits(spec.eval_dataset, streaming=ends or spec.dataset_streaming)
     alone = len(splits) == 1
     rows = next(iter(splits.values())) if alone else chosen(splits, spec.dataset_test_split, name, "dataset_test_split")
     return _source(rows, name, is_file=ends)
-
-
-def _is_file(name: str) -> bool:
-    path = Path(name).expanduser()
-    return kind_of(path) is not None and path.is_file()
 
 
 def shaped(rows: Any, columns: Columns, name: str) -> Any:
@@ -302,15 +298,12 @@ def first_rows(spec: DataSpec, part: DatasetSpec, count: int) -> list[Row]:
 
 def is_lines(path: Any) -> bool:
     """Whether a dataset is a file that is read line by line."""
-    if not isinstance(path, (str, Path)):
-        return False
-    file = Path(path).expanduser()
-    return kind_of(file) not in (None, ".parquet") and file.is_file()
+    return _file_kind(path) not in (None, ".parquet")
 
 
-def pass_rates_of(spec: DataSpec) -> PassRates | None:
-    """The measured pass rates, where there is a file of them. Raises `DataError`."""
-    return None if spec.pass_rates is None else read_pass_rates(spec.pass_rates, spec.pass_rate)
+def _file_kind(path: Any) -> str | None:
+    file = Path(path).expanduser() if isinstance(path, (str, Path)) else None
+    return kind_of(file) if file is not None and file.is_file() else None
 
 
 def train_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any]) -> Any:

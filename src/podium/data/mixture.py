@@ -55,7 +55,7 @@ def _interleaved(sizes: Sequence[int], shares: np.ndarray, seed: int) -> list[in
 
 
 def _check_types(parts: Mapping[str, Any]) -> None:
-    """Columns that two parts share must be of one type; null goes with everything."""
+    """Raises `DataError` for columns of two parts that differ in type; null fits every type."""
     from datasets import Value
 
     seen: dict[str, tuple[str, Any]] = {}

@@ -125,7 +125,7 @@ class PromptBuilder:
         return f"max_prompt_length is {self.limit}"
 
     def tokenize(self, content: str | Sequence[Message], row_index: int) -> list[int] | Finding:
-        """Token ids of a prompt that has been checked, however long; or what the chat template said against it."""
+        """Token ids of a prompt that has been checked, however long; or the error of the chat template."""
         if isinstance(content, str):
             encoded = self.tokenizer(content)
         else:
@@ -146,7 +146,7 @@ class PromptBuilder:
         return counts
 
     def rendered(self, content: str | Sequence[Message], row_index: int) -> str | Finding:
-        """The text whose tokens are the prompt's, or what the chat template said against it."""
+        """The text whose tokens are the prompt's, or the error of the chat template."""
         if isinstance(content, str):
             return content
         text = self._templated(content, row_index, tokenize=False)
@@ -190,11 +190,11 @@ class PromptBuilder:
 
 
 SPECIAL_TOKENS = 8
-"""More than a tokenizer puts around a text."""
+"""An upper limit of the tokens that a tokenizer puts around a text."""
 
 
 def most_tokens(text: str) -> int:
-    """No tokenizer makes more tokens than there are bytes.
+    """An upper limit of the tokens of a text: its bytes.
 
     >>> most_tokens("2+2="), most_tokens("\u00e9")
     (4, 4)

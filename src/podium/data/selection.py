@@ -246,7 +246,7 @@ def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
 
 
 def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
-    """The number that a field says. Raises `DataError` (D055)."""
+    """The number in a field. Raises `DataError` (D055)."""
     try:
         number = float(value)
     except (TypeError, ValueError):

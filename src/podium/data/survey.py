@@ -31,7 +31,6 @@ MAX_SHOWN = 20
 """Bad rows of one kind that are written out; the rest is counted."""
 
 SHOWN_ROWS = 5
-"""Rows that a count of rows names."""
 
 MEASURED_ROWS = 1_000
 """Prompts whose tokens are counted, evenly over the whole dataset: a tenth of a millisecond each. On top come the
@@ -162,7 +161,7 @@ class RowSurvey:
     thorough: bool = True
     """Whether columns, repeats and odd texts are counted too, and lengths sampled."""
     exact: bool = False
-    """Whether every conversation is rendered, as a trainer wants it before it starts."""
+    """Whether every conversation is rendered, as before training."""
     held_out: DistinctSample | None = None
     """Prompts of the held-out rows, to find those that are in both."""
 
@@ -418,7 +417,7 @@ def _left_out(messages: Sequence[Any], text: str) -> str:
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
-    """Finds the tokens that a tokenizer takes out of any text for ends, beginnings and the like."""
+    """A pattern of the special tokens that a tokenizer recognises in any text."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     names = {token.content for token in added if token.special and len(token.content) > 1}
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
