@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from podium.errors import ModelError
 from podium.models.builtin import BUILTIN_MODELS
-from podium.runs.find_model import ModelSource, find_model, load
+from podium.runs.find_model import ModelSource, find_model, load_model
 from podium.testing import save_tiny_model, tiny_model
 
 
@@ -48,7 +48,7 @@ def test_an_adapter_is_put_on_its_base(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "run", base)
     source = find_model(str(adapter))
     assert source == ModelSource(base=base, adapter=adapter)
-    model, _ = load(source, dtype=torch.bfloat16)
+    model, _ = load_model(source, dtype=torch.bfloat16)
     assert not model.training
     assert any("lora_B" in name for name, _ in model.named_parameters())
     assert model.get_base_model().lm_head.weight.dtype == torch.bfloat16
