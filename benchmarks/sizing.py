@@ -20,8 +20,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from benchmarks.tracked import LORA, Division, Trained, track
 from podium.models.devices import kind_of
+from podium.models.memory import default_tokens_per_pack
 from podium.recipe.estimates.memory import Load, Sizes, model_sizes, sampling_bytes
-from podium.trainer.assembly import default_tokens_per_pack
 
 SHAPES = {
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
@@ -86,7 +86,7 @@ class Model:
     @functools.cached_property
     def load(self) -> Load:
         """Of one step on one device, with the packs that Podium chooses."""
-        tokens = default_tokens_per_pack(self.config, self.args, rounded=None)
+        tokens = default_tokens_per_pack(self.config, self.args.device, half=True, rounded=None)
         return Load(
             prompts=PROMPTS,
             num_generations=GENERATIONS,

@@ -55,7 +55,7 @@ def features() -> Iterator[str]:
     from podium.cli import app
     from podium.recipe.schema import key_types
     from podium.rewards import LIBRARY
-    from podium.trainer.rules import ENGINES, REFUSED
+    from podium.trainer.rules import CHOSEN_ENGINES, REFUSED
 
     yield from public_names()
     group = typer.main.get_command(app)
@@ -67,7 +67,7 @@ def features() -> Iterator[str]:
         "refused": REFUSED,
         "metric": METRICS,
         "loss": OBJECTIVES,
-        "engine": ENGINES,
+        "engine": CHOSEN_ENGINES,
         "reward": LIBRARY,
         "recipe": [path.stem for path in package.rglob("recipes/*.yaml")],
         "finding": [path.stem for path in package.rglob("pages/*.md")],

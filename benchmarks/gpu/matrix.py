@@ -116,8 +116,8 @@ def count_waits(given: Mapping[str, Any], device: str) -> dict[str, Any]:
     a_step = (len(sampled(DECODED)) - len(sampled(1))) / (DECODED - 1)
     [packed] = pack(training_groups(PROMPTS, 4, 8, 8), tokens_per_pack=10_000, device=trainer.args.device)
     for _ in range(2):  # the first makes what later ones find made
-        with waits(device) as found, parts.attention(), parts.precision():
-            parts.token_logps(model, packed).logps_N.sum().backward()
+        with waits(device) as found, parts.forward.context(parts.policy):
+            parts.forward.token_logps(model, packed).logps_N.sum().backward()
     return {"waits_a_decode_step": a_step, "waits_a_pack": len(found), "where": sorted(set(found))}
 
 

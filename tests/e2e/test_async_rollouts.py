@@ -80,7 +80,7 @@ def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_traine
         make_trainer, max_steps=5, async_rollouts=1, learning_rate=0.3, peft_config=ADAPTER if adapter else None
     )
     assert isinstance(trainer.parts.engine, CopyEngine)
-    engine = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.precision.sampling)
+    engine = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.forward.precision.sampling)
     for k, scored in enumerate(rounds.scored):
         before = max(k - 1, 0)
         trainer.model.load_state_dict(rounds.weights[before])

@@ -61,8 +61,8 @@ def gradients(trainer: Any, group: TrainingGroup) -> dict[str, torch.Tensor]:
     [packed] = pack([group], tokens_per_pack=1000)
     trainer.model.zero_grad()
     trainer.model.train()
-    with trainer.parts.attention(), trainer.parts.precision():
-        trainer.parts.token_logps(trainer.model, packed).logps_N.sum().backward()
+    with trainer.parts.forward.context(trainer.parts.policy):
+        trainer.parts.forward.token_logps(trainer.model, packed).logps_N.sum().backward()
     return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
 
 
@@ -120,7 +120,7 @@ def test_qlora_trains_samples_proves_and_resumes(make_trainer: Callable, folder:
     trainer = make_trainer(**settings)
     trainer.train()
     assert isinstance(trainer.parts.engine, LiveEngine)
-    assert trainer.parts.path == "shared"
+    assert trainer.parts.forward.path == "shared"
     assert {p.dtype for p in trainer.model.parameters() if p.requires_grad} == {torch.float32}
     assert all(check.passed is not False for check in trainer.proof.checks)
     assert max(logs(trainer, "health/logp_gap_max")) < 1e-3

@@ -726,7 +726,7 @@ def test_a_model_that_cannot_share_prefixes_trains_and_is_named(make_trainer: Ca
     model = tiny_model("llama")
     model._supports_attention_backend = False
     trainer = make_trainer(model=model)
-    assert trainer.parts.path == "padded"
+    assert trainer.parts.forward.path == "padded"
     assert "Shared prefixes are off for this model" in caplog.text
     assert "generate" in caplog.text
     before = weights_of(trainer)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,9 +31,9 @@ from torch.utils._pytree import tree_leaves
 import podium
 from podium.algorithm import losses
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES, LossInputs, LossSettings, policy_loss
-from podium.engines.live.engine import Round, WideHead
+from podium.engines.live.engine import PREFILL_TOKENS, DecodingBatch, WideHead
 from podium.engines.live.schedule import Row, Schedule
-from podium.engines.sampling import Drawn
+from podium.engines.sampling import Drawn, joined
 from podium.models import devices, forward, precision
 from podium.models.attention import tree_attention
 from podium.models.forward import ChunkedLogps, replaced_head, token_logps, unwrap
@@ -204,22 +205,15 @@ def like_gpu(as_if_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
 TEXT, END = 5, 2
 
 
-class LintedRound(Round):
-    """A round whose tokens the test makes up; what was drawn stays on the device."""
-
-    lint: Lint
-
-    def _draw(self, *args: Any) -> Drawn:
-        drawn = super()._draw(*args)
-        self.lint.mark()
-        return drawn
+class LintedBatch(DecodingBatch):
+    """A batch whose tokens the test makes up; what was drawn stays on the device."""
 
     def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
         """The one wait is left out. A completion of each of the first two prompts ends early, and makes room."""
         mine = {id(row) for row in rows}
         for _ in drawn:
             running = [row for row in self.schedule.rows if id(row) in mine]
-            drawing = [(row, member) for row in running for member in row.members]
+            drawing = [(row, member) for row in running for member in row.completions]
             ends = [row.prompt < 2 and x.completion == 0 and len(row.token_ids) == 5 for row, x in drawing]
             moves = self.schedule.append(running, [END if x else TEXT for x in ends], [0.0] * len(ends))
             self.cache.move(moves.rows, moves.slots)
@@ -238,9 +232,18 @@ def decode(model: nn.Module, device: str) -> Lint:
         tree_attention(model),
         replaced_head(unwrap(model), WideHead()),
     ):
-        decoding = LintedRound(model, schedule, torch.device(device))
-        decoding.lint = lint
-        decoding.run()
+        batch = LintedBatch(model, schedule, torch.device(device))
+
+        def marked(parts: Sequence[Drawn]) -> Drawn:
+            drawn = joined(parts)
+            lint.mark()
+            return drawn
+
+        with patch("podium.engines.live.engine.joined", marked):
+            while schedule.waiting or schedule.rows:
+                for prompts_together in schedule.admit(PREFILL_TOKENS):
+                    batch.prefill(prompts_together)
+                batch.decode()
     return lint
 
 
@@ -270,7 +273,7 @@ def train(model: nn.Module, device: str, backward: Callable[[Tensor], None] = to
             backward(loss)
 
         parts = SimpleNamespace(
-            token_logps=logps,
+            forward=SimpleNamespace(token_logps=logps),
             filtered_logps=False,
             other_sampler=False,
             loss=LossSettings(),
@@ -352,7 +355,7 @@ def launched_pack(model: nn.Module) -> np.ndarray:
 
 
 def launched(model: nn.Module) -> np.ndarray:
-    """Launches of a decode step and of a pack; the one look at several tokens, `Round._record`, is left out."""
+    """Launches of a decode step and of a pack; the one look at several tokens, `DecodingBatch._record`, is left out."""
     lint = decode(model, "cpu")
     assert lint.waits == []
     return np.array([np.diff(lint.marks)[GENERAL_STEP], *launched_pack(model)])

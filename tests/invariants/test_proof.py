@@ -432,7 +432,7 @@ def test_a_stale_copy_of_the_weights(make: Callable, monkeypatch: pytest.MonkeyP
     def and_then_freeze(*given: Any) -> None:
         before_step(*given)
         copy = {name: p.detach().clone() for name, p in model.named_parameters()}
-        logps = trainer.parts.token_logps
+        logps = trainer.parts.forward.token_logps
 
         @contextlib.contextmanager
         def old_weights() -> Any:
@@ -452,7 +452,9 @@ def test_a_stale_copy_of_the_weights(make: Callable, monkeypatch: pytest.MonkeyP
                 return logps(*given, **settings)
 
         parts = trainer.parts
-        monkeypatch.setattr(type(parts), "token_logps", lambda _self, *given, **settings: stale(*given, **settings))
+        monkeypatch.setattr(
+            type(parts.forward), "token_logps", lambda _self, *given, **settings: stale(*given, **settings)
+        )
 
     monkeypatch.setattr(proof, "before_step", and_then_freeze)
     with pytest.raises(ProofError, match="the same log-probabilities with other weights"):

@@ -21,7 +21,7 @@ from trl.trainer import grpo_trainer as trl_module
 
 from podium import GRPOConfig, GRPOTrainer
 from podium.algorithm.losses import OBJECTIVES
-from podium.engines.base import make_groups
+from podium.engines.base import RolloutEngine, make_groups
 from podium.records import Group, Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_tokenizer
 
@@ -56,10 +56,10 @@ def score(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list
     return [REWARD_OF[prompt, tuple(ids)] for prompt, ids in zip(prompts, completion_ids, strict=True)]
 
 
-class FixedEngine:
+class FixedEngine(RolloutEngine):
     """An engine that always says the same."""
 
-    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int) -> list[Group]:
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
         sampled = [[(ids, [-1.0] * len(ids)) for ids in SAMPLED[prompt.text]] for prompt in prompts]
         return make_groups(prompts, sampled, tiny_tokenizer(), settings, policy_step)
 

@@ -9,11 +9,10 @@ import torch
 
 from podium.engines.live import engine
 from podium.errors import ModelError
-from podium.models import devices
+from podium.models import devices, memory
 from podium.models.out_of_memory import fewer_rows, smaller_packs
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model
-from podium.trainer import assembly
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation."
 
@@ -70,7 +69,7 @@ def test_rows_follow_the_free_memory(free: int | None, rows: int, monkeypatch: p
 def test_packs_follow_the_free_memory(make_trainer: Any, as_if_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for free in (None, 8 << 30, 1 << 30, 1 << 20):
-        monkeypatch.setattr(assembly, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
         sizes.append(make_trainer().parts.tokens_per_pack)
     usual, large, small, least = sizes
     assert usual > large > small > least == 128

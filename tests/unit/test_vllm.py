@@ -36,6 +36,7 @@ from podium.records import Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.rollouts import PolicyState, round_prompts
 from podium.trainer.rounds import RoundKey
+from podium.trainer.settings import vllm_settings
 
 _spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parents[1] / "vllm" / "stand_in.py")
 stand_in = importlib.util.module_from_spec(_spec)
@@ -542,7 +543,7 @@ def test_a_round_ahead_is_sampled_while_the_one_before_is_trained_on(make: Calla
     ids=str,
 )
 def test_addresses(settings: dict[str, Any], url: str, tmp_path: Path, now: Callable) -> None:
-    found = url_of(GRPOConfig(str(tmp_path), use_vllm=True, vllm_mode="server", **settings))
+    found = url_of(vllm_settings(GRPOConfig(str(tmp_path), use_vllm=True, vllm_mode="server", **settings)))
     now(found)
     assert found == url
 
@@ -576,7 +577,7 @@ def test_the_line_for_a_server_on_a_cpu(make: Callable, server: Any, now: Callab
 def test_a_colocated_engine_on_a_cpu_cuts_no_prefill(tmp_path: Path, monkeypatch: Any, now: Callable) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **settings: given.update(settings)))
-    build(GRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True), "model", None)
+    build(vllm_settings(GRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True)), "model", None)
     now(f"enable_chunked_prefill is {given['enable_chunked_prefill']}")
     assert given["enable_chunked_prefill"] is False
     assert "max_num_batched_tokens" not in given, "vLLM's own, which then is no less than the longest prompt"

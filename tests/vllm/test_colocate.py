@@ -24,6 +24,7 @@ from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
 from podium.trainer.rollouts import PolicyState, round_prompts
 from podium.trainer.rounds import RoundKey
+from podium.trainer.settings import vllm_settings
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here"),
@@ -60,7 +61,7 @@ def llm() -> Any:
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    return build(arguments(Path("unused")), resolve_model(MODEL), 256)
+    return build(vllm_settings(arguments(Path("unused"))), resolve_model(MODEL), 256)
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_what_is_sampled_is_the_policy_of_each_step(make: Any, *, lora: bool) ->
 
     def look() -> None:
         theirs = trainer.rollouts.generate(prompts, settings, PolicyState.of(trainer))
-        own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.precision)
+        own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.forward.precision)
         mine = own.generate(prompts, settings)
         for a, b in zip(theirs, mine, strict=True):
             assert a.completions[0].token_ids == b.completions[0].token_ids

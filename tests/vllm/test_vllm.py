@@ -144,7 +144,7 @@ class Compared(TrainerCallback):
         trainer = self.trainer
         prompts = round_prompts(trainer.parts, RoundKey(0, 0), range(4))
         served = trainer.rollouts.generate(prompts, greedy(trainer), PolicyState.of(trainer))
-        own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.precision)
+        own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.forward.precision)
         mine = own.generate(prompts, greedy(trainer))
         pairs = [(a.completions[0], b.completions[0]) for a, b in zip(served, mine, strict=True)]
         assert [a.token_ids for a, _ in pairs] == [b.token_ids for _, b in pairs]

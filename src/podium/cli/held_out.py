@@ -63,7 +63,7 @@ def _settings(recipe: Recipe, trainer: GRPOTrainer, measured: EvalScores, when: 
         round_number=EVALUATION,
         temperature=recipe.eval_temperature,
     )
-    rounded = getattr(trainer.parts.precision, "enabled", None)
+    rounded = getattr(trainer.parts.forward.precision, "enabled", None)
     return EvalSettings(
         model=f"{Path(str(recipe.config['output_dir'])).resolve().name}, {when}",
         data=held_out_name(recipe.data),

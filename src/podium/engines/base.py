@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from podium.models.forward import Precision
 from podium.records import Completion, Group, Prompt, SamplingSettings
 
 
 class RolloutEngine(Protocol):
-    """Turns prompts into groups of completions."""
+    """Turns prompts into groups of completions. An engine inherits from it, and with that the defaults of what it can
+    do."""
 
-    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int) -> list[Group]:
+    name: str = ""
+    """As `rollout_engine` names it."""
+    own_weights: bool = False
+    """Whether it samples from a copy of the policy, which only `sync` renews, so that the policy may move meanwhile."""
+    processed_logps: bool = False
+    """Whether its log-probabilities are those of the distribution that is drawn from, after all filters."""
+    casts_weights: bool = False
+    """Whether it computes in half precision whatever training does."""
+    precision: Precision = contextlib.nullcontext
+
+    @abstractmethod
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
         """One group per prompt, in order, sampled from the weights as they are now."""
-        ...
-
-
-@runtime_checkable
-class OwnWeights(Protocol):
-    """An engine that samples from a copy of the policy, so that the policy may move meanwhile."""
 
     def sync(self, policy: nn.Module, version: int) -> None:
         """Take the policy's weights as they are now, after `version` optimizer steps; until the next call they stay."""
-        ...
-
-
-@runtime_checkable
-class Interruptible(Protocol):
-    """An engine that can be told, from another thread, to give up what it is sampling."""
+        return
 
     def interrupt(self) -> None:
-        """`generate` raises `Interrupted`, soon and until the next `sync`."""
-        ...
+        """Have `generate`, in another thread, raise `Interrupted` soon and until the next `sync`, if it can."""
+        return
 
 
 class Interrupted(Exception):

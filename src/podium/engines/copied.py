@@ -24,7 +24,9 @@ from podium.models.precision import ProductPrecision
 
 
 class CopyEngine(LiveEngine):
-    """See `engines.base.RolloutEngine`, `OwnWeights` and `Interruptible`."""
+    """The live engine with weights of its own, which can be interrupted."""
+
+    own_weights = True
 
     def __init__(
         self,

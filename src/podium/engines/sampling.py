@@ -9,6 +9,7 @@ Shape letters: R rows of logits, M completions that draw from them, V vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,11 @@ class Drawn(NamedTuple):
 
     token_M: Tensor
     logp_M: Tensor
+
+
+def joined(parts: Sequence[Drawn]) -> Drawn:
+    """The tokens of several draws, one after the other."""
+    return parts[0] if len(parts) == 1 else Drawn(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -73,8 +79,7 @@ def draw(
 
     `logits_RV` is float32 and is overwritten; `seen_RV` marks tokens to penalise.
     """
-    if row_M is None:
-        row_M = torch.arange(len(logits_RV), device=logits_RV.device)
+    row_M = torch.arange(len(logits_RV), device=logits_RV.device) if row_M is None else row_M
     if not settings.greedy and settings.temperature != 1:
         logits_RV = logits_RV.div_(settings.temperature)
     if settings.greedy or settings.filtered:
@@ -95,8 +100,7 @@ def invert(logits_RV: Tensor, uniform_ML: Tensor, row_M: Tensor | None = None) -
     with a number of its own, then one of its branches. So rounding moves edges between few branches, not between all
     tokens. A token of mass zero is never drawn.
     """
-    if row_M is None:
-        row_M = torch.arange(len(logits_RV), device=logits_RV.device)
+    row_M = torch.arange(len(logits_RV), device=logits_RV.device) if row_M is None else row_M
     top_R1 = logits_RV.amax(-1, keepdim=True)
     masses = [(logits_RV - top_R1).exp_()]
     while (width := masses[-1].shape[1]) > _BRANCHES:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from podium.engines.base import make_groups
+from podium.engines.base import RolloutEngine, make_groups
 from podium.engines.sampling import row_key
 from podium.models.attention import tree_attention
-from podium.models.forward import Path, token_logps, unwrap
+from podium.models.forward import AttentionPath, base_model, token_logps
 from podium.models.modes import evaluation_mode
 from podium.models.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
@@ -29,8 +27,7 @@ from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
 def _without_defaults(model: nn.Module) -> Iterator[None]:
     """Inside, the model folder's generation_config.json does not fill in what the settings leave open: min_p,
     suppressed tokens."""
-    base: Any = unwrap(model)
-    base = base.get_base_model() if isinstance(base, PeftModel) else base
+    base = base_model(model)
     before, base.generation_config = base.generation_config, GenerationConfig()
     try:
         yield
@@ -38,15 +35,17 @@ def _without_defaults(model: nn.Module) -> Iterator[None]:
         base.generation_config = before
 
 
-class TransformersEngine:
+class TransformersEngine(RolloutEngine):
     """`model.generate`; log-probabilities of what it drew come from one more forward, as training computes them."""
+
+    name = "transformers"
 
     def __init__(
         self,
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        path: Path,
+        path: AttentionPath,
         tokens_per_pack: int,
         precision: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:

@@ -28,8 +28,6 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import RolloutEngine
-from podium.engines.live.engine import LiveEngine
-from podium.engines.transformers import TransformersEngine
 from podium.errors import DataError
 from podium.evaluation.saved import EvalSettings, Saved, save
 from podium.isolation.machine import fit_threads
@@ -199,9 +197,6 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
     return Saved(path=path, settings=settings)
 
 
-_ENGINES = {"live": LiveEngine, "transformers": TransformersEngine}
-
-
 def how(sampling: SamplingSettings, engine: RolloutEngine) -> dict[str, Any]:
     """The fields of `EvalSettings` about sampling."""
     return {
@@ -210,7 +205,7 @@ def how(sampling: SamplingSettings, engine: RolloutEngine) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
         "seed": sampling.seed,
-        "engine": next((name for name, kind in _ENGINES.items() if isinstance(engine, kind)), "vllm"),
+        "engine": engine.name,
     }
 
 

@@ -25,7 +25,7 @@ from podium.models.packing import Pack, Places, pack
 from podium.models.precision import accumulated, add_product, product_weight, wide_product
 from podium.records import TrainingGroup
 
-Path = Literal["shared", "padded"]
+AttentionPath = Literal["shared", "padded"]
 """`shared`: each prompt once, attention over the tree. `padded`: one padded row per rollout, any model."""
 
 PRODUCT_ROWS = 8192
@@ -45,7 +45,7 @@ class TokenLogps:
 
 
 def token_logps(
-    model: nn.Module, pack: Pack, *, temperature: float, path: Path = "shared", router: bool = False
+    model: nn.Module, pack: Pack, *, temperature: float, path: AttentionPath = "shared", router: bool = False
 ) -> TokenLogps:
     """Log-probabilities and entropies [N] of a pack's trained tokens; differentiable if gradients are enabled.
 
@@ -80,11 +80,40 @@ def token_logps(
     return TokenLogps(logps_N=logps_N, entropy_N=entropy_N, router_loss=outputs.aux_loss if router else None)
 
 
+Precision = Callable[[], contextlib.AbstractContextManager[None]]
+"""Makes the context in which a model computes as it does in training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """How a run computes log-probabilities."""
+
+    path: AttentionPath
+    temperature: float
+    precision: Precision
+
+    @contextlib.contextmanager
+    def context(self, model: nn.Module) -> Iterator[None]:
+        """Around forward and backward of `model`: tree attention, where it can, in the run's precision."""
+        with tree_attention(model) if self.path == "shared" else contextlib.nullcontext(), self.precision():
+            yield
+
+    def token_logps(self, model: nn.Module, packed: Pack, *, router: bool = False) -> TokenLogps:
+        """See `token_logps`; inside `context`."""
+        return token_logps(model, packed, temperature=self.temperature, path=self.path, router=router)
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The transformers or PEFT model inside data-parallel wrappers."""
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
     return model
+
+
+def base_model(model: nn.Module) -> Any:
+    """The transformers model inside wrappers and adapters."""
+    inner: Any = unwrap(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 Predict = Callable[[Tensor], Tensor]
@@ -123,7 +152,7 @@ def _padded_inputs(pack: Pack) -> Inputs:
     return inputs, lambda hidden_RSD: hidden_RSD[pack.rollout_N, column_N], Places.of(np.arange(len(column_N)), device)
 
 
-FORWARDS: dict[Path, Callable[[Pack], Inputs]] = {
+FORWARDS: dict[AttentionPath, Callable[[Pack], Inputs]] = {
     "shared": _shared_inputs,
     "padded": _padded_inputs,
 }
@@ -335,28 +364,23 @@ def _add_product(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
 # ---- which path a model can take ----
 
 
-def choose_path(model: nn.Module) -> tuple[Path, str]:
+def choose_path(model: nn.Module) -> tuple[AttentionPath, str]:
     """The fastest path that gives this model's own numbers, and why the shared one was not taken (or "").
 
     Decided by trying: two completions of one prompt, packed, against the same two as separate plain forwards.
     """
-    unwrapped = unwrap(model)
-    if not getattr(_base(unwrapped), "_supports_attention_backend", False):
+    base = base_model(model)
+    if not getattr(base, "_supports_attention_backend", False):
         return "padded", "its attention does not go through transformers' attention interface"
-    if "logits_to_keep" not in inspect.signature(_base(unwrapped).forward).parameters:
+    if "logits_to_keep" not in inspect.signature(base.forward).parameters:
         return "padded", "its forward does not take `logits_to_keep`"
     try:
-        difference = probe(unwrapped)
+        difference = probe(unwrap(model))
     except Exception as error:  # noqa: BLE001  any failure means the same: this model needs the padded path
         return "padded", f"a trial of the shared-prefix forward failed ({type(error).__name__}: {error})"
     if not difference < 1e-3:
         return "padded", f"a trial of the shared-prefix forward differed by {difference:.2g} nats"
     return "shared", ""
-
-
-def _base(model: nn.Module) -> nn.Module:
-    """The transformers model under a PEFT wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @torch.no_grad()

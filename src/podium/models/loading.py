@@ -30,6 +30,7 @@ from transformers import (
 from podium.errors import ConfigError, ModelError
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, own_code
+from podium.models.forward import base_model
 from podium.models.weights import judged
 
 logger = logging.getLogger(__name__)
@@ -378,8 +379,7 @@ def context_length(config: PretrainedConfig) -> int | None:
 
 def is_mixture_of_experts(model: nn.Module) -> bool:
     """Whether the model can report a load-balancing loss."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    return "output_router_logits" in inspect.signature(base.forward).parameters
+    return "output_router_logits" in inspect.signature(base_model(model).forward).parameters
 
 
 # ---- the reference policy ----

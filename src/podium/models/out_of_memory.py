@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from podium.errors import ModelError, as_line
-
-LEAST_PACK = 128
-"""Tokens below which smaller packs save nothing worth their overhead."""
+from podium.models.memory import LEAST_PACK
 
 
 @contextlib.contextmanager

@@ -413,6 +413,12 @@ def accumulated(weight: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor | Non
     return None
 
 
+def compute_in_full(precision: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Make no rounded copies of weights: those of sharded weights would be gathered."""
+    if isinstance(precision, ProductPrecision):
+        precision.enabled = False
+
+
 class _Products(torch.autograd.Function):
     """y = x W^T with both factors rounded, forward and backward, for the weights of a family; keeps half the memory."""
 

@@ -182,7 +182,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
 
     def _save_own(self, staging: Path) -> None:
         """This process's rounds; on the first process also what all share."""
-        rank, reference, precision = self.args.process_index, self.parts.reference, self.parts.precision
+        rank, reference, precision = self.args.process_index, self.parts.reference, self.parts.forward.precision
         for name, record in (("round", self.round), ("ahead", self.rollouts.wait())):
             if record is not None:
                 arrays: dict[str, Any] = to_arrays(record)
@@ -235,8 +235,8 @@ class CheckpointMixin(AtomicCheckpointMixin):
         if not (folder / STATE).is_file():
             return
         saved = json.loads((folder / STATE).read_text())
-        if saved["bfloat16_products"] is not None and isinstance(self.parts.precision, ProductPrecision):
-            self.parts.precision.enabled = saved["bfloat16_products"]
+        if saved["bfloat16_products"] is not None and isinstance(self.parts.forward.precision, ProductPrecision):
+            self.parts.forward.precision.enabled = saved["bfloat16_products"]
         if reference is not None and (folder / REFERENCE).is_file():
             assert reference.copy is not None
             load_model(reference.copy, str(folder / REFERENCE))

@@ -117,9 +117,9 @@ class EvaluationMixin(Trainer):
         packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device)
         for _ in range(self.processes.num_dummy_forwards(len(packs))):
             self.processes.touch(self.model)
-        with evaluation_mode(self.model), parts.attention(), parts.precision():
+        with evaluation_mode(self.model), parts.forward.context(parts.policy):
             for packed in packs:
-                out = parts.token_logps(self.model, packed)
+                out = parts.forward.token_logps(self.model, packed)
                 result = policy_loss(loss_inputs(out, packed, batch, other_sampler=parts.other_sampler), parts.loss)
                 loss += float(result.loss)
                 sums.append(result.sums.stack().tolist())

@@ -47,10 +47,10 @@ class Gradients:
             parts = dataclasses.replace(
                 parts,
                 tokens_per_pack=trial.tokens_per_pack,
-                precision=trial.precision,
+                forward=dataclasses.replace(parts.forward, precision=trial.precision),
                 router_coef=trial.router_coef,
             )
-        with parts.attention(), parts.precision():
+        with parts.forward.context(parts.policy):
             packs = pack(batch.groups, tokens_per_pack=parts.tokens_per_pack, device=device)
             if kind_of(device).host_memory and not self.processes.in_lockstep:
                 self._zero_gradients()  # those that are there first leave no holes between activations
@@ -74,7 +74,7 @@ class Gradients:
     ) -> PackResult:
         """One pack: log-probabilities, loss, gradients."""
         packed, counts, *_ = batch
-        out = parts.token_logps(model, packed, router=bool(parts.router_coef))
+        out = parts.forward.token_logps(model, packed, router=bool(parts.router_coef))
         old_logps_N = packed.old_logps_N
         stale = old_logps_N is not None and parts.args.async_rollouts  # they may be the sampled ones themselves
         own_logps_N = out.logps_N if old_logps_N is None else old_logps_N
@@ -95,7 +95,7 @@ class Gradients:
         if quantile >= 1:
             return [None] * len(packs), None
         with torch.no_grad():
-            entropies = [parts.token_logps(self.policy, packed).entropy_N for packed in packs]
+            entropies = [parts.forward.token_logps(self.policy, packed).entropy_N for packed in packs]
             for _ in range(dummies if self.processes.in_lockstep else 0):
                 self.processes.touch(self.policy)
         torch.clear_autocast_cache()  # torch 2.10 keeps casts without history, and training would get no gradient
@@ -112,7 +112,7 @@ class Gradients:
         if self.processes.accelerator.num_processes == 1:
             self._zero_gradients()
             return
-        out = parts.token_logps(model, nothing(parts.args.device), router=bool(parts.router_coef))
+        out = parts.forward.token_logps(model, nothing(parts.args.device), router=bool(parts.router_coef))
         self.processes.backward(0 * (out.logps_N.sum() + (0 if out.router_loss is None else out.router_loss)))
 
     def _zero_gradients(self) -> None:

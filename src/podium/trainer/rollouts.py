@@ -27,9 +27,8 @@ import torch
 from accelerate.utils import gather_object
 from torch import nn
 
-from podium.algorithm.advantages import Advantages, advantages
+from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, rollout_metrics, rollout_table, unstack
-from podium.engines.base import Interruptible, OwnWeights
 from podium.models.modes import evaluation_mode
 from podium.models.packing import nothing, pack
 from podium.records import Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
@@ -85,7 +84,7 @@ class PolicyState:
 
     def gathered(self) -> contextlib.AbstractContextManager[None]:
         """Around sampling: sharded weights, gathered, unless the engine has weights of its own."""
-        own = isinstance(self.parts.engine, OwnWeights)
+        own = self.parts.engine.own_weights
         return contextlib.nullcontext() if own else self.processes.full_weights(self.wrapped)
 
 
@@ -177,8 +176,7 @@ class Rollouts:
         state.log_history = list(state.log_history)
         self.sync(now, measured)
         now = dataclasses.replace(now, trainer_state=state)
-        if isinstance(now.parts.engine, Interruptible):
-            self._interrupt = now.parts.engine.interrupt
+        self._interrupt = now.parts.engine.interrupt
         self._next = key, in_thread(lambda: sample_round(key, prompts, now))
         return measured
 
@@ -216,7 +214,7 @@ class Rollouts:
     def sync(self, now: PolicyState, measured: Measurements | None = None) -> None:
         """Give an engine with weights of its own the policy's. Waits for the round that is being sampled."""
         self.wait()
-        if isinstance(now.parts.engine, OwnWeights):
+        if now.parts.engine.own_weights:
             with (measured or Measurements()).timed("sync_seconds"):
                 now.parts.engine.sync(now.model, now.step)
 
@@ -277,16 +275,20 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
     places = tuple(parts.plan.assign_to_ranks([len(prompt.token_ids) for prompt in prompts])[parts.plan.rank])
     settings = now.settings(args.num_generations, (key.epoch << 32) + key.number)
     wanted, chosen = {i: prompts[place] for i, place in enumerate(places)}, dict[int, ScoredGroup]()
+
+    def differs(group: ScoredGroup) -> bool:
+        return has_spread(combine(group.rewards_GK, now.weights.weights_K))
+
     with now.gathered():
         for attempt in itertools.count(1):
             with measured.timed("generate_seconds"):
                 groups = parts.engine.generate([*wanted.values()], settings, policy_step=now.step)
             for i, group in zip(wanted, score_groups(groups, now, measured), strict=True):
-                if i not in chosen or parts.has_spread(group, now.weights.weights_K):
+                if i not in chosen or differs(group):
                     chosen[i] = group
             if not args.dynamic_sampling or attempt > args.max_resamples:
                 break
-            flat = [i for i, group in chosen.items() if not parts.has_spread(group, now.weights.weights_K)]
+            flat = [i for i, group in chosen.items() if not differs(group)]
             if not flat:
                 break
             rows = parts.order.fresh(key, attempt - 1, [places[i] for i in flat])
@@ -391,10 +393,10 @@ def policy_logps(model: nn.Module, groups: Sequence[TrainingGroup], now: PolicyS
     parts, device, found = now.parts, now.parts.args.device, list[np.ndarray]()
     packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=device)
     dummies = now.processes.num_dummy_forwards(len(packs))
-    with evaluation_mode(model), parts.attention(model), parts.precision():
+    with evaluation_mode(model), parts.forward.context(model):
         for packed in packs:
-            found += packed.split(parts.token_logps(model, packed).logps_N)
+            found += packed.split(parts.forward.token_logps(model, packed).logps_N)
         for _ in range(dummies):
-            parts.token_logps(model, nothing(device))
+            parts.forward.token_logps(model, nothing(device))
     now.processes.reshard(model)
     return found

@@ -16,12 +16,13 @@ import yaml
 
 from podium.algorithm.advantages import AGGREGATIONS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
+from podium.engines.table import ENGINES
 from podium.errors import ConfigError, did_you_mean
 from podium.runs.findings import codes
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("auto", "live", "transformers", "vllm")
+CHOSEN_ENGINES = ("auto", *ENGINES)
 PRECISIONS = ("auto", "float32", "bfloat16")
 OVERLONG = ("error", "drop", "truncate")
 
@@ -30,7 +31,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": tuple(AGGREGATIONS),
-    "rollout_engine": ENGINES,
+    "rollout_engine": CHOSEN_ENGINES,
     "overlong_prompts": OVERLONG,
     "product_precision": PRECISIONS,
     "vllm_mode": ("server", "colocate"),

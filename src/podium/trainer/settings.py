@@ -6,9 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from podium.algorithm.advantages import AdvantageSettings
 from podium.algorithm.losses import CORRECTIONS, Correction, EntropyControl, LossSettings
+from podium.engines.vllm.settings import VllmSettings
 from podium.errors import ConfigError
 from podium.records import SamplingSettings
 from podium.rewards.score import CallSettings
@@ -50,6 +52,42 @@ def sampling_settings(
         seed=args.seed if args.data_seed is None else args.data_seed,
         round=round_number,
         extra=extra,
+    )
+
+
+def half_dtype(args: GRPOConfig) -> torch.dtype | None:
+    """The type in which autocast computes; None: there is none."""
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+
+
+def vllm_settings(args: GRPOConfig) -> VllmSettings:
+    """How vLLM samples for this run."""
+    on_cpu = args.device.type == "cpu"
+    half = "float16" if args.fp16 else "bfloat16" if args.bf16 else "auto"
+    return VllmSettings(
+        mode=args.vllm_mode,
+        max_prompt_length=args.max_prompt_length,
+        max_completion_length=args.max_completion_length,
+        max_model_length=args.vllm_max_model_length,
+        device=args.device,
+        process_index=args.process_index,
+        local_process_index=args.local_process_index,
+        world_size=args.world_size,
+        output_dir=Path(args.output_dir),
+        trust_remote_code=args.trust_remote_code,
+        server_base_url=args.vllm_server_base_url,
+        server_host=args.vllm_server_host,
+        server_port=args.vllm_server_port,
+        server_timeout=args.vllm_server_timeout,
+        group_port=args.vllm_group_port,
+        weights_folder=args.vllm_weights_folder,
+        importance_sampling_correction=args.vllm_importance_sampling_correction,
+        dtype=half if not on_cpu else "float32" if args.product_precision == "float32" else "bfloat16",
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_sequences=args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
+        enable_sleep_mode=args.vllm_enable_sleep_mode,
+        model_impl=args.vllm_model_impl,
     )
 
 

@@ -35,12 +35,12 @@ from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, mean_kep
 from podium.models.devices import kind_of
 from podium.models.out_of_memory import explained, fewer_rows, held_by, smaller_packs
 from podium.models.packing import nothing
-from podium.models.precision import release_free_memory
+from podium.models.precision import compute_in_full, release_free_memory
 from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.trainer.assembly import NOT_SUPPORTED, Parts, assemble
+from podium.trainer.assembly import NOT_SUPPORTED, Given, Parts, assemble
 from podium.trainer.attributes import with_attributes
 from podium.trainer.checkpointing import CheckpointMixin
 from podium.trainer.config import GRPOConfig, refuse_unknown
@@ -93,19 +93,19 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     ) -> None:
         refuse_unknown(GRPOTrainer, {name: None for name in not_supported if name not in NOT_SUPPORTED})
         show_notes()
-        parts = assemble(
-            model,
-            reward_funcs,
-            args,
-            train_dataset,
-            eval_dataset,
-            tokenizer=processing_class,
-            reward_tokenizers=reward_processing_classes,
+        given = Given(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
             quantization_config=quantization_config,
             peft_config=peft_config,
             not_supported=not_supported,
         )
-        self._begin(parts, callbacks or [], optimizers)
+        self._begin(assemble(given), callbacks or [], optimizers)
 
     def _begin(self, parts: Parts, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any]) -> None:
         warn_unlike_paper(parts.args)
@@ -143,7 +143,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         if self.processes.division == "fsdp2":
             self.model, self.optimizer = self.processes.shard(self.parts.policy, self.create_optimizer())
             self.model_wrapped = self.model
-            self.parts.compute_in_full()
+            compute_in_full(self.parts.forward.precision)
             if reference is not None and reference.copy is not None:
                 self.processes.shard_frozen(reference.copy)
         elif reference is not None:
@@ -153,8 +153,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     @torch.no_grad()
     def _touch(self, model: nn.Module) -> None:
         """A forward of one token."""
-        with self.parts.attention(model), self.parts.precision():
-            self.parts.token_logps(model, nothing(self.args.device))
+        with self.parts.forward.context(model):
+            self.parts.forward.token_logps(model, nothing(self.args.device))
 
     # ---- a run ----
 

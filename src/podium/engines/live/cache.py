@@ -222,25 +222,27 @@ class Grid:
         order = np.argsort(slots_R, kind="stable")
         counts = np.bincount(slots_R, minlength=slots)
         first = np.cumsum(counts) - counts
-        member_R = np.empty(len(slots_R), np.int64)
-        member_R[order] = np.arange(len(slots_R)) - first[slots_R[order]]
-        self.slots, self.members = slots, int(counts.max())
-        self.dense = len(slots_R) == slots * self.members and bool((order == np.arange(len(order))).all())
-        self.slot_R, self.member_R = put(slots_R, device), put(member_R, device)
+        place_R = np.empty(len(slots_R), np.int64)
+        place_R[order] = np.arange(len(slots_R)) - first[slots_R[order]]
+        self.slots, self.rows_per_slot = slots, int(counts.max())
+        self.dense = len(slots_R) == slots * self.rows_per_slot and bool((order == np.arange(len(order))).all())
+        self.slot_R, self.place_R = put(slots_R, device), put(place_R, device)
 
     def of(self, x_RJQE: Tensor) -> Tensor:
         """[R, J, Q, E] -> [S * J, M * Q, E]."""
         _, j, q, e = x_RJQE.shape
         if self.dense:
-            grid_SJMQE = x_RJQE.view(self.slots, self.members, j, q, e).transpose(1, 2)
+            grid_SJMQE = x_RJQE.view(self.slots, self.rows_per_slot, j, q, e).transpose(1, 2)
         else:
-            grid_SJMQE = x_RJQE.new_zeros(self.slots, j, self.members, q, e)
-            grid_SJMQE[self.slot_R, :, self.member_R] = x_RJQE
+            grid_SJMQE = x_RJQE.new_zeros(self.slots, j, self.rows_per_slot, q, e)
+            grid_SJMQE[self.slot_R, :, self.place_R] = x_RJQE
         return grid_SJMQE.reshape(self.slots * j, -1, e)
 
     def rows(self, x_GPE: Tensor) -> Tensor:
         """The inverse: [S * J, M * Q, E] -> [R, J, Q, E]."""
-        grid_SJMQE = x_GPE.view(self.slots, -1, self.members, x_GPE.shape[1] // self.members, x_GPE.shape[2])
+        grid_SJMQE = x_GPE.view(
+            self.slots, -1, self.rows_per_slot, x_GPE.shape[1] // self.rows_per_slot, x_GPE.shape[2]
+        )
         if self.dense:
             return grid_SJMQE.transpose(1, 2).flatten(0, 1)
-        return grid_SJMQE[self.slot_R, :, self.member_R]
+        return grid_SJMQE[self.slot_R, :, self.place_R]

@@ -1,22 +1,24 @@
-"""The loop: admit prompts, prefill them, draw their first tokens, then decode everyone one token at a time."""
+"""The loop: admit prompts, prefill them, draw their first tokens, then decode all running rows a token at a time."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import starmap
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import make_groups
+from podium.engines.base import RolloutEngine, make_groups
 from podium.engines.live.cache import Cache, Decode, Prefill
-from podium.engines.live.schedule import Member, Row, Schedule
-from podium.engines.sampling import Drawn, draw, levels, uniforms
+from podium.engines.live.schedule import CompletionKey, Row, Schedule
+from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
 from podium.models.attention import tree_attention, without_autocast
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import replaced_head, unwrap
+from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.packing import common_beginning
 from podium.models.precision import product_weight, wide_product
@@ -29,8 +31,10 @@ STEPS_PER_LOOK = 8
 """Tokens that every row draws between two looks at them, where a look waits for the device."""
 
 
-class LiveEngine:
+class LiveEngine(RolloutEngine):
     """Samples from the modules of the model it is given, in evaluation mode, with the weights of that moment."""
+
+    name = "live"
 
     def __init__(
         self,
@@ -57,7 +61,12 @@ class LiveEngine:
             schedule = Schedule(prompts, settings, max_rows, shared=kind_of(device).immediate)
             if kind_of(device).autocast:
                 inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
-            Round(self.model, schedule, device).run()
+            batch = DecodingBatch(self.model, schedule, device)
+            while schedule.waiting or schedule.rows:
+                for prompts_together in schedule.admit(PREFILL_TOKENS):
+                    batch.prefill(prompts_together)
+                if schedule.rows:
+                    batch.decode()
         sampled = [[completion for completion in group if completion is not None] for group in schedule.done]
         return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
 
@@ -74,13 +83,12 @@ def rows_that_fit(model: nn.Module, prompts: Sequence[Prompt], settings: Samplin
     most, free = kind_of(device).max_rows, free_bytes(device)
     if free is None:
         return most
-    config = unwrap(model).config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    config = unwrap(model).config
     wide = next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(device.type)
-    a_token = 2 * (4 if wide else 2) * config.num_hidden_layers * heads * width
+    a_token = cache_bytes_per_token(config, size=4 if wide else 2)
+    vocabulary = config.get_text_config().vocab_size
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    a_row = a_token * (settings.max_tokens + longest / settings.num_completions) + 3 * 4 * config.vocab_size
+    a_row = a_token * (settings.max_tokens + longest / settings.num_completions) + SAMPLED_LOGITS * 4 * vocabulary
     return max(settings.num_completions, min(most, int(CACHE_SHARE * free / a_row)))
 
 
@@ -101,8 +109,12 @@ class WideHead:
             return logits if bias is None else logits + bias
 
 
-class Round:
-    """One call of `generate`."""
+Choices = tuple[Tensor, Tensor, SamplingSettings, Tensor | None, Tensor]
+"""Arguments of `draw`."""
+
+
+class DecodingBatch:
+    """The rows that one call of `generate` decodes at a time."""
 
     def __init__(self, model: nn.Module, schedule: Schedule, device: torch.device) -> None:
         self.model = model
@@ -111,25 +123,7 @@ class Round:
         self.cache = Cache(schedule.max_rows, schedule.settings.max_tokens)
         self.steps_per_look = 1 if kind_of(device).immediate else STEPS_PER_LOOK
 
-    def run(self) -> None:
-        """Until every completion has ended."""
-        while self.schedule.waiting or self.schedule.rows:
-            self._prefill(self.schedule.admit())
-            if self.schedule.rows:
-                self._decode()
-
-    def _prefill(self, admitted: list[int]) -> None:
-        while admitted:
-            count, tokens = 0, 0
-            for prompt in admitted:
-                tokens += len(self.schedule.prompts[prompt].token_ids)
-                if count and tokens > PREFILL_TOKENS:
-                    break
-                count += 1
-            self._prefill_together(admitted[:count])
-            admitted = admitted[count:]
-
-    def _prefill_together(self, chosen: list[int]) -> None:
+    def prefill(self, chosen: list[int]) -> None:
         """The prompts' keys and values, and the first token of each of their completions, from one row of logits."""
         ids = [self.schedule.prompts[prompt].token_ids for prompt in chosen]
         trunk = common_beginning(ids)
@@ -142,9 +136,9 @@ class Round:
             put(trunk + np.cumsum(lengths) - 1, self.device),
         )
         rows = [self.schedule.start(prompt) for prompt in chosen]
-        self._record(rows, [self._draw(rows, logits_PV, 0, self._seen(rows))])
+        self._record(rows, [joined(list(starmap(draw, self._choices(rows, logits_PV, 0, self._seen(rows)))))])
 
-    def _decode(self) -> None:
+    def decode(self) -> None:
         """Some tokens for every running row, and one look at them; a row that ends in between draws a few in vain."""
         rows = list(self.schedule.rows)
         own_R = np.array([len(row.token_ids) - 1 for row in rows])
@@ -156,8 +150,8 @@ class Round:
         for step in range(min(self.steps_per_look, self.schedule.settings.max_tokens - 1 - int(own_R.max()))):
             attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
             logits_RV = self._forward(last_R, attends.positions_1R, attends, slice(None))
-            drawn.append(self._draw(rows, logits_RV, step, seen_RV))
-            last_R = drawn[-1].token_M  # of rows with one member each, where there is another step
+            drawn.append(joined(list(starmap(draw, self._choices(rows, logits_RV, step, seen_RV)))))
+            last_R = drawn[-1].token_M  # of rows with one completion each, where there is another step
             if seen_RV is not None and len(last_R) == len(rows):
                 seen_RV.scatter_(1, last_R[:, None], True)
         self._record(rows, drawn)
@@ -190,39 +184,29 @@ class Round:
                 moves = self.schedule.append(running, tokens, logps)
                 self.cache.move(moves.rows, moves.slots)
 
-    def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Drawn:
-        """One token for every member of every row, `step` tokens after its last known one; some rows at a time."""
+    def _choices(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Iterator[Choices]:
+        """Arguments of `draw` for the token of every completion that is `step` after its last known one.
+
+        Some rows at a time: what is drawn from at once stays in a processor's cache.
+        """
         at_once = kind_of(self.device).drawn_bytes
         size = len(rows) if at_once is None else max(1, at_once // (4 * logits_RV.shape[1]))
-        parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-        drawn = [
-            self._drawn(rows[x], logits_RV[x].float(), step, None if seen_RV is None else seen_RV[x]) for x in parts
-        ]
-        if len(drawn) == 1:
-            return drawn[0]
-        return Drawn(torch.cat([x.token_M for x in drawn]), torch.cat([x.logp_M for x in drawn]))
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            logits, seen = logits_RV[part].float(), None if seen_RV is None else seen_RV[part]
+            drawing = [(row, each) for row in rows[part] for each in row.completions]
+            keys = np.array([each.key for _, each in drawing], np.uint64)
+            positions = np.array([len(row.token_ids) + step for row, _ in drawing])
+            row_M = np.repeat(np.arange(len(logits)), [len(row.completions) for row in rows[part]])
+            if self.schedule.settings.lengths is not None:  # then each completion has logits of its own
+                if len(drawing) > len(logits):
+                    logits, seen = logits[row_M], None if seen is None else seen[row_M]
+                    row_M = np.arange(len(drawing))
+                logits = self._with_lengths(drawing, logits, step)
+            uniform_ML = put(uniforms(keys, positions, levels(logits.shape[1])), self.device)
+            yield logits, uniform_ML, self.schedule.settings, seen, put(row_M, self.device)
 
-    def _drawn(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Drawn:
-        """`logits_RV` is overwritten."""
-        members = [(row, member) for row in rows for member in row.members]
-        keys = np.array([member.key for _, member in members], np.uint64)
-        positions = np.array([len(row.token_ids) + step for row, _ in members])
-        row_M = np.repeat(np.arange(len(rows)), [len(row.members) for row in rows])
-        if self.schedule.settings.lengths is not None:  # then each completion has logits of its own
-            if len(members) > len(rows):
-                logits_RV = logits_RV[row_M]
-                seen_RV = None if seen_RV is None else seen_RV[row_M]
-                row_M = np.arange(len(members))
-            logits_RV = self._with_lengths(members, logits_RV, step)
-        return draw(
-            logits_RV,
-            put(uniforms(keys, positions, levels(logits_RV.shape[1])), self.device),
-            self.schedule.settings,
-            seen_RV,
-            put(row_M, self.device),
-        )
-
-    def _with_lengths(self, members: list[tuple[Row, Member]], logits_MV: Tensor, step: int) -> Tensor:
+    def _with_lengths(self, drawing: list[tuple[Row, CompletionKey]], logits_MV: Tensor, step: int) -> Tensor:
         """Only an end token is left where a completion must end, and none before."""
         settings = self.schedule.settings
         ends = sorted(settings.end_ids)
@@ -231,7 +215,7 @@ class Round:
         over_M = np.array(
             [
                 len(row.token_ids) + step + 1 >= settings.lengths(self.schedule.prompts[row.prompt].id, x.completion)
-                for row, x in members
+                for row, x in drawing
             ]
         )
         kept_M = logits_MV[:, ends[0]].clone()

@@ -1,7 +1,7 @@
-"""Who decodes now, in which row of the cache: plain Python and numpy, no tensors.
+"""The completions that decode now, and their rows of the cache: plain Python and numpy, no tensors.
 
-Completions of a prompt that have said the same so far are one row; where they draw different tokens the row forks. So
-a policy that has become sure of how an answer begins computes that beginning once for a group.
+Completions of a prompt that have begun with the same tokens are one row; where they draw different tokens the row
+forks. So a policy that has become sure of how an answer begins computes that beginning once for a group.
 
 A group enters when there is room for a row for each of its completions. Rows leave as soon as they end: the last
 running row takes the empty place, so the running rows are always the first ones. Prompts hold slots in the same manner.
@@ -20,8 +20,8 @@ from podium.engines.sampling import row_key
 from podium.records import Prompt, SamplingSettings
 
 
-class Member(NamedTuple):
-    """One completion, and the key of its random numbers."""
+class CompletionKey(NamedTuple):
+    """The number of a completion in its group, and the key of its random numbers."""
 
     completion: int
     key: np.uint64
@@ -29,13 +29,13 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """Running completions of one prompt that are alike so far."""
+    """Running completions of one prompt with the same tokens so far."""
 
     prompt: int
     """Index into the prompts given to `generate`."""
     slot: int
     """Which cached prompt it continues."""
-    members: list[Member]
+    completions: list[CompletionKey]
     token_ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Schedule:
     def __init__(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, max_rows: int, *, shared: bool = True
     ) -> None:
-        """`shared`: completions that are alike so far are one row; else each has its own after its first token."""
+        """`shared`: completions with the same tokens are one row; else each has its own after its first token."""
         self.shared = shared
         self.prompts = prompts
         self.settings = settings
@@ -73,14 +73,21 @@ class Schedule:
             [None] * settings.num_completions for _ in prompts
         ]
 
-    def admit(self) -> list[int]:
-        """Prompts that get their rows now; their slots and rows come after those already running."""
-        admitted = []
-        free = self.max_rows - sum(len(row.members) for row in self.rows)
+    def admit(self, most_tokens: int) -> list[list[int]]:
+        """Prompts that get their rows now, in parts of at most so many tokens (or one prompt); their slots and rows
+        come after those already running."""
+        parts: list[list[int]] = []
+        free, tokens = self.max_rows - sum(len(row.completions) for row in self.rows), 0
         while self.waiting and free >= self.settings.num_completions:
-            admitted.append(self.waiting.popleft())
+            prompt = self.waiting.popleft()
+            length = len(self.prompts[prompt].token_ids)
+            if not parts or tokens + length > most_tokens:
+                parts.append([])
+                tokens = 0
+            parts[-1].append(prompt)
+            tokens += length
             free -= self.settings.num_completions
-        return admitted
+        return parts
 
     def start(self, prompt: int) -> Row:
         """The row of an admitted prompt, all its completions in it, in the next free slot."""
@@ -88,13 +95,15 @@ class Schedule:
         keys = (
             row_key(settings.seed, settings.round, self.prompts[prompt].id, g) for g in range(settings.num_completions)
         )
-        row = Row(prompt=prompt, slot=len(self.slots), members=[Member(g, key) for g, key in enumerate(keys)])
+        row = Row(
+            prompt=prompt, slot=len(self.slots), completions=[CompletionKey(g, key) for g, key in enumerate(keys)]
+        )
         self.slots.append(prompt)
         self.rows.append(row)
         return row
 
     def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
-        """Record one token for every member of `rows`, the last of the running ones; rows fork and end."""
+        """Record one token for every completion of `rows`, the last of the running ones; rows fork and end."""
         first, before = len(self.rows) - len(rows), len(self.rows)
         drawn = iter(zip(tokens, logps, strict=True))
         origins = list(range(before))
@@ -105,49 +114,49 @@ class Schedule:
         running = [i < first or not self._ended(row) for i, row in enumerate(self.rows)]
         if all(running) and len(self.rows) == before:
             return Moves([], [])
-        places = _close_ranks(self.rows, running)
+        indices = _compact(self.rows, running)
         needed = {row.slot for row in self.rows}
-        slots = _close_ranks(self.slots, [slot in needed for slot in range(len(self.slots))])
+        slots = _compact(self.slots, [slot in needed for slot in range(len(self.slots))])
         moved = {slot: i for i, slot in enumerate(slots)}
         for row in self.rows:
             row.slot = moved[row.slot]
-        return Moves(_moves([origins[place] for place in places]), _moves(slots))
+        return Moves(_moves([origins[i] for i in indices]), _moves(slots))
 
     def _ended(self, row: Row) -> bool:
-        """Whether a row has said its last token; its completions are then done."""
+        """Whether a row has drawn its last token; its completions are then done."""
         if row.token_ids[-1] not in self.settings.end_ids and len(row.token_ids) < self.settings.max_tokens:
             return False
-        for member in row.members:
-            self.done[row.prompt][member.completion] = (row.token_ids, row.logps)
+        for each in row.completions:
+            self.done[row.prompt][each.completion] = (row.token_ids, row.logps)
         return True
 
 
 def _divide(row: Row, drawn: Iterator[tuple[int, float]], *, shared: bool) -> list[Row]:
-    """Each member takes its token: `row` goes on with the first one's, and the rows returned with the others."""
-    alike: dict[tuple[int, float, int], list[Member]] = {}
-    for member in row.members:
-        alike.setdefault((*next(drawn), 0 if shared else member.completion), []).append(member)
-    heirs = [row, *(row.fork() for _ in range(len(alike) - 1))]
-    for heir, ((token, logp, _), members) in zip(heirs, alike.items(), strict=True):
-        heir.members = members
-        heir.token_ids.append(token)
-        heir.logps.append(logp)
-    return heirs[1:]
+    """Append each completion's token: `row` goes on with the first one's, and the rows returned with the others."""
+    alike: dict[tuple[int, float, int], list[CompletionKey]] = {}
+    for each in row.completions:
+        alike.setdefault((*next(drawn), 0 if shared else each.completion), []).append(each)
+    children = [row, *(row.fork() for _ in range(len(alike) - 1))]
+    for child, ((token, logp, _), completions) in zip(children, alike.items(), strict=True):
+        child.completions = completions
+        child.token_ids.append(token)
+        child.logps.append(logp)
+    return children[1:]
 
 
-def _close_ranks(items: list[Any], kept: Sequence[bool]) -> list[int]:
+def _compact(items: list[Any], kept: Sequence[bool]) -> list[int]:
     """Drop the items that are not kept, moving later ones into the holes; gives where each item was before.
 
     >>> items = list("abcde")
-    >>> _close_ranks(items, [True, False, True, False, True]), items
+    >>> _compact(items, [True, False, True, False, True]), items
     ([0, 4, 2], ['a', 'e', 'c'])
     """
     count = sum(kept)
     movers = (i for i in range(count, len(items)) if kept[i])
-    places = [i if kept[i] else next(movers) for i in range(count)]
-    items[:] = [items[place] for place in places]
-    return places
+    indices = [i if kept[i] else next(movers) for i in range(count)]
+    items[:] = [items[i] for i in indices]
+    return indices
 
 
-def _moves(places: Sequence[int]) -> list[tuple[int, int]]:
-    return [(source, target) for target, source in enumerate(places) if source != target]
+def _moves(indices: Sequence[int]) -> list[tuple[int, int]]:
+    return [(source, target) for target, source in enumerate(indices) if source != target]

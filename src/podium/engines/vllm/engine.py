@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import make_groups
+from podium.engines.base import RolloutEngine, make_groups
 from podium.engines.vllm.requests import Sampled, body, read
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, ServerSlow
 from podium.engines.vllm.transfer import LOADING, Transfer
@@ -36,11 +36,12 @@ TRIES = 3
 """Generations of one round, before a server that loses its weights each time ends the run."""
 
 
-class ServerEngine:
-    """See `engines.base.RolloutEngine` and `OwnWeights`."""
+class ServerEngine(RolloutEngine):
+    """A vLLM server; its weights are the policy's of the last `sync`."""
 
+    name = "vllm"
+    own_weights = True
     processed_logps = True
-    """Log-probabilities are those of the distribution that was drawn from, after all filters."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class ServerEngine:
         *,
         is_main: bool = True,
         agree: Callable[[Any], Any] = lambda value: value,
-        rounds_weights: bool = True,
+        casts_weights: bool = True,
         output: Path = Path(),
     ) -> None:
         """
@@ -62,14 +63,14 @@ class ServerEngine:
             transfer: how weights get there.
             is_main: whether this process is the one that sends them.
             agree: the first process's value, on every process.
-            rounds_weights: whether the server computes in half precision.
+            casts_weights: whether the server computes in half precision.
             output: the run's folder, where its checkpoints are.
         """
         self.server = server
         self.model = model
         self.tokenizer = tokenizer
         self.transfer = transfer
-        self.rounds_weights = rounds_weights
+        self.casts_weights = casts_weights
         self.output = output
         self._is_main = is_main
         self._agree = agree

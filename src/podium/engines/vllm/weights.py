@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers.utils import logging
 
 from podium.errors import ModelError
-from podium.models.forward import unwrap
+from podium.models.forward import base_model, unwrap
 
 
 def changes(policy: nn.Module) -> int:
@@ -35,7 +35,8 @@ def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
     Raises:
         ModelError: a quantized base, or an adapter that cannot be merged here.
     """
-    base, adapters = base_of(policy), list(getattr(unwrap(policy), "active_adapters", [])) if _adapted(policy) else []
+    base, model = base_model(policy), unwrap(policy)
+    adapters = list(getattr(model, "active_adapters", [])) if isinstance(model, PeftModel) else []
     layers = {path: m for path, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
     _check(base, layers)
     inside = {id(x) for m in layers.values() for x in m.state_dict(keep_vars=True).values()}
@@ -57,7 +58,7 @@ def write(policy: nn.Module, folder: Path, dtype: torch.dtype, *, here: bool) ->
     state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, dtype)}
     if here:
         with _no_bars():
-            base_of(policy).save_pretrained(folder, state_dict=state)
+            base_model(policy).save_pretrained(folder, state_dict=state)
 
 
 @contextlib.contextmanager
@@ -70,16 +71,6 @@ def _no_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def base_of(policy: nn.Module) -> Any:
-    """The transformers model without wrappers, in which an adapter's layers may be."""
-    model: Any = unwrap(policy)
-    return model.get_base_model() if _adapted(policy) else model
-
-
-def _adapted(policy: nn.Module) -> bool:
-    return isinstance(unwrap(policy), PeftModel)
 
 
 def _check(base: Any, layers: dict[str, Any]) -> None:

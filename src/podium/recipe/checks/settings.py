@@ -26,6 +26,7 @@ from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import missing_packages, refusals
 from podium.trainer.resume import differences
 from podium.trainer.rules import UNLIKE_PAPER, filters_of
+from podium.trainer.settings import vllm_settings
 
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
@@ -181,7 +182,7 @@ def vllm(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     from podium.engines.vllm.connect import prepare
 
     try:
-        prepare(args, setup.model.name, setup.model.config, waits=False)
+        prepare(vllm_settings(args), setup.model.name, setup.model.config, waits=False)
     except PodiumError as error:
         asked = "training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer"
         why = _NOT_INSTALLED if error.code == "C032" else asked

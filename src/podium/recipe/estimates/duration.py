@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from podium.algorithm.advantages import combine, has_spread
 from podium.models.devices import kind_of
 from podium.models.packing import common_beginning
 from podium.records import Prompt, TrainingGroup
@@ -239,7 +240,8 @@ def measure(trainer: GRPOTrainer) -> Measurement:
         rewarded = time.perf_counter()
         trained = [training_group(group, _alternating(group.num_completions)) for group in scored]
         train_seconds = _train(trainer, trained)
-    has_spread = [trainer.parts.has_spread(group) for group in scored]
+    weights_K = trainer.parts.advantage.weights_K
+    differ = [has_spread(combine(group.rewards_GK, weights_K)) for group in scored]
     completions = [c for group in groups for c in group.completions]
     ended = [len(c.token_ids) for c in completions if c.finish != "length"]
     return Measurement(
@@ -247,14 +249,14 @@ def measure(trainer: GRPOTrainer) -> Measurement:
         prompt_tokens=_computed_once([group.prompt.token_ids for group in groups]),
         ended_tokens=float(np.mean(ended)) if ended else math.nan,
         skips_flat=trainer.parts.skips_zero_advantage,
-        shares=trainer.parts.path == "shared",
+        shares=trainer.parts.forward.path == "shared",
         completion_tokens=sum(len(c.token_ids) for c in completions),
         generate_seconds=sampled - start,
         reward_seconds=rewarded - sampled,
         train_seconds=train_seconds,
-        trained_share=float(np.mean(has_spread)) if trainer.parts.skips_zero_advantage else 1.0,
+        trained_share=float(np.mean(differ)) if trainer.parts.skips_zero_advantage else 1.0,
         optimizer_seconds=optimizer_seconds(
-            trainer.model, rounds=bool(getattr(trainer.parts.precision, "rounds", False))
+            trainer.model, rounds=bool(getattr(trainer.parts.forward.precision, "rounds", False))
         ),
     )
 
@@ -284,7 +286,7 @@ def _train(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> float:
     parts = trainer.parts
     trial = TrialSettings(
         tokens_per_pack=parts.tokens_per_pack,
-        precision=parts.precision,
+        precision=parts.forward.precision,
         router_coef=parts.router_coef,
         top_entropy_quantile=parts.args.top_entropy_quantile,
     )

@@ -21,9 +21,19 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from podium.isolation.machine import group_memory
 from podium.models.devices import DeviceKind, kind_of
+from podium.models.memory import (
+    LEAST_PACK,
+    SAMPLED_LOGITS,
+    activation_bytes_per_token,
+    cache_bytes_per_token,
+    default_tokens_per_pack,
+    head_width,
+    needs_checkpointing,
+)
 from podium.models.precision import NARROW, can_pack, families_of, rounds_products
-from podium.trainer.assembly import activation_bytes_per_token, default_tokens_per_pack, half_dtype, plan_of
+from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
+from podium.trainer.settings import half_dtype
 
 KEPT_BESIDES = 1.15
 """Activations over those that `activation_bytes_per_token` counts, on a CPU: gathered keys and values, masks, graph
@@ -248,17 +258,20 @@ def estimate_memory(
     return dataclasses.replace(
         here,
         largest_num_generations=largest(lambda count: fits(num_generations=count), first=2),
-        largest_tokens_per_pack=largest(lambda count: fits(tokens_per_pack=count), first=128),
+        largest_tokens_per_pack=largest(lambda count: fits(tokens_per_pack=count), first=LEAST_PACK),
     )
 
 
 def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *, rounded: bool | None) -> Load:
     """The largest load of a step: longest prompts, completions of full length."""
     plan = plan_of(args)
-    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(config, args, rounded=rounded)
+    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(
+        config, args.device, half=half_dtype(args) is not None, rounded=rounded
+    )
     checkpointing = args.gradient_checkpointing
     if checkpointing is None:
-        checkpointing = args.max_completion_length + (args.max_prompt_length or 0) > 4 * tokens_per_pack
+        longest = args.max_completion_length + (args.max_prompt_length or 0)
+        checkpointing = needs_checkpointing(longest, tokens_per_pack)
     return Load(
         prompts=max(1, plan.prompts_per_round // plan.ranks),
         num_generations=plan.num_generations,
@@ -291,8 +304,6 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
     rounded = _rounded_weights(model) if bits else frozenset()
     trained = [p for p in parameters if p.requires_grad]
     text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     weight = max(parameters, key=nn.Parameter.numel)
     cached = (2 if _casts(args) else weight.element_size()) if kind_of(args.device).half_attention else 4
     return Sizes(
@@ -312,7 +323,7 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
         num_layers=text.num_hidden_layers,
         adapter_width=sum(p.shape[0] for name, p in model.named_parameters() if "lora_B" in name),
         vocabulary=text.vocab_size,
-        cache_bytes_per_token=2 * text.num_hidden_layers * heads * width * cached,
+        cache_bytes_per_token=cache_bytes_per_token(config, size=cached),
     )
 
 
@@ -357,7 +368,7 @@ def sampling_bytes(sizes: Sizes, load: Load, kind: DeviceKind, *, rounded: bool)
     rows = min(load.prompts * load.num_generations, max(kind.max_rows, load.num_generations))
     prompts = -(-rows // load.num_generations)
     cached = rows * load.completion_tokens + prompts * load.prompt_tokens
-    logits = 3 * 4 * rows * sizes.vocabulary
+    logits = SAMPLED_LOGITS * 4 * rows * sizes.vocabulary
     packed = 2 * sizes.num_wide if rounded and can_pack(torch.ones(NARROW, NARROW, dtype=torch.bfloat16)) else 0
     return cached * sizes.cache_bytes_per_token + logits + packed
 
@@ -372,7 +383,9 @@ def activations_bytes(
     kind, tokens = kind_of(args.device), load.pack_tokens
     if rounded and sizes.num_trained < sizes.num_parameters / 2:
         rounded = False
-    one_layer: float = activation_bytes_per_token(config, args, rounded=rounded, half_weights=not sizes.num_wide)
+    one_layer: float = activation_bytes_per_token(
+        config, half=half_dtype(args) is not None, rounded=rounded, half_weights=not sizes.num_wide
+    )
     if kind.autocast:
         one_layer += gathered_bytes_per_token(config, args, load)
     else:
@@ -394,9 +407,7 @@ def gathered_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, load: L
     Every row gathers its prompt's keys and values for every head, and has a mask over them, of which the
     memory-efficient kernel keeps a copy of its own in every layer unless the number of keys is a multiple of eight.
     """
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
+    width = config.get_text_config().num_attention_heads * head_width(config)
     size = 4 if half_dtype(args) is None else 2
     return size * (
         2 * width * load.prompt_tokens / load.completion_tokens + load.prompt_tokens + load.completion_tokens

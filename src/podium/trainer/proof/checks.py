@@ -417,7 +417,7 @@ def enough(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
 
 def stale_copies(run: Subject) -> list[str]:
     """Layers whose rounded copy is not the rounded weight."""
-    with run.parts.precision():
+    with run.parts.forward.precision():
         return [
             name
             for name, module in run.model.named_modules()

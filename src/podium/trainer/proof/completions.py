@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from podium.algorithm.advantages import combine
+from podium.algorithm.advantages import combine, has_spread
 from podium.records import Completion, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, plain_logps
 from podium.trainer.proof.records import Before, Check, Subject, named
@@ -47,7 +47,7 @@ def rewards(x: Before) -> Check:
         problem = problem or _reward_problem(scored, names)
         if not problem:
             problem = _advantage_problem(x, scored, advantage)
-        flat += not x.run.parts.has_spread(scored)
+        flat += not has_spread(combine(scored.rewards_GK, x.run.parts.advantage.weights_K))
     spread = len(x.scored) - flat
     return Check(
         name="rewards",

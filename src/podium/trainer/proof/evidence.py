@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from podium.algorithm.losses import policy_loss
-from podium.models.forward import TokenLogps
+from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, keep, pack
 from podium.models.precision import ProductPrecision
 from podium.records import Prompt, SamplingSettings, ScoredGroup, TrainingGroup
-from podium.trainer.proof.plain import Row, base_model, plain_backward, plain_logps, reference_forward, rows_of
+from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
 from podium.trainer.proof.records import Gradients, Sample, Subject, Trace, Traces
 from podium.trainer.rollouts import training_group
 from podium.trainer.rounds import MicroBatch, Share, TrialSettings, loss_inputs, micro_batches
@@ -141,8 +141,8 @@ def packed_logps(run: Subject, packed: Pack) -> tuple[list[dict[str, Any]], np.n
         lambda _module, _args, kwargs: seen.append(dict(kwargs)), with_kwargs=True
     )
     try:
-        with evaluation_mode(run.model), run.parts.attention(), run.parts.precision():
-            out = run.parts.token_logps(run.model, packed)
+        with evaluation_mode(run.model), run.parts.forward.context(run.parts.policy):
+            out = run.parts.forward.token_logps(run.model, packed)
     finally:
         hook.remove()
     return seen, numpy(out.logps_N)
@@ -190,7 +190,7 @@ def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[Micro
 def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: int) -> Gradients:
     """Gradients and loss of the trainer's own training step; terms that depend on the cut by design are left out."""
     model, accelerator = run.now.model, run.now.processes.accelerator
-    trial = TrialSettings(tokens_per_pack=tokens_per_pack, precision=run.parts.precision)
+    trial = TrialSettings(tokens_per_pack=tokens_per_pack, precision=run.parts.forward.precision)
     scaler = getattr(accelerator, "scaler", None)
     while True:
         clear_gradients(model)
@@ -318,7 +318,7 @@ def _wave(x: Tensor, size: float) -> Tensor:
 @contextlib.contextmanager
 def full_precision(run: Subject) -> Iterator[Subject]:
     """The run in its weights' own precision, in sampling and training: no rounded products, no autocast."""
-    precision, engine = run.parts.precision, run.parts.engine
+    precision, engine = run.parts.forward.precision, run.parts.engine
     if isinstance(precision, ProductPrecision):
         enabled, precision.enabled = precision.enabled, False
         try:
@@ -326,13 +326,14 @@ def full_precision(run: Subject) -> Iterator[Subject]:
         finally:
             precision.enabled = enabled
         return
-    sampling = getattr(engine, "precision", None)
-    engine.precision = contextlib.nullcontext  # type: ignore[attr-defined]
-    parts = dataclasses.replace(run.parts, precision=contextlib.nullcontext)
+    sampling = engine.precision
+    engine.precision = contextlib.nullcontext
+    exact = dataclasses.replace(run.parts.forward, precision=contextlib.nullcontext)
+    parts = dataclasses.replace(run.parts, forward=exact)
     try:
         yield dataclasses.replace(run, now=dataclasses.replace(run.now, parts=parts))
     finally:
-        engine.precision = sampling  # type: ignore[attr-defined]
+        engine.precision = sampling
 
 
 # ---- numbers ----
@@ -347,14 +348,14 @@ def tolerance_of(run: Subject, *, exact: bool) -> float:
     """Nats by which two ways to compute a log-probability may differ; `exact`: inside `full_precision`."""
     kinds = {p.dtype for p in run.model.parameters()}
     half_weights = bool(kinds - {torch.float32, torch.uint8})  # bytes are weights in 4 bits: rounded, computed exactly
-    precision = run.parts.precision
+    precision = run.parts.forward.precision
     rounds = precision.rounds if isinstance(precision, ProductPrecision) else run.args.bf16 or run.args.fp16
     return HALF if half_weights or (rounds and not exact) else EXACT
 
 
 def sampler_tolerance(run: Subject, *, exact: bool) -> float:
     """The same between sampling and training: an engine of another kind may round where training does not."""
-    return HALF if getattr(run.parts.engine, "rounds_weights", False) else tolerance_of(run, exact=exact)
+    return HALF if run.parts.engine.casts_weights else tolerance_of(run, exact=exact)
 
 
 def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> float:

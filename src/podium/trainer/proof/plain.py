@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from podium.models.attention import attention_implementation
-from podium.models.forward import TokenLogps, unwrap
+from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode
 from podium.records import TrainingGroup
 
@@ -41,12 +40,6 @@ def reference_forward(model: nn.Module) -> Iterator[None]:
     eager = getattr(base, "_supports_attention_backend", False)
     with evaluation_mode(model), attention_implementation(base, "eager") if eager else contextlib.nullcontext():
         yield
-
-
-def base_model(model: nn.Module) -> Any:
-    """The transformers model inside wrappers and adapters."""
-    inner: Any = unwrap(model)
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 def row_logps(model: nn.Module, row: Row, temperature: float) -> TokenLogps:

@@ -1,0 +1,44 @@
+"""The settings of a run that decide how vLLM samples for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """Made from the run's arguments by `trainer.settings.vllm_settings`; names are TRL's without `vllm_`."""
+
+    mode: str
+    """`server` or `colocate`."""
+    max_prompt_length: int | None
+    max_completion_length: int
+    max_model_length: int | None
+    device: torch.device
+    """Of training."""
+    process_index: int
+    local_process_index: int
+    world_size: int
+    output_dir: Path
+    trust_remote_code: bool
+
+    server_base_url: str | None
+    server_host: str
+    server_port: int
+    server_timeout: float
+    group_port: int
+    weights_folder: str | None
+    importance_sampling_correction: bool
+
+    dtype: str
+    """Of vLLM in this process: as training computes, where that is known."""
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    max_sequences: int
+    """Completions at once."""
+    enable_sleep_mode: bool
+    """Whether it gives its memory back while the policy trains."""
+    model_impl: str

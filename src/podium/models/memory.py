@@ -1,0 +1,109 @@
+"""The cost model of memory, which the trainer sizes its packs by and `podium check` estimates a run by.
+
+Activations are counted per token and layer; keys and values per token; logits per row that is sampled.
+"""
+
+from __future__ import annotations
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PretrainedConfig
+
+from podium.models.devices import free_bytes, kind_of
+
+USED_SHARE = 0.7
+"""Share of the memory left beside weights and states that a pack's activations may take. The rest is for logits,
+attention masks, the key/value cache and fragmentation."""
+
+LEAST_PACK = 128
+"""Tokens below which smaller packs save nothing worth their overhead."""
+
+SAMPLED_LOGITS = 3
+"""Float32 blocks of logits that drawing a token keeps for each row."""
+
+
+def head_width(config: PretrainedConfig) -> int:
+    """Width of an attention head."""
+    text = config.get_text_config()
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def cache_bytes_per_token(config: PretrainedConfig, *, size: int) -> int:
+    """Keys and values of one token in all layers; `size`: bytes of an element."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return 2 * size * text.num_hidden_layers * heads * head_width(config)
+
+
+def activation_bytes_per_token(
+    config: PretrainedConfig, *, half: bool, rounded: bool | None, half_weights: bool = False
+) -> int:
+    """Bytes that a token keeps in one layer for the backward: vectors of the width and of the inner width.
+
+    Args:
+        config: of the model.
+        half: whether autocast computes in half precision.
+        rounded: whether `ProductPrecision` rounds products to bfloat16; None where it is not used.
+        half_weights: whether the residual stream is in half precision, as the weights under an adapter are.
+    """
+    text = config.get_text_config()
+    width = text.hidden_size
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    if rounded is not None:  # counted on Llama's layers; see models.lean for what they keep
+        return 25 * width + 4 * inner if rounded else 31 * width + 12 * inner
+    attention = text.num_attention_heads * head_width(config)
+    if not half:
+        return 24 * width + 20 * attention + 16 * inner
+    # Autocast: in each of two norms the input in float32, before and after it is divided by its size, and a rounded
+    # copy of the output for each of five products; half-precision inputs are wide once, as the norm's own copy. In
+    # attention rounded queries, keys and values for every head, and outputs before and after they are put in order.
+    return (18 if half_weights else 26) * width + 10 * attention + 8 * inner
+
+
+def default_tokens_per_pack(
+    config: PretrainedConfig, device: torch.device, *, half: bool, rounded: bool | None, budget: int | None = None
+) -> int:
+    """Tokens whose activations take what one pack may: `budget` bytes, or what the kind of device usually has."""
+    a_token = config.get_text_config().num_hidden_layers * activation_bytes_per_token(
+        config, half=half, rounded=rounded
+    )
+    if budget is None:
+        return max(LEAST_PACK, kind_of(device).activation_bytes // a_token)
+    return max(LEAST_PACK, round_down(max(budget, 0) // a_token))
+
+
+def fitting_tokens_per_pack(
+    policy: nn.Module, config: PretrainedConfig, device: torch.device, *, half: bool, rounded: bool | None, copies: bool
+) -> int:
+    """`default_tokens_per_pack` for the memory that a GPU has left beside the loaded policy and `bytes_to_come`."""
+    free = free_bytes(device)
+    budget = None if free is None else int(USED_SHARE * (free - bytes_to_come(policy, half=half, copies=copies)))
+    return default_tokens_per_pack(config, device, half=half, rounded=rounded, budget=budget)
+
+
+def bytes_to_come(policy: nn.Module, *, half: bool, copies: bool) -> int:
+    """Bytes that training adds to the loaded weights: gradients, Adam's states, autocast's casts, a reference.
+
+    `copies`: whether the policy is compared with a reference, which is a copy unless an adapter is trained.
+    """
+    parameters = list(policy.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    casts = 2 * trained if half else 0
+    return 12 * trained + casts + (weights if copies and not isinstance(policy, PeftModel) else 0)
+
+
+def round_down(count: int) -> int:
+    """To two binary digits, so that a little more or less of free memory cuts a step up alike.
+
+    >>> [round_down(n) for n in (8885, 1000, 127, 3)]
+    [8192, 768, 96, 3]
+    """
+    unit = 1 << max(0, count.bit_length() - 2)
+    return count // unit * unit
+
+
+def needs_checkpointing(longest: int, tokens_per_pack: int) -> bool:
+    """Whether the activations of one rollout of `longest` tokens may be too many, so that they are recomputed."""
+    return longest > 4 * tokens_per_pack
