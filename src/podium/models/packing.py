@@ -116,7 +116,7 @@ def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
     return shared if shared >= SHORTEST_TRUNK else 0
 
 
-def nothing(device: torch.device | str = "cpu") -> Pack:
+def dummy_pack(device: torch.device | str = "cpu") -> Pack:
     """One rollout of one token: what a process without work sends through the model where the others wait for it."""
     zero = np.zeros(1, np.float32)
     group = TrainingGroup(prompt_ids=(0,), completion_ids=((0,),), advantages_G=zero, sampled_logps=(zero,))
@@ -124,7 +124,7 @@ def nothing(device: torch.device | str = "cpu") -> Pack:
     return packed
 
 
-class Tree(NamedTuple):
+class PrefixTree(NamedTuple):
     """A group's completions, their last tokens left out, with what they begin with alike once."""
 
     token_ids: list[int]
@@ -134,14 +134,14 @@ class Tree(NamedTuple):
     """Of each completion, where its tokens stand in `token_ids`, in increasing order."""
 
 
-def tree_of(completions: Sequence[Sequence[int]]) -> Tree:
+def prefix_tree(completions: Sequence[Sequence[int]]) -> PrefixTree:
     """Completions of a large group share nothing where that saves little, or where what they share is large itself.
 
-    >>> tree_of([[5, 6, 7, 9], [5, 6, 8, 9]])
-    Tree(token_ids=[5, 6, 7, 8], depths=[0, 1, 2, 2], paths=[array([0, 1, 2]), array([0, 1, 3])])
+    >>> prefix_tree([[5, 6, 7, 9], [5, 6, 8, 9]])
+    PrefixTree(token_ids=[5, 6, 7, 8], depths=[0, 1, 2, 2], paths=[array([0, 1, 2]), array([0, 1, 3])])
     """
     places: dict[tuple[int, int], int] = {}  # (place before, token) -> place
-    tree = Tree([], [], [])
+    tree = PrefixTree([], [], [])
     for completion in completions:
         path, place = [], -1
         for depth, token in enumerate(completion[:-1]):
@@ -158,17 +158,17 @@ def tree_of(completions: Sequence[Sequence[int]]) -> Tree:
     return tree if pays else _side_by_side(completions)
 
 
-def _side_by_side(completions: Sequence[Sequence[int]]) -> Tree:
+def _side_by_side(completions: Sequence[Sequence[int]]) -> PrefixTree:
     lengths = [len(completion) - 1 for completion in completions]
     ends = np.cumsum(lengths)
-    return Tree(
+    return PrefixTree(
         token_ids=[token for completion in completions for token in completion[:-1]],
         depths=[depth for length in lengths for depth in range(length)],
         paths=[np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)],
     )
 
 
-def keep(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
+def select_completions(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
     """The group with only the completions in `index`."""
 
     def chosen(values: tuple[np.ndarray, ...] | None) -> tuple[np.ndarray, ...] | None:
@@ -184,15 +184,15 @@ def keep(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
     )
 
 
-class _Node(NamedTuple):
+class _TreeGroup(NamedTuple):
     """A group with the tree of its completions."""
 
     group: TrainingGroup
-    tree: Tree
+    tree: PrefixTree
 
     @classmethod
-    def of(cls, group: TrainingGroup) -> _Node:
-        return cls(group, tree_of(group.completion_ids))
+    def of(cls, group: TrainingGroup) -> _TreeGroup:
+        return cls(group, prefix_tree(group.completion_ids))
 
     @property
     def num_tokens(self) -> int:
@@ -200,15 +200,15 @@ class _Node(NamedTuple):
         return len(self.group.prompt_ids) + len(self.tree.token_ids)
 
 
-def _fit(groups: Iterable[TrainingGroup], budget: int) -> Iterable[_Node]:
+def _fit(groups: Iterable[TrainingGroup], budget: int) -> Iterable[_TreeGroup]:
     """Every group that is larger than the budget cut between its completions."""
     for group in groups:
-        whole = _Node.of(group)
+        whole = _TreeGroup.of(group)
         room = max(budget, 2 * len(group.prompt_ids))
         if whole.num_tokens <= room:
             yield whole
         else:
-            yield from (_Node.of(keep(group, part)) for part in _cuts(group, room))
+            yield from (_TreeGroup.of(select_completions(group, part)) for part in _cuts(group, room))
 
 
 def _cuts(group: TrainingGroup, room: int) -> Iterable[range]:
@@ -222,14 +222,14 @@ def _cuts(group: TrainingGroup, room: int) -> Iterable[range]:
     yield range(start, len(group.completion_ids))
 
 
-def _chunks(groups: Iterable[_Node], budget: int, trunk: int) -> Iterable[list[_Node]]:
+def _chunks(groups: Iterable[_TreeGroup], budget: int, trunk: int) -> Iterable[list[_TreeGroup]]:
     """Consecutive groups, together at most `budget` tokens, of even size: five groups for a pack of four make 3 + 2."""
     groups = list(groups)
     room = max(budget, 2 * trunk) - trunk
     sizes = [group.num_tokens - trunk for group in groups]
     packs = max(1, -(-sum(sizes) // room))
     even = min(room, -(-sum(sizes) // packs) + max(sizes, default=0) // 2)
-    chunk: list[_Node] = []
+    chunk: list[_TreeGroup] = []
     filled = 0
     for group, size in zip(groups, sizes, strict=True):
         if chunk and filled + size > even:
@@ -241,14 +241,14 @@ def _chunks(groups: Iterable[_Node], budget: int, trunk: int) -> Iterable[list[_
         yield chunk
 
 
-def _pack(planted: Sequence[_Node], device: torch.device | str) -> Pack:
-    groups = [group for group, _ in planted]
+def _pack(tree_groups: Sequence[_TreeGroup], device: torch.device | str) -> Pack:
+    groups = [group for group, _ in tree_groups]
     trunk = common_beginning([group.prompt_ids for group in groups])
     ids: list[int] = list(groups[0].prompt_ids[:trunk])
     positions: list[int] = list(range(trunk))
     predict: list[int] = []
     spans: list[Span] = []
-    for group, tree in planted:
+    for group, tree in tree_groups:
         prompt_start, prompt_length = len(ids), len(group.prompt_ids)
         ids += group.prompt_ids[trunk:]
         positions += range(trunk, prompt_length)

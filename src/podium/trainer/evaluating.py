@@ -15,7 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from podium.algorithm.losses import policy_loss, reduce_sums
 from podium.algorithm.metrics import Mode, loss_metrics, rollout_metrics
 from podium.models.modes import evaluation_mode
-from podium.models.packing import keep, pack
+from podium.models.packing import pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
 from podium.trainer.assembly import Parts
 from podium.trainer.processes import Processes
@@ -91,7 +91,7 @@ class EvaluationMixin(Trainer):
         measured.add(rollout_metrics(table, result))
         _, counted_PG = trained_on(table, result, parts)
         groups = [
-            keep(training_group(group, result.advantages_PG[i]), np.flatnonzero(counted_PG[i]).tolist())
+            select_completions(training_group(group, result.advantages_PG[i]), np.flatnonzero(counted_PG[i]).tolist())
             for i, group in scored.items()
         ]
         loss = self._evaluation_loss(groups, counted_PG, measured)

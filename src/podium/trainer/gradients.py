@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from podium.algorithm.losses import LossSums, keep_high_entropy, policy_loss
 from podium.models.devices import kind_of
-from podium.models.packing import Pack, nothing, pack
+from podium.models.packing import Pack, dummy_pack, pack
 from podium.trainer.assembly import Parts
 from podium.trainer.health import logp_gap
 from podium.trainer.processes import Processes
@@ -112,7 +112,7 @@ class Gradients:
         if self.processes.accelerator.num_processes == 1:
             self._zero_gradients()
             return
-        out = parts.forward.token_logps(model, nothing(parts.args.device), router=bool(parts.router_coef))
+        out = parts.forward.token_logps(model, dummy_pack(parts.args.device), router=bool(parts.router_coef))
         self.processes.backward(0 * (out.logps_N.sum() + (0 if out.router_loss is None else out.router_loss)))
 
     def _zero_gradients(self) -> None:

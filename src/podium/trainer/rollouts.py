@@ -30,7 +30,7 @@ from torch import nn
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, rollout_metrics, rollout_table, unstack
 from podium.models.modes import evaluation_mode
-from podium.models.packing import nothing, pack
+from podium.models.packing import dummy_pack, pack
 from podium.records import Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
@@ -397,6 +397,6 @@ def policy_logps(model: nn.Module, groups: Sequence[TrainingGroup], now: PolicyS
         for packed in packs:
             found += packed.split(parts.forward.token_logps(model, packed).logps_N)
         for _ in range(dummies):
-            parts.forward.token_logps(model, nothing(device))
+            parts.forward.token_logps(model, dummy_pack(device))
     now.processes.reshard(model)
     return found

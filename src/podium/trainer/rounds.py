@@ -21,7 +21,7 @@ from torch import Tensor
 from podium.algorithm.losses import LossInputs
 from podium.errors import DataError
 from podium.models.forward import TokenLogps
-from podium.models.packing import Pack, keep
+from podium.models.packing import Pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
 
 
@@ -343,7 +343,7 @@ def shares(
             if len(index) == len(keeps):
                 yield group
             elif len(index):
-                yield keep(group, index.tolist())
+                yield select_completions(group, index.tolist())
 
     return tuple(
         Share(

@@ -34,7 +34,7 @@ from podium.algorithm.losses import LossSums, no_sums, reduce_sums, with_skipped
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, mean_kept_entropy
 from podium.models.devices import kind_of
 from podium.models.out_of_memory import explained, fewer_rows, held_by, smaller_packs
-from podium.models.packing import nothing
+from podium.models.packing import dummy_pack
 from podium.models.precision import compute_in_full, release_free_memory
 from podium.records import ScoredGroup
 from podium.runs import checkpoint
@@ -154,7 +154,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     def _touch(self, model: nn.Module) -> None:
         """A forward of one token."""
         with self.parts.forward.context(model):
-            self.parts.forward.token_logps(model, nothing(self.args.device))
+            self.parts.forward.token_logps(model, dummy_pack(self.args.device))
 
     # ---- a run ----
 

@@ -144,10 +144,10 @@ class MemoryEstimate:
     keeps_gradients: bool
     """Whether they keep their memory from step to step (CPU)."""
     tokens_per_pack: int
-    largest_num_generations: int | None
+    largest_num_generations: int | None = None
     """Largest group that fits with everything else as it is; None: nothing fits, or the device is unknown."""
-    largest_tokens_per_pack: int | None
-    """Largest `tokens_per_pack` that fits, likewise."""
+    largest_tokens_per_pack: int | None = None
+    """The same of `tokens_per_pack`."""
 
     @property
     def peak_bytes(self) -> int:
@@ -219,8 +219,7 @@ def estimate_memory(
         runtime_bytes: what the process takes before it loads a model; None: `DeviceKind.runtime_bytes`.
         available_bytes: what the process may take; None: what the device has free now.
     """
-    device, kind = args.device.type, kind_of(args.device)
-    rounded = _rounds(args)
+    device, kind, rounded = args.device.type, kind_of(args.device), _rounds(args)
     sizes = model_sizes(config, args, peft_config, bits=bits)
     available = available_memory(device) if available_bytes is None else available_bytes
     load = worst_case(config, args, prompt_tokens, rounded=rounded)
@@ -244,8 +243,6 @@ def estimate_memory(
             overlaps=overlaps,
             keeps_gradients=kind.host_memory,
             tokens_per_pack=load.tokens_per_pack,
-            largest_num_generations=None,
-            largest_tokens_per_pack=None,
         )
 
     here = estimate(load)

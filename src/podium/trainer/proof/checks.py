@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from podium.models.packing import keep
+from podium.models.packing import select_completions
 from podium.models.precision import ROUNDED
 from podium.records import TrainingGroup
 from podium.trainer.processes import optimized_by
@@ -405,7 +405,7 @@ def shortened(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
             advantages_G=group.advantages_G,
             sampled_logps=tuple(x[:TRAINED_TOKENS] for x in group.sampled_logps),
         )
-        for group in (keep(group, range(min(2, len(group.completion_ids)))) for group in chosen)
+        for group in (select_completions(group, range(min(2, len(group.completion_ids)))) for group in chosen)
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from podium.algorithm.losses import policy_loss
 from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode
-from podium.models.packing import Pack, keep, pack
+from podium.models.packing import Pack, pack, select_completions
 from podium.models.precision import ProductPrecision
 from podium.records import Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
@@ -170,7 +170,10 @@ def halves(groups: Sequence[TrainingGroup]) -> list[list[TrainingGroup]]:
     """Two micro-steps that share the first group."""
     first, *others = groups
     middle = len(first.completion_ids) // 2
-    return [[keep(first, range(middle))], [keep(first, range(middle, len(first.completion_ids))), *others]]
+    return [
+        [select_completions(first, range(middle))],
+        [select_completions(first, range(middle, len(first.completion_ids))), *others],
+    ]
 
 
 def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[MicroBatch]:
