@@ -14,6 +14,7 @@ from podium.engines.vllm.settings import VllmSettings
 from podium.errors import ConfigError
 from podium.records import SamplingSettings
 from podium.rewards.score import CallSettings
+from podium.runs.checkpoint import checkpoints
 from podium.runs.completions_log import CompletionsLogSettings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS, on_error
@@ -74,6 +75,7 @@ def vllm_settings(args: GRPOConfig) -> VllmSettings:
         local_process_index=args.local_process_index,
         world_size=args.world_size,
         output_dir=Path(args.output_dir),
+        newest_checkpoint=lambda: next(iter(checkpoints(Path(args.output_dir))), None),
         trust_remote_code=args.trust_remote_code,
         server_base_url=args.vllm_server_base_url,
         server_host=args.vllm_server_host,

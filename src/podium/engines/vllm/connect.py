@@ -307,5 +307,5 @@ def engine_of(
         is_main=settings.process_index == 0,
         agree=agree,
         casts_weights=ready.dtype != torch.float32,
-        output=settings.output_dir,
+        newest_checkpoint=settings.newest_checkpoint,
     )

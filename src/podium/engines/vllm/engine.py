@@ -26,7 +26,6 @@ from podium.engines.vllm.transfer import LOADING, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
 from podium.records import Group, Prompt, SamplingSettings
-from podium.runs.checkpoint import checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class ServerEngine(RolloutEngine):
         is_main: bool = True,
         agree: Callable[[Any], Any] = lambda value: value,
         casts_weights: bool = True,
-        output: Path = Path(),
+        newest_checkpoint: Callable[[], Path | None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -64,14 +63,14 @@ class ServerEngine(RolloutEngine):
             is_main: whether this process is the one that sends them.
             agree: the first process's value, on every process.
             casts_weights: whether the server computes in half precision.
-            output: the run's folder, where its checkpoints are.
+            newest_checkpoint: the run's, for messages.
         """
         self.server = server
         self.model = model
         self.tokenizer = tokenizer
         self.transfer = transfer
         self.casts_weights = casts_weights
-        self.output = output
+        self.newest_checkpoint = newest_checkpoint
         self._is_main = is_main
         self._agree = agree
         self._run = uuid.uuid4().hex[:8]
@@ -86,7 +85,7 @@ class ServerEngine(RolloutEngine):
             return
         self._count += 1
         self._version = self._agree(f"{OURS}{self._run}-{self._count}-step-{version}")
-        with resumable(self.output):
+        with resumable(self.newest_checkpoint):
             try:
                 self.transfer.bring(policy, self._version, here=self._is_main)
             except ServerGone as gone:
@@ -106,7 +105,7 @@ class ServerEngine(RolloutEngine):
         assert settings.lengths is None, "vLLM draws no exact lengths"
         if not prompts:
             return []
-        with resumable(self.output):
+        with resumable(self.newest_checkpoint):
             sampled = self._sampled(prompts, settings)
         return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
 
@@ -155,12 +154,12 @@ _FIXES: tuple[tuple[type[EngineError], str], ...] = (
 
 
 @contextlib.contextmanager
-def resumable(output: Path) -> Iterator[None]:
+def resumable(newest_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
     """Failures of a server with what to do about them."""
     try:
         yield
     except EngineError as error:
         fix = next((fix for kind, fix in _FIXES if isinstance(error, kind)), error.fix)
-        newest = next(iter(checkpoints(output)), None)
+        newest = newest_checkpoint()
         again = f" {newest} is whole: resume with --resume_from_checkpoint true." if newest else ""
         raise type(error)(error.what, fix=f"{fix}{again}".strip()) from None

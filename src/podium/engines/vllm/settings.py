@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class VllmSettings:
     local_process_index: int
     world_size: int
     output_dir: Path
+    newest_checkpoint: Callable[[], Path | None]
+    """In it; asked for when a server is gone."""
     trust_remote_code: bool
 
     server_base_url: str | None
