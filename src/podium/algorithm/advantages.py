@@ -15,7 +15,7 @@ import numpy as np
 STD_EPSILON = 1e-4
 """Added to every standard deviation that something is divided by; TRL's constant."""
 
-DUST = 1e-12
+REL_EPS = 1e-12
 """Two rewards that differ by less than this share of their summands' size are equal: the difference is rounding."""
 
 FLAT = 1e-9
@@ -24,7 +24,7 @@ FLAT = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSettings:
-    """How rewards become advantages, lifted out of the run config by `config.py`."""
+    """How rewards become advantages: of the run's arguments, as `trainer.settings` reads them."""
 
     weights_K: np.ndarray
     """float64, one per reward function."""
@@ -48,11 +48,6 @@ class Advantages:
     def zero_std_PG(self) -> np.ndarray:
         """bool: completions in a group (or batch) without any spread; the metric `frac_reward_zero_std`."""
         return np.isclose(self.std_PG, 0.0)
-
-    @property
-    def has_signal_P(self) -> np.ndarray:
-        """bool: groups from which something can be learnt."""
-        return (self.advantages_PG != 0).any(axis=1)
 
 
 def advantages(rewards_PGK: np.ndarray, settings: AdvantageSettings) -> Advantages:
@@ -133,7 +128,7 @@ def _centred(x_PG: np.ndarray, size_P1: np.ndarray) -> np.ndarray:
     mean = np.nansum(x_PG, axis=1, keepdims=True) / np.maximum(scored.sum(axis=1, keepdims=True), 1)
     top = np.where(scored, x_PG, -np.inf).max(axis=1, keepdims=True)
     bottom = np.where(scored, x_PG, np.inf).min(axis=1, keepdims=True)
-    return np.where(scored & (top - bottom <= DUST * size_P1), 0.0, x_PG - mean)
+    return np.where(scored & (top - bottom <= REL_EPS * size_P1), 0.0, x_PG - mean)
 
 
 def _size(summands_PGK: np.ndarray) -> np.ndarray:

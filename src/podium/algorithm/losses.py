@@ -103,7 +103,7 @@ CORRECTIONS: Mapping[str, Correction] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """The loss's own knobs, lifted out of the run config by `config.py`; names and defaults are TRL's."""
+    """The loss's settings; names and defaults are TRL's."""
 
     loss_type: str = "dapo"
     """A key of `OBJECTIVES`."""

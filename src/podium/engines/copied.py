@@ -6,10 +6,8 @@ lies on the same device is shared. It is as new as its last `sync`.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from podium.engines.base import Interrupted
 from podium.engines.live.engine import LiveEngine
 from podium.models.blocks import lean_precision
-from podium.models.forward import unwrap
+from podium.models.forward import Precision, unwrap
 from podium.models.precision import ProductPrecision
 
 
@@ -34,7 +32,7 @@ class CopyEngine(LiveEngine):
         tokenizer: PreTrainedTokenizerBase,
         *,
         device: torch.device,
-        precision: Callable[[], contextlib.AbstractContextManager[None]],
+        precision: Precision,
         max_rows: int | None = None,
     ) -> None:
         """`precision` is the policy's context; the copy computes as it does."""

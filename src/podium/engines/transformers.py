@@ -7,7 +7,7 @@ model and any of `generation_kwargs`. Its random numbers come from torch's globa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from podium.engines.base import RolloutEngine, make_groups
 from podium.engines.sampling import row_key
 from podium.models.attention import tree_attention
-from podium.models.forward import AttentionPath, base_model, token_logps
+from podium.models.forward import AttentionPath, Precision, base_model, token_logps
 from podium.models.modes import evaluation_mode
 from podium.models.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
@@ -47,7 +47,7 @@ class TransformersEngine(RolloutEngine):
         *,
         path: AttentionPath,
         tokens_per_pack: int,
-        precision: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        precision: Precision = contextlib.nullcontext,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer

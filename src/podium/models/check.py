@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,6 @@ _TOKENIZER_FILES = (
 )
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """How the class names of models that write text end, in a config's `architectures`."""
-
-
-MAX_HEADER = 100_000_000
-"""Bytes; the same limit as in safetensors."""
 
 
 def check_model_name(
@@ -96,8 +92,8 @@ def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
     """The folder's config, after its files have been looked at."""
     if not (folder / "config.json").is_file():
         raise _no_config_error(folder)
-    for check in _FOLDER_CHECKS:
-        check(folder)
+    _check_weights_exist(folder)
+    _check_safetensors_whole(folder)
     if needs_tokenizer and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(
             f"{folder} has config.json but no tokenizer files ({', '.join(_TOKENIZER_FILES[:3])}).",
@@ -158,10 +154,9 @@ def _check_weights_exist(folder: Path) -> None:
 
 
 def _check_safetensors_whole(folder: Path) -> None:
-    """A safetensors file begins with the length of its header; the header says how long the rest is."""
     for file in sorted(folder.glob("*.safetensors")):
-        actual = file.stat().st_size
-        expected = _expected_size(file, actual)
+        actual, header = file.stat().st_size, safetensors_header(file)
+        expected = header and header[0] + max((entry["data_offsets"][1] for entry in header[1].values()), default=0)
         if expected != actual:
             size = f"{expected:,} bytes expected" if expected else "its header cannot be read"
             raise ModelError(
@@ -169,21 +164,17 @@ def _check_safetensors_whole(folder: Path) -> None:
             )
 
 
-def _expected_size(file: Path, actual: int) -> int | None:
-    """Bytes that the header promises; None when there is no header to read."""
+def safetensors_header(file: Path) -> tuple[int, dict[str, Any]] | None:
+    """Where the tensors of a safetensors file begin, and their descriptions by name; None where they cannot be read."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if actual < 8 or length > actual - 8:
+        if length > file.stat().st_size - 8:
             return None
         try:
             header = json.loads(stream.read(length))
         except ValueError:
             return None
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + length + max(ends, default=0)
-
-
-_FOLDER_CHECKS: tuple[Callable[[Path], None], ...] = (_check_weights_exist, _check_safetensors_whole)
+    return 8 + length, {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

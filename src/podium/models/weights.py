@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from podium.models.check import safetensors_header
 from podium.records import Finding
-
-MAX_HEADER = 100_000_000
-"""Bytes; the same limit as in safetensors."""
 
 INDEX = "model.safetensors.index.json"
 
@@ -32,14 +30,8 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         files = [folder / name for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())]
     else:
         files = list(folder.glob("*.safetensors"))
-    return dict(entry for file in sorted(files) for entry in _header(file))
-
-
-def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length)) if length < MAX_HEADER else {}
-    yield from ((name, tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+    headers = [header for file in sorted(files) if (header := safetensors_header(file))]
+    return {name: tuple(entry["shape"]) for _, entries in headers for name, entry in entries.items()}
 
 
 def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import starmap
 
 import numpy as np
@@ -17,7 +17,7 @@ from podium.engines.live.schedule import CompletionKey, Row, Schedule
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
 from podium.models.attention import tree_attention, without_autocast
 from podium.models.devices import free_bytes, kind_of, put
-from podium.models.forward import replaced_head, unwrap
+from podium.models.forward import Precision, replaced_head, unwrap
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.packing import common_beginning
@@ -41,7 +41,7 @@ class LiveEngine(RolloutEngine):
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        precision: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        precision: Precision = contextlib.nullcontext,
         max_rows: int | None = None,
     ) -> None:
         """`precision` is a context in which the model computes as it does in training."""

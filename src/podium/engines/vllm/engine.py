@@ -29,7 +29,7 @@ from podium.records import Group, Prompt, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
-OURS = "podium-"
+REQUEST_PREFIX = "podium-"
 """How versions begin that Podium gave."""
 TRIES = 3
 """Generations of one round, before a server that loses its weights each time ends the run."""
@@ -84,7 +84,7 @@ class ServerEngine(RolloutEngine):
         if state == self._sent:
             return
         self._count += 1
-        self._version = self._agree(f"{OURS}{self._run}-{self._count}-step-{version}")
+        self._version = self._agree(f"{REQUEST_PREFIX}{self._run}-{self._count}-step-{version}")
         with resumable(self.newest_checkpoint):
             try:
                 self.transfer.bring(policy, self._version, here=self._is_main)
@@ -130,7 +130,7 @@ class ServerEngine(RolloutEngine):
             return
         if not self._version:
             raise EngineError("Nothing was sent to the vLLM server yet: `sync` comes before `generate`.")
-        if found.startswith(OURS) and not found.startswith(f"{OURS}{self._run}"):
+        if found.startswith(REQUEST_PREFIX) and not found.startswith(f"{REQUEST_PREFIX}{self._run}"):
             raise EngineError(
                 f"The weights of the vLLM server at {self.server.url} are {found}, those of another run; ours are "
                 f"{self._version}. Two runs cannot share a server: start one for each (vllm_server_port)."

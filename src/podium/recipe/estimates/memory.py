@@ -81,8 +81,6 @@ class Sizes:
     weight_bytes: int
     """Of all parameters in the type they are loaded in."""
     trained_bytes: int
-    largest_bytes: int
-    """Of the largest trained tensor."""
     num_layers: int
     adapter_width: int
     """Outputs of all adapter matrices: each is kept in float32 beside the layer's own."""
@@ -316,7 +314,6 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
             int(p.numel() * (ROUNDED_BYTES[bits] if id(p) in rounded else p.element_size())) for p in parameters
         ),
         trained_bytes=sum(p.numel() * p.element_size() for p in trained),
-        largest_bytes=max((p.numel() * p.element_size() for p in trained), default=0),
         num_layers=text.num_hidden_layers,
         adapter_width=sum(p.shape[0] for name, p in model.named_parameters() if "lora_B" in name),
         vocabulary=text.vocab_size,
