@@ -13,13 +13,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from podium.isolation.machine import cores
-from podium.rewards.resolve import Reward
 from podium.runs.redaction import HIDDEN, is_secret, without_secrets
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "safetensors", "tokenizers")
@@ -27,7 +26,23 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "
 ROWS_IN_DIGEST = 100_000
 
 
-def describe_environment(rewards: Sequence[Reward], dataset: Any) -> dict[str, Any]:
+class RewardRecord(Protocol):
+    """The fields of `podium.rewards.resolve.Reward` that are recorded."""
+
+    @property
+    def name(self) -> str:
+        """Name in the metrics."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Scores completions."""
+
+    @property
+    def where(self) -> str:
+        """File and line."""
+
+
+def describe_environment(rewards: Iterable[RewardRecord], dataset: Any) -> dict[str, Any]:
     """The contents of `environment.json`, but for the settings."""
     return {
         "podium": _version("podium"),
@@ -94,7 +109,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit, "changed_files": len(changes.splitlines())}
 
 
-def reward_source(reward: Reward) -> dict[str, str]:
+def reward_source(reward: RewardRecord) -> dict[str, str]:
     """The place of a reward function, and the sha256 of its file."""
     function = getattr(reward.function, "func", reward.function)
     with contextlib.suppress(TypeError, OSError):
