@@ -1,7 +1,7 @@
 """Calls of the reward under test, each with a limit: in this process, or in a worker that can be killed.
 
     caller = WorkerCaller(Source(loader="podium.recipe.rewards:find_reward", arguments=("correct", {})))
-    caller.call(groups)         # a CallResult: values, or the problem that came instead
+    caller.call(groups)         # a ProbeResult: values, or the problem that came instead
 
 All calls go through `podium.rewards.score`, so the function gets what it gets in training.
 """
@@ -41,7 +41,7 @@ MAX_RESTARTS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallResult:
+class ProbeResult:
     """The values of one call, or the finding that came instead."""
 
     values: Sequence[float] | None = None
@@ -91,7 +91,7 @@ class LocalCaller:
         self.info = info_of(reward)
         self._is_first = True
 
-    def call(self, groups: Sequence[Group], **settings: Any) -> CallResult:
+    def call(self, groups: Sequence[Group], **settings: Any) -> ProbeResult:
         """One call; the random generators of the process are afterwards as they were. `settings`: of `call`."""
         limit = max(self.limit_seconds, FIRST_CALL_SECONDS if self._is_first else 0.0)
         states = random.getstate(), np.random.get_state()
@@ -129,10 +129,10 @@ class WorkerCaller:
         wants = None if reply["wants"] is None else frozenset(reply["wants"])
         self.info = RewardInfo(**{**reply, "wants": wants, "needs": tuple(reply["needs"])})
 
-    def call(self, groups: Sequence[Group], **settings: Any) -> CallResult:
+    def call(self, groups: Sequence[Group], **settings: Any) -> ProbeResult:
         """One call; a process that was lost before is started again. `settings`: of `call`."""
         if self._num_lost >= MAX_RESTARTS:
-            return CallResult(code="W016", message="not asked: too many calls hung or crashed")
+            return ProbeResult(code="W016", message="not asked: too many calls hung or crashed")
         patient = max(self.source.limit_seconds, FIRST_CALL_SECONDS)
         if self._first is None:
             result = self._exchange(groups, patient, **settings)
@@ -142,18 +142,18 @@ class WorkerCaller:
             self._exchange(self._first, patient)
         return self._exchange(groups, self.source.limit_seconds, **settings)
 
-    def _exchange(self, groups: Sequence[Group], limit: float, **settings: Any) -> CallResult:
+    def _exchange(self, groups: Sequence[Group], limit: float, **settings: Any) -> ProbeResult:
         start = time.perf_counter()
         loading = 0.0 if self._worker.alive else LOAD_SECONDS
         sent = {"source": self.source, "call": (groups, limit), "settings": settings}
         reply = self._worker.ask(sent, limit + GRACE_SECONDS + loading)
         if not isinstance(reply, Lost):
-            return CallResult(code="W013", message=reply["refused"]) if "refused" in reply else CallResult(**reply)
+            return ProbeResult(code="W013", message=reply["refused"]) if "refused" in reply else ProbeResult(**reply)
         self._num_lost += 1
         how = f"did not return within {limit:g} s" if reply.is_overrun else reply.how
         message = "\n".join([f"{self.info} {how}", *_last_words(reply)])
         code = "W016" if reply.is_overrun else "W017"
-        return CallResult(code=code, message=message, seconds=time.perf_counter() - start)
+        return ProbeResult(code=code, message=message, seconds=time.perf_counter() - start)
 
     def close(self) -> None:
         """Kill the process."""
@@ -220,7 +220,7 @@ def info_of(reward: Reward) -> RewardInfo:
 
 def call(
     reward: Reward, groups: Sequence[Group], limit_seconds: float, *, random_seed: int = 0, check_inputs: bool = False
-) -> CallResult:
+) -> ProbeResult:
     """One call in this thread, ended by the boundary at its limit; every `PodiumError` becomes a result.
 
     Args:
@@ -228,7 +228,7 @@ def call(
         check_inputs: whether to look for changes to the arguments afterwards.
     """
     if not groups:
-        return CallResult(values=())
+        return ProbeResult(values=())
     seed(random_seed)
     changed: list[str] = []
     if check_inputs and not reward.is_async:
@@ -239,10 +239,10 @@ def call(
         scored = score(groups, [reward], trainer_state=state, settings=CallSettings(limit=limit_seconds))
     except PodiumError as error:
         code = error.code if isinstance(error, RewardError) else "W010"
-        return CallResult(code=code, message=str(error), seconds=time.perf_counter() - start)
+        return ProbeResult(code=code, message=str(error), seconds=time.perf_counter() - start)
     seconds = time.perf_counter() - start
     values = np.concatenate([group.rewards_GK[:, 0] for group in scored])
-    return CallResult(values=values.tolist(), seconds=seconds, mutated=changed)
+    return ProbeResult(values=values.tolist(), seconds=seconds, mutated=changed)
 
 
 def _watched(function: Any, changed: list[str]) -> Any:

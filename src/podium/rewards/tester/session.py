@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from podium.records import Completion, Group, Prompt
-from podium.rewards.tester.callers import CallResult, RewardCaller
+from podium.rewards.tester.callers import ProbeResult, RewardCaller
 from podium.rewards.tester.cases import ProbeCase
 from podium.rewards.tester.evidence import ENDLESS, Failure, Scores, Texts
 
@@ -50,10 +50,10 @@ class Session:
         """Whether the first failure shows that no call can go well."""
         return bool(self.failures) and self.failures[0].code in ENDLESS
 
-    def call(self, groups: Sequence[Group], **settings: Any) -> CallResult:
+    def call(self, groups: Sequence[Group], **settings: Any) -> ProbeResult:
         """One call, as long as there is time."""
         if self.is_over:
-            return CallResult()
+            return ProbeResult()
         result = self.caller.call(groups, **settings)
         self.spent_seconds += result.seconds
         return result
