@@ -138,7 +138,8 @@ def test_gradient_checkpointing_does_not_matter(make_trainer: Callable, path: st
     runs = []
     for checkpointing in (False, True):
         trainer = make_trainer(gradient_checkpointing=checkpointing, beta=0.05)
-        trainer.parts = dataclasses.replace(trainer.parts, path=path)
+        forward = dataclasses.replace(trainer.parts.forward, path=path)
+        trainer.parts = dataclasses.replace(trainer.parts, forward=forward)
         runs.append(trained(trainer))
         assert trainer.model.is_gradient_checkpointing == checkpointing
     assert_close(*runs)
@@ -146,7 +147,8 @@ def test_gradient_checkpointing_does_not_matter(make_trainer: Callable, path: st
 
 def test_the_padded_path_trains_alike(make_trainer: Callable) -> None:
     shared, padded = make_trainer(beta=0.05), make_trainer(beta=0.05)
-    padded.parts = dataclasses.replace(padded.parts, path="padded")
+    forward = dataclasses.replace(padded.parts.forward, path="padded")
+    padded.parts = dataclasses.replace(padded.parts, forward=forward)
     assert_close(trained(shared), trained(padded))
 
 

@@ -1,1 +1,1 @@
-"""What GRPO computes: advantages, losses, metrics."""
+"""The computations of GRPO: advantages, losses, metrics."""

@@ -29,7 +29,7 @@ class AdvantageSettings:
     weights_K: np.ndarray
     """float64, one per reward function."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What the distance to the group's mean is divided by; "normalize_then_sum" does not look at it, as in TRL."""
+    """Divisor of the distance to the group's mean; "normalize_then_sum" does not look at it, as in TRL."""
     aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
 
 

@@ -26,7 +26,7 @@ Level: TypeAlias = Literal["token", "sequence"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """What a loss may look at."""
+    """Inputs of a loss."""
 
     logps_N: Tensor
     """log pi(token) under the weights being trained; carries the gradient."""
@@ -38,7 +38,7 @@ class LossInputs:
     num_rollouts: float
     """Rollouts of the optimizer step, over all packs and ranks; also those without a loss token or left out."""
     num_tokens: float
-    """Loss tokens of the step, likewise. For `bnpo` tokens of the micro-batch x accumulation x ranks, as TRL has it."""
+    """Loss tokens of the step; for `bnpo` tokens of the micro-batch x accumulation x ranks, as TRL has it."""
     old_logps_N: Tensor | None = None
     """log pi_old(token), under the weights that sampled; None: the weights have not moved since, the ratio is 1."""
     ref_logps_N: Tensor | None = None
@@ -127,7 +127,7 @@ class LossSettings:
     """The constant divisor of `dr_grpo`."""
     off_policy_mask_threshold: float | None = None
     correction: Correction | None = None
-    """Of what the sampler computes otherwise than training; None: none."""
+    """For a sampler that computes otherwise than training; None: none."""
 
     @property
     def one_ratio_per_rollout(self) -> bool:
@@ -137,7 +137,7 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSums:
-    """What metrics need of one pack, as detached 0-d tensors. Packs and ranks combine by `reduce_sums`."""
+    """Sums over one pack for the metrics, as detached 0-d tensors. Packs and ranks combine by `reduce_sums`."""
 
     policy_loss: Tensor
     """This pack's share of the loss, before the entropy bonus."""
@@ -403,7 +403,7 @@ def mean_over_tokens(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
 
 
 def measure_clip(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
-    """Where the clip removes the gradient: too low with a negative advantage, too high with a positive one.
+    """Tokens whose gradient the clip removes: too low with a negative advantage, too high with a positive one.
 
     As in TRL the ratio is seen after `delta`.
     """
@@ -499,7 +499,7 @@ def with_skipped(sums: LossSums, s: LossSettings, *, num_tokens: float, num_roll
         sums: of all packs of all ranks.
         s: the settings.
         num_tokens: loss tokens of the step over all ranks, also of those left out.
-        num_rollouts: rollouts of the step, likewise.
+        num_rollouts: the same of rollouts.
     """
     total = num_rollouts if s.one_ratio_per_rollout else num_tokens
     if OBJECTIVES[s.loss_type].measure not in (measure_clip, measure_cap) or float(sums.ratios) >= total:

@@ -1,4 +1,4 @@
-"""What a step measured becomes numbers under TRL's metric names.
+"""Measurements of a step as numbers under TRL's metric names.
 
 `rollout_metrics` and `loss_metrics` are pure: records in, one number per name out. Both look at everything at once, all
 ranks and all packs together: gather `RolloutTable.stack()` and `LossSums.stack()` first. `MetricsBuffer`, the one thing
@@ -119,7 +119,7 @@ _NAMED = (
     ("reward_weights/", ""),
     ("time/reward/", "_seconds"),
 )
-"""What stands before and after the name of a reward function."""
+"""The parts of a metric's name before and after that of a reward function."""
 
 
 # ---- rollouts ----
@@ -221,7 +221,7 @@ def nanstd(x: np.ndarray) -> float:
 def loss_metrics(
     sums: LossSums, settings: LossSettings, *, has_entropy_bonus: bool = False, entropy_coef: float | None = None
 ) -> dict[str, float]:
-    """What TRL logs of its loss, for an optimizer step (TRL averages micro-batches; here every token counts the same).
+    """TRL's loss metrics of an optimizer step (TRL averages micro-batches; here every token counts the same).
 
     NaN where nothing was trained on. The only copy from the device to the host is here.
 
@@ -279,7 +279,7 @@ class MetricsBuffer:
     """Numbers since the last log, training and evaluation apart.
 
     A log takes the mean of what is not NaN: a reward function that had nothing to say for one batch does not spoil the
-    window. What is left over at the end of a run goes into its summary.
+    window. Values left at the end of a run go into its summary.
     """
 
     _windows: dict[Mode, dict[str, list[float]]] = field(default_factory=lambda: {"train": {}, "eval": {}})

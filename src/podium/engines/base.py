@@ -1,4 +1,4 @@
-"""What every rollout engine can do, and what they share: text from ids, one group from G completions."""
+"""The interface of rollout engines, and the making of groups from sampled ids."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RolloutEngine(Protocol):
 
 
 class Interrupted(Exception):
-    """What was being sampled is no longer wanted."""
+    """Sampling was given up: its completions are no longer wanted."""
 
 
 def make_groups(

@@ -31,7 +31,7 @@ class EngineInputs:
     forward: Forward
     tokens_per_pack: int
     copy_on: torch.device | None = None
-    """Where an engine that samples while the policy trains has its copy; None: it samples from the policy itself."""
+    """Device of the copy to sample from while the policy trains; None: the policy itself is sampled."""
     served: Served | Colocated | None = None
     vllm: VllmSettings | None = None
     agree: Callable[[Any], Any] = lambda value: value

@@ -27,7 +27,7 @@ NAME = "podium"
 
 
 class LayerShape(NamedTuple):
-    """What a layer says of its own attention."""
+    """Attention parameters of a layer."""
 
     layer: int
     scaling: float

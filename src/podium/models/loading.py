@@ -113,7 +113,7 @@ def rounding_errors(bits: int, device: torch.device) -> Iterator[ModelError]:
 
 
 def bits_of(quantization: Mapping[str, Any]) -> int:
-    """Of bitsandbytes' settings: 4 or 8; 0 for those of another method.
+    """Bits of bitsandbytes' settings: 4 or 8; 0 for those of another method.
 
     >>> bits_of({"load_in_4bit": True})
     4
@@ -319,7 +319,7 @@ def freeze_reference_adapter(model: nn.Module) -> None:
 
 
 def keep_differentiable(model: nn.Module) -> None:
-    """Have 4-bit layers of bitsandbytes on a CPU compute alike in sampling and in training, and with a gradient.
+    """Have 4-bit layers of bitsandbytes on a CPU compute the same in sampling and in training, and with a gradient.
 
     In its first forward in evaluation mode, on processors with AVX512-BF16, such a layer packs its weights for a kernel
     that rounds more and has no backward (0.50). Training that came after it got no gradient through the layer, with a

@@ -95,7 +95,7 @@ def bytes_to_come(policy: nn.Module, *, half: bool, copies: bool) -> int:
 
 
 def round_down(count: int) -> int:
-    """To two binary digits, so that a little more or less of free memory cuts a step up alike.
+    """Round to two binary digits, so that small changes of free memory do not change the packs.
 
     >>> [round_down(n) for n in (8885, 1000, 127, 3)]
     [8192, 768, 96, 3]

@@ -29,7 +29,7 @@ TEXTS = (
     "def add(a, b):\n    return",
     "The capital of France is",
 )
-"""What both models read, besides prompts of the run."""
+"""Texts that both models read, besides prompts of the run."""
 
 LONGEST = 512
 """Tokens that are read of a text."""
@@ -50,7 +50,7 @@ LEAST_KEPT = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a model says of one text. K is `LIKELY`."""
+    """A model's likeliest next tokens for one text. K is `LIKELY`."""
 
     ids_1T: Tensor
     likely_TK: Tensor
@@ -61,7 +61,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the model to be shipped must say."""
+    """Predictions that the model to be shipped must make."""
 
     readings: tuple[Reading, ...]
     effect: float | None
@@ -138,7 +138,7 @@ class MergeProof:
 
     @property
     def apart(self) -> str:
-        """What was compared and how far it is apart."""
+        """The models that were compared, and their difference."""
         trained = (
             "trained model" if self.same_base else "adapter on this base" if self.effect is not None else "original"
         )
@@ -164,7 +164,7 @@ class MergeProof:
 def expect(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = TEXTS
 ) -> Expected:
-    """What a model says of some texts, with its adapter if it has one; and how much of that is the adapter's doing."""
+    """A model's predictions for some texts, with its adapter if it has one; and the effect of the adapter on them."""
     model.eval()
     readings = tuple(_read(model, _ids(tokenizer, text)) for text in texts)
     effect = None

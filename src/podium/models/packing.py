@@ -1,7 +1,7 @@
 """Ragged groups -> flat tensors: the only border between Python lists and tensors of tokens.
 
 A pack is a tree without padding: first what all its prompts begin with (a system prompt, worked examples), the trunk;
-then each prompt's rest, once, and behind it the completions, which share what they begin with alike. `predict_N` says
+then each prompt's rest, once, and behind it the completions, which share common beginnings. `predict_N` says
 which position predicts which trained token, many to one: the first token of all G completions is predicted by the
 prompt's last position. So what is shared is invisible to the losses and the metrics; only attention sees the tree,
 through its `layout`.
@@ -41,11 +41,11 @@ class Places:
     order_N: Tensor
     """The tokens by their rows."""
     first_P: np.ndarray
-    """Where the tokens of each row begin in that order, and N; known on the host."""
+    """First token of each row in that order, and N; known on the host."""
 
     @classmethod
     def of(cls, row_N: np.ndarray, device: torch.device | str) -> Places:
-        """Of rows 0 to P - 1, each with at least one token."""
+        """Places of rows 0 to P - 1, each with at least one token."""
         first_P = np.concatenate([[0], np.cumsum(np.bincount(row_N))])
         return cls(row_N=put(row_N, device), order_N=put(np.argsort(row_N, kind="stable"), device), first_P=first_P)
 
@@ -125,13 +125,13 @@ def dummy_pack(device: torch.device | str = "cpu") -> Pack:
 
 
 class PrefixTree(NamedTuple):
-    """A group's completions, their last tokens left out, with what they begin with alike once."""
+    """A group's completions, their last tokens left out, with common beginnings once."""
 
     token_ids: list[int]
     depths: list[int]
     """Tokens before each, in its completion."""
     paths: list[np.ndarray]
-    """Of each completion, where its tokens stand in `token_ids`, in increasing order."""
+    """For each completion the indices of its tokens in `token_ids`, in increasing order."""
 
 
 def prefix_tree(completions: Sequence[Sequence[int]]) -> PrefixTree:

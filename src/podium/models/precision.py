@@ -2,7 +2,7 @@
 
 Weights, gradients, optimizer, norms, attention and the residual stream stay float32; only the two factors of a product
 are rounded. The rounded copy of a weight is made once per optimizer step and serves sampling, scoring and training
-alike, so what is sampled and what is trained agree. (Autocast makes it anew for every forward, and for frozen weights
+alike, so what is sampled and what is trained agree. (Autocast makes one for every forward, and for frozen weights
 for every token.)
 
 Shape letters: T tokens, I input width, O output width.
@@ -79,7 +79,7 @@ class Measured(NamedTuple):
 
 @functools.cache
 def measured_products() -> Measured:
-    """`measure_products`, once a process: everything in it decides alike."""
+    """`measure_products`, once a process, so that all decisions in it agree."""
     return measure_products()
 
 
@@ -403,7 +403,7 @@ def accumulated(weight: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor | Non
     """A weight's gradient for autograd; or None, when it has been added to `weight.grad` here.
 
     `add` adds it to a tensor in place and returns that. Doing so saves passes over a copy of the weight's size. Where
-    somebody listens to the gradient (data-parallel reduction, optimizers that step in the backward) it goes the
+    hooks listen to the gradient (data-parallel reduction, optimizers that step in the backward) it goes the
     ordinary way.
     """
     listened = weight._backward_hooks or weight._post_accumulate_grad_hooks or torch.distributed.is_initialized()

@@ -72,7 +72,7 @@ def _without_report() -> Iterator[None]:
 
 
 def judged(name: str, info: Mapping[str, Any], known: Collection[str] = ()) -> Iterator[Finding]:
-    """What the loader reports as missing, left over or of another shape, as findings.
+    """Findings from the loader's report of missing, left-over and misshapen tensors.
 
     Args:
         name: the model's.

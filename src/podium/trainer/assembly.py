@@ -369,7 +369,7 @@ def _callbacks(args: GRPOConfig, reference: loading.Reference | None) -> tuple[T
 
 
 def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
-    """A context in which sampling, scoring and training compute alike."""
+    """A context in which sampling, scoring and training compute the same."""
     if not kind_of(args.device).autocast:
         if zero_stage(args) == 3:  # whose weights are there only while their own layer is called
             return contextlib.nullcontext

@@ -163,7 +163,7 @@ def entropy_control(args: GRPOConfig) -> EntropyControl:
 
 
 def completions_log_settings(args: GRPOConfig) -> CompletionsLogSettings:
-    """Where tables of completions go."""
+    """Destination of tables of completions."""
     return CompletionsLogSettings(
         output_dir=Path(str(args.output_dir)),
         num_to_print=args.num_completions_to_print,

@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What the cache must copy after rows have forked or left, (source, target) each, for rows and for prompt slots.
+    """Copies in the cache after rows have forked or left, (source, target) each, for rows and for prompt slots.
 
     All at once: a target may be another's source.
     """

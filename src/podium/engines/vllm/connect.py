@@ -80,7 +80,7 @@ def connect(settings: VllmSettings, model: Any, config: PretrainedConfig, *, wai
         waits: whether to wait for it, up to `vllm_server_timeout` seconds.
 
     Raises:
-        ConfigError: nobody answers, or it was started for something else; with the line to start it with.
+        ConfigError: no server answers, or it was started for something else; with the line to start it with.
         ModelError: it serves another model.
     """
     model = resolve_model(model) if isinstance(model, str) else config._name_or_path
@@ -199,7 +199,7 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
 
 
 def shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
-    """Of every tensor of a model; no weight is loaded."""
+    """Shapes of all tensors of a model; no weight is loaded."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return {name: p.shape for name, p in model.named_parameters()}
@@ -229,7 +229,7 @@ def url_of(settings: VllmSettings) -> str:
 
 
 def serve_line(settings: VllmSettings, model: str) -> str:
-    """What to type to start a server that fits a run."""
+    """The command that starts a server for a run."""
     port = urlparse(url_of(settings)).port or 8000
     room = settings.max_prompt_length and settings.max_prompt_length + settings.max_completion_length
     longest = f" --max-model-len {room}" if room else ""

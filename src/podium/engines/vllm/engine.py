@@ -4,7 +4,7 @@
     engine.generate(prompts, settings, ...)   touches nothing of the policy
 
 Every set of weights that is sent has a version, which the server keeps with them. It is asked for it before and after
-each generation: a server that was started anew gets the weights again, one that serves another run's ends this one.
+each generation: a server that was restarted gets the weights again, one that serves another run's ends this one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ServerEngine(RolloutEngine):
                 logger.warning("%s", gone)
                 self.server.wait()
                 self.transfer.again(self._version)
-        self._agree(None)  # nobody samples before they are there
+        self._agree(None)  # a barrier: sampling waits until they are there
         self._sent = state
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:

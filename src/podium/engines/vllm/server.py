@@ -66,7 +66,7 @@ def _certificates() -> ssl.SSLContext:
 
 
 class ServerGone(EngineError):
-    """Nobody answers at the address, or the engine behind it has died."""
+    """The address does not answer, or the engine behind it has died."""
 
 
 class ServerSlow(EngineError):
@@ -77,7 +77,7 @@ class ServerRefused(EngineError):
     """An answer that says no."""
 
     status = 0
-    """Of HTTP."""
+    """HTTP status."""
 
 
 class Server:
@@ -112,11 +112,11 @@ class Server:
     # ---- what it is ----
 
     def version(self) -> str:
-        """Of vLLM."""
+        """vLLM's version."""
         return str(self.get("/version")["version"])
 
     def models(self) -> list[dict[str, Any]]:
-        """What it serves: `id`, `root`, `max_model_len`."""
+        """The models that it serves: `id`, `root`, `max_model_len`."""
         return list(self.get("/v1/models")["data"])
 
     def info(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Server:
 
         Raises:
             ServerSlow: for `seconds` no request was answered.
-            ServerGone, ServerRefused: likewise for any of them.
+            ServerGone, ServerRefused: one of the requests failed so.
         """
         # A thread of its own: in a notebook this one has an event loop already.
         with ThreadPoolExecutor(1) as thread:
@@ -212,7 +212,7 @@ class Server:
         return httpx.Client(timeout=timeout, **self._connection())
 
     def _connection(self) -> dict[str, Any]:
-        """What all clients have: a server on this machine is asked without a proxy."""
+        """Arguments of all clients; requests to a server on this machine bypass proxies."""
         key = os.environ.get(KEY_VARIABLE, "").strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return {"base_url": self.url, "headers": headers, "trust_env": self._by_proxy, "verify": _certificates()}

@@ -19,7 +19,7 @@ class VllmSettings:
     max_completion_length: int
     max_model_length: int | None
     device: torch.device
-    """Of training."""
+    """The trainer's."""
     process_index: int
     local_process_index: int
     world_size: int
@@ -37,7 +37,7 @@ class VllmSettings:
     importance_sampling_correction: bool
 
     dtype: str
-    """Of vLLM in this process: as training computes, where that is known."""
+    """The type in which vLLM computes in this process: training's, where that is known."""
     tensor_parallel_size: int
     gpu_memory_utilization: float
     max_sequences: int

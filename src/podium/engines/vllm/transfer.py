@@ -31,7 +31,7 @@ class Transfer(Protocol):
         ...
 
     def again(self, version: str) -> None:
-        """The weights of the last `bring`, to a server that started anew."""
+        """The weights of the last `bring`, to a server that was restarted."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""What a run will take, before it runs: memory from the model's config alone, time from a short measurement."""
+"""Estimates of a run before it starts: memory from the model's config alone, time from a short measurement."""

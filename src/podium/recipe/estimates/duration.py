@@ -3,18 +3,18 @@
     measured = measure(trainer)                 seconds: one batch of completions, scored and trained on
     estimate = estimate_time(trainer.args, measured, num_rows=len(dataset))
 
-`measure` changes nothing that a later `trainer.train()` sees. `estimate_time` is pure: whoever has sampled already
-makes a `Measurement` of those numbers.
+`measure` changes nothing that a later `trainer.train()` sees. `estimate_time` is pure: numbers of another
+sampling serve as well, as a `Measurement`.
 
-The cost model. What a completion costs, to sample or to train on, goes with the tokens that are computed for it: its
-own, and its share of what the group shares. A first batch says what a token costs, warm. Three things then change
-while a policy learns, and a first batch cannot show how far:
+The cost model. The cost of a completion, in sampling and training, is proportional to the tokens that are computed for
+it: its own, and its share of what the group shares. A first batch shows the cost of a token, warm. Three things then
+change while a policy learns, and a first batch cannot show how far:
 
 - Completions that are cut off at the limit learn to end, and are then as long as those of the first batch that ended.
 - Groups come to agree, and what is agreed on is not trained on. `SIGNAL_LATER` of the groups still differ later, or as
   many as at first where those are fewer.
-- The form of an answer is learnt, and completions that begin alike are computed once: `ALIKE_TOKENS` of each, at most
-  `ALIKE_SHARE` of it. That is much of a short answer, and nothing of a long one.
+- The form of an answer is learnt, and common beginnings of completions are computed once: `ALIKE_TOKENS` of each, at
+  most `ALIKE_SHARE` of it. That is much of a short answer, and nothing of a long one.
 
 All are reached as exp(-step / `SETTLING_STEPS`). The constants are those of recorded runs of the quickstart: over 60
 steps 0.37, 0.43, 0.44 and 0.46 of the groups had signal, 0.4 from the fourth step on; sampling took 0.4 of what it took
@@ -57,7 +57,7 @@ ALIKE_TOKENS = 5.5
 """Tokens of a completion that cost nothing later, since others of its group began with the same."""
 
 ALIKE_SHARE = 0.6
-"""Of a completion, at most."""
+"""Largest share of a completion that this can be."""
 
 SETTLING_STEPS = 3.0
 """Optimizer steps in which two thirds of that change happen."""
@@ -75,7 +75,7 @@ class Measurement:
     """Computed for all completions: a prompt once for its group, what all prompts begin with once."""
     completion_tokens: int
     ended_tokens: float
-    """Of a completion that ended by itself, on average; NaN: none did."""
+    """Mean length of a completion that ended by itself; NaN: none did."""
     generate_seconds: float
     reward_seconds: float
     train_seconds: float
@@ -85,7 +85,7 @@ class Measurement:
     skips_flat: bool
     """Whether groups without signal are left out of training."""
     shares: bool
-    """Whether what completions begin with alike is computed once."""
+    """Whether common beginnings of completions are computed once."""
     optimizer_seconds: float
     """One step, with what follows from new weights."""
 
@@ -121,7 +121,7 @@ class TimeEstimate:
     completion_tokens: float
     """Sampled in one optimizer step on average, on all processes."""
     evaluation_seconds: float
-    """Of the held-out completions before and after."""
+    """Seconds of the held-out completions before and after."""
 
     @property
     def total_seconds(self) -> float:
@@ -266,7 +266,7 @@ def _computed_once(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def _first_prompts(trainer: GRPOTrainer) -> list[Prompt]:
-    """Of the first round, as many as the live engine decodes at once."""
+    """Prompts of the first round, as many as the live engine decodes at once."""
     rows = kind_of(trainer.args.device).max_rows
     count = max(1, rows // trainer.args.num_generations)
     places = range(min(count, trainer.parts.plan.prompts_per_round))

@@ -4,7 +4,7 @@
     estimate.fits, estimate.peak_bytes, estimate.rows()
 
 The worst case is the longest prompt with completions of full length. Parameters are counted on a model without storage
-(torch's meta device). What is kept for the backward is counted per token and layer, as `tokens_per_pack` is chosen.
+(torch's meta device). Activations are counted per token and layer (`models.memory`), as `tokens_per_pack` is chosen.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from podium.trainer.settings import half_dtype
 
 KEPT_BESIDES = 1.15
 """Activations over those that `activation_bytes_per_token` counts, on a CPU: gathered keys and values, masks, graph
-nodes. Of a GPU see `gathered_bytes_per_token`."""
+nodes. For a GPU see `gathered_bytes_per_token`."""
 
 HEAD_BLOCKS = 3
 """Blocks of logits alive at once: the logits, their gradient, and its rounded copy."""
@@ -63,11 +63,11 @@ OPTIMIZER_BYTES: Mapping[str, int] = {
 """Bytes of optimizer state a trained parameter; others count as Adam's, but Adafactor's, which are nearly none."""
 
 LARGEST = 1 << 16
-"""Where the search for the largest setting that fits ends."""
+"""End of the search for the largest setting that fits."""
 
 
 ROUNDED_BYTES: Mapping[int, float] = {4: 0.5 + 4 / 64, 8: 1.0}
-"""Of a weight in so many bits, by bitsandbytes: 64 weights of 4 bits share a scale in float32."""
+"""Bytes of a weight in so many bits, by bitsandbytes: 64 weights of 4 bits share a scale in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Sizes:
     num_wide: int
     """Parameters of the linear layers whose products may be rounded: each has a bfloat16 copy then."""
     weight_bytes: int
-    """Of all parameters in the type they are loaded in."""
+    """Bytes of all parameters in the type they are loaded in."""
     trained_bytes: int
     num_layers: int
     adapter_width: int
@@ -91,7 +91,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What goes through the model at once, at worst."""
+    """The largest batch that goes through the model at once."""
 
     prompts: int
     """Prompts of a generation round on this process."""
@@ -128,15 +128,15 @@ class MemoryEstimate:
     long as its context: that of sampling, and that of all packs of a step."""
     reference_bytes: int
     copy_bytes: int
-    """What `async_rollouts` samples from, on this device."""
+    """The copy that `async_rollouts` samples from, on this device."""
     gradients_bytes: int
     optimizer_bytes: int
     sampling_bytes: int
     """Cache, logits and packed weights while sampling: not at the same time as the activations, but for `overlaps`."""
     activations_bytes: int
-    """What one pack keeps for its backward, and the head's blocks of logits."""
+    """Activations that one pack keeps for its backward, and the head's blocks of logits."""
     available_bytes: int | None
-    """What the device has left for this process; None: unknown."""
+    """Memory that is left for this process; None: unknown."""
     overlaps: bool
     """Whether this device samples while it trains (`async_rollouts`)."""
     keeps_gradients: bool
@@ -370,7 +370,7 @@ def sampling_bytes(sizes: Sizes, load: Load, kind: DeviceKind, *, rounded: bool)
 def activations_bytes(
     config: PretrainedConfig, args: GRPOConfig, sizes: Sizes, load: Load, *, rounded: bool | None
 ) -> int:
-    """What a pack keeps for its backward; under checkpointing a layer's input each, and one layer in full.
+    """Activations that a pack keeps for its backward; under checkpointing a layer's input each, and one layer in full.
 
     The thin products of an adapter keep their inputs in float32, whatever the wide ones do.
     """

@@ -1,1 +1,1 @@
-"""What vLLM loads into its own workers. This folder goes on the server's PYTHONPATH, and nothing else of Podium."""
+"""Code for vLLM's own workers. This folder goes on the server's PYTHONPATH, and nothing else of Podium."""
