@@ -26,7 +26,7 @@ class PodiumError(Exception):
 
     Args:
         what: what is wrong, where and why.
-        code: of the broken rule, as in `podium explain CODE`; may be empty.
+        code: of the broken rule, as in `podium explain CODE`; None: the class's own, or an empty one.
         fix: the line of YAML or command to type, or the words to change; the last line of the message.
         findings: all mistakes, where there are several (`podium.records.Finding`).
 
@@ -35,9 +35,11 @@ class PodiumError(Exception):
       fix: write it again
     """
 
-    def __init__(self, what: str = "", *, code: str = "", fix: str = "", findings: Iterable[Any] = ()) -> None:
+    default_code = ""
+
+    def __init__(self, what: str = "", *, code: str | None = None, fix: str = "", findings: Iterable[Any] = ()) -> None:
         self.what = what
-        self.code = code
+        self.code = self.default_code if code is None else code
         self.fix = fix
         super().__init__(with_fix(what, fix))
         self.findings = tuple(findings)
@@ -58,9 +60,7 @@ class ModelError(PodiumError, ValueError):
 class RewardError(PodiumError, RuntimeError):
     """A reward function that raised, or returned something that is not one number per completion."""
 
-    def __init__(self, what: str = "", *, code: str = "W010", fix: str = "", findings: Iterable[Any] = ()) -> None:
-        """W010: the function raised."""
-        super().__init__(what, code=code, fix=fix, findings=findings)
+    default_code = "W010"
 
 
 class EngineError(PodiumError, RuntimeError):
@@ -74,9 +74,7 @@ class ProofError(PodiumError, RuntimeError):
 class CheckpointError(PodiumError, RuntimeError):
     """No checkpoint that can be resumed from, or none that can be written."""
 
-    def __init__(self, what: str = "", *, code: str = "K001", fix: str = "", findings: Iterable[Any] = ()) -> None:
-        """K001: it cannot be resumed from."""
-        super().__init__(what, code=code, fix=fix, findings=findings)
+    default_code = "K001"
 
 
 class HubError(PodiumError, RuntimeError):

@@ -27,11 +27,12 @@ def push(
     from podium.cli.terminal import prepare_output
     from podium.records import clean
     from podium.runs.find_model import find_model
-    from podium.runs.shipping.export import card_contents, is_merged, merged_folder
+    from podium.runs.shipping.card import title_of
+    from podium.runs.shipping.export import is_merged, merged_folder
     from podium.runs.shipping.hub import files_to_send, find_repository, left_out, send
 
     source = find_model(run)
-    title = card_contents(source, address="").title
+    title = title_of(source)
     prepare_output()
     if merged and source.adapter is not None:
         if dry_run and not is_merged(source):

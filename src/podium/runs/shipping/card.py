@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 import yaml
 
+from podium.runs.checkpoint import PREFIX, step_of
+from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.run import Run
-from podium.runs.shipping.origin import HUB_ID, Base, publishable
+from podium.runs.shipping.origin import HUB_ID, Base, base_named, publishable
+from podium.runs.shipping.prompt_prefix import opening
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -32,41 +34,82 @@ SETTINGS = (
 LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardContents:
-    """A model and its origin, as its card describes it."""
+def card(
+    source: ModelSource,
+    *,
+    address: str,
+    base: Base | None = None,
+    dtype: str | None = None,
+    proof: str | None = None,
+    merged: bool = False,
+) -> str:
+    """The text of README.md, with the metadata that the hub reads.
 
-    kind: Literal["adapter", "merged", "full"]
-    base: Base
-    title: str
-    address: str
-    """The argument of `from_pretrained`: a hub id, or the folder's name."""
-    dtype: str | None = None
-    checkpoint: int | None = None
-    """Step of the checkpoint; None: the final model."""
-    proof: str | None = None
-    has_chat_template: bool = True
-    lora: Mapping[str, Any] | None = None
-    """The adapter's config."""
-    opening: Sequence[Mapping[str, str]] = ()
-    """Messages that every prompt of training began with."""
-
-
-def card(model: CardContents, run: Run | None) -> str:
-    """The text of README.md, with the metadata that the hub reads."""
+    Args:
+        source: from `find_model`.
+        address: the argument of `from_pretrained`: a hub id, or the folder's name.
+        base: the model it was trained from; None: as recorded by the adapter or the run.
+        dtype: of its weights, where that is known.
+        proof: of its merge.
+        merged: whether the adapter has been merged into the weights.
+    """
     environment = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters |= {"text": text, "code": code, "fenced": fenced}
-    recorded = _recorded(run)
-    recorded["step"] = model.checkpoint or recorded["step"]
-    recorded["settings"] |= _lora(model.lora or {})
+    run, recorded = run_of(source), _recorded(run_of(source))
+    kind = "full" if source.adapter is None else "merged" if merged else "adapter"
+    base = base or _base(source, run)
+    checkpoint = None if run is None or source.folder is None else checkpoint_step(source.folder)
+    prefix = publishable({"opening": opening(source)})["opening"]
+    recorded["step"] = checkpoint or recorded["step"]
+    recorded["settings"] |= _lora(source)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        model=model,
-        metadata=_metadata(model, recorded["dataset"]),
-        use=_use(model),
+        kind=kind,
+        base=base,
+        title=title_of(source),
+        metadata=_metadata(kind, base, recorded["dataset"]),
+        use=_use(address, prefix, has_chat_template=_has_chat_template(source)),
+        opening=prefix,
         has_run=run is not None,
-        is_checkpoint=model.checkpoint is not None,
-        results=_results(run) if run is not None and model.checkpoint is None else None,
+        dtype=dtype,
+        is_checkpoint=checkpoint is not None,
+        proof=proof,
+        results=_results(run) if run is not None and checkpoint is None else None,
         **recorded,
+    )
+
+
+def title_of(source: ModelSource) -> str:
+    """The name of a model: of its run and checkpoint, else of its folder, else its hub id."""
+    if source.folder is None:
+        return source.base
+    run, step = run_of(source), checkpoint_step(source.folder)
+    if run is None:
+        return source.folder.resolve().name
+    return run.name if step is None else f"{run.name}, checkpoint {step}"
+
+
+def checkpoint_step(folder: Path) -> int | None:
+    """The step of a checkpoint's folder; None for any other."""
+    folder = folder.resolve()
+    return step_of(folder) if folder.name.startswith(PREFIX) else None
+
+
+def _base(source: ModelSource, run: Run | None) -> Base:
+    """The model that training started from: the adapter's base, or the one in the run's record."""
+    if source.adapter is not None:
+        return base_named(source.base)
+    recorded = (run.given.get("model") or run.given.get("model_name_or_path")) if run is not None else None
+    return base_named(str(recorded or source.base))
+
+
+def _has_chat_template(source: ModelSource) -> bool:
+    if source.folder is None:
+        return True
+    folders = (source.folder, Path(source.base))
+    return any((folder / "chat_template.jinja").is_file() for folder in folders) or any(
+        "chat_template" in path.read_text(encoding="utf-8", errors="replace")
+        for folder in folders
+        if (path := folder / "tokenizer_config.json").is_file()
     )
 
 
@@ -86,34 +129,37 @@ def _recorded(run: Run | None) -> dict[str, Any]:
     }
 
 
-def _lora(config: Mapping[str, Any]) -> dict[str, Any]:
+def _lora(source: ModelSource) -> dict[str, Any]:
+    if source.adapter is None:
+        return {}
+    config = json.loads((source.adapter / ADAPTER).read_text(encoding="utf-8"))
     found = {name: config[name] for name in LORA if config.get(name)}
     return {f"lora {name}": ", ".join(sorted(v)) if isinstance(v, list) else v for name, v in found.items()}
 
 
-def _metadata(model: CardContents, dataset: str | None) -> str:
+def _metadata(kind: str, base: Base, dataset: str | None) -> str:
     from huggingface_hub import ModelCardData
 
     on_hub = dataset is not None and HUB_ID.fullmatch(dataset) and not Path(dataset).exists()
-    relation = "adapter" if model.kind == "adapter" else "finetune"
+    relation = "adapter" if kind == "adapter" else "finetune"
     return ModelCardData(
-        base_model=model.base.hub_id,
+        base_model=base.hub_id,
         datasets=[dataset] if dataset is not None and on_hub else None,
-        library_name="peft" if model.kind == "adapter" else "transformers",
+        library_name="peft" if kind == "adapter" else "transformers",
         pipeline_tag="text-generation",
-        tags=["grpo", "podium", *(["lora"] if model.kind == "adapter" else [])],
-        base_model_relation=relation if model.base.hub_id else None,
+        tags=["grpo", "podium", *(["lora"] if kind == "adapter" else [])],
+        base_model_relation=relation if base.hub_id else None,
     ).to_yaml()
 
 
-def _use(model: CardContents) -> str:
+def _use(address: str, prefix: Sequence[Mapping[str, str]], *, has_chat_template: bool) -> str:
     """A program that prompts the model as in training."""
-    messages = [*model.opening, {"role": "user", "content": "..."}]
+    messages = [*prefix, {"role": "user", "content": "..."}]
     given = "[\n" + "".join(f"    {json.dumps(dict(each))},\n" for each in messages) + "]"
-    asked = f"messages = {given}" if model.has_chat_template else 'messages = "..."'
+    asked = f"messages = {given}" if has_chat_template else 'messages = "..."'
     return (
         "from transformers import pipeline\n\n"
-        f'generate = pipeline("text-generation", model={json.dumps(model.address)})\n{asked}\n'
+        f'generate = pipeline("text-generation", model={json.dumps(address)})\n{asked}\n'
         'print(generate(messages, max_new_tokens=256, return_full_text=False)[0]["generated_text"])'
     )
 

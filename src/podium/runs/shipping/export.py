@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import ConfigError, ModelError, ProofError
-from podium.runs.checkpoint import PREFIX, atomic_folder, damage, step_of
+from podium.runs.checkpoint import atomic_folder, damage
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load, load_tokenizer, run_of, with_adapter
 from podium.runs.run import ROLLOUTS, STAGES, Run
-from podium.runs.shipping.card import CARD, CardContents, card
-from podium.runs.shipping.origin import Base, base_named, publishable
+from podium.runs.shipping.card import CARD, card, checkpoint_step
+from podium.runs.shipping.origin import base_named
 from podium.runs.shipping.prompt_prefix import OPENING, RECORD, opening
 
 if TYPE_CHECKING:
@@ -130,13 +130,13 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype) -> Expo
         _save(model, tokenizer, staging)
         del model
         saved, _ = load(ModelSource(base=str(staging)), dtype=torch.float32)
-        proof = prove(saved, expected, stored, base)  # in float32: the loss of the saved type, without computing in it
+        proof = prove(saved, expected, stored, base)  # in float32: the rounding of weights alone
         name = str(stored).removeprefix("torch.")
         proved = {**asdict(proof), "passed": proof.passed}
         record = {"weights": _digest(source), "dtype": name, "proof": proved, OPENING: opening(source)}
         (staging / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        contents = card_contents(source, address=out.name, dtype=name, proof=str(proof), merged=True)
-        (staging / CARD).write_text(card(contents, run), encoding="utf-8")
+        described = card(source, address=out.name, dtype=name, proof=str(proof), merged=True)
+        (staging / CARD).write_text(described, encoding="utf-8")
     return Export(folder=out, dtype=name, proof=proof, merged=source.adapter is not None)
 
 
@@ -193,7 +193,7 @@ def _on_its_base(source: ModelSource, run: Run | None) -> tuple[Any, PreTrainedT
     found = _base_proof(begun, base, tokenizer, 0)
     trained = with_adapter(base, source)
     if found is None or not found.passed:
-        found = _base_proof(run, trained, tokenizer, _step(source.adapter.resolve())) or found
+        found = _base_proof(run, trained, tokenizer, checkpoint_step(source.adapter)) or found
     if found is not None and not found.passed:
         raise ProofError(
             f"The merge is refused: {base_named(source.base).name} is not the base that was trained on: {found}.",
@@ -261,67 +261,6 @@ def _save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     kept = {name: value for name, value in config.items() if name not in LOCAL_KEYS}
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-# ---- origin ----
-
-
-def card_contents(
-    source: ModelSource,
-    *,
-    address: str,
-    base: Base | None = None,
-    dtype: str | None = None,
-    proof: str | None = None,
-    merged: bool = False,
-) -> CardContents:
-    """The contents of a model's card.
-
-    Args:
-        source: from `find_model`.
-        address: its folder's name or hub id.
-        base: the model it was trained from; None: as recorded by the adapter or the run.
-        dtype: of its weights, where that is known.
-        proof: of its merge.
-        merged: whether the adapter has been merged into the weights.
-    """
-    run, folder = run_of(source), source.folder
-    here = folder.resolve().name if folder is not None else source.base
-    step = None if run is None else _step(Path(here))
-    name = here if run is None else run.name
-    return CardContents(
-        kind="full" if source.adapter is None else "merged" if merged else "adapter",
-        base=base or _base(source, run),
-        title=name if step is None else f"{name}, checkpoint {step}",
-        address=address,
-        dtype=dtype,
-        checkpoint=step,
-        proof=proof,
-        has_chat_template=folder is None or _has_chat_template(folder, source),
-        opening=publishable({"opening": opening(source)})["opening"],
-        lora=None if source.adapter is None else json.loads((source.adapter / ADAPTER).read_text(encoding="utf-8")),
-    )
-
-
-def _step(folder: Path) -> int | None:
-    return step_of(folder) if folder.name.startswith(PREFIX) else None
-
-
-def _base(source: ModelSource, run: Run | None) -> Base:
-    """The model that training started from: the adapter's base, or the one in the run's record."""
-    if source.adapter is not None:
-        return base_named(source.base)
-    recorded = (run.given.get("model") or run.given.get("model_name_or_path")) if run is not None else None
-    return base_named(str(recorded or source.base))
-
-
-def _has_chat_template(folder: Path, source: ModelSource) -> bool:
-    places = (folder, Path(source.base))
-    return any((place / "chat_template.jinja").is_file() for place in places) or any(
-        "chat_template" in path.read_text(encoding="utf-8", errors="replace")
-        for place in places
-        if (path := place / "tokenizer_config.json").is_file()
-    )
 
 
 def _digest(source: ModelSource) -> str:
