@@ -363,7 +363,7 @@ def test_a_run_in_four_bits_says_what_was_compared(place: Path, now: Callable[[s
 def test_mistakes_are_said_before_weights_are_loaded(
     place: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
 ) -> None:
-    monkeypatch.setattr("podium.runs.shipping.export.load", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("podium.runs.shipping.export.load_model", lambda *_, **__: pytest.fail("weights were loaded"))
     code, _, err = podium(line)
     assert code == 2
     assert message in err

@@ -48,7 +48,7 @@ def test_an_adapter_is_put_on_its_base(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "run", base)
     source = find_model(str(adapter))
     assert source == ModelSource(base=base, adapter=adapter)
-    model, _ = load(source, dtype=torch.bfloat16)
+    model, _ = load_model(source, dtype=torch.bfloat16)
     assert not model.training
     assert any("lora_B" in name for name, _ in model.named_parameters())
     assert model.get_base_model().lm_head.weight.dtype == torch.bfloat16

@@ -28,7 +28,7 @@ def chat(
     The system prompt and examples that preceded every question in training precede the talk, too.
     """
     from podium.cli.terminal import errors, plain_text, prepare_output
-    from podium.runs.find_model import find_model, load
+    from podium.runs.find_model import find_model, load_model
     from podium.runs.shipping.prompt_prefix import opening
 
     source = find_model(model)
@@ -36,7 +36,7 @@ def chat(
     begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
     if begun and system is None:
         errors.print(plain_text(f"note: {_described(begun)}"), soft_wrap=True)
-    policy, tokenizer = load(source)
+    policy, tokenizer = load_model(source)
     talk(policy, tokenizer, begun, max_tokens=max_tokens, temperature=temperature)
 
 

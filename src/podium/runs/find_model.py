@@ -1,7 +1,7 @@
 """Resolves a model's name on the command line (a run, a model's folder, a hub id, `builtin:...`) and loads it.
 
 source = find_model("runs/quickstart")
-model, tokenizer = load(source)
+model, tokenizer = load_model(source)
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def portable_name(base: str) -> str:
     return f"{snapshot['owner']}/{snapshot['name']}" if snapshot else name_of_copy(base) or base
 
 
-def load(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tuple[Any, Any]:
+def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tuple[Any, Any]:
     """Model and tokenizer, in evaluation mode, on the accelerator if there is one. Dtype "auto" is the stored one."""
     import torch
     from transformers import AutoModelForCausalLM

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from podium.errors import ConfigError, ModelError, ProofError
 from podium.runs.checkpoint import atomic_folder, damage
-from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load, load_tokenizer, run_of, with_adapter
+from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load_model, load_tokenizer, run_of, with_adapter
 from podium.runs.run import ROLLOUTS, STAGES, Run
 from podium.runs.shipping.card import CARD, card, checkpoint_step
 from podium.runs.shipping.origin import base_named
@@ -129,7 +129,7 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype) -> Expo
     with atomic_folder(out) as staging:
         _save(model, tokenizer, staging)
         del model
-        saved, _ = load(ModelSource(base=str(staging)), dtype=torch.float32)
+        saved, _ = load_model(ModelSource(base=str(staging)), dtype=torch.float32)
         proof = prove(saved, expected, stored, base)  # in float32: the rounding of weights alone
         name = str(stored).removeprefix("torch.")
         proved = {**asdict(proof), "passed": proof.passed}
@@ -185,10 +185,10 @@ def _on_its_base(source: ModelSource, run: Run | None) -> tuple[Any, PreTrainedT
     import torch
 
     if source.adapter is None or run is None:
-        return *load(source, dtype=torch.float32), None
+        return *load_model(source, dtype=torch.float32), None
     staged = Run(folder=run.folder.parent) if (run.folder.parent / STAGES).is_file() else run
     begun = staged.parts[0].run if staged.parts else run
-    base, _ = load(replace(source, adapter=None), dtype=torch.float32)
+    base, _ = load_model(replace(source, adapter=None), dtype=torch.float32)
     tokenizer = load_tokenizer(source)
     found = _base_proof(begun, base, tokenizer, 0)
     trained = with_adapter(base, source)

@@ -86,13 +86,13 @@ function span(runs) {
 }
 
 // Ticks at whole steps only.
-function whole(runs) {
+function integerTicks(runs) {
   const [low, high] = span(runs);
   return high - low < 7 ? { tick0: 0, dtick: 1 } : { nticks: 6 };
 }
 
 // Where stages begin: a line, and the stage's name beside it. Of two runs the second's are dotted.
-function borders(runs, colours) {
+function boundaries(runs, colours) {
   const marks = runs.flatMap((run, r) => run.stages.map((stage, i) => ({ r, i, x: stage.first - 0.5, name: stage.name })));
   const line = ({ r, x }) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, layer: "below", line: { color: colours.ink2, width: 1, dash: DASHES[r] } });
   const name = ({ r, x, name }) => ({ x, yref: "paper", y: r ? 0 : 1, text: plain(name.length > 24 ? `${name.slice(0, 23)}…` : name), showarrow: false, xanchor: "left", yanchor: r ? "bottom" : "top", xshift: 2, font: { size: 10, color: colours.ink2 }, bgcolor: colours.card, opacity: 0.85 });
@@ -112,13 +112,13 @@ function frame(chart, runs, colours) {
   const axis = { showline: false, ticks: "", automargin: false, tickfont: { size: 11 }, zeroline: false };
   const small = chart.form !== "share" && chart.key !== "rate";
   return {
-    ...borders(runs, colours),
+    ...boundaries(runs, colours),
     margin: { l: 50, r: 14, t: 10, b: 40 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.ink2 },
     hovermode: "x unified", hoverdistance: -1, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink, size: 12 } },
-    xaxis: { ...axis, range: span(runs), ...whole(runs), title: { text: "step", standoff: 4, font: { size: 11 } }, showgrid: false, spikethickness: 1, spikedash: "solid", spikecolor: colours.ink2, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
+    xaxis: { ...axis, range: span(runs), ...integerTicks(runs), title: { text: "step", standoff: 4, font: { size: 11 } }, showgrid: false, spikethickness: 1, spikedash: "solid", spikecolor: colours.ink2, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
     yaxis: { ...axis, nticks: 5, fixedrange: true, rangemode: chart.zero ? "tozero" : "normal", ...(small ? { exponentformat: "SI" } : { tickformat: tick }), hoverformat: chart.form === "share" ? ".1%" : ".4~g", gridcolor: colours.line, ...around(chart) },
   };
 }
