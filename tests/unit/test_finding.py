@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from podium.errors import ModelError
 from podium.models.builtin import BUILTIN_MODELS
-from podium.runs.find_model import ModelSource, find_model, load
+from podium.runs.find_model import ModelSource, find_model, load_model
 from podium.testing import save_tiny_model, tiny_model
 
 

@@ -16,19 +16,19 @@ SHORT = 4
 
 def spread_vanishes(history: MetricHistory) -> Detection | None:
     """M121: the deviation of rewards goes to zero."""
-    spread = history.series("reward_std")
-    if len(spread) < 12 or mean(spread[:5]) <= FLAT or mean(spread[-5:]) > 0.1 * mean(spread[:5]):
+    early, late = history.change("reward_std", 5, least=12)
+    if not (early > FLAT and late <= 0.1 * early):
         return None
-    reward = history.series("reward")
+    reward_early, reward_late = history.change("reward", 5)
     low, high = history.extremes
-    solved = mean(reward[-5:]) > mean(reward[:5]) and not mean(reward[-5:]) < high - 0.2 * (high - low)
+    solved = reward_late > reward_early and not reward_late < high - 0.2 * (high - low)
     right = [view.contains_answer_PG.mean() for view in history.rounds[-5:]]
     known = bool(right) and bool(np.isfinite(right).all())
     solved = solved and (not known or float(np.mean(right)) >= 0.5)
     return Detection(
         severity="note" if solved else "warning",
-        what=f"reward_std fell from {mean(spread[:5]):.3f} to {mean(spread[-5:]):.3f}, while the reward went from "
-        f"{mean(reward[:5]):.3f} to {mean(reward[-5:]):.3f}.",
+        what=f"reward_std fell from {early:.3f} to {late:.3f}, while the reward went from {reward_early:.3f} to "
+        f"{reward_late:.3f}.",
         why="Completions have become alike before they became good."
         if not solved
         else "The prompts are solved."
@@ -60,8 +60,8 @@ def duplicates(history: MetricHistory) -> Detection | None:
     shares = [duplicates_of(view, top) for view in history.rounds[-3:]]
     if len(shares) < 3 or min(shares) < 0.85:
         return None
-    reward = history.series("reward")
-    better = mean(reward[-3:]) > mean(reward[:3]) + 1e-6
+    reward_early, reward_late = history.change("reward", 3)
+    better = reward_late > reward_early + 1e-6
     share, entropy = float(np.mean(shares)), mean(history.series("entropy", last=3))
     sampled = entropy > 0.3  # a policy that is unsure, and yet always says the same
     return Detection(
@@ -97,17 +97,14 @@ def too_cold(history: MetricHistory) -> Detection | None:
 
 def entropy_collapse(history: MetricHistory) -> Detection | None:
     """M124: the policy has almost stopped exploring."""
-    entropy = history.series("entropy")
-    if len(entropy) < 8:
-        return None
-    early, late = mean(entropy[:3]), mean(entropy[-3:])
+    early, late = history.change("entropy", 3, least=8)
     if not (late < 0.1 * early and late < 0.15):
         return None
-    reward = history.series("reward")
+    reward_early, reward_late = history.change("reward", 3)
     return Detection(
-        severity="error" if mean(reward[-3:]) <= mean(reward[:3]) else "note",
-        what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from "
-        f"{mean(reward[:3]):.3f} to {mean(reward[-3:]):.3f}.",
+        severity="error" if reward_late <= reward_early else "note",
+        what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from {reward_early:.3f} "
+        f"to {reward_late:.3f}.",
         why="A policy that is sure writes the same again and again: equal rewards, no advantage, no learning.",
         fix="Raise epsilon_high to 0.28 (clip-higher) or temperature, set entropy_coef: 0.001, or lower learning_rate.",
     )
@@ -115,10 +112,7 @@ def entropy_collapse(history: MetricHistory) -> Detection | None:
 
 def entropy_explodes(history: MetricHistory) -> Detection | None:
     """M126: the policy dissolves into noise."""
-    entropy = history.series("entropy")
-    if len(entropy) < 4:
-        return None
-    early, late = mean(entropy[:2]), mean(entropy[-2:])
+    early, late = history.change("entropy", 2, least=4)
     if not late > 1.5 * early + 1.5:
         return None
     return Detection(

@@ -208,6 +208,13 @@ class MetricHistory:
             return fixed_reward(rows, self.settings.weights)
         return np.array([each.values[name] for each in rows if name in each.values], float)
 
+    def change(self, name: str, width: int, least: int = 1) -> tuple[float, float]:
+        """Means of a metric's first and last `width` steps; NaN where fewer than `least` steps have it."""
+        x = self.series(name)
+        known = [part[np.isfinite(part)] for part in (x[:width], x[-width:])]
+        first, last = (float(part.mean()) if len(part) and len(x) >= least else math.nan for part in known)
+        return first, last
+
     def pooled(self, get: Callable[[RoundView], np.ndarray], last: int = 0) -> np.ndarray:
         """An array of every round (of the `last` ones), flattened and joined."""
         return np.concatenate([get(view).reshape(-1) for view in self.rounds[-last:]])

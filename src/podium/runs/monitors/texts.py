@@ -37,21 +37,21 @@ def truncated(history: MetricHistory) -> Detection | None:
 
 def _lengths(history: MetricHistory) -> tuple[float, float, float]:
     """Mean length at first and lately, and its correlation with the reward: within groups, where they are recorded."""
-    length, reward = history.series("completions/mean_length"), history.series("reward")
-    if len(length) < 10:
-        return 0.0, 0.0, 0.0
     if history.rounds:
-        length_R = history.pooled(lambda view: view.within(view.tokens_PG), last=6)
-        pays = correlation(length_R, history.pooled(lambda view: view.within(view.reward_PG), last=6))
+        length = history.pooled(lambda view: view.within(view.tokens_PG), last=6)
+        reward = history.pooled(lambda view: view.within(view.reward_PG), last=6)
     else:
-        pays = correlation(length, reward[-len(length) :])
-    return mean(length[:3]), mean(length[-3:]), pays
+        length, reward = history.series("completions/mean_length"), history.series("reward")
+    count = min(len(length), len(reward))
+    return *history.change("completions/mean_length", 3, least=10), correlation(
+        length[len(length) - count :], reward[len(reward) - count :]
+    )
 
 
 def length_grows(history: MetricHistory) -> Detection | None:
     """M142: completions become longer and longer, and longer ones are paid more."""
     early, late, pays = _lengths(history)
-    if late < 1.5 * early or late < early + 16 or pays < 0.5:
+    if not (late >= 1.5 * early and late >= early + 16 and pays >= 0.5):
         return None
     return Detection(
         severity="warning",
@@ -65,7 +65,7 @@ def length_grows(history: MetricHistory) -> Detection | None:
 def length_collapses(history: MetricHistory) -> Detection | None:
     """M143: completions become shorter and shorter, and shorter ones are paid more."""
     early, late, pays = _lengths(history)
-    if late > 0.4 * early or pays > -0.5:
+    if not (late <= 0.4 * early and pays <= -0.5):
         return None
     return Detection(
         severity="warning",
