@@ -118,8 +118,8 @@ def update(
     num_tokens = sum(len(completion.token_ids) for s in scored for completion in s.group.completions)
     groups = [
         training_group(s, advantages_G)
-        for s, advantages_G, has_signal in zip(scored, result.advantages_PG, result.has_signal_P, strict=True)
-        if has_signal
+        for s, advantages_G in zip(scored, result.advantages_PG, strict=True)
+        if advantages_G.any()
     ]
     model.train()
     with precision(), tree_attention(model):
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     rewards = []
     for step, result in enumerate(train(task, steps=flags.steps, seed=flags.seed), 1):
         rewards.append(float(np.nanmean(result.reward_PG)))
-        signal = result.has_signal_P.mean()
+        signal = result.advantages_PG.any(axis=1).mean()
         print(f"step {step:3}  reward {rewards[-1]:.3f}  groups with signal {signal:.0%}", flush=True)
     return rewards
 
