@@ -1,8 +1,4 @@
-"""From TRL's constructor arguments to the parts of a trainer, in the order in which mistakes are cheapest to find.
-
-plan = before_weights(given)      arguments, rewards and data are checked
-parts = after_weights(plan)       the model, its reference and the engine are loaded
-"""
+"""From TRL's constructor arguments to the parts of a trainer, in the order in which mistakes are cheapest to find."""
 
 from __future__ import annotations
 
@@ -123,15 +119,8 @@ class Parts(TrainingPlan):
     num_parameters: int
     should_train: frozenset[str]
     """Names of the parameters that this run trains."""
-    other_sampler: bool
-    """Whether the sampler computes otherwise than training does."""
     filtered_logps: bool
     """Whether log-probabilities of rollouts are those of what a filter such as `top_p` left."""
-
-
-def assemble(given: Given) -> Parts:
-    """Check everything, then load. Raises what `GRPOTrainer` says it raises."""
-    return after_weights(before_weights(given))
 
 
 # ---- before weights ----
@@ -166,6 +155,7 @@ def before_weights(given: Given) -> TrainingPlan:
     preflight.set_for_streams(args, train, evaluation)
     examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4)]
     check_reward_models(rewards, examples, args.max_completion_length)
+    seed = args.seed if args.data_seed is None else args.data_seed
     return TrainingPlan(
         model=model,
         args=args,
@@ -178,13 +168,7 @@ def before_weights(given: Given) -> TrainingPlan:
         adaptive=adaptive,
         builder=builder,
         plan=plan,
-        order=PromptOrder(
-            train,
-            plan,
-            shuffle=args.shuffle_dataset,
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            max_steps=args.max_steps,
-        ),
+        order=PromptOrder(train, plan, shuffle=args.shuffle_dataset, seed=seed, max_steps=args.max_steps),
         train_dataset=train,
         eval_dataset=evaluation,
         loss=loss_settings(args),
@@ -215,7 +199,7 @@ def _say_idle_workers(args: GRPOConfig, rewards: tuple[Reward, ...]) -> None:
 
 
 def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) -> loading.LoadSettings:
-    """The loader's record."""
+    """How a model is loaded."""
     return loading.LoadSettings(
         init_kwargs=dict(args.model_init_kwargs or {}),
         trust_remote_code=args.trust_remote_code,
@@ -278,19 +262,16 @@ def _checked_data(
         if columns is not None:
             check_rewards(rewards, ["prompt"] if args.remove_unused_columns else columns)
         fitting = found.without_too_long(builder)
-        return _prompts_only(fitting) if args.remove_unused_columns else fitting
+        if not args.remove_unused_columns:
+            return fitting
+        if hasattr(fitting, "select_columns"):
+            return fitting.select_columns(["prompt"])
+        return [{"prompt": row["prompt"]} for row in fitting]
 
     train = checked(train, "train_dataset", plan.prompts_per_round)
     if isinstance(evaluation, Mapping):
         return train, {k: checked(v, f"eval_dataset[{k!r}]") for k, v in evaluation.items()}
     return train, checked(evaluation, "eval_dataset")
-
-
-def _prompts_only(dataset: Any) -> Any:
-    """The dataset as `remove_unused_columns` leaves it."""
-    if hasattr(dataset, "select_columns"):
-        return dataset.select_columns(["prompt"])
-    return [{"prompt": row["prompt"]} for row in dataset]
 
 
 # ---- after weights ----
@@ -311,7 +292,10 @@ def after_weights(plan: TrainingPlan) -> Parts:
     tokens_per_pack = _tokens_per_pack(plan.config, args, forward.precision, policy)
     _decide_checkpointing(args, tokens_per_pack, path)
     router_coef = _router_coef(args, policy)
-    reference = loading.Reference(policy) if args.beta else None
+    reference, callbacks = loading.Reference(policy) if args.beta else None, tuple[TrainerCallback, ...]()
+    if reference is not None and args.sync_ref_model:
+        alpha, every = args.ref_model_mixup_alpha, args.ref_model_sync_steps
+        callbacks = (loading.FollowPolicy(reference, alpha=alpha, every=every),)
     engine = _engine(
         EngineInputs(
             policy=policy,
@@ -344,10 +328,9 @@ def after_weights(plan: TrainingPlan) -> Parts:
             moe=bool(router_coef),
         ),
         completions=CompletionsLog(completions_log_settings(args)),
-        callbacks=_callbacks(args, reference),
+        callbacks=callbacks,
         num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in policy.parameters()),
         should_train=loading.should_train(policy, by_name=isinstance(plan.model, str)),
-        other_sampler=args.use_vllm,
         filtered_logps=sampling.filtered and engine.processed_logps,
     )
 
@@ -362,36 +345,24 @@ def _loaded(plan: TrainingPlan) -> nn.Module:
     return policy
 
 
-def _callbacks(args: GRPOConfig, reference: loading.Reference | None) -> tuple[TrainerCallback, ...]:
-    if reference is None or not args.sync_ref_model:
-        return ()
-    return (loading.FollowPolicy(reference, alpha=args.ref_model_mixup_alpha, every=args.ref_model_sync_steps),)
-
-
 def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
     """A context in which sampling, scoring and training compute the same."""
     if not kind_of(args.device).autocast:
         if zero_stage(args) == 3:  # whose weights are there only while their own layer is called
             return contextlib.nullcontext
         enabled = broadcast_from_main(rounds_products(args.product_precision))
-        if args.product_precision == "auto":
-            _say_precision(args, enabled=enabled)
+        if args.product_precision == "auto" and args.bf16_asked and not enabled:
+            logger.warning(
+                "bf16: true, but bfloat16 does not pay on this processor: %s. Matrix products stay in float32. "
+                "To round them all the same, set product_precision: bfloat16.",
+                measured_products(),
+            )
+        elif args.product_precision == "auto":
+            logger.info("Matrix products in %s: %s.", "bfloat16" if enabled else "float32", measured_products())
         with evaluation_mode(policy):
             return lean_precision(policy, enabled=enabled)
     dtype = half_dtype(args)
     return contextlib.nullcontext if dtype is None else lambda: torch.autocast(args.device.type, dtype=dtype)
-
-
-def _say_precision(args: GRPOConfig, *, enabled: bool) -> None:
-    """One line: what was measured and what follows; a warning where `bf16: true` asked for something else."""
-    if args.bf16_asked and not enabled:
-        logger.warning(
-            "bf16: true, but bfloat16 does not pay on this processor: %s. Matrix products stay in float32. "
-            "To round them all the same, set product_precision: bfloat16.",
-            measured_products(),
-        )
-    else:
-        logger.info("Matrix products in %s: %s.", "bfloat16" if enabled else "float32", measured_products())
 
 
 def _tokens_per_pack(config: PretrainedConfig, args: GRPOConfig, precision: Precision, policy: nn.Module) -> int:

@@ -120,7 +120,7 @@ class EvaluationMixin(Trainer):
         with evaluation_mode(self.model), parts.forward.context(parts.policy):
             for packed in packs:
                 out = parts.forward.token_logps(self.model, packed)
-                result = policy_loss(loss_inputs(out, packed, batch, other_sampler=parts.other_sampler), parts.loss)
+                result = policy_loss(loss_inputs(out, packed, batch, other_sampler=parts.args.use_vllm), parts.loss)
                 loss += float(result.loss)
                 sums.append(result.sums.stack().tolist())
         self.processes.reshard(self.model)

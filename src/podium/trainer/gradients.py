@@ -79,7 +79,7 @@ class Gradients:
         stale = old_logps_N is not None and parts.args.async_rollouts  # they may be the sampled ones themselves
         own_logps_N = out.logps_N if old_logps_N is None else old_logps_N
         gaps = [] if stale or parts.filtered_logps else logp_gap(packed.sampled_logps_N, own_logps_N)
-        inputs = loss_inputs(out, *batch, other_sampler=parts.other_sampler)
+        inputs = loss_inputs(out, *batch, other_sampler=parts.args.use_vllm)
         result = policy_loss(inputs, parts.loss, entropy_coef)
         loss, metrics = result.loss, dict[str, float]()
         if out.router_loss is not None:

@@ -173,16 +173,12 @@ class PromptOrder:
 # ---- records of a round ----
 
 
-Measured = tuple[str, float]
-"""The name of a metric and a value of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Numbers that a function has measured, for its caller to log."""
+    """Numbers that a function has measured, with their names, for its caller to log."""
 
-    metrics: list[Measured] = field(default_factory=list)
-    seconds: list[Measured] = field(default_factory=list)
+    metrics: list[tuple[str, float]] = field(default_factory=list)
+    seconds: list[tuple[str, float]] = field(default_factory=list)
 
     def add(self, values: Mapping[str, float]) -> None:
         """One more value of each metric."""
@@ -209,7 +205,7 @@ class SampledRound:
     policy_step: int
     """Optimizer steps the sampling weights had taken."""
     places: tuple[int, ...]
-    """Of this process's prompts in the round."""
+    """Positions of this process's prompts in the round."""
     scored: tuple[ScoredGroup, ...]
     measured: Measurements
     """By reward functions and clocks."""
@@ -222,13 +218,12 @@ class Share:
     """The groups of one micro-step, with the counts that its loss is divided by."""
 
     groups: tuple[TrainingGroup, ...]
-    """Of this rank; without completions that provably change nothing."""
+    """This rank's, without completions that provably change nothing; the counts are with them."""
     num_rollouts: int
-    """Of all ranks, also those left out."""
     num_tokens: int
-    """Loss tokens of all ranks, also those left out."""
+    """Loss tokens of all ranks."""
     local_tokens: int
-    """Loss tokens of this rank, also those left out."""
+    """Loss tokens of this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +248,7 @@ class TrialSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """A share with the counts of its whole optimizer step."""
+    """A share with the counts of its whole optimizer step, and whether it is the last of it."""
 
     groups: tuple[TrainingGroup, ...]
     num_rollouts: float
@@ -261,9 +256,7 @@ class MicroBatch:
     step_tokens: int
     """Loss tokens of the optimizer step over all ranks; `num_tokens` is the same but for `bnpo`."""
     micro_steps: int
-    """Of the optimizer step."""
     is_last: bool
-    """Of its optimizer step."""
     trial: TrialSettings | None = None
     """Set: only gradients are wanted, and no number is logged."""
 
@@ -298,7 +291,7 @@ def loss_inputs(
     *,
     other_sampler: bool,
 ) -> LossInputs:
-    """Inputs of the loss. `other_sampler`: the engine computes otherwise than training does."""
+    """Inputs of the loss. `other_sampler`: the engine computes otherwise than training does, as vLLM."""
     return LossInputs(
         logps_N=out.logps_N,
         entropy_N=out.entropy_N,

@@ -23,8 +23,6 @@ from podium.runs.findings import codes
 logger = logging.getLogger(__name__)
 
 CHOSEN_ENGINES = ("auto", *ENGINES)
-PRECISIONS = ("auto", "float32", "bfloat16")
-OVERLONG = ("error", "drop", "truncate")
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "loss_type": tuple(OBJECTIVES),
@@ -32,8 +30,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": tuple(AGGREGATIONS),
     "rollout_engine": CHOSEN_ENGINES,
-    "overlong_prompts": OVERLONG,
-    "product_precision": PRECISIONS,
+    "overlong_prompts": ("error", "drop", "truncate"),
+    "product_precision": ("auto", "float32", "bfloat16"),
     "vllm_mode": ("server", "colocate"),
     "vllm_model_impl": ("vllm", "transformers"),
     "vllm_importance_sampling_mode": tuple(CORRECTIONS),
@@ -43,48 +41,48 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 RANGES: Mapping[str, tuple[float, float, str]] = {
     "temperature": (1e-6, 100.0, "at 0 all completions of a group are the same, so nothing can be learnt"),
     "top_p": (1e-6, 1.0, "it is a share of probability"),
-    "top_k": (0, float("inf"), "0 switches it off"),
+    "top_k": (0, math.inf, "0 switches it off"),
     "min_p": (0.0, 1.0, "it is a share of the likeliest token's probability"),
-    "repetition_penalty": (1e-6, float("inf"), "1 switches it off"),
+    "repetition_penalty": (1e-6, math.inf, "1 switches it off"),
     "learning_rate": (0.0, 1000.0, "a negative rate climbs away from the reward, and no optimizer bears a higher one"),
-    "weight_decay": (0.0, float("inf"), "a negative one makes all weights grow"),
+    "weight_decay": (0.0, math.inf, "a negative one makes all weights grow"),
     "adam_beta1": (0.0, 1 - 1e-9, "it is a share of the past that stays"),
     "adam_beta2": (0.0, 1 - 1e-9, "it is a share of the past that stays"),
-    "adam_epsilon": (0.0, float("inf"), "it keeps a division from one by zero"),
-    "max_grad_norm": (0.0, float("inf"), "0 switches clipping off"),
-    "warmup_steps": (0.0, float("inf"), "0 switches warm-up off; below 1 it is a share of all steps"),
-    "max_steps": (1, float("inf"), "-1, or leaving it out, trains num_train_epochs"),
-    "per_device_train_batch_size": (1, float("inf"), "it counts completions"),
-    "per_device_eval_batch_size": (1, float("inf"), "it counts completions"),
-    "gradient_accumulation_steps": (1, float("inf"), "1 accumulates nothing"),
-    "generation_batch_size": (1, float("inf"), "it counts completions"),
-    "steps_per_generation": (1, float("inf"), "it is the number of micro-steps that a generation serves"),
-    "save_steps": (1e-9, float("inf"), "`save_strategy: no` saves nothing"),
-    "eval_steps": (1e-9, float("inf"), "`eval_strategy: no` evaluates nothing"),
-    "logging_steps": (1e-9, float("inf"), "`logging_strategy: no` logs nothing"),
-    "ref_model_sync_steps": (1, float("inf"), "it is a number of steps"),
+    "adam_epsilon": (0.0, math.inf, "it keeps a division from one by zero"),
+    "max_grad_norm": (0.0, math.inf, "0 switches clipping off"),
+    "warmup_steps": (0.0, math.inf, "0 switches warm-up off; below 1 it is a share of all steps"),
+    "max_steps": (1, math.inf, "-1, or leaving it out, trains num_train_epochs"),
+    "per_device_train_batch_size": (1, math.inf, "it counts completions"),
+    "per_device_eval_batch_size": (1, math.inf, "it counts completions"),
+    "gradient_accumulation_steps": (1, math.inf, "1 accumulates nothing"),
+    "generation_batch_size": (1, math.inf, "it counts completions"),
+    "steps_per_generation": (1, math.inf, "it is the number of micro-steps that a generation serves"),
+    "save_steps": (1e-9, math.inf, "`save_strategy: no` saves nothing"),
+    "eval_steps": (1e-9, math.inf, "`eval_strategy: no` evaluates nothing"),
+    "logging_steps": (1e-9, math.inf, "`logging_strategy: no` logs nothing"),
+    "ref_model_sync_steps": (1, math.inf, "it is a number of steps"),
     "seed": (0, 2**32 - 1, "random number generators take no other"),
     "data_seed": (0, 2**32 - 1, "random number generators take no other"),
-    "record_megabytes": (0, float("inf"), "`record: false` records nothing"),
-    "ddp_timeout": (1, float("inf"), "it is in seconds"),
-    "beta": (0.0, float("inf"), "a negative weight would reward drifting away"),
+    "record_megabytes": (0, math.inf, "`record: false` records nothing"),
+    "ddp_timeout": (1, math.inf, "it is in seconds"),
+    "beta": (0.0, math.inf, "a negative weight would reward drifting away"),
     "epsilon": (0.0, 1.0, "it is the distance of the lower clip bound from a ratio of 1"),
-    "epsilon_high": (0.0, float("inf"), "it is a distance from a ratio of 1 (for cispo the ratio itself)"),
-    "delta": (1.0, float("inf"), "it bounds ratios above 1"),
-    "max_completion_length": (1, float("inf"), "a completion has at least one token"),
-    "max_prompt_length": (1, float("inf"), "a prompt has at least one token"),
-    "num_generations": (2, float("inf"), "an advantage compares the completions of one prompt"),
-    "num_iterations": (1, float("inf"), "every rollout is trained on at least once"),
+    "epsilon_high": (0.0, math.inf, "it is a distance from a ratio of 1 (for cispo the ratio itself)"),
+    "delta": (1.0, math.inf, "it bounds ratios above 1"),
+    "max_completion_length": (1, math.inf, "a completion has at least one token"),
+    "max_prompt_length": (1, math.inf, "a prompt has at least one token"),
+    "num_generations": (2, math.inf, "an advantage compares the completions of one prompt"),
+    "num_iterations": (1, math.inf, "every rollout is trained on at least once"),
     "top_entropy_quantile": (0.0, 1.0, "it is a share of tokens"),
     "ref_model_mixup_alpha": (0.0, 1.0, "it is a share"),
-    "max_resamples": (1, float("inf"), "switch `dynamic_sampling` off instead"),
-    "tokens_per_pack": (1, float("inf"), "a pack has at least one token"),
-    "reward_timeout": (0, float("inf"), "it is in seconds; 0 switches it off"),
-    "reward_workers": (1, float("inf"), "a function from a file runs in at least one process"),
+    "max_resamples": (1, math.inf, "switch `dynamic_sampling` off instead"),
+    "tokens_per_pack": (1, math.inf, "a pack has at least one token"),
+    "reward_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
+    "reward_workers": (1, math.inf, "a function from a file runs in at least one process"),
     "async_rollouts": (0, 1, "it is how many rounds sampling may be ahead of training"),
-    "vllm_server_timeout": (1e-3, float("inf"), "it is in seconds"),
+    "vllm_server_timeout": (1e-3, math.inf, "it is in seconds"),
     "vllm_gpu_memory_utilization": (1e-6, 1.0, "it is a share of the GPU's memory"),
-    "vllm_tensor_parallel_size": (1, float("inf"), "it is a number of GPUs"),
+    "vllm_tensor_parallel_size": (1, math.inf, "it is a number of GPUs"),
 }
 """Fields with limits: (lowest, highest, why)."""
 
@@ -143,7 +141,7 @@ def wrong_value(
     if low <= value <= high:
         return None
     least = "above 0" if low == 1e-9 else f"at least {low:g}"
-    bounds = least if high == float("inf") else f"between {low:g} and {high:g}"
+    bounds = least if high == math.inf else f"between {low:g} and {high:g}"
     code = "C011" if name.startswith("num_generations") else "C016"
     return ConfigError(f"`{name}` is {value:g}; it must be {bounds}: {why}.", code=code, fix=fix(name))
 
@@ -174,23 +172,18 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
 }
 """TRL fields that change nothing here and nothing in the result: (idle value, why). A note is logged."""
 
+# fmt: off
 VLLM_ALONE: Mapping[str, tuple[str, ...]] = {
     "server": (
-        "vllm_server_base_url",
-        "vllm_server_host",
-        "vllm_server_port",
-        "vllm_server_timeout",
-        "vllm_group_port",
+        "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
         "vllm_weights_folder",
     ),
     "colocate": (
-        "vllm_enable_sleep_mode",
-        "vllm_gpu_memory_utilization",
-        "vllm_max_model_length",
-        "vllm_model_impl",
+        "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl",
         "vllm_tensor_parallel_size",
     ),
 }
+# fmt: on
 """Fields that only one `vllm_mode` reads."""
 
 
@@ -228,12 +221,6 @@ def refuse(rules: Iterable[Contradiction], args: Any) -> None:
             raise ConfigError(what.format(args=args), code=code, fix=fix)
 
 
-def _weighs_rollouts_twice(args: Any) -> bool:
-    by_rollout = CORRECTIONS[args.vllm_importance_sampling_mode].per_rollout
-    corrects = args.use_vllm and args.vllm_importance_sampling_correction
-    return args.loss_type == "vespo" and corrects and by_rollout
-
-
 CONTRADICTIONS: tuple[Contradiction, ...] = (
     (
         lambda args: args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"),
@@ -249,7 +236,12 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         "Leave one of them out.",
     ),
     (
-        _weighs_rollouts_twice,
+        lambda args: (
+            args.use_vllm
+            and args.vllm_importance_sampling_correction
+            and args.loss_type == "vespo"
+            and CORRECTIONS[args.vllm_importance_sampling_mode].per_rollout
+        ),
         "C014",
         "loss_type vespo weighs whole rollouts by itself; vllm_importance_sampling_mode is "
         "{args.vllm_importance_sampling_mode}.",

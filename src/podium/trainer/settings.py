@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from podium.algorithm.advantages import AdvantageSettings
-from podium.algorithm.losses import CORRECTIONS, Correction, EntropyControl, LossSettings
+from podium.algorithm.losses import CORRECTIONS, EntropyControl, LossSettings
 from podium.engines.vllm.settings import VllmSettings
 from podium.errors import ConfigError
 from podium.records import SamplingSettings
@@ -18,6 +19,12 @@ from podium.runs.checkpoint import checkpoints
 from podium.runs.completions_log import CompletionsLogSettings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS, on_error
+
+
+def _same(record: type, args: GRPOConfig, prefix: str = "") -> dict[str, Any]:
+    """The fields of a record that `args` has by the same name, with a prefix there."""
+    names = (each.name for each in dataclasses.fields(record) if hasattr(args, prefix + each.name))
+    return {name: getattr(args, prefix + name) for name in names}
 
 
 def sampling_settings(
@@ -29,10 +36,7 @@ def sampling_settings(
     greedy: bool = False,
     temperature: float | None = None,
 ) -> SamplingSettings:
-    """How one generation round is sampled.
-
-    `temperature` is the training's unless given.
-    """
+    """How one generation round is sampled. `temperature` is the training's unless given."""
     extra = {name: value for name, value in (args.generation_kwargs or {}).items() if name not in ARGUMENTS}
     if "eos_token_id" in extra:
         ids = extra.pop("eos_token_id")
@@ -65,65 +69,28 @@ def vllm_settings(args: GRPOConfig) -> VllmSettings:
     """How vLLM samples for this run."""
     on_cpu = args.device.type == "cpu"
     half = "float16" if args.fp16 else "bfloat16" if args.bf16 else "auto"
-    return VllmSettings(
-        mode=args.vllm_mode,
-        max_prompt_length=args.max_prompt_length,
-        max_completion_length=args.max_completion_length,
-        max_model_length=args.vllm_max_model_length,
-        device=args.device,
-        process_index=args.process_index,
-        local_process_index=args.local_process_index,
-        world_size=args.world_size,
-        output_dir=Path(args.output_dir),
-        newest_checkpoint=lambda: next(iter(checkpoints(Path(args.output_dir))), None),
-        trust_remote_code=args.trust_remote_code,
-        server_base_url=args.vllm_server_base_url,
-        server_host=args.vllm_server_host,
-        server_port=args.vllm_server_port,
-        server_timeout=args.vllm_server_timeout,
-        group_port=args.vllm_group_port,
-        weights_folder=args.vllm_weights_folder,
-        importance_sampling_correction=args.vllm_importance_sampling_correction,
-        dtype=half if not on_cpu else "float32" if args.product_precision == "float32" else "bfloat16",
-        tensor_parallel_size=args.vllm_tensor_parallel_size,
-        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-        max_sequences=args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
-        enable_sleep_mode=args.vllm_enable_sleep_mode,
-        model_impl=args.vllm_model_impl,
-    )
+    own = {
+        "output_dir": Path(args.output_dir),
+        "newest_checkpoint": lambda: next(iter(checkpoints(Path(args.output_dir))), None),
+        "dtype": half if not on_cpu else "float32" if args.product_precision == "float32" else "bfloat16",
+        "max_sequences": args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
+    }
+    return VllmSettings(**{**_same(VllmSettings, args), **_same(VllmSettings, args, "vllm_"), **own})
 
 
 def loss_settings(args: GRPOConfig) -> LossSettings:
     """The loss's own knobs."""
-    return LossSettings(
-        loss_type=args.loss_type,
-        level=args.importance_sampling_level,
-        epsilon_low=args.epsilon,
-        epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
-        delta=args.delta,
-        beta=args.beta,
-        use_bias_correction_kl=args.use_bias_correction_kl,
-        sapo_temperature_pos=args.sapo_temperature_pos,
-        sapo_temperature_neg=args.sapo_temperature_neg,
-        vespo_k_pos=args.vespo_k_pos,
-        vespo_lambda_pos=args.vespo_lambda_pos,
-        vespo_k_neg=args.vespo_k_neg,
-        vespo_lambda_neg=args.vespo_lambda_neg,
-        max_completion_length=args.max_completion_length,
-        off_policy_mask_threshold=args.off_policy_mask_threshold,
-        correction=_correction(args),
-    )
-
-
-def _correction(args: GRPOConfig) -> Correction | None:
-    """How the loss corrects for completions of another engine's computing; None: it does not."""
-    if not (args.use_vllm and args.vllm_importance_sampling_correction):
-        return None
-    return dataclasses.replace(
-        CORRECTIONS[args.vllm_importance_sampling_mode],
-        low=args.vllm_importance_sampling_clip_min,
-        high=args.vllm_importance_sampling_clip_max,
-    )
+    correction = None
+    if args.use_vllm and args.vllm_importance_sampling_correction:
+        low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
+        correction = dataclasses.replace(CORRECTIONS[args.vllm_importance_sampling_mode], low=low, high=high)
+    own = {
+        "level": args.importance_sampling_level,
+        "epsilon_low": args.epsilon,
+        "epsilon_high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        "correction": correction,
+    }
+    return LossSettings(**{**_same(LossSettings, args), **own})
 
 
 def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
@@ -144,22 +111,13 @@ def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
 
 def call_settings(args: GRPOConfig) -> CallSettings:
     """How reward functions are called."""
-    return CallSettings(
-        limit=args.reward_timeout or None,
-        on_error=on_error(args.on_reward_error),
-        num_workers=args.reward_workers,
-    )
+    limit, error = args.reward_timeout or None, on_error(args.on_reward_error)
+    return CallSettings(limit=limit, on_error=error, num_workers=args.reward_workers)
 
 
 def entropy_control(args: GRPOConfig) -> EntropyControl:
     """The adaptive entropy coefficient at the start of a run."""
-    return EntropyControl(
-        coef=args.entropy_coef,
-        target=args.entropy_target,
-        step=args.entropy_coef_delta,
-        coef_min=args.entropy_coef_min,
-        coef_max=args.entropy_coef_max,
-    )
+    return EntropyControl(**_same(EntropyControl, args, "entropy_"), step=args.entropy_coef_delta)
 
 
 def completions_log_settings(args: GRPOConfig) -> CompletionsLogSettings:

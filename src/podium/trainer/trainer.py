@@ -41,7 +41,7 @@ from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.trainer.assembly import NOT_SUPPORTED, Given, Parts, assemble
+from podium.trainer.assembly import NOT_SUPPORTED, Given, Parts, after_weights, before_weights
 from podium.trainer.attributes import with_attributes
 from podium.trainer.checkpointing import CheckpointMixin
 from podium.trainer.config import GRPOConfig, refuse_unknown
@@ -106,7 +106,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             peft_config=peft_config,
             not_supported=not_supported,
         )
-        self._begin(assemble(given), callbacks or [], optimizers)
+        self._begin(after_weights(before_weights(given)), callbacks or [], optimizers)
 
     def _begin(self, parts: Parts, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any]) -> None:
         warn_unlike_paper(parts.args)

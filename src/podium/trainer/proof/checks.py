@@ -15,13 +15,7 @@ from podium.models.packing import select_completions
 from podium.models.precision import ROUNDED
 from podium.records import TrainingGroup
 from podium.trainer.processes import optimized_by
-from podium.trainer.proof.completions import (
-    end_tokens,
-    own_language,
-    rewards,
-    sampled_tokens,
-    turn_ends,
-)
+from podium.trainer.proof.completions import end_tokens, own_language, rewards, sampled_tokens, turn_ends
 from podium.trainer.proof.evidence import (
     EXACT,
     HALF,
@@ -41,11 +35,10 @@ TRAINED_TOKENS = 32
 EXACT_GRADIENT, HALF_GRADIENT = 1e-2, 0.5
 """Largest difference of a gradient, relative to it: of every tensor in float32, of all together in half precision."""
 
-
 LEAST_DOUBT = 1e-2
 """Below it, gradients of float32 log-probabilities are known to fewer digits than are compared."""
 STEP_TOKENS = 16_384
-"""Of the completions, prompts included, that show the direction of a step."""
+"""Tokens of the completions, prompts included, that show the direction of a step."""
 LEAST_SHIFT = 1e-5
 """Nats a token, below which a change of a log-probability is rounding."""
 AGAINST = 0.2
@@ -61,11 +54,8 @@ LARGE_CHANGE = 50.0
 def finite_weights(run: Subject) -> Check:
     """No weight is NaN or infinite."""
     tensors = dict(run.model.named_parameters())
-    norms = {
-        n: torch.linalg.vector_norm(p.detach(), dtype=torch.float32)
-        for n, p in tensors.items()
-        if p.is_floating_point()
-    }
+    floats = {name: p.detach() for name, p in tensors.items() if p.is_floating_point()}
+    norms = {name: torch.linalg.vector_norm(p, dtype=torch.float32) for name, p in floats.items()}
     bad = [_not_finite(name, tensors[name]) for name, norm in norms.items() if not math.isfinite(float(norm))]
     return Check(
         name="weights are finite",
@@ -84,9 +74,8 @@ def trained_tensors(run: Subject) -> Check:
     frozen = sorted(name for name in run.parts.should_train if name in tensors and not tensors[name].requires_grad)
     optimized = {id(p) for p in optimized_by(run.optimizer)}
     left_out = [name for name, p in tensors.items() if p.requires_grad and id(p) not in optimized]
-    problems = ([f"frozen: {named(frozen)}"] if frozen else []) + (
-        [f"in no group of the optimizer: {named(left_out)}"] if left_out else []
-    )
+    listed = {"frozen": frozen, "in no group of the optimizer": left_out}
+    problems = [f"{what}: {named(names)}" for what, names in listed.items() if names]
     trained = [p for p in tensors.values() if p.requires_grad]
     groups = run.optimizer.param_groups
     rates = [group.get("initial_lr", group["lr"]) for group in groups]
@@ -213,7 +202,7 @@ def gradients(x: Before) -> Check:
     parameters = dict(x.run.model.named_parameters())
     # No token of the sample may have been sent to an expert.
     zero = [n for n, t in traces.items() if t.norm == 0 and "expert" not in n and parameters[n].numel()]
-    problems = ([f"not finite: {named(bad)}"] if bad else []) + ([f"none: {named(zero)}"] if zero else [])
+    problems = [f"{what}: {named(names)}" for what, names in {"not finite": bad, "none": zero}.items() if names]
     certain = _certain(x.sample) if zero and not bad and x.sample.doubt < LEAST_DOUBT else ""
     return Check(
         name="every trained tensor gets a gradient",
@@ -288,7 +277,7 @@ def logps_changed(x: After) -> Check:
 
 
 def _without_advantages(x: After) -> str:
-    """Why a step need not move anything; empty where it has to."""
+    """The reason why a step need not move anything; empty where it has to."""
     return "" if any(group.advantages_G.any() for group in x.trained) else "no completion has an advantage in this step"
 
 
@@ -298,9 +287,7 @@ def step_direction(x: After) -> Check:
         now = policy_logps(x.run.model, x.trained, exact.now)
     advantages = [a for group in x.trained for a in group.advantages_G.tolist()]
     lengths = [max(len(logps), 1) for logps in now]
-    gains = [
-        a * float((after - before).sum()) for a, after, before in zip(advantages, now, x.trained_logps, strict=True)
-    ]
+    gains = [a * float((new - old).sum()) for a, new, old in zip(advantages, now, x.trained_logps, strict=True)]
     total, shift = sum(map(abs, gains)), sum(abs(a) * n for a, n in zip(advantages, lengths, strict=True))
     small = total <= LEAST_SHIFT * shift or tolerance_of(x.run, exact=True) == HALF
     share = sum(gains) / total if total else 0.0

@@ -233,7 +233,7 @@ def _completion_problem(x: Before, c: Completion, end_ids: frozenset[int], max_t
 
 
 def _unsampled(x: Before, prompt_ids: tuple[int, ...], ids: tuple[int, ...]) -> str:
-    """Where a trained completion that was not sampled leaves the nearest one that was."""
+    """The place where a trained completion that was not sampled leaves the nearest one that was."""
     sampled = [c.token_ids for s in x.scored if s.group.prompt.token_ids == prompt_ids for c in s.group.completions]
     if not sampled:
         return "a trained prompt was never sampled from"

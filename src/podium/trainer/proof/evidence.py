@@ -38,7 +38,7 @@ COMPLETION_TOKENS = 4
 SAMPLE_ROUND = -2
 """Round number of the sample: no round of training has its random numbers."""
 NUDGED_TENSORS = 12
-"""Of a fully trained model: the last tensors before its head."""
+"""Last tensors before the head that are moved in a fully trained model."""
 NUDGE = 0.02
 """Share of their size by which weights are moved at first."""
 HEAD_TOKENS = 64
@@ -127,10 +127,8 @@ def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSet
     groups = [training_group(each, np.array([1.0, -0.5])) for each in scored]
     if run.parts.reference is None:
         return groups
-    return [
-        dataclasses.replace(group, ref_logps=tuple(x - np.float32(0.1) for x in group.sampled_logps))
-        for group in groups
-    ]
+    refs = [tuple(x - np.float32(0.1) for x in group.sampled_logps) for group in groups]
+    return [dataclasses.replace(group, ref_logps=ref) for group, ref in zip(groups, refs, strict=True)]
 
 
 @torch.no_grad()
@@ -169,11 +167,8 @@ def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, groups: Seque
 def halves(groups: Sequence[TrainingGroup]) -> list[list[TrainingGroup]]:
     """Two micro-steps that share the first group."""
     first, *others = groups
-    middle = len(first.completion_ids) // 2
-    return [
-        [select_completions(first, range(middle))],
-        [select_completions(first, range(middle, len(first.completion_ids))), *others],
-    ]
+    middle, end = len(first.completion_ids) // 2, len(first.completion_ids)
+    return [[select_completions(first, range(middle))], [select_completions(first, range(middle, end)), *others]]
 
 
 def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[MicroBatch]:
@@ -212,7 +207,7 @@ def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: Token
     clear_gradients(model)
 
     def loss_of(out: TokenLogps) -> Tensor:
-        inputs = loss_inputs(out, packed, batch, other_sampler=run.parts.other_sampler)
+        inputs = loss_inputs(out, packed, batch, other_sampler=run.args.use_vllm)
         return policy_loss(inputs, run.parts.loss, run.entropy_coef).loss
 
     loss = plain_backward(model, rows_of(batch.groups), sample_settings(run).temperature, plain, loss_of)
@@ -222,16 +217,13 @@ def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: Token
 
 
 def gradient_traces(model: nn.Module, scale: float) -> Traces:
-    """Of every trained tensor; no gradient counts as zeros."""
-    return {
-        name: trace(torch.zeros_like(p) if p.grad is None else p.grad, scale)
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    }
+    """Gradients of every trained tensor; none counts as zeros."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {name: trace(torch.zeros_like(p) if p.grad is None else p.grad, scale) for name, p in trained.items()}
 
 
 def weight_traces(model: nn.Module) -> Traces:
-    """Of every trained tensor."""
+    """Weights of every trained tensor."""
     return {name: trace(p) for name, p in model.named_parameters() if p.requires_grad}
 
 

@@ -1,8 +1,7 @@
 """The callback that runs the proof: before the first rollouts, before the first step, after weights first move.
 
-Every process runs the checks on its own groups and model; the results are gathered, so that all stop where one fails.
-The first process prints the table and writes `proof.json`. After a resume, and where weights are sharded (FSDP,
-DeepSpeed), only the checks that need no first batch run: weights, trained tensors, end tokens.
+Every process checks its own groups and model; results are gathered, so that all stop where one fails. After a resume,
+and where weights are sharded (FSDP, DeepSpeed), only the checks that need no first batch run.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def with_layer(check: Check, evidence: Any) -> Check:
 
 
 def worst(checks: Sequence[Check]) -> Check:
-    """Of one check on all processes: the first failure, with its process, else the first that was checked."""
+    """The result of one check on all processes: the first failure, with its process, else the first result."""
     for rank, check in enumerate(checks):
         if check.passed is False:
             where = f"process {rank}: " if len(checks) > 1 else ""

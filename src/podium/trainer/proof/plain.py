@@ -29,7 +29,7 @@ class Row:
 
 
 def rows_of(groups: Sequence[TrainingGroup]) -> list[Row]:
-    """In the order in which `packing` lays out trained tokens."""
+    """Rows in the order in which `packing` lays out trained tokens."""
     return [Row(prompt_ids=group.prompt_ids, completion_ids=ids) for group in groups for ids in group.completion_ids]
 
 
@@ -57,12 +57,10 @@ def row_logps(model: nn.Module, row: Row, temperature: float) -> TokenLogps:
 
 @torch.no_grad()
 def plain_logps(model: nn.Module, rows: Sequence[Row], temperature: float) -> TokenLogps:
-    """Of all rows [N], without gradients."""
+    """Log-probabilities and entropies of all rows, without gradients."""
     with reference_forward(model):
         outputs = [row_logps(model, row, temperature) for row in rows]
-    return TokenLogps(
-        logps_N=torch.cat([out.logps_N for out in outputs]), entropy_N=torch.cat([out.entropy_N for out in outputs])
-    )
+    return TokenLogps(**{name: torch.cat([getattr(out, name) for out in outputs]) for name in ("logps_N", "entropy_N")})
 
 
 def plain_backward(
@@ -73,13 +71,11 @@ def plain_backward(
     loss_of: Callable[[TokenLogps], Tensor],
 ) -> float:
     """Add the gradients of `loss_of`, a row at a time; gives the loss. `values` are `plain_logps`."""
-    leaf = TokenLogps(
-        logps_N=values.logps_N.clone().requires_grad_(), entropy_N=values.entropy_N.clone().requires_grad_()
-    )
-    loss = loss_of(leaf)
+    leaves = [x.clone().requires_grad_() for x in (values.logps_N, values.entropy_N)]
+    loss = loss_of(TokenLogps(logps_N=leaves[0], entropy_N=leaves[1]))
     loss.backward()
     lengths = [len(row.completion_ids) for row in rows]
-    upstream = [x.grad if x.grad is not None else torch.zeros_like(x) for x in (leaf.logps_N, leaf.entropy_N)]
+    upstream = [x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves]
     with reference_forward(model):
         for row, of_logps, of_entropy in zip(rows, *(x.split(lengths) for x in upstream), strict=True):
             out = row_logps(model, row, temperature)

@@ -57,7 +57,7 @@ class Check:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is nothing to read: it passed, or does not apply."""
+        """Whether there is nothing to read."""
         return self.word in ("ok", "not checked")
 
     @property
@@ -101,13 +101,8 @@ class Proof:
         checks = [{**dataclasses.asdict(check), "result": check.word} for check in self.checks]
         for check in checks:
             check.update({k: None for k, v in check.items() if isinstance(v, float) and not math.isfinite(v)})
-        text = {
-            "passed": not self.failures,
-            "step": self.step,
-            "processes": self.processes,
-            "seconds": round(self.seconds, 3),
-            "checks": checks,
-        }
+        head = {"passed": not self.failures, "step": self.step, "processes": self.processes}
+        text = {**head, "seconds": round(self.seconds, 3), "checks": checks}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(text, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -130,12 +125,12 @@ class Subject:
 
     @property
     def parts(self) -> Parts:
-        """The run's."""
+        """The parts of its trainer."""
         return self.now.parts
 
     @property
     def args(self) -> GRPOConfig:
-        """The run's."""
+        """Its settings."""
         return self.now.parts.args
 
     @property
@@ -161,7 +156,7 @@ Traces = Mapping[str, Trace]
 
 
 class Gradients(NamedTuple):
-    """Of every trained tensor, and the loss."""
+    """Gradients of every trained tensor, and the loss."""
 
     traces: Traces
     loss: float
@@ -217,13 +212,13 @@ class After:
     weights: Traces
     groups: tuple[TrainingGroup, ...]
     logps: list[np.ndarray]
-    """Of `groups`, as the run trains on them."""
+    """Log-probabilities of `groups`, as the run trains on them."""
     reference: list[np.ndarray]
-    """Of `groups`, under the reference; empty without one."""
+    """The same under the reference; empty without one."""
     trained: tuple[TrainingGroup, ...]
     """The groups that the step is trained on, or enough of them to tell its direction."""
     trained_logps: list[np.ndarray]
-    """Of `trained`, in the weights' own precision."""
+    """Log-probabilities of `trained`, in the weights' own precision."""
 
 
 def named(names: Iterable[str]) -> str:
