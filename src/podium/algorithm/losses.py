@@ -53,7 +53,6 @@ class LossInputs:
 
     @property
     def advantages_N(self) -> Tensor:
-        """Each token's advantage is its rollout's."""
         return self.advantages_R[self.rollout_N]
 
     @property
@@ -93,10 +92,9 @@ class Correction:
 
 
 CORRECTIONS: Mapping[str, Correction] = {
-    "token_truncate": Correction(per_rollout=False, masks=False),
-    "token_mask": Correction(per_rollout=False, masks=True),
-    "sequence_truncate": Correction(per_rollout=True, masks=False),
-    "sequence_mask": Correction(per_rollout=True, masks=True),
+    f"{level}_{how}": Correction(per_rollout=level == "sequence", masks=how == "mask")
+    for level in ("token", "sequence")
+    for how in ("truncate", "mask")
 }
 """TRL's names."""
 
@@ -131,7 +129,6 @@ class LossSettings:
 
     @property
     def one_ratio_per_rollout(self) -> bool:
-        """Whether ratios are of whole rollouts."""
         return (OBJECTIVES[self.loss_type].level or self.level) == "sequence"
 
 
@@ -466,19 +463,17 @@ class Objective(NamedTuple):
 
 
 _CLIP = tuple(f"clip_ratio/{which}" for which in ("low_mean", "low_min", "high_mean", "high_max", "region_mean"))
-_CAP = ("cispo_clip_ratio",)
-_PHI = ("vespo/phi_seq_mean",)
 
 OBJECTIVES: Mapping[str, Objective] = {
     "grpo": Objective(clipped, mean_of_rollout_means, measure_clip, _CLIP),
     "bnpo": Objective(clipped, mean_over_tokens, measure_clip, _CLIP),  # num_tokens is the micro-batch's
     "dr_grpo": Objective(clipped, mean_over_max_length, measure_clip, _CLIP),
     "dapo": Objective(clipped, mean_over_tokens, measure_clip, _CLIP),
-    "cispo": Objective(capped, mean_over_tokens, measure_cap, _CAP),
+    "cispo": Objective(capped, mean_over_tokens, measure_cap, ("cispo_clip_ratio",)),
     "sapo": Objective(soft_gate, mean_of_rollout_means, measure_nothing, ()),
     "gspo": Objective(clipped, mean_of_rollout_means, measure_clip, _CLIP, "sequence"),
     "luspo": Objective(clipped, mean_of_rollout_sums, measure_clip, _CLIP),  # meant for level "sequence"
-    "vespo": Objective(gamma_weight, mean_over_tokens, measure_phi, _PHI),
+    "vespo": Objective(gamma_weight, mean_over_tokens, measure_phi, ("vespo/phi_seq_mean",)),
 }
 
 
@@ -514,17 +509,13 @@ def with_skipped(sums: LossSums, s: LossSettings, *, num_tokens: float, num_roll
 
 def no_sums(device: torch.device | str = "cpu") -> LossSums:
     """The sums of no pack at all: what a rank without work contributes."""
-    return LossSums(
-        **{field.name: torch.full((), _EXTREMES.get(field.name, 0.0), device=device) for field in fields(LossSums)}
-    )
+    names = [field.name for field in fields(LossSums)]
+    return LossSums(**{name: torch.full((), _EXTREMES.get(name, 0.0), device=device) for name in names})
 
 
 _EXTREMES = {
-    "low_min": math.inf,
-    "high_max": -math.inf,
-    "gap_max": -math.inf,
-    "weight_min": math.inf,
-    "weight_max": -math.inf,
+    **dict.fromkeys(("low_min", "weight_min"), math.inf),
+    **dict.fromkeys(("high_max", "gap_max", "weight_max"), -math.inf),
 }
 """Sums that are none, as they are where there was nothing."""
 

@@ -140,7 +140,6 @@ class RolloutTable:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and completion tokens."""
         return int(self.prompt_tokens_R.sum() + self.tokens_R.sum())
 
     def stack(self) -> np.ndarray:
@@ -287,7 +286,6 @@ class MetricsBuffer:
     """The same of training since the last optimizer step, for the run's folder."""
 
     def add(self, mode: Mode, values: Mapping[str, float]) -> None:
-        """One more value under each name."""
         for name, value in values.items():
             if mode != "step":
                 self._windows[mode].setdefault(name, []).append(float(value))

@@ -30,16 +30,10 @@ OF_ARGS = (
     "log_completions", "log_multimodal", "log_unique_prompts", "num_completions_to_print",
 )
 # fmt: on
-"""Those that are a field of `args` of the same name."""
-
+"""Attributes that are a field of `args` of the same name."""
 
 OF_LOSS = ("beta", "loss_type", "epsilon_low", "epsilon_high", "off_policy_mask_threshold")
-"""Those that are a field of the loss settings of the same name."""
-
-
-def _function(reward: Any) -> Any:
-    """The reward function as it was given; a reward model is its module."""
-    return reward.function.model if isinstance(reward.function, RewardModel) else reward.function
+"""Attributes that are a field of the loss settings of the same name."""
 
 
 def _generation(trainer: Any) -> dict[str, Any]:
@@ -59,11 +53,12 @@ def _generation(trainer: Any) -> dict[str, Any]:
 
 ATTRIBUTES: Mapping[str, Read] = {
     **{name: attrgetter(f"args.{name}") for name in OF_ARGS},
-    "reward_funcs": lambda trainer: [_function(reward) for reward in trainer.parts.rewards],
+    "reward_funcs": lambda trainer: [  # as they were given; a reward model is its module
+        r.function.model if isinstance(r.function, RewardModel) else r.function for r in trainer.parts.rewards
+    ],
     "reward_func_names": lambda trainer: [reward.name for reward in trainer.parts.rewards],
     "reward_processing_classes": lambda trainer: [
-        reward.function.tokenizer if isinstance(reward.function, RewardModel) else None
-        for reward in trainer.parts.rewards
+        r.function.tokenizer if isinstance(r.function, RewardModel) else None for r in trainer.parts.rewards
     ],
     "reward_weights": lambda trainer: torch.tensor(trainer.weights.weights_K, dtype=torch.float32),
     "ref_model": lambda trainer: None if trainer.parts.reference is None else trainer.parts.reference.copy,
@@ -96,29 +91,22 @@ NOT_HERE: Mapping[str, str] = {
     "vllm_generation": "the engine is `trainer.parts.engine`, with other methods",
     "commit_scheduler": "completions are uploaded when they are logged, not by a schedule",
 }
-"""Those that mean nothing here, and the reason, with which reading one raises `AttributeError`."""
+"""Attributes that mean nothing here, and the reason, with which reading one raises `AttributeError`."""
 
 
 def with_attributes(trainer: Class) -> Class:
     """The class with TRL's attributes as properties. A class decorator."""
     for name in (*ATTRIBUTES, *NOT_HERE):
-        setattr(trainer, name, property(ATTRIBUTES.get(name, _refused(name)), _fixed(name)))
+        setattr(trainer, name, _property(name))
     return trainer
 
 
-def _refused(name: str) -> Read:
-    def read(trainer: Any) -> Any:
+def _property(name: str) -> property:
+    def refuse(trainer: Any) -> Any:
         raise AttributeError(f"Podium's GRPOTrainer has no `{name}`, which TRL's has: {NOT_HERE[name]}.", name=name)
 
-    return read
-
-
-def _fixed(name: str) -> Callable[[Any, Any], None]:
     def fix(trainer: Any, value: Any) -> None:
-        raise AttributeError(
-            f"`{name}` cannot be set: training has read it when the trainer was made. Give it to GRPOConfig or "
-            "GRPOTrainer.",
-            name=name,
-        )
+        made = "training has read it when the trainer was made. Give it to GRPOConfig or GRPOTrainer."
+        raise AttributeError(f"`{name}` cannot be set: {made}", name=name)
 
-    return fix
+    return property(ATTRIBUTES.get(name, refuse), fix)

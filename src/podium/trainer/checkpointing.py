@@ -1,8 +1,6 @@
 """Checkpoints of a run: written atomically, with everything that training continues from, and read back.
 
-Besides the Trainer's own files a checkpoint holds the round that is being trained on, with `async_rollouts` the one
-after it, the reference if it has moved, the entropy controller, the adaptive weights and the precision that was chosen:
-numpy arrays, safetensors and JSON, of which nothing is unpickled.
+Besides the Trainer's own files: numpy arrays, safetensors and JSON, of which nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -73,8 +71,7 @@ class StopsOnTerm(TrainerCallback):
             signal.signal(signal.SIGTERM, before)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        asked = any(gather_object([self.asked])) if args.world_size > 1 else self.asked
-        if asked:
+        if any(gather_object([self.asked])):
             self.asked = control.should_save = control.should_training_stop = True
 
 
@@ -189,9 +186,8 @@ class CheckpointMixin(AtomicCheckpointMixin):
                 np.savez(staging / f"{name}-{rank}.npz", **arrays)
         if rank:
             return
-        entropy = {name: x if math.isfinite(x) else None for name, x in dataclasses.asdict(self.entropy).items()}
         contents = {
-            "entropy": entropy,
+            "entropy": {k: x if math.isfinite(x) else None for k, x in dataclasses.asdict(self.entropy).items()},
             "reward_weights": self.weights.to_json(),
             "bfloat16_products": precision.enabled if isinstance(precision, ProductPrecision) else None,
             "plan": _arithmetic(self.parts.plan),
@@ -243,12 +239,14 @@ class CheckpointMixin(AtomicCheckpointMixin):
             reference.moved = True
         self.entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
         self.weights = self.weights.restored(saved.get("reward_weights", {}))
-        round_, ahead = (_arrays(folder / f"{name}-{rank}.npz") for name in ("round", "ahead"))
-        if round_ is None or _replanned(saved["plan"], _arithmetic(self.parts.plan), folder):
+        saved_round, ahead = (folder / f"{name}-{rank}.npz" for name in ("round", "ahead"))
+        if not saved_round.is_file() or _replanned(saved["plan"], _arithmetic(self.parts.plan), folder):
             return
-        self.round = from_arrays(round_, self._prompt)
-        if self.args.async_rollouts and ahead is not None:
-            self.rollouts.restore(from_arrays(ahead, self._prompt))
+        with np.load(saved_round, allow_pickle=False) as arrays:
+            self.round = from_arrays(dict(arrays), self._prompt)
+        if self.args.async_rollouts and ahead.is_file():
+            with np.load(ahead, allow_pickle=False) as arrays:
+                self.rollouts.restore(from_arrays(dict(arrays), self._prompt))
 
     def _prompt(self, key: RoundKey, id: int, index: int) -> Prompt:
         """A prompt that was drawn before; rows of a stream (index -1) are found by their place in the round."""
@@ -282,13 +280,6 @@ class CheckpointMixin(AtomicCheckpointMixin):
             loading.freeze_reference_adapter(policy)
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray] | None:
-    if not path.is_file():
-        return None
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
 def _arithmetic(plan: Plan) -> dict[str, int]:
     """The part of the plan that all ranks share."""
     return {**{name: value for name, value in dataclasses.asdict(plan).items() if name != "rank"}, "format": FORMAT}
@@ -309,20 +300,8 @@ def _replanned(saved: dict[str, int], now: dict[str, int], folder: Path) -> bool
 
 # ---- rounds as arrays ----
 
-_RECORDS: Mapping[str, type] = {
-    record.__name__: record
-    for record in (
-        Round,
-        RoundKey,
-        Share,
-        TrainingGroup,
-        SampledRound,
-        Measurements,
-        ScoredGroup,
-        Group,
-        Completion,
-    )
-}
+_SAVED = (Round, RoundKey, Share, TrainingGroup, SampledRound, Measurements, ScoredGroup, Group, Completion)
+_RECORDS: Mapping[str, type] = {record.__name__: record for record in _SAVED}
 
 
 def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:

@@ -1,8 +1,4 @@
-"""`GRPOConfig`: TRL's, with Podium's additions.
-
-`GRPOConfig` inherits `trl.GRPOConfig`, so every argument, default and parsing rule is TRL's own. Podium adds a few
-fields, checks early what TRL checks late, and refuses what it would otherwise have to ignore.
-"""
+"""`GRPOConfig`: TRL's, so every argument, default and parsing rule is TRL's own, with Podium's fields and checks."""
 
 # ruff: noqa: RUF009 - `option` makes a dataclass field
 
@@ -48,7 +44,7 @@ def option(default: Any, text: str) -> Any:
 
 @dataclass
 class GRPOConfig(trl.GRPOConfig):
-    """TRL's `GRPOConfig` with Podium's additions.
+    """TRL's `GRPOConfig` with Podium's additions; it checks early what TRL checks late.
 
     Differences in defaults: `gradient_checkpointing` is decided by memory unless set (packs bound the activations, so
     it is rarely needed); `bf16` and `use_cpu` follow the device unless set; a NaN loss is logged as NaN. `gspo` is
@@ -174,7 +170,7 @@ class GRPOConfig(trl.GRPOConfig):
             if not isinstance(value, str) or not words <= _NUMBERS:
                 continue
             try:
-                number = _TRUTH.get(value.lower()) if "bool" in words else float(value)
+                number = {"true": True, "false": False}.get(value.lower()) if "bool" in words else float(value)
                 if number is None or ("float" not in words and number != int(number)):
                     raise ValueError
             except (ValueError, OverflowError):
@@ -231,9 +227,8 @@ class GRPOConfig(trl.GRPOConfig):
                     "Training runs on the CPU: of accelerators only CUDA's are supported, and this machine has %s.",
                     torch.accelerator.current_accelerator(),
                 )
-        on_cpu = self.use_cpu
         self.bf16_asked = bool(self.bf16)
-        if kind_of("cpu" if on_cpu else "cuda").autocast:
+        if kind_of("cpu" if self.use_cpu else "cuda").autocast:
             self._choose_half()
             return
         if self.fp16:
@@ -283,8 +278,6 @@ def default_line(name: str) -> str:
     return as_line(name, SENSIBLE.get(name, getattr(GRPOConfig, name)))
 
 
-_TRUTH = {"true": True, "false": False}
-
 _MEANT = {"config": "write `args`", "dataset": "write `train_dataset`"}
 """Arguments of other trainers that are no keys of a recipe."""
 
@@ -310,20 +303,14 @@ def has_bfloat16() -> bool:
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-Fix = Callable[[GRPOConfig], str]
-
-
-def _as_the_device(_: GRPOConfig) -> str:
-    return "take `bf16`, `fp16` and `tf32` out: what the device can is chosen"
-
-
-_CODES: tuple[tuple[str, str, Fix], ...] = (
+_CODES: tuple[tuple[str, str, Callable[[GRPOConfig], str]], ...] = (
     ("divisible by num_generations", "C010", GRPOConfig._nearest_batch),
     ("divisible by the global batch size", "C010", GRPOConfig._nearest_batch),
     ("at least 2 generations", "C011", lambda args: default_line("num_generations")),
     ("generations used for evaluation", "C012", GRPOConfig._whole_evaluation),
-    ("fp16", "C013", _as_the_device),
-    ("bf16", "C013", _as_the_device),
-    ("tf32", "C013", _as_the_device),
+    *(
+        (name, "C013", lambda _: "take `bf16`, `fp16` and `tf32` out: what the device can is chosen")
+        for name in ("fp16", "bf16", "tf32")
+    ),
 )
 """(words of an error of TRL's or transformers', the code of its rule, the fix)."""

@@ -116,7 +116,6 @@ class Health(TrainerCallback):
                 self._rounds.append(joined(rows))
 
     def saw_gaps(self, gaps: Sequence[Tensor]) -> None:
-        """`logp_gap` of packs."""
         self._gaps.extend(gaps)
 
     # ---- as a callback ----
@@ -165,7 +164,12 @@ class Health(TrainerCallback):
                 metrics = StepMetrics(step=state.global_step, values=self._step_values())
                 self.latest = metrics.values
                 self.folder.add_metrics(metrics)
-                decision = self._check(metrics)
+                rounds, self._rounds = self._rounds, []
+                new = self._monitor.step(metrics, rounds)
+                for finding in new:
+                    self.say(finding)
+                wishes = {self._wish(finding) for finding in new}
+                decision = next((wish for wish in ("rollback", "stop") if wish in wishes), None)
         if (self.args.strict or self.args.on_finding) and self.args.world_size > 1:
             decision = broadcast_object_list([decision])[0]
         if decision is not None:
@@ -209,15 +213,6 @@ class Health(TrainerCallback):
         self._spent += time.perf_counter() - start
 
     # ---- findings ----
-
-    def _check(self, metrics: StepMetrics) -> str | None:
-        """Report the findings of a step; gives the decision that they ask for."""
-        rounds, self._rounds = self._rounds, []
-        wishes = set()
-        for finding in self._monitor.step(metrics, rounds):
-            self.say(finding)
-            wishes.add(self._wish(finding))
-        return next((wish for wish in ("rollback", "stop") if wish in wishes), None)
 
     def say(self, finding: Finding) -> None:
         """Report a finding to the folder, the terminal and, as a number, the trackers."""
@@ -347,7 +342,6 @@ class WeightProbe:
         self._values: Tensor | None = None
 
     def before(self) -> None:
-        """Keep the sample."""
         self._values = self._sample()
 
     def after(self) -> dict[str, float]:

@@ -39,23 +39,16 @@ _TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flyte
 def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[ConfigError]:
     """Errors of settings that exclude each other, or the model and data of the run.
 
-    Args:
-        args: the run's.
-        adapter: whether an adapter is trained.
-        evaluation: whether there are rows for evaluation.
+    `adapter`: one is trained; `evaluation`: there are rows for it.
     """
     if args.sync_ref_model and adapter:
-        yield ConfigError(
-            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it.",
-            code="C030",
-            fix="leave sync_ref_model out, or train all weights",
+        what = (
+            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it."
         )
+        yield ConfigError(what, code="C030", fix="leave sync_ref_model out, or train all weights")
     if args.eval_strategy != "no" and not evaluation:
-        yield ConfigError(
-            f"eval_strategy is {args.eval_strategy.value}, and there are no rows to evaluate on.",
-            code="C030",
-            fix="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`",
-        )
+        what = f"eval_strategy is {args.eval_strategy.value}, and there are no rows to evaluate on."
+        yield ConfigError(what, code="C030", fix="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`")
     if args.rollout_engine == "live" and (reasons := only_generate(args)):
         what = f"rollout_engine: live is not possible here: {'; '.join(reasons)}."
         yield ConfigError(what, code="C030", fix="rollout_engine: auto")
@@ -75,14 +68,11 @@ def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[C
         yield error
 
 
-_ROUTERS = ("num_experts", "num_local_experts", "n_routed_experts", "output_router_logits")
-"""Settings of models that have a router."""
-
-
 def no_router(args: GRPOConfig, config: PretrainedConfig, *, known: bool | None = None) -> ConfigError | None:
     """The error of a load-balancing loss for a model without a router. `known`: whether it has one, if it is loaded."""
     text = config.get_text_config()
-    has_router = any(hasattr(text, name) for name in _ROUTERS) if known is None else known
+    settings = ("num_experts", "num_local_experts", "n_routed_experts", "output_router_logits")
+    has_router = any(hasattr(text, name) for name in settings) if known is None else known
     if not args.router_aux_loss_coef or has_router:
         return None
     what = f"router_aux_loss_coef is {args.router_aux_loss_coef:g}, but this model ({text.model_type}) has no router."

@@ -31,13 +31,13 @@ from accelerate.utils import (
     broadcast_object_list,
     gather_object,
 )
-from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading, fsdp2_prepare_model
+from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_map
 
 from podium.errors import CheckpointError, ConfigError
@@ -69,9 +69,9 @@ def fsdp_version(args: Any) -> int | None:
     return int(os.environ.get("FSDP_VERSION", "1")) if asked else None
 
 
-def zero_stage(args: Any) -> int | None:
-    """DeepSpeed's stage; None: no DeepSpeed."""
-    plugin = getattr(args, "deepspeed_plugin", None)
+def zero_stage(owner: Any) -> int | None:
+    """DeepSpeed's stage, by the plugin in the arguments or in accelerate's state; None: no DeepSpeed."""
+    plugin = getattr(owner, "deepspeed_plugin", None)
     return None if plugin is None else int(plugin.zero_stage)
 
 
@@ -99,39 +99,31 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
             "--fsdp_version 2 for `accelerate launch`, or `podium train ... --accelerate fsdp2`."
         )
     if args.async_rollouts and (zero_stage(args) is not None or (args.world_size > 1 and fsdp_version(args))):
-        raise ConfigError(
-            "async_rollouts copies the policy's weights, which FSDP and DeepSpeed divide over processes.",
-            code="C033",
-            fix="Leave async_rollouts out, or train with DDP (`--accelerate ddp`).",
-        )
+        what = "async_rollouts copies the policy's weights, which FSDP and DeepSpeed divide over processes."
+        fix = "Leave async_rollouts out, or train with DDP (`--accelerate ddp`)."
+        raise ConfigError(what, code="C033", fix=fix)
     if zero_stage(args) == 3 and args.use_vllm:
-        raise ConfigError(
-            "use_vllm sends the policy's weights, which ZeRO-3 divides in a way that cannot be sent yet.",
-            code="C014",
-            fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out.",
-        )
+        what = "use_vllm sends the policy's weights, which ZeRO-3 divides in a way that cannot be sent yet."
+        fix = "Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out."
+        raise ConfigError(what, code="C014", fix=fix)
     if zero_stage(args) == 3 and args.beta and not adapter:
-        raise ConfigError(
-            "beta needs a copy of the model as reference, and ZeRO-3 has divided the one that it would be of.",
-            code="C014",
-            fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, train an adapter, or set beta: 0.",
-        )
+        what = "beta needs a copy of the model as reference, and ZeRO-3 has divided the one that it would be of."
+        fix = "Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, train an adapter, or set beta: 0."
+        raise ConfigError(what, code="C014", fix=fix)
     if adapter and fsdp_version(args) == 2:  # an adapter stays whole on every process
         disable_fsdp_ram_efficient_loading()
         if args.fsdp_plugin_args is not None:
             args.fsdp_plugin_args["cpu_ram_efficient_loading"] = False
 
 
-@contextlib.contextmanager
-def whole_at_load(policy: nn.Module, args: Any) -> Iterator[None]:
+def whole_at_load(policy: nn.Module, args: Any) -> contextlib.AbstractContextManager[None]:
     """Gather weights that ZeRO-3 sharded while they were loaded, for trials of the model."""
     if zero_stage(args) != 3:
-        yield
-        return
+        return contextlib.nullcontext()
     import deepspeed  # type: ignore[import-not-found,unused-ignore]
 
-    with deepspeed.zero.GatheredParameters(list(policy.parameters())):
-        yield
+    gathered: contextlib.AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(policy.parameters()))
+    return gathered
 
 
 def optimized_by(optimizer: Any) -> Iterator[nn.Parameter]:
@@ -183,13 +175,10 @@ class Processes:
 
     @property
     def zero3(self) -> bool:
-        """Whether DeepSpeed shards the weights themselves."""
-        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        return plugin is not None and plugin.zero_stage == 3
+        return zero_stage(self.accelerator.state) == 3
 
     @property
     def sharded(self) -> bool:
-        """Whether no process has all weights."""
         return self.division == "fsdp2" or self.zero3
 
     def num_dummy_forwards(self, forwards: int) -> int:
@@ -225,10 +214,6 @@ class Processes:
         cast(Any, self.accelerator).prepare = _prepare_once(self.accelerator.prepare)
         self.model = prepared
         return prepared, optimizer
-
-    def shard_frozen(self, model: nn.Module) -> None:
-        """Shard a model that is not trained, as the policy (FSDP2)."""
-        fsdp2_prepare_model(self.accelerator, model)
 
     @contextlib.contextmanager
     def full_weights(self, model: nn.Module) -> Iterator[None]:
@@ -341,29 +326,23 @@ class Processes:
     def save_parts(self, folder: Path, model: nn.Module, optimizer: Any, reference: Reference | None) -> None:
         """Write this process's part of the trained weights, of the optimizer and of a reference that has moved."""
         rank = self.accelerator.process_index
-        save_file(self._parts(model, trained=True), folder / WEIGHTS.format(rank))
+        save_file(_parts(model, trained=True), folder / WEIGHTS.format(rank))
         if reference is not None and reference.moved:
-            save_file(self._parts(cast(nn.Module, reference.copy), trained=False), folder / REFERENCE.format(rank))
+            save_file(_parts(cast(nn.Module, reference.copy)), folder / REFERENCE.format(rank))
         torch.save(tree_map(_to_part, optimizer.state_dict()), folder / OPTIMIZER.format(rank))
 
     def load_weights(self, folder: Path, model: nn.Module, reference: Reference | None) -> None:
-        """Read the weights that `save_parts` wrote."""
         rank = self.accelerator.process_index
-        _fill(self._parts(model, trained=True), folder / WEIGHTS.format(rank))
+        _fill(_parts(model, trained=True), folder / WEIGHTS.format(rank))
         if reference is not None and (folder / REFERENCE.format(rank)).is_file():
-            _fill(self._parts(cast(nn.Module, reference.copy), trained=False), folder / REFERENCE.format(rank))
+            _fill(_parts(cast(nn.Module, reference.copy)), folder / REFERENCE.format(rank))
             reference.moved = True
 
     def load_optimizer(self, folder: Path, optimizer: Any) -> None:
-        """Read the optimizer that `save_parts` wrote."""
         path = folder / OPTIMIZER.format(self.accelerator.process_index)
         meshes = [p.device_mesh for p in cast(nn.Module, self.model).parameters() if isinstance(p, DTensor)]
         saved = torch.load(path, map_location=self.accelerator.device.type, weights_only=True)
         optimizer.load_state_dict(tree_map(lambda x: _from_part(x, meshes[0]), saved, is_leaf=_is_part))
-
-    def _parts(self, model: nn.Module, *, trained: bool) -> dict[str, Tensor]:
-        """This process's part of a model, or of its trained tensors."""
-        return {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad or not trained}
 
     def check_parts(self, folder: Path) -> None:
         """Raise `CheckpointError` where a checkpoint was sharded otherwise than this run is."""
@@ -420,7 +399,6 @@ def share_gradient_memory(accelerator: Accelerator) -> None:
 
 
 def _units(model: nn.Module) -> list[FSDPModule]:
-    """Modules that are gathered as one."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
@@ -428,6 +406,11 @@ def local(x: Tensor) -> Tensor:
     """This process's part of a tensor, or of a parameter that ZeRO-3 has sharded."""
     part: Tensor = getattr(x, "ds_tensor", x)
     return part.to_local() if isinstance(part, DTensor) else part
+
+
+def _parts(model: nn.Module, *, trained: bool = False) -> dict[str, Tensor]:
+    """This process's part of a model, or of its trained tensors."""
+    return {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad or not trained}
 
 
 def _fill(parts: dict[str, Tensor], path: Path) -> None:
@@ -439,26 +422,21 @@ def _fill(parts: dict[str, Tensor], path: Path) -> None:
         part.copy_(saved[name])
 
 
-PART = "podium_part"
-
-
 def _to_part(x: Any) -> Any:
     """A sharded tensor as this process's part and its place in the whole: nothing that needs unpickling."""
     if not isinstance(x, DTensor):
         return x
     dims = [placement.dim if isinstance(placement, Shard) else None for placement in x.placements]
-    return {PART: x.to_local(), "dims": dims, "shape": list(x.shape), "stride": list(x.stride())}
+    return {"podium_part": x.to_local(), "dims": dims, "shape": list(x.shape), "stride": list(x.stride())}
 
 
 def _is_part(x: Any) -> bool:
-    return isinstance(x, dict) and PART in x
+    return isinstance(x, dict) and "podium_part" in x
 
 
 def _from_part(x: Any, mesh: Any) -> Any:
     if not _is_part(x):
         return x
-    from torch.distributed.tensor import Replicate
-
     placements = [Replicate() if dim is None else Shard(dim) for dim in x["dims"]]
     shape, stride = torch.Size(x["shape"]), tuple(x["stride"])
-    return DTensor.from_local(x[PART], mesh, placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(x["podium_part"], mesh, placements, run_check=False, shape=shape, stride=stride)

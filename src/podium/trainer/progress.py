@@ -1,7 +1,4 @@
-"""The line that training shows: step, reward, share of groups with signal, tokens a second, time left.
-
-`ProgressLine` is for terminals and logs, `NotebookProgress` for notebooks, with the reward curve below the line.
-"""
+"""The line that training shows: step, reward, share of groups with signal, tokens a second, time left."""
 
 from __future__ import annotations
 
@@ -65,7 +62,6 @@ class _Progress(TrainerCallback):
         self.close()
 
     def line(self, state: TrainerState) -> str:
-        """The line as it is now."""
         return describe(state.global_step, state.max_steps, self.logs, tuple(self.marks))
 
     def _mark(self, state: TrainerState) -> None:
@@ -94,14 +90,12 @@ class ProgressLine(_Progress):
         self.printed = 0
 
     def open(self, state: TrainerState) -> None:
-        """Start the live line on a terminal."""
         if self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False)
             self.live.start()
             self._update(f"step {state.global_step}/{state.max_steps}  {FIRST} ...")
 
     def show(self, state: TrainerState) -> None:
-        """Update the live line."""
         self._update(self.line(state))
 
     def log(self, state: TrainerState) -> None:
@@ -131,13 +125,11 @@ class NotebookProgress(_Progress):
         self.display: DisplayHandle | None = None
 
     def open(self, state: TrainerState) -> None:
-        """Show that the first batch is checked."""
         from IPython.display import HTML, display
 
         self.display = display(HTML(self._html(f"{FIRST} ...")), display_id=True)
 
     def show(self, state: TrainerState) -> None:
-        """Update line and curve."""
         from IPython.display import HTML
 
         if self.display is not None:

@@ -33,14 +33,9 @@ _ONE_KIND = {"adamw_torch_fused": "adamw_torch"}
 _OWN_STATE = ("reduce_lr_on_plateau", "greedy")
 """Schedules whose state no other can load."""
 
-_SCHEDULE = {
-    "learning_rate",
-    "max_steps",
-    "num_train_epochs",
-    "warmup_steps",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-}
+_SCHEDULE = frozenset(
+    ("learning_rate", "max_steps", "num_train_epochs", "warmup_steps", "lr_scheduler_type", "lr_scheduler_kwargs")
+)
 """Settings that the learning rate of a step follows from."""
 
 _SHAPES = ("peft_type", "r", "target_modules", "modules_to_save", "use_dora", "rank_pattern", "bias", "lora_bias")
@@ -50,9 +45,7 @@ _SHAPES = ("peft_type", "r", "target_modules", "modules_to_save", "use_dora", "r
 def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
     """Compare a run with the one that wrote a checkpoint: errors where it cannot continue from there, else a note.
 
-    Args:
-        folder: of the checkpoint.
-        now: as `Health.made_of`; parts that are not known are left out.
+    `now` is as `Health.made_of`; parts that are not known are left out.
     """
     state = _json(folder / STATE).get("made_of") or {}
     settings, saved = now.get("settings") or {}, state.get("settings") or {}
@@ -65,7 +58,7 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
             what = f"{key} is {is_now}, and {folder.name} holds the state of {was}, which it cannot take over"
             yield _refused(what, f"{key}: {was}")
     was, is_now = (str((each.get("model") or {}).get("name") or "") for each in (state, now))
-    if _last(was) != _last(is_now) and not any("checkpoint-" in name or not name for name in (was, is_now)):
+    if Path(was).name != Path(is_now).name and not any("checkpoint-" in name or not name for name in (was, is_now)):
         what = f"model is {is_now}, and {folder.name} holds the weights of a run on {was}, which would be gone on from"
         yield _refused(what, f"model: {was}")
     changed = [
@@ -127,10 +120,6 @@ def _other_rewards(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None)
         return [f"rewards {', '.join(was)} -> {', '.join(now)}"]
     other = [name for name in now if was[name].get("sha256") != now[name].get("sha256")]
     return [f"the code of {name} ({now[name].get('where')}) is another" for name in other]
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2]
 
 
 def apply_settings(folder: Path, args: Any, optimizer: Any, scheduler: Any) -> None:

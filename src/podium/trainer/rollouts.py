@@ -58,23 +58,16 @@ class PolicyState:
     """The same, as accelerate prepared it."""
     trainer_state: Any
     weights: AdaptiveWeights
-    """Of the reward functions."""
+    """Weights of the reward functions."""
 
     @classmethod
     def of(cls, trainer: Any) -> PolicyState:
         """The state of a trainer at this moment."""
-        return cls(
-            parts=trainer.parts,
-            processes=trainer.processes,
-            model=trainer.model,
-            wrapped=trainer.model_wrapped,
-            trainer_state=trainer.state,
-            weights=trainer.weights,
-        )
+        same = {name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights")}
+        return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state)
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken."""
         return self.trainer_state.global_step
 
     def settings(self, num_completions: int, round_number: int, **given: Any) -> SamplingSettings:
@@ -94,13 +87,13 @@ class DrawnRound:
 
     round: Round
     scored: tuple[ScoredGroup, ...]
-    """Of this process."""
+    """This process's groups."""
     advantages: list[np.ndarray]
     """[G] of each of them."""
     kept: list[np.ndarray]
     """bool [G] of each: the completions that are trained on."""
     num_tokens: int
-    """Of all processes."""
+    """Tokens of all processes."""
     weights: AdaptiveWeights
     """For the next round."""
     measured: Measurements
@@ -135,9 +128,7 @@ class Rollouts:
             measured.add({"rollouts/staleness": staleness})
         kept_PG, counted_PG = trained_on(table, result, parts)
         kept, own = ([x[place] for place in sampled.places] for x in (kept_PG, result.advantages_PG))
-        groups = [
-            training_group(scored, advantages_G) for scored, advantages_G in zip(sampled.scored, own, strict=True)
-        ]
+        groups = [training_group(scored, x_G) for scored, x_G in zip(sampled.scored, own, strict=True)]
         with measured.timed("compare_seconds"):
             groups = with_other_policies(groups, kept, now, staleness=staleness)
         return DrawnRound(
@@ -219,14 +210,14 @@ class Rollouts:
                 now.parts.engine.sync(now.model, now.step)
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState) -> list[Group]:
-        """Completions, unscored."""
+        """Sample completions, unscored."""
         self.sync(now)
         return now.parts.engine.generate(prompts, settings, policy_step=now.step)
 
     def sample_and_score(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState
     ) -> tuple[list[ScoredGroup], Measurements]:
-        """Groups of completions with the rewards of every function."""
+        """Sample groups of completions and have every function score them."""
         measured = Measurements()
         self.sync(now, measured)
         with now.gathered():
@@ -322,7 +313,7 @@ def score_groups(groups: Sequence[Group], now: PolicyState, measured: Measuremen
 def gathered_advantages(
     scored: Sequence[ScoredGroup], places: Sequence[int], now: PolicyState
 ) -> tuple[RolloutTable, Advantages]:
-    """Of all ranks, in the order of the round's prompts, the same on every rank."""
+    """Table and advantages of all ranks, in the order of the round's prompts, the same on every rank."""
     names = tuple(reward.name for reward in now.parts.rewards)
     blocks = [(place, rollout_table([group], names).stack()) for place, group in zip(places, scored, strict=True)]
     blocks = sorted(gather_object(blocks), key=lambda block: block[0])
@@ -381,10 +372,8 @@ def _with_sampled(groups: Sequence[TrainingGroup], now: PolicyState) -> list[Tra
     sampled = [x for group in groups for x in group.sampled_logps]
     current = policy_logps(now.model, groups, now) if any(np.isnan(x).any() for x in sampled) else sampled
     old = iter([np.where(np.isnan(x), y, x) for x, y in zip(sampled, current, strict=True)])
-    return [
-        dataclasses.replace(group, old_logps=tuple(itertools.islice(old, len(group.completion_ids))))
-        for group in groups
-    ]
+    cut = [tuple(itertools.islice(old, len(group.completion_ids))) for group in groups]
+    return [dataclasses.replace(group, old_logps=logps) for group, logps in zip(groups, cut, strict=True)]
 
 
 @torch.no_grad()

@@ -181,11 +181,9 @@ class Measurements:
     seconds: list[tuple[str, float]] = field(default_factory=list)
 
     def add(self, values: Mapping[str, float]) -> None:
-        """One more value of each metric."""
         self.metrics.extend(values.items())
 
     def extend(self, other: Measurements) -> None:
-        """All of another's."""
         self.metrics.extend(other.metrics)
         self.seconds.extend(other.seconds)
 

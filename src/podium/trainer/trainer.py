@@ -27,6 +27,7 @@ from typing import Any, cast
 import torch
 from accelerate.utils import gather_object
 from accelerate.utils import set_seed as accelerate_seed
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
@@ -146,14 +147,13 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             self.model_wrapped = self.model
             compute_in_full(self.parts.forward.precision)
             if reference is not None and reference.copy is not None:
-                self.processes.shard_frozen(reference.copy)
+                fsdp2_prepare_model(self.accelerator, reference.copy)
         elif reference is not None:
             reference.to(self.args.device)
         self._gradients = Gradients(self.processes, self.model)
 
     @torch.no_grad()
     def _touch(self, model: nn.Module) -> None:
-        """A forward of one token."""
         with self.parts.forward.context(model):
             self.parts.forward.token_logps(model, dummy_pack(self.args.device))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -144,18 +144,15 @@ three languages: 0.4 of guessing and 1.4 nats at most; with its vocabulary permu
 def _surprise(x: Before) -> tuple[float, float, float] | None:
     """Nats a token that the text of the prompts costs without template, the model's entropy there, and log V."""
     tokenizer = x.run.parts.tokenizer
-    texts = dict.fromkeys(_plain_text(s.group.prompt.content) for s in x.scored)
+    contents = [s.group.prompt.content for s in x.scored]
+    turns = ([c] if isinstance(c, str) else [turn.get("content") for turn in c] for c in contents)
+    texts = dict.fromkeys("\n\n".join(text for text in each if isinstance(text, str)) for each in turns)
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"][:PLAIN_TOKENS] for text in list(texts)[:PLAIN_TEXTS]]
     rows = [Row(prompt_ids=(ids[0],), completion_ids=tuple(ids[1:])) for ids in rows if len(ids) > 1]
     if sum(len(row.completion_ids) for row in rows) < PLAIN_TEXTS:
         return None
     out = plain_logps(x.run.model, rows, 1.0)
     return float(-out.logps_N.mean()), float(out.entropy_N.mean()), math.log(len(tokenizer))
-
-
-def _plain_text(content: str | Sequence[Mapping[str, Any]]) -> str:
-    turns = [content] if isinstance(content, str) else [turn.get("content") for turn in content]
-    return "\n\n".join(text for text in turns if isinstance(text, str))
 
 
 def _opened_by_the_model(x: Before) -> str:

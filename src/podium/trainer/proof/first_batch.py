@@ -38,7 +38,6 @@ class FirstBatch(TrainerCallback):
     """Runs the checks of one run, once each, and keeps their results."""
 
     def __init__(self, args: GRPOConfig, say: Callable[[Finding], None]) -> None:
-        """`say` reports a warning."""
         self.args = args
         self.say = say
         self.checks: list[Check] = []
@@ -53,7 +52,6 @@ class FirstBatch(TrainerCallback):
 
     @property
     def proof(self) -> Proof:
-        """All results so far."""
         return Proof(checks=tuple(self.checks), step=self.step, processes=self.args.world_size, seconds=self.seconds)
 
     def take_seconds(self) -> float:

@@ -57,7 +57,6 @@ class Check:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is nothing to read."""
         return self.word in ("ok", "not checked")
 
     @property
@@ -79,7 +78,6 @@ class Proof:
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        """The checks that stop the run."""
         return tuple(check for check in self.checks if check.passed is False)
 
     def summary(self) -> str:
@@ -91,7 +89,6 @@ class Proof:
         return "\n".join([head, *lines])
 
     def table(self) -> str:
-        """One line per check."""
         widest = max((len(check.name) for check in self.checks), default=0)
         lines = [f"  {check.word:11}  {check.name:{widest}}  {check.detail}" for check in self.checks]
         return "\n".join([f"proof on the first batch, {self.seconds:.1f} s", *lines])
@@ -125,12 +122,10 @@ class Subject:
 
     @property
     def parts(self) -> Parts:
-        """The parts of its trainer."""
         return self.now.parts
 
     @property
     def args(self) -> GRPOConfig:
-        """Its settings."""
         return self.now.parts.args
 
     @property
