@@ -18,13 +18,13 @@ from podium.algorithm.metrics import (
     LOSS_METRICS,
     METRICS,
     MetricsBuffer,
+    RolloutTable,
     describe,
     loss_metrics,
     nanmean,
     nanstd,
     rollout_metrics,
     rollout_table,
-    unstack,
 )
 from podium.records import Completion, Group, Prompt, ScoredGroup
 
@@ -82,10 +82,10 @@ def test_terminated_lengths_are_zero_where_nothing_ended() -> None:
 
 def test_ranks_are_put_together_from_their_rows() -> None:
     """Two ranks with a group each gather the table that one rank with both would have; one may have none."""
-    rows = [rollout_table([group], NAMES).stack() for group in GROUPS]
-    nothing = rollout_table([], NAMES).stack()
-    together, whole = unstack(np.concatenate([*rows, nothing]), NAMES), rollout_table(GROUPS, NAMES)
-    np.testing.assert_array_equal(together.stack(), whole.stack())
+    rows = [rollout_table([group], NAMES).rows for group in GROUPS]
+    nothing, whole = rollout_table([], NAMES).rows, rollout_table(GROUPS, NAMES)
+    together = RolloutTable(names_K=NAMES, rows=np.concatenate([*rows, nothing]))
+    np.testing.assert_array_equal(together.rows, whole.rows)
     assert together.num_tokens == whole.num_tokens
     assert together.truncated_R.dtype == bool
 

@@ -92,9 +92,10 @@ class Correction:
 
 
 CORRECTIONS: Mapping[str, Correction] = {
-    f"{level}_{how}": Correction(per_rollout=level == "sequence", masks=how == "mask")
-    for level in ("token", "sequence")
-    for how in ("truncate", "mask")
+    "token_truncate": Correction(per_rollout=False, masks=False),
+    "token_mask": Correction(per_rollout=False, masks=True),
+    "sequence_truncate": Correction(per_rollout=True, masks=False),
+    "sequence_mask": Correction(per_rollout=True, masks=True),
 }
 """TRL's names."""
 

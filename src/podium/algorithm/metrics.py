@@ -1,7 +1,7 @@
 """Measurements of a step as numbers under TRL's metric names.
 
 `rollout_metrics` and `loss_metrics` are pure: records in, one number per name out. Both look at everything at once, all
-ranks and all packs together: gather `RolloutTable.stack()` and `LossSums.stack()` first. `MetricsBuffer`, the one thing
+ranks and all packs together: gather `RolloutTable.rows` and `LossSums.stack()` first. `MetricsBuffer`, the one thing
 here with a memory, averages what came in since the last log. `METRICS` says what every name means.
 
 Shape letters: R rollouts of a generation round over all ranks, K reward functions.
@@ -130,46 +130,37 @@ class RolloutTable:
     """One row per completion of a generation round: all that the metrics, and other ranks, need of it."""
 
     names_K: tuple[str, ...]
-    prompt_tokens_R: np.ndarray
-    tokens_R: np.ndarray
-    """Completion length, with the end token."""
-    truncated_R: np.ndarray
-    """bool: ended by reaching its token limit."""
-    rewards_RK: np.ndarray
-    """float64, NaN for None."""
+    rows: np.ndarray
+    """float64 [R, 3 + K]: tokens of the prompt, tokens of the completion, whether it was cut off, rewards."""
 
     @property
     def num_tokens(self) -> int:
-        return int(self.prompt_tokens_R.sum() + self.tokens_R.sum())
+        return int(self.rows[:, :2].sum())
 
-    def stack(self) -> np.ndarray:
-        """All columns as float64 [R, 3 + K], to be gathered from all ranks and given to `unstack`."""
-        lengths = np.stack([self.prompt_tokens_R, self.tokens_R, self.truncated_R], axis=1)
-        return np.concatenate([lengths.astype(np.float64), self.rewards_RK], axis=1)
+    @property
+    def tokens_R(self) -> np.ndarray:
+        """Completion length, with the end token."""
+        return self.rows[:, 1].astype(int)
+
+    @property
+    def truncated_R(self) -> np.ndarray:
+        """bool: ended by reaching its token limit."""
+        return self.rows[:, 2].astype(bool)
+
+    @property
+    def rewards_RK(self) -> np.ndarray:
+        """float64, NaN for None."""
+        return self.rows[:, 3:]
 
 
 def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> RolloutTable:
     """The rows of these groups, in their order."""
-    completions = [completion for scored in groups for completion in scored.group.completions]
-    rewards = [scored.rewards_GK for scored in groups]
-    return RolloutTable(
-        names_K=names_K,
-        prompt_tokens_R=np.array([len(s.group.prompt.token_ids) for s in groups for _ in s.group.completions], int),
-        tokens_R=np.array([len(completion.token_ids) for completion in completions], int),
-        truncated_R=np.array([completion.finish == "length" for completion in completions], bool),
-        rewards_RK=np.concatenate([np.empty((0, len(names_K))), *rewards]),
-    )
-
-
-def unstack(rows: np.ndarray, names_K: tuple[str, ...]) -> RolloutTable:
-    """The table whose `stack()` this is, or several on top of each other."""
-    return RolloutTable(
-        names_K=names_K,
-        prompt_tokens_R=rows[:, 0].astype(int),
-        tokens_R=rows[:, 1].astype(int),
-        truncated_R=rows[:, 2].astype(bool),
-        rewards_RK=rows[:, 3:],
-    )
+    rows = [
+        [len(scored.group.prompt.token_ids), len(completion.token_ids), completion.finish == "length", *rewards_K]
+        for scored in groups
+        for completion, rewards_K in zip(scored.group.completions, scored.rewards_GK, strict=True)
+    ]
+    return RolloutTable(names_K=names_K, rows=np.array(rows, np.float64).reshape(-1, 3 + len(names_K)))
 
 
 def rollout_metrics(table: RolloutTable, advantages: Advantages) -> dict[str, float]:

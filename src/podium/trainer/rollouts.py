@@ -28,7 +28,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
-from podium.algorithm.metrics import RolloutTable, rollout_metrics, rollout_table, unstack
+from podium.algorithm.metrics import RolloutTable, rollout_metrics, rollout_table
 from podium.models.modes import evaluation_mode
 from podium.models.packing import dummy_pack, pack
 from podium.records import Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
@@ -315,9 +315,9 @@ def gathered_advantages(
 ) -> tuple[RolloutTable, Advantages]:
     """Table and advantages of all ranks, in the order of the round's prompts, the same on every rank."""
     names = tuple(reward.name for reward in now.parts.rewards)
-    blocks = [(place, rollout_table([group], names).stack()) for place, group in zip(places, scored, strict=True)]
+    blocks = [(place, rollout_table([group], names).rows) for place, group in zip(places, scored, strict=True)]
     blocks = sorted(gather_object(blocks), key=lambda block: block[0])
-    table = unstack(np.concatenate([rows for _, rows in blocks]), names)
+    table = RolloutTable(names_K=names, rows=np.concatenate([rows for _, rows in blocks]))
     settings = dataclasses.replace(now.parts.advantage, weights_K=now.weights.weights_K)
     return table, advantages(table.rewards_RK.reshape(len(blocks), -1, len(names)), settings)
 
