@@ -189,11 +189,7 @@ def policy_loss(x: LossInputs, s: LossSettings, entropy_coef: float = 0.0) -> Lo
     """This pack's share of the step's loss.
 
     The masks silence the policy term alone: the KL term and (but for `keep_N`) the entropy bonus see every token.
-
-    Args:
-        x: the pack.
-        s: the settings.
-        entropy_coef: weight of the entropy bonus in this step; an argument because it may adapt (`EntropyControl`).
+    `entropy_coef` is the weight of that bonus in this step; an argument because it may adapt (`EntropyControl`).
     """
     objective = OBJECTIVES[s.loss_type]
     ratio_N = ratio(x, s)
@@ -283,10 +279,7 @@ def _sampler_gap(x: LossInputs) -> Tensor:
 def keep_high_entropy(entropy_N: Tensor, top_quantile: float, over_X: Tensor | None = None) -> Tensor:
     """bool [N]: the tokens among the `top_quantile` share of highest entropy ("forking tokens", arXiv:2506.01939).
 
-    Args:
-        entropy_N: nats.
-        top_quantile: share to keep, 0 to 1.
-        over_X: entropies that the quantile is taken over: those of the micro-batch on all ranks; None: `entropy_N`.
+    The quantile is taken over `over_X`: entropies of the micro-batch on all ranks; None: `entropy_N`.
     """
     over_X = (entropy_N if over_X is None else over_X).detach().float()
     if over_X.numel() == 0:
@@ -491,11 +484,7 @@ def reduce_sums(rows_XF: Tensor) -> LossSums:
 def with_skipped(sums: LossSums, s: LossSettings, *, num_tokens: float, num_rollouts: float) -> LossSums:
     """The sums of a step as if rollouts left out for their zero advantage had been there: their ratios clip nothing.
 
-    Args:
-        sums: of all packs of all ranks.
-        s: the settings.
-        num_tokens: loss tokens of the step over all ranks, also of those left out.
-        num_rollouts: the same of rollouts.
+    All numbers are of all packs of all ranks; loss tokens and rollouts are counted with those left out.
     """
     total = num_rollouts if s.one_ratio_per_rollout else num_tokens
     if OBJECTIVES[s.loss_type].measure not in (measure_clip, measure_cap) or float(sums.ratios) >= total:

@@ -164,12 +164,7 @@ def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> Ro
 
 
 def rollout_metrics(table: RolloutTable, advantages: Advantages) -> dict[str, float]:
-    """`completions/*`, `rewards/*`, `reward`, `reward_std` and `frac_reward_zero_std` of a generation round.
-
-    Args:
-        table: all completions, of all ranks.
-        advantages: of the same completions.
-    """
+    """`completions/*`, `rewards/*`, `reward`, `reward_std`, `frac_reward_zero_std` of a whole round."""
     rewards = {
         f"rewards/{name}/{what}": of(table.rewards_RK[:, k])
         for k, name in enumerate(table.names_K)
@@ -213,13 +208,8 @@ def loss_metrics(
 ) -> dict[str, float]:
     """TRL's loss metrics of an optimizer step (TRL averages micro-batches; here every token counts the same).
 
-    NaN where nothing was trained on. The only copy from the device to the host is here.
-
-    Args:
-        sums: of all packs of all ranks.
-        settings: choose the names.
-        has_entropy_bonus: whether `policy_loss` is something else than the loss.
-        entropy_coef: logged when given.
+    NaN where nothing was trained on. The only copy from the device to the host is here. `sums` are of all packs of all
+    ranks; with an entropy bonus `policy_loss` is something else than the loss.
     """
     names = ["entropy", *(["kl"] if settings.beta else []), *(["policy_loss"] if has_entropy_bonus else [])]
     names += [name for name in LOSS_METRICS if name.startswith("sampling/")] if settings.correction is not None else []

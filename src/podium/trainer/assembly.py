@@ -248,10 +248,8 @@ def _checked_data(
     """The datasets, checked; with the columns and rows that the arguments leave in them."""
     train, evaluation = given.train_dataset, given.eval_dataset
     if train is None:
-        raise DataError(
-            "`train_dataset` is required.",
-            fix="Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts.",
-        )
+        fix = "Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts."
+        raise DataError("`train_dataset` is required.", fix=fix)
 
     def checked(dataset: Any, name: str, num_needed: int | None = None) -> Any:
         if dataset is None:

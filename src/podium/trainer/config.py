@@ -232,9 +232,8 @@ class GRPOConfig(trl.GRPOConfig):
             self._choose_half()
             return
         if self.fp16:
-            raise ConfigError(
-                "fp16=True needs a GPU, and this run is on the CPU.", code="C013", fix="Leave it out, or bf16: true."
-            )
+            what = "fp16=True needs a GPU, and this run is on the CPU."
+            raise ConfigError(what, code="C013", fix="Leave it out, or bf16: true.")
         if self.bf16 is False and self.product_precision == "auto":
             self.product_precision = "float32"
         # Our own products in place of autocast, which rounds more and casts every weight in every forward.

@@ -179,6 +179,7 @@ class Processes:
 
     @property
     def sharded(self) -> bool:
+        """Whether no process has all weights."""
         return self.division == "fsdp2" or self.zero3
 
     def num_dummy_forwards(self, forwards: int) -> int:

@@ -314,12 +314,8 @@ def shares(
 ) -> tuple[Share, ...]:
     """Cut a scored round into its S shares.
 
-    Args:
-        groups: this rank's, with all completions.
-        prompts: which prompt of the round each is.
-        kept: for each group the completions to train on, bool [G].
-        counted_PG: loss tokens of every completion of every rank; 0 where it is masked.
-        plan: sizes and shares.
+    `groups` are this rank's, with all completions; `prompts` their places in the round; `kept` the completions to train
+    on, bool [G] of each. `counted_PG` are loss tokens of every completion of every rank; 0 where it is masked.
     """
     share_PG = np.array([[plan.share_of(p, g) for g in range(counted_PG.shape[1])] for p in range(len(counted_PG))])
     mine = np.zeros(counted_PG.shape[0], bool)

@@ -97,16 +97,10 @@ def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
     """How rewards become advantages. Raises `ConfigError` unless there are as many weights as reward functions."""
     weights = args.reward_weights if args.reward_weights is not None else [1.0] * num_rewards
     if len(weights) != num_rewards:
-        raise ConfigError(
-            f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match.",
-            code="W015",
-            fix="Give one weight per function, in the order of reward_funcs.",
-        )
-    return AdvantageSettings(
-        weights_K=np.asarray(weights, np.float64),
-        scale_rewards=args.scale_rewards,
-        aggregation=args.multi_objective_aggregation,
-    )
+        what = f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match."
+        raise ConfigError(what, code="W015", fix="Give one weight per function, in the order of reward_funcs.")
+    weights_K, aggregation = np.asarray(weights, np.float64), args.multi_objective_aggregation
+    return AdvantageSettings(weights_K=weights_K, scale_rewards=args.scale_rewards, aggregation=aggregation)
 
 
 def call_settings(args: GRPOConfig) -> CallSettings:
