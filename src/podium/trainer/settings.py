@@ -111,7 +111,9 @@ def call_settings(args: GRPOConfig) -> CallSettings:
 
 def entropy_control(args: GRPOConfig) -> EntropyControl:
     """The adaptive entropy coefficient at the start of a run."""
-    return EntropyControl(**_same(EntropyControl, args, "entropy_"), step=args.entropy_coef_delta)
+    low, high = args.entropy_coef_min, args.entropy_coef_max
+    target, step = args.entropy_target, args.entropy_coef_delta
+    return EntropyControl(coef=args.entropy_coef, target=target, step=step, coef_min=low, coef_max=high)
 
 
 def completions_log_settings(args: GRPOConfig) -> CompletionsLogSettings:

@@ -21,7 +21,7 @@ def preserve_training_state(model: nn.Module) -> Iterator[None]:
     Dropout is off inside, so that two forwards can be compared. Weights are left to the caller.
     """
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    clear_gradients(model)
+    model.zero_grad()
     with same_random_numbers(), without_dropout(model), evaluation_mode(model):
         try:
             yield
@@ -29,12 +29,6 @@ def preserve_training_state(model: nn.Module) -> Iterator[None]:
             model.eval()
             for name, parameter in model.named_parameters():
                 parameter.grad = gradients.get(name)
-
-
-def clear_gradients(model: nn.Module) -> None:
-    """Set every gradient to None."""
-    for parameter in model.parameters():
-        parameter.grad = None
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, STAGES
 from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig
-from podium.trainer.snapshot import clear_gradients, same_random_numbers
+from podium.trainer.snapshot import same_random_numbers
 from podium.trainer.trainer import GRPOTrainer
 
 logger = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ def load_adapters(policy: PeftModel, folder: Path) -> None:
 def released(trainer: Any) -> Any:
     """The trained model without what a trainer has put on it."""
     policy = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-    clear_gradients(policy)
+    policy.zero_grad()
     if getattr(policy, "is_gradient_checkpointing", False):
         policy.gradient_checkpointing_disable()
         policy.config.use_cache = True

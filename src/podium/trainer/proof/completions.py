@@ -43,16 +43,11 @@ def end_tokens(run: Subject) -> Check:
 def rewards(x: Before) -> Check:
     """One finite number or None a completion, and advantages that follow them."""
     problem, flat = "", 0
-    advantage = {
-        (g.prompt_ids, ids): a
-        for g in x.trained
-        for ids, a in zip(g.completion_ids, g.advantages_G.tolist(), strict=True)
-    }
+    trained = ((g.prompt_ids, *each) for g in x.trained for each in zip(g.completion_ids, g.advantages_G, strict=True))
+    advantage = {(prompt_ids, ids): float(a) for prompt_ids, ids, a in trained}
     names = tuple(reward.name for reward in x.run.parts.rewards)
     for scored in x.scored:
-        problem = problem or _reward_problem(scored, names)
-        if not problem:
-            problem = _advantage_problem(x, scored, advantage)
+        problem = problem or _reward_problem(scored, names) or _advantage_problem(x, scored, advantage)
         flat += not has_spread(combine(scored.rewards_GK, x.run.parts.advantage.weights_K))
     spread = len(x.scored) - flat
     return Check(
@@ -167,9 +162,8 @@ def _opened_by_the_model(x: Before) -> str:
     if len(opened) <= len(first) / 2:
         return ""
     token = x.run.shown(opened[0])
-    return (
-        f"{len(opened)} of {len(first)} completions begin with {token}: the prompt leaves the assistant's turn to them"
-    )
+    count = f"{len(opened)} of {len(first)} completions"
+    return f"{count} begin with {token}: the prompt leaves the assistant's turn to them"
 
 
 # ---- shared by checks ----

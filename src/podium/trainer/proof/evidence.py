@@ -29,7 +29,6 @@ from podium.trainer.proof.plain import Row, plain_backward, plain_logps, referen
 from podium.trainer.proof.records import Gradients, Sample, Subject, Trace, Traces
 from podium.trainer.rollouts import training_group
 from podium.trainer.rounds import MicroBatch, Share, TrialSettings, loss_inputs, micro_batches
-from podium.trainer.snapshot import clear_gradients
 
 PROMPTS, COMPLETIONS = 2, 2
 PROMPT_TOKENS = 16
@@ -76,7 +75,9 @@ def take_sample(run: Subject, prompts: Sequence[Prompt]) -> Sample:
         [batch] = sample_batches([groups])
         one_step = train_on(run, [batch], tokens_per_pack=ONE_PACK)
         with full_precision(run) as exact:
-            two_steps = train_on(exact, sample_batches(halves(groups)), tokens_per_pack=1)
+            first, rest, n = groups[0], groups[1:], len(groups[0].completion_ids)
+            halves = [[select_completions(first, range(n // 2))], [select_completions(first, range(n // 2, n)), *rest]]
+            two_steps = train_on(exact, sample_batches(halves), tokens_per_pack=1)
         plain_step = plainly_train_on(run, packed, batch, plain)
     return Sample(
         groups=tuple(groups),
@@ -109,15 +110,11 @@ def telling_prompts(scored: Sequence[ScoredGroup]) -> list[Prompt]:
     """
     least = []
     for group in (each.group for each in scored):
-        logp, c, at = min(
-            (float(x), c, t) for c, each in enumerate(group.completions) for t, x in enumerate(each.logps)
-        )
+        logps = ((float(x), c, t) for c, each in enumerate(group.completions) for t, x in enumerate(each.logps))
+        logp, c, at = min(logps)
         least.append((logp, group.prompt, group.completions[c].token_ids[:at]))
-    chosen = sorted(least, key=lambda each: each[0])[:PROMPTS]
-    return [
-        dataclasses.replace(prompt, id=i, token_ids=(prompt.token_ids + ids)[-PROMPT_TOKENS:])
-        for i, (_, prompt, ids) in enumerate(chosen)
-    ]
+    chosen = [(prompt, prompt.token_ids + ids) for _, prompt, ids in sorted(least, key=lambda each: each[0])[:PROMPTS]]
+    return [dataclasses.replace(prompt, id=i, token_ids=ids[-PROMPT_TOKENS:]) for i, (prompt, ids) in enumerate(chosen)]
 
 
 def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[TrainingGroup]:
@@ -135,9 +132,8 @@ def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSet
 def packed_logps(run: Subject, packed: Pack) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Inputs that the packed forward gave to the model, and the log-probabilities [N] it computed."""
     seen: list[dict[str, Any]] = []
-    hook = base_model(run.model).register_forward_pre_hook(
-        lambda _module, _args, kwargs: seen.append(dict(kwargs)), with_kwargs=True
-    )
+    base = base_model(run.model)
+    hook = base.register_forward_pre_hook(lambda _module, _args, inputs: seen.append(dict(inputs)), with_kwargs=True)
     try:
         with evaluation_mode(run.model), run.parts.forward.context(run.parts.policy):
             out = run.parts.forward.token_logps(run.model, packed)
@@ -164,13 +160,6 @@ def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, groups: Seque
 # ---- gradients ----
 
 
-def halves(groups: Sequence[TrainingGroup]) -> list[list[TrainingGroup]]:
-    """Two micro-steps that share the first group."""
-    first, *others = groups
-    middle, end = len(first.completion_ids) // 2, len(first.completion_ids)
-    return [[select_completions(first, range(middle))], [select_completions(first, range(middle, end)), *others]]
-
-
 def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[MicroBatch]:
     """The sample as one optimizer step, counted as the trainer counts."""
     shares = [
@@ -191,12 +180,12 @@ def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: in
     trial = TrialSettings(tokens_per_pack=tokens_per_pack, precision=run.parts.forward.precision)
     scaler = getattr(accelerator, "scaler", None)
     while True:
-        clear_gradients(model)
+        model.zero_grad()
         loss = sum(float(run.train_step(dataclasses.replace(batch, trial=trial))) for batch in batches)
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         traces = gradient_traces(model, accelerator.num_processes * scale)
         if scaler is None or scale <= 1 or all(math.isfinite(trace.norm) for trace in traces.values()):
-            clear_gradients(model)
+            model.zero_grad()
             return Gradients(traces, loss / accelerator.num_processes)
         scaler.update(scale / 16)  # the scale of float16 starts high, and comes down by the steps that overflow
 
@@ -204,7 +193,7 @@ def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: in
 def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: TokenLogps) -> Gradients:
     """The same by the plain model and torch's own backward."""
     model = run.model
-    clear_gradients(model)
+    model.zero_grad()
 
     def loss_of(out: TokenLogps) -> Tensor:
         inputs = loss_inputs(out, packed, batch, other_sampler=run.args.use_vllm)
@@ -212,7 +201,7 @@ def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: Token
 
     loss = plain_backward(model, rows_of(batch.groups), sample_settings(run).temperature, plain, loss_of)
     traces = gradient_traces(model, 1.0)
-    clear_gradients(model)
+    model.zero_grad()
     return Gradients(traces, loss)
 
 
