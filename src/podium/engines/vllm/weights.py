@@ -15,9 +15,9 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers.utils import logging
 
 from podium.errors import ModelError
+from podium.models.builtin import quiet_transformers
 from podium.models.forward import base_model, unwrap
 
 
@@ -57,20 +57,8 @@ def write(policy: nn.Module, folder: Path, dtype: torch.dtype, *, here: bool) ->
     """A checkpoint of the base model. With sharded weights all processes call it; the one that is `here` writes."""
     state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, dtype)}
     if here:
-        with _no_bars():
+        with quiet_transformers():
             base_model(policy).save_pretrained(folder, state_dict=state)
-
-
-@contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
-    """transformers shows progress, which a training run has of its own."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _check(base: Any, layers: dict[str, Any]) -> None:
