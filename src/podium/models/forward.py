@@ -117,11 +117,14 @@ def base_model(model: nn.Module) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-Predict = Callable[[Tensor], Tensor]
-"""Picks the hidden states [P, D] that predict the trained tokens out of what reaches the head."""
+def is_quantized(model: Any) -> bool:
+    """Whether weights are loaded in 4 or 8 bits by bitsandbytes."""
+    return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
 
-Inputs = tuple[dict[str, Any], Predict, Places]
-"""A forward's arguments, and which of the P hidden states predicts which trained token."""
+
+Inputs = tuple[dict[str, Any], Callable[[Tensor], Tensor], Places]
+"""A forward's arguments, what picks the hidden states [P, D] that predict the trained tokens out of those that reach
+the head, and which of them predicts which token."""
 
 
 def _shared_inputs(pack: Pack) -> Inputs:

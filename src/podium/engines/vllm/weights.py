@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from podium.errors import ModelError
 from podium.models.builtin import quiet_transformers
-from podium.models.forward import base_model, unwrap
+from podium.models.forward import base_model, is_quantized, unwrap
 
 
 def changes(policy: nn.Module) -> int:
@@ -62,25 +62,27 @@ def write(policy: nn.Module, folder: Path, dtype: torch.dtype, *, here: bool) ->
 
 
 def _check(base: Any, layers: dict[str, Any]) -> None:
-    if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
-        raise ModelError(
-            "vLLM cannot take the weights of a quantized base: with the adapter merged they would be rounded again.",
-            code="C014",
-            fix="Load the base in bfloat16, or take use_vllm out: the live engine samples from it as it is.",
-        )
     tokens = [path for path in layers if "token_adapter" in path]
-    if tokens:
-        raise ModelError(
-            f"The adapter trains single tokens ({tokens[0]}), which cannot be sent to vLLM.",
-            code="C014",
-            fix="Take trainable_token_indices out, or use_vllm.",
-        )
-    if any(isinstance(p, DTensor) for layer in layers.values() for p in layer.parameters()):
-        raise ModelError(
+    mistakes = (
+        (
+            is_quantized(base),
+            "vLLM cannot take the weights of a quantized base: with the adapter merged they would be rounded again.",
+            "Load the base in bfloat16, or take use_vllm out: the live engine samples from it as it is.",
+        ),
+        (
+            tokens,
+            f"The adapter trains single tokens ({next(iter(tokens), '')}), which cannot be sent to vLLM.",
+            "Take trainable_token_indices out, or use_vllm.",
+        ),
+        (
+            any(isinstance(p, DTensor) for layer in layers.values() for p in layer.parameters()),
             "vLLM gets the adapter merged into its base, and here the base is divided over processes.",
-            code="C014",
-            fix="Train the adapter with DDP instead of FSDP, or take use_vllm out.",
-        )
+            "Train the adapter with DDP instead of FSDP, or take use_vllm out.",
+        ),
+    )
+    for found, what, fix in mistakes:
+        if found:
+            raise ModelError(what, code="C014", fix=fix)
 
 
 def _plain(name: str, adapters: Sequence[str]) -> str | None:
@@ -101,7 +103,7 @@ def _plain(name: str, adapters: Sequence[str]) -> str | None:
 
 @contextlib.contextmanager
 def _merged(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
-    """Inside, an adapted layer's base has the adapters in its weights; afterwards it is as it was, to the bit."""
+    """Inside, an adapted layer's base has the adapters in its weights; afterwards it is as before, to the bit."""
     if layer is None or layer.merged:
         yield
         return
