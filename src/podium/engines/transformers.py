@@ -7,7 +7,7 @@ model and any of `generation_kwargs`. Its random numbers come from torch's globa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,21 +18,9 @@ from podium.engines.base import RolloutEngine, make_groups
 from podium.engines.sampling import row_key
 from podium.models.attention import tree_attention
 from podium.models.forward import AttentionPath, Precision, base_model, token_logps
-from podium.models.modes import evaluation_mode
+from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
-
-
-@contextlib.contextmanager
-def _without_defaults(model: nn.Module) -> Iterator[None]:
-    """Inside, the model folder's generation_config.json does not fill in what the settings leave open: min_p,
-    suppressed tokens."""
-    base = base_model(model)
-    before, base.generation_config = base.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        base.generation_config = before
 
 
 class TransformersEngine(RolloutEngine):
@@ -81,7 +69,8 @@ class TransformersEngine(RolloutEngine):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             key = row_key(settings.seed, settings.round, prompts[0].id, -1)
             torch.manual_seed(int(key & np.uint64(2**63 - 1)))
-            with _without_defaults(self.model):
+            # Else the folder's generation_config.json fills in what the settings leave open: min_p, suppressed tokens.
+            with replaced([(base_model(self.model), "generation_config", GenerationConfig())]):
                 output = self.model.generate(
                     input_ids=ids,
                     attention_mask=mask,

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from podium.errors import ModelError
 from podium.models.devices import kind_of
 from podium.models.layout import Bucket, Layout, Part
+from podium.models.modes import replaced
 
 NAME = "podium"
 
@@ -81,42 +82,17 @@ def tree_attention(model: nn.Module) -> Iterator[None]:
 
     Recomputation under gradient checkpointing happens in the backward, so that belongs inside, too.
     """
-    with attention_implementation(model, NAME), _without_padding_check(model):
+    # Some models, GPT-2 among them, look for padding where there is no mask, and wait for the device in doing so.
+    modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    unchecked = [(module, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None) for module in modules]
+    with attention_implementation(model, NAME), replaced(unchecked):
         yield
 
 
-@contextlib.contextmanager
-def _without_padding_check(model: nn.Module) -> Iterator[None]:
-    """Some models, GPT-2 among them, look for padding where there is no mask, and wait for the device in doing so."""
-    name = "warn_if_padding_and_no_attention_mask"
-    checked = [m for m in model.modules() if isinstance(m, PreTrainedModel) and name not in m.__dict__]
-    for module in checked:
-        setattr(module, name, _no_check)
-    try:
-        yield
-    finally:
-        for module in checked:
-            delattr(module, name)
-
-
-def _no_check(*_: Any, **__: Any) -> None:
-    """A tree has no padding."""
-
-
-@contextlib.contextmanager
-def attention_implementation(model: nn.Module, name: str) -> Iterator[None]:
+def attention_implementation(model: nn.Module, name: str) -> contextlib.AbstractContextManager[None]:
     """Within this context the model's attention layers use the registered function `name`."""
-    configs = {
-        id(m.config): m.config for m in model.modules() if isinstance(getattr(m, "config", None), PretrainedConfig)
-    }
-    before = {key: config._attn_implementation_internal for key, config in configs.items()}
-    for config in configs.values():
-        config._attn_implementation_internal = name
-    try:
-        yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation_internal = before[key]
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return replaced((x, "_attn_implementation_internal", name) for x in configs if isinstance(x, PretrainedConfig))
 
 
 class TreeAttention:

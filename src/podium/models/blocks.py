@@ -12,7 +12,6 @@ Shape letters: T tokens, D width of a head, H query heads, J key/value heads, E 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch.nn import functional as F
 from podium.models.attention import NAME, Attends, LayerShape, attention_implementation
 from podium.models.devices import kind_of
 from podium.models.lean import CLOSE, LeanLayers, epsilon, gated_unit, inverse_size, is_gated, is_norm
+from podium.models.modes import replaced
 from podium.models.precision import ProductPrecision, product
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -43,17 +43,10 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self) -> contextlib.AbstractContextManager[None]:
         """The context; entering it inside itself changes nothing. A layer with hooks inside is left alone."""
-        entered = [b for b in self._blocks if "forward" not in b.layer.__dict__ and not _is_watched(b.layer)]
-        for block in entered:
-            block.layer.forward = block
-        try:
-            yield
-        finally:
-            for block in entered:
-                del block.layer.forward
+        entered = [b for b in self._blocks if "forward" not in vars(b.layer) and not _is_watched(b.layer)]
+        return replaced((block.layer, "forward", block) for block in entered)
 
 
 class Rotation:

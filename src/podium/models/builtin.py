@@ -12,10 +12,12 @@ sentencepiece's rules. So the tokenizer is built here from the vocabulary and th
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,8 +125,7 @@ def _is_complete(folder: Path) -> bool:
 def _packaged_file(model: BuiltinModel) -> Path | None:
     """The GGUF inside the installed package. Importing the package would pull in what its file does not need."""
     spec = importlib.util.find_spec(model.package)
-    folders = (spec.submodule_search_locations or []) if spec else []
-    files = [Path(folder) / model.gguf_file for folder in folders]
+    files = (Path(folder) / model.gguf_file for folder in (spec and spec.submodule_search_locations) or [])
     return next((file for file in files if file.is_file()), None)
 
 
@@ -161,9 +162,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     """Dequantise `gguf` into `folder`: float32 (4-bit steps times float16 scales do not fit into bfloat16)."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
-    from transformers.utils import logging
 
-    with _quiet(logging):
+    with quiet_transformers():
         quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         config = quantised.config
         if hasattr(config, "quantization_config"):
@@ -171,11 +171,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         plain.load_state_dict(quantised.state_dict())
         tokenizer = read_tokenizer(gguf)
-        ids = {
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        }
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         plain.config.update(ids)
         plain.generation_config = GenerationConfig(**ids)
         plain.save_pretrained(folder)
@@ -223,22 +219,20 @@ def read_tokenizer(gguf: Path) -> Any:
     )
 
 
-class _quiet:
-    """No progress bars and warnings of transformers while converting: none of them is about what the user did."""
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and warnings of transformers inside: none of them is about what the user did."""
+    from transformers.utils import logging
 
-    def __init__(self, logging: Any) -> None:
-        self.logging = logging
-
-    def __enter__(self) -> None:
-        self.before = self.logging.get_verbosity(), self.logging.is_progress_bar_enabled()
-        self.logging.set_verbosity_error()
-        self.logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        verbosity, bar = self.before
-        self.logging.set_verbosity(verbosity)
-        if bar:
-            self.logging.enable_progress_bar()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _from_hub(name: str, model: BuiltinModel) -> str:

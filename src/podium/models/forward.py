@@ -9,6 +9,7 @@ Shape letters: T tokens in the pack, N trained tokens, P positions that predict 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from podium.models.attention import TreeAttention, attention_implementation, tree_attention, without_autocast
 from podium.models.devices import kind_of, put
-from podium.models.modes import evaluation_mode
+from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, Places, pack
 from podium.models.precision import accumulated, add_product, product_weight, wide_product
 from podium.records import TrainingGroup
@@ -116,11 +117,14 @@ def base_model(model: nn.Module) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-Predict = Callable[[Tensor], Tensor]
-"""Picks the hidden states [P, D] that predict the trained tokens out of what reaches the head."""
+def is_quantized(model: Any) -> bool:
+    """Whether weights are loaded in 4 or 8 bits by bitsandbytes."""
+    return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
 
-Inputs = tuple[dict[str, Any], Predict, Places]
-"""A forward's arguments, and which of the P hidden states predicts which trained token."""
+
+Inputs = tuple[dict[str, Any], Callable[[Tensor], Tensor], Places]
+"""A forward's arguments, what picks the hidden states [P, D] that predict the trained tokens out of those that reach
+the head, and which of them predicts which token."""
 
 
 def _shared_inputs(pack: Pack) -> Inputs:
@@ -161,19 +165,12 @@ FORWARDS: dict[AttentionPath, Callable[[Pack], Inputs]] = {
 # ---- the head ----
 
 
-@contextlib.contextmanager
-def replaced_head(model: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor]) -> Iterator[None]:
+def replaced_head(
+    model: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor]
+) -> contextlib.AbstractContextManager[None]:
     """Within this context the model's output embedding computes `forward(head, hidden)` in place of the logits."""
     head = model.get_output_embeddings()
-    before = head.__dict__.get("forward")
-    head.forward = lambda hidden: forward(head, hidden)
-    try:
-        yield
-    finally:
-        if before is None:
-            del head.forward
-        else:
-            head.forward = before
+    return replaced([(head, "forward", functools.partial(forward, head))])
 
 
 def head_logps(
@@ -411,10 +408,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     Only the layer that is computing has a float32 copy of its weights.
     """
     handles: list[Any] = []
-    computing = [m for m in model.modules() if getattr(m, "compute_dtype", None) in HALF]  # 4 bits, by bitsandbytes
-    before = [layer.compute_dtype for layer in computing]
-    for layer in computing:
-        layer.compute_dtype = torch.float32  # type: ignore[assignment]
+    in_4_bits = [m for m in model.modules() if getattr(m, "compute_dtype", None) in HALF]  # of bitsandbytes
     for module in model.modules():
         halves = [p for p in module.parameters(recurse=False) if p.dtype in HALF]
         if halves:
@@ -422,12 +416,11 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             handles.append(module.register_forward_pre_hook(wide.enter))
             handles.append(module.register_forward_hook(wide.leave, always_call=True))
     try:
-        yield
+        with replaced((layer, "compute_dtype", torch.float32) for layer in in_4_bits):
+            yield
     finally:
         for handle in handles:
             handle.remove()
-        for layer, dtype in zip(computing, before, strict=True):
-            layer.compute_dtype = dtype
 
 
 HALF = (torch.bfloat16, torch.float16)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podium.models.devices import kind_of
+from podium.models.modes import replaced
 from podium.models.precision import accumulated, narrow_product, rounded_weight
 
 CLOSE = 1e-4
@@ -33,17 +34,10 @@ class LeanLayers:
     def __len__(self) -> int:
         return len(self._forwards)
 
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self) -> contextlib.AbstractContextManager[None]:
         """The context; entering it inside itself changes nothing."""
-        entered = [module for module in self._forwards if "forward" not in module.__dict__]
-        for module in entered:
-            module.forward = self._forwards[module]
-        try:
-            yield
-        finally:
-            for module in entered:
-                del module.forward
+        own = self._forwards.items()
+        return replaced((module, "forward", forward) for module, forward in own if "forward" not in vars(module))
 
 
 def lean_forward(module: nn.Module) -> Callable[..., Tensor] | None:

@@ -30,7 +30,7 @@ from transformers import (
 from podium.errors import ConfigError, ModelError
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, own_code
-from podium.models.forward import base_model
+from podium.models.forward import base_model, is_quantized
 from podium.models.weights import judged
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     _check_adapter(model, settings)
     frozen = settings.peft_config is not None
     policy = _from_name(model, settings, frozen=frozen) if isinstance(model, str) else _as_given(model, settings)
-    quantized = getattr(policy, "is_loaded_in_4bit", False) or getattr(policy, "is_loaded_in_8bit", False)
+    quantized = is_quantized(policy)
     if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
         raise ModelError(
             "Quantized weights cannot be trained themselves.",

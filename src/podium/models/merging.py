@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from podium.errors import ModelError, ProofError
+from podium.models.forward import is_quantized
 from podium.models.loading import end_ids
 
 TEXTS = (
@@ -182,7 +183,7 @@ def merge(model: PeftModel) -> PreTrainedModel:
     """
     if not isinstance(model, PeftModel):
         raise ModelError(f"There is nothing to merge: a {type(model).__name__} has no adapter.")
-    if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
+    if is_quantized(model):
         raise ModelError(
             "The base is quantized, and a merge into rounded weights loses the adapter.",
             fix="Load the base with dtype=float32, the adapter on it, and merge that.",

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from podium.models.modes import replaced
+
 # Every pack has a shape of its own, and oneDNN keeps what it compiled for the last 1024 of them: 20 MB more with every
 # step of the quickstart. Read when the first product is computed.
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
@@ -294,31 +296,24 @@ class ProductPrecision:
             for i, member in enumerate(family.members)
             if self.enabled and ROUNDED not in member.__dict__
         ]
-        for member, family, i in entered:
-            setattr(member, ROUNDED, Place(family, i))
-            member.forward = functools.partial(self._linear, member, family, i)
+        places = [(member, ROUNDED, Place(family, i)) for member, family, i in entered]
+        forwards = [(place[0], "forward", functools.partial(self._linear, *place)) for place in entered]
         try:
-            with self._lean():
+            with replaced([*places, *forwards]), self._lean():
                 yield
         finally:
-            for member, family, _ in entered:
-                delattr(member, ROUNDED)
-                del member.forward
+            for _, family, _ in entered:
                 family.forget()
             self._last = None
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
         """The same context for many small forwards with unchanging weights, which are packed for that."""
-        before = [family.packs for family in self._families]
-        for family in self._families:
-            family.packs = True
         try:
-            with self(), self._blocks():
+            with replaced((family, "packs", True) for family in self._families), self(), self._blocks():
                 yield
         finally:
-            for family, packs in zip(self._families, before, strict=True):
-                family.packs = packs
+            for family in self._families:
                 family.forget()
 
     def _linear(self, module: nn.Linear, family: Family, i: int, x: Tensor, *, narrow: bool = False) -> Tensor:

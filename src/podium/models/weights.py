@@ -4,9 +4,7 @@ them.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from podium.models.builtin import quiet_transformers
 from podium.models.check import safetensors_header
 from podium.records import Finding
 
@@ -45,7 +44,7 @@ def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int,
     try:
         kind = AutoModelForCausalLM._model_mapping[type(config)]
         empty = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-        with _without_report():
+        with quiet_transformers():
             _, info = kind.from_pretrained(
                 None,
                 config=config,
@@ -57,18 +56,6 @@ def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int,
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError):
         return
     yield from judged(name, info, shapes)
-
-
-@contextlib.contextmanager
-def _without_report() -> Iterator[None]:
-    """Without the table that transformers prints of what does not match."""
-    logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def judged(name: str, info: Mapping[str, Any], known: Collection[str] = ()) -> Iterator[Finding]:

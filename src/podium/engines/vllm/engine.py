@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import RolloutEngine, make_groups
 from podium.engines.vllm.requests import Sampled, body, read
-from podium.engines.vllm.server import Server, ServerGone, ServerRefused, ServerSlow
+from podium.engines.vllm.server import Server, ServerGone
 from podium.engines.vllm.transfer import LOADING, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
@@ -54,17 +54,7 @@ class ServerEngine(RolloutEngine):
         casts_weights: bool = True,
         newest_checkpoint: Callable[[], Path | None] = lambda: None,
     ) -> None:
-        """
-        Args:
-            server: which one.
-            model: the name that it serves.
-            tokenizer: ids to text.
-            transfer: how weights get there.
-            is_main: whether this process is the one that sends them.
-            agree: the first process's value, on every process.
-            casts_weights: whether the server computes in half precision.
-            newest_checkpoint: the run's, for messages.
-        """
+        """`model` is the name that it serves; `agree` gives the first process's value on every process."""
         self.server = server
         self.model = model
         self.tokenizer = tokenizer
@@ -146,20 +136,13 @@ class ServerEngine(RolloutEngine):
         self.transfer.again(self._version)
 
 
-_FIXES: tuple[tuple[type[EngineError], str], ...] = (
-    (ServerSlow, "Raise vllm_server_timeout, or ask for shorter or fewer completions."),
-    (ServerGone, "Its own last lines say why; start it again."),
-    (ServerRefused, "Does it serve the model that is trained, and see the same files? Its own last lines say more."),
-)
-
-
 @contextlib.contextmanager
 def resumable(newest_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
     """Failures of a server with what to do about them."""
     try:
         yield
     except EngineError as error:
-        fix = next((fix for kind, fix in _FIXES if isinstance(error, kind)), error.fix)
+        fix = getattr(error, "fix_in_a_run", error.fix)
         newest = newest_checkpoint()
         again = f" {newest} is whole: resume with --resume_from_checkpoint true." if newest else ""
         raise type(error)(error.what, fix=f"{fix}{again}".strip()) from None

@@ -37,8 +37,6 @@ MOST_CONNECTIONS = 256
 """Requests at once; each is a prompt with all its completions, and the server schedules them."""
 LONGEST_EXCERPT = 300
 """Characters of a server's answer that a message repeats."""
-
-
 REFRESH = "podium_refresh"
 """The method of our extension of vLLM's workers."""
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -68,14 +66,19 @@ def _certificates() -> ssl.SSLContext:
 class ServerGone(EngineError):
     """The address does not answer, or the engine behind it has died."""
 
+    fix_in_a_run = "Its own last lines say why; start it again."
+
 
 class ServerSlow(EngineError):
     """It is there and does not answer in time."""
+
+    fix_in_a_run = "Raise vllm_server_timeout, or ask for shorter or fewer completions."
 
 
 class ServerRefused(EngineError):
     """An answer that says no."""
 
+    fix_in_a_run = "Does it serve the model that is trained, and see the same files? Its own last lines say more."
     status = 0
     """HTTP status."""
 
@@ -104,26 +107,14 @@ class Server:
     def is_up(self) -> bool:
         """Whether it is there, with an engine that lives."""
         try:
-            with self._client(httpx.Timeout(CONNECT_SECONDS)) as client:
+            with httpx.Client(timeout=CONNECT_SECONDS, **self._connection()) as client:
                 return client.get("/health").status_code == 200
         except httpx.HTTPError:
             return False
 
-    # ---- what it is ----
-
-    def version(self) -> str:
-        """vLLM's version."""
-        return str(self.get("/version")["version"])
-
-    def models(self) -> list[dict[str, Any]]:
-        """The models that it serves: `id`, `root`, `max_model_len`."""
-        return list(self.get("/v1/models")["data"])
-
     def info(self) -> dict[str, Any]:
         """Its whole configuration, as vLLM's `VllmConfig`."""
         return dict(self.get("/server_info?config_format=json")["vllm_config"])
-
-    # ---- its weights ----
 
     def weight_version(self) -> str:
         """The word that came with its weights; `default` for those that it loaded itself."""
@@ -147,20 +138,16 @@ class Server:
                 raise ServerSlow(f"The vLLM server at {self.url} keeps its prefix cache: requests are still running.")
             time.sleep(PAUSE_SECONDS / 10)
 
-    # ---- asking ----
-
     def get(self, route: str) -> dict[str, Any]:
         """A JSON object."""
-        return self._ask("GET", route, None)
+        return self.post(route, None)
 
-    def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A JSON object; an empty one for an empty answer."""
-        return self._ask("POST", route, body)
-
-    def _ask(self, method: str, route: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    def post(self, route: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A JSON object; an empty one for an empty answer. Without a body it is a GET."""
+        timeout = httpx.Timeout(self.seconds, connect=CONNECT_SECONDS)
         try:
-            with self._client(httpx.Timeout(self.seconds, connect=CONNECT_SECONDS)) as client:
-                response = client.request(method, route, json=body)
+            with httpx.Client(timeout=timeout, **self._connection()) as client:
+                response = client.request("GET" if body is None else "POST", route, json=body)
         except httpx.HTTPError as error:
             raise self._failure(error, route) from error
         return self._read(response, route)
@@ -207,9 +194,6 @@ class Server:
         except httpx.HTTPError as error:
             raise self._failure(error, route) from error
         return self._read(response, route)
-
-    def _client(self, timeout: httpx.Timeout) -> httpx.Client:
-        return httpx.Client(timeout=timeout, **self._connection())
 
     def _connection(self) -> dict[str, Any]:
         """Arguments of all clients; requests to a server on this machine bypass proxies."""

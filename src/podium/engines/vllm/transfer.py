@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import weakref
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,25 +23,13 @@ LOADING = "-loading"
 """At the end of a version: weights that are not all there yet."""
 
 
-class Transfer(Protocol):
-    """One way."""
-
-    def bring(self, policy: nn.Module, version: str, *, here: bool) -> None:
-        """All processes call it; the one that is `here` talks to the server. Raises `EngineError`."""
-        ...
-
-    def again(self, version: str) -> None:
-        """The weights of the last `bring`, to a server that was restarted."""
-        ...
-
-
 class Folder:
     """Through files: any device, any server that sees the folder under the same path."""
 
     def __init__(
         self, server: Server, root: Path, dtype: torch.dtype, *, here: bool = True, refresh: bool = False
     ) -> None:
-        """`dtype` is the server's: what it would round anyway need not travel. `here` as in `bring`."""
+        """`dtype` is the server's: what it would round anyway need not travel. `here`: this process talks to it."""
         self.server = server
         self.root = root.absolute()
         self.dtype = dtype
@@ -56,7 +44,11 @@ class Folder:
         return self.root / str(self._count)
 
     def bring(self, policy: nn.Module, version: str, *, here: bool) -> None:
-        """See `Transfer`. The checkpoint before goes when the new one is there."""
+        """All processes call it; the one that is `here` writes. The checkpoint before goes when the new one is there.
+
+        Raises:
+            EngineError: the checkpoint cannot be written, or the server does not take it.
+        """
         old = self._newest
         self._count += 1
         try:
@@ -71,7 +63,7 @@ class Folder:
             shutil.rmtree(old, ignore_errors=True)
 
     def again(self, version: str) -> None:
-        """See `Transfer`."""
+        """Have the server, which may have been restarted, read the newest checkpoint."""
         self.server.set_weight_version(version + LOADING)
         self.server.reload_weights(str(self._newest), refresh=self.refresh)
         self.server.reset_prefix_cache()
@@ -97,7 +89,7 @@ class Nccl(VLLMClient):
             self.init_communicator(device=device)
 
     def bring(self, policy: nn.Module, version: str, *, here: bool) -> None:
-        """See `Transfer`. The server must know every tensor before the first comes, so the first time costs twice."""
+        """As `Folder.bring`. The server must know every tensor before the first comes: the first time costs twice."""
         kind = str(self.dtype).removeprefix("torch.")
         if self._metadata is None:
             self._metadata = [(name, kind, list(x.shape)) for name, x in tensors(policy, self.dtype)]
@@ -131,3 +123,6 @@ class Nccl(VLLMClient):
 
     def _finish_weight_update(self) -> None:
         self.server.post("/finish_weight_update", {"weight_version": self._version})
+
+
+Transfer = Folder | Nccl

@@ -15,10 +15,10 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers.utils import logging
 
 from podium.errors import ModelError
-from podium.models.forward import base_model, unwrap
+from podium.models.builtin import quiet_transformers
+from podium.models.forward import base_model, is_quantized, unwrap
 
 
 def changes(policy: nn.Module) -> int:
@@ -57,42 +57,32 @@ def write(policy: nn.Module, folder: Path, dtype: torch.dtype, *, here: bool) ->
     """A checkpoint of the base model. With sharded weights all processes call it; the one that is `here` writes."""
     state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, dtype)}
     if here:
-        with _no_bars():
+        with quiet_transformers():
             base_model(policy).save_pretrained(folder, state_dict=state)
 
 
-@contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
-    """transformers shows progress, which a training run has of its own."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _check(base: Any, layers: dict[str, Any]) -> None:
-    if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
-        raise ModelError(
-            "vLLM cannot take the weights of a quantized base: with the adapter merged they would be rounded again.",
-            code="C014",
-            fix="Load the base in bfloat16, or take use_vllm out: the live engine samples from it as it is.",
-        )
     tokens = [path for path in layers if "token_adapter" in path]
-    if tokens:
-        raise ModelError(
-            f"The adapter trains single tokens ({tokens[0]}), which cannot be sent to vLLM.",
-            code="C014",
-            fix="Take trainable_token_indices out, or use_vllm.",
-        )
-    if any(isinstance(p, DTensor) for layer in layers.values() for p in layer.parameters()):
-        raise ModelError(
+    mistakes = (
+        (
+            is_quantized(base),
+            "vLLM cannot take the weights of a quantized base: with the adapter merged they would be rounded again.",
+            "Load the base in bfloat16, or take use_vllm out: the live engine samples from it as it is.",
+        ),
+        (
+            tokens,
+            f"The adapter trains single tokens ({next(iter(tokens), '')}), which cannot be sent to vLLM.",
+            "Take trainable_token_indices out, or use_vllm.",
+        ),
+        (
+            any(isinstance(p, DTensor) for layer in layers.values() for p in layer.parameters()),
             "vLLM gets the adapter merged into its base, and here the base is divided over processes.",
-            code="C014",
-            fix="Train the adapter with DDP instead of FSDP, or take use_vllm out.",
-        )
+            "Train the adapter with DDP instead of FSDP, or take use_vllm out.",
+        ),
+    )
+    for found, what, fix in mistakes:
+        if found:
+            raise ModelError(what, code="C014", fix=fix)
 
 
 def _plain(name: str, adapters: Sequence[str]) -> str | None:
@@ -113,7 +103,7 @@ def _plain(name: str, adapters: Sequence[str]) -> str | None:
 
 @contextlib.contextmanager
 def _merged(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
-    """Inside, an adapted layer's base has the adapters in its weights; afterwards it is as it was, to the bit."""
+    """Inside, an adapted layer's base has the adapters in its weights; afterwards it is as before, to the bit."""
     if layer is None or layer.merged:
         yield
         return
