@@ -163,6 +163,12 @@ class Stage:
         return f"{self.number:02}-{self.name}"
 
     @property
+    def kept(self) -> frozenset[str]:
+        """Names of the states that it takes over from the stage before."""
+        names = () if self.number == 1 else ("optimizer", "schedule", "adaptive_weights")
+        return frozenset(name for name in names if getattr(self, name) in ("keep", "continue"))
+
+    @property
     def max_steps(self) -> int | None:
         """The most optimizer steps it may take; None: as many as its epochs have."""
         steps = self.recipe.config.get("max_steps")

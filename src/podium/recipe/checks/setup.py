@@ -30,7 +30,7 @@ from podium.recipe.recipe import Recipe
 from podium.recipe.stages.plan import Surveyed
 from podium.records import Finding
 from podium.rewards.resolve import Reward
-from podium.trainer.assembly import load_settings, prompt_builder, reward_records
+from podium.trainer.assembly import Given, load_settings, prompt_builder, reward_records
 from podium.trainer.config import GRPOConfig
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ note = functools.partial(Finding, severity="note")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The parts of a run without weights. None: not available, and a finding tells why."""
+    """The parts of a run without weights. None: not available, and a finding in `problems` gives the reason."""
 
     name: str
     """For messages: the recipe."""
@@ -103,7 +103,6 @@ class _Gathering(Attempts):
 
     problems: list[Finding] = field(default_factory=list)
     places: Mapping[str, str] = field(default_factory=dict)
-    """Places of a recipe's keys."""
 
     def attempt(self, make: Callable[[], T], where: str = "") -> T | None:
         """The result of `make`; None where it raises: a problem at `where`, or at the key that the message names."""
@@ -128,7 +127,6 @@ class _Gathering(Attempts):
         return self.attempt(reached)
 
     def report(self, findings: Sequence[Finding]) -> None:
-        """Note findings about rows."""
         self.problems += findings
 
 
@@ -213,31 +211,14 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
 # ---- from the trainer's arguments ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """Arguments of `GRPOTrainer`, under its own names."""
-
-    model: Any
-    reward_funcs: Any = None
-    args: GRPOConfig | None = None
-    train_dataset: Any = None
-    eval_dataset: Any = None
-    processing_class: Any = None
-    reward_processing_classes: Any = None
-    quantization_config: Any = None
-    peft_config: Any = None
-
-
-def from_arguments(given: Arguments) -> Setup:
+def from_arguments(given: Given) -> Setup:
     """The setup of a trainer."""
     gathering = _Gathering()
     if given.train_dataset is None:
         fix = "train_dataset=rows with a `prompt`"
         gathering.problems.append(Finding(code="C031", severity="error", what="no train_dataset", fix=fix))
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
-    lora, quantization = (
-        None if each is None else each.to_dict() for each in (given.peft_config, given.quantization_config)
-    )
+    lora, quantization = (each and each.to_dict() for each in (given.peft_config, given.quantization_config))
     made = Setup(name="GRPOTrainer", args=args, lora=lora, quantization=quantization)
     made = _with_model(made, gathering, given.model, given.processing_class)
     functions, tokenizers = given.reward_funcs, given.reward_processing_classes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 
 from podium.errors import PodiumError
@@ -11,7 +10,7 @@ from podium.recipe.checks.setup import Setup, findings_of
 from podium.recipe.checks.table import errors_first, findings
 from podium.recipe.recipe import Stage
 from podium.recipe.stages.completions import Completions
-from podium.recipe.stages.plan import Surveyed
+from podium.recipe.stages.plan import Surveyed, by_stage
 from podium.records import Finding
 
 TRIED_ROWS = 1000
@@ -20,25 +19,14 @@ TRIED_ROWS = 1000
 
 def findings_in(surveyed: Sequence[Surveyed], setups: Sequence[Setup]) -> list[Finding]:
     """Findings of a recipe, or of all its stages, errors first. Those of every stage come once, without a stage."""
-    found = [_of_one(setup, each.stage) for each, setup in zip(surveyed, setups, strict=True)]
-    everywhere = [finding for finding in found[0] if all(finding in others for others in found[1:])]
-    if len(surveyed) == 1 and surveyed[0].stage is not None:
-        everywhere = []
-    own = [
-        replace(finding, what=f"stage {each.stage.name}: {finding.what}")
-        for each, listed in zip(surveyed, found, strict=True)
-        for finding in listed
-        if each.stage is not None and finding not in everywhere
-    ]
-    return errors_first([*everywhere, *own])
+    found = [[*findings(setup), *_of_sft(each.stage, setup)] for each, setup in zip(surveyed, setups, strict=True)]
+    return errors_first(by_stage(surveyed, found))
 
 
-def _of_one(setup: Setup, stage: Stage | None) -> list[Finding]:
-    return [*findings(setup), *(_of_sft(stage, setup) if stage is not None and stage.kind == "sft" else ())]
-
-
-def _of_sft(stage: Stage, setup: Setup) -> Iterator[Finding]:
+def _of_sft(stage: Stage | None, setup: Setup) -> Iterator[Finding]:
     """Problems that keep an SFT stage from starting: its arguments, and rows without a right completion."""
+    if stage is None or stage.kind != "sft":
+        return
     try:
         stage.sft_arguments()
         if setup.train is not None:

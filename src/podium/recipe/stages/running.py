@@ -42,8 +42,6 @@ from podium.trainer.trainer import GRPOTrainer
 
 logger = logging.getLogger(__name__)
 
-Callbacks = Callable[[Stage], Sequence[TrainerCallback]]
-
 
 @dataclass
 class StagedRun:
@@ -57,7 +55,7 @@ class StagedRun:
     """
 
     recipe: Recipe
-    callbacks: Callbacks = lambda stage: ()
+    callbacks: Callable[[Stage], Sequence[TrainerCallback]] = lambda stage: ()
     began: Callable[[Stage, Any, str | None], None] = lambda stage, trainer, inside: None
     policy: Any = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -67,17 +65,14 @@ class StagedRun:
 
     @property
     def folder(self) -> Path:
-        """The run's."""
         return Path(str(self.recipe.config["output_dir"]))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The recipe's."""
         return self.recipe.stages
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes."""
         return int(os.environ.get("RANK", 0)) == 0
 
     # ---- the loop ----
@@ -129,16 +124,11 @@ class StagedRun:
         if asked is not True:
             return self._place_of(Path(str(asked)), done)
         self.ended = done
-        if len(done) == len(self.stages):
-            return None
-        stage = self.stages[len(done)]
-        found = self._newest_inside(stage)
-        if found is None:
-            return None
-        if was_met(json.loads((found / "trainer_state.json").read_text())):
+        found = self._newest_inside(self.stages[len(done)]) if len(done) < len(self.stages) else None
+        if found is not None and was_met(json.loads((found / "trainer_state.json").read_text())):
             self.ended.append(_ending(checkpoint.step_of(found), "gate"))  # killed before it could be written down
             return None
-        return str(found)
+        return None if found is None else str(found)
 
     def _newest_inside(self, stage: Stage) -> Path | None:
         """The newest checkpoint of a stage that verifies; None: begin the stage again, after those that are done."""
@@ -166,9 +156,8 @@ class StagedRun:
             raise CheckpointError(f"{path} is of stage {index + 1}, but only {len(done)} stages before it are done.")
         found = str(checkpoint.verified(path))
         self.ended = done[:index]
-        later = [
-            each for each in checkpoint.checkpoints(path.parent) if checkpoint.step_of(each) > checkpoint.step_of(path)
-        ]
+        step, siblings = checkpoint.step_of(path), checkpoint.checkpoints(path.parent)
+        later = [each for each in siblings if checkpoint.step_of(each) > step]
         self._set_aside([*later, *(self.folder / stage.folder for stage in self.stages[index + 1 :])])
         return found
 
@@ -204,12 +193,12 @@ class StagedRun:
         """A trainer as the last stage's around the weights there are, to sample and score held-out prompts."""
         recipe = self.stages[-1].recipe
         idle = {"beta": 0.0, "sync_ref_model": False, "report_to": "none", "output_dir": str(self.folder)}
-        idle |= {"async_rollouts": 0, "rollout_device": None}
+        idle |= {"async_rollouts": 0, "rollout_device": None, "model_init_kwargs": None}
         rows, held_out = self.stages[-1].load_rows()
         return GRPOTrainer(
             model=self.load_policy(),
             reward_funcs=[spec.function for spec in recipe.rewards],
-            args=replace(recipe, config={**recipe.config, **idle, "model_init_kwargs": None}).arguments(),
+            args=replace(recipe, config={**recipe.config, **idle}).arguments(),
             train_dataset=rows,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
@@ -218,8 +207,8 @@ class StagedRun:
     @cached_property
     def _settings(self) -> loading.LoadSettings:
         """Made once, before any trainer: a new `GRPOConfig` takes accelerate's state from a trainer that runs."""
-        arguments = self.recipe.arguments()
-        settings = load_settings(arguments, self.recipe.quantization_config(), self.recipe.peft_config())
+        recipe = self.recipe
+        settings = load_settings(recipe.arguments(), recipe.quantization_config(), recipe.peft_config())
         return replace(settings, needs_reference=False)
 
     def _start_of(self, index: int) -> Any:
@@ -251,9 +240,8 @@ class StagedRun:
         assert self.tokenizer is not None
         rows, held_out = stage.load_rows()
         if stage.kind == "sft":
-            return sft_trainer(
-                stage, policy, self.tokenizer, rows, [StopConditionCallback(stage.until), *self.callbacks(stage)]
-            )
+            callbacks = [StopConditionCallback(stage.until), *self.callbacks(stage)]
+            return sft_trainer(stage, policy, self.tokenizer, rows, callbacks)
         if stage.reference == "last_stage" and loading.has_reference_adapter(policy):
             loading.copy_to_reference_adapter(policy)
         boundary = self._boundary(index)
@@ -266,7 +254,7 @@ class StagedRun:
             processing_class=self.tokenizer,
             callbacks=[*self.callbacks(stage)],
             boundary=boundary,
-            keeps=_kept(stage),
+            keeps=stage.kept,
             schedule_steps=schedule_steps(self.stages, index),
         )
         trainer.add_callback(StopConditionCallback(stage.until, lambda: trainer.health.latest))
@@ -346,15 +334,6 @@ def _recorded(folder: Path) -> list[Mapping[str, Any]]:
         return []
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{folder / STAGES} cannot be read. Start without resume_from_checkpoint.") from None
-
-
-def _kept(stage: Stage) -> frozenset[str]:
-    """The states that a stage takes over from the one before."""
-    named = {"optimizer": stage.optimizer, "schedule": stage.schedule, "adaptive_weights": stage.adaptive_weights}
-    return frozenset() if stage.number == 1 else frozenset(k for k, v in named.items() if v in ("keep", "continue"))
-
-
-# ---- weights ----
 
 
 def load_adapters(policy: PeftModel, folder: Path) -> None:
