@@ -69,8 +69,7 @@ def check(
 
     with process_as_it_was({}):
         from podium.recipe.checks.setup import from_arguments, from_recipe
-        from podium.recipe.checks.stages import findings_in
-        from podium.recipe.checks.table import findings
+        from podium.recipe.checks.table import findings, findings_in
         from podium.recipe.recipe import Recipe
         from podium.recipe.stages.plan import Surveyed
         from podium.trainer.assembly import Given
@@ -105,7 +104,7 @@ def examine(
 
     with process_as_it_was(variables(document, overrides)):
         from podium.recipe.checks.setup import findings_of, from_recipe
-        from podium.recipe.checks.stages import findings_in
+        from podium.recipe.checks.table import findings_in
         from podium.recipe.stages.plan import survey, whole
 
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,16 @@ from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.data.templates import parse
-from podium.recipe.checks.setup import Setup, fatal, note, warning
+from podium.errors import PodiumError
+from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
+from podium.recipe.stages.completions import Completions
 from podium.records import Finding
 from podium.rewards.resolve import GIVEN, Reward
 from podium.trainer.assembly import plan_of
 from podium.trainer.preflight import stream_problems
+
+TRIED_ROWS = 1000
+"""Rows whose right completion is made on trial, in a stage of supervised fine-tuning."""
 
 
 def _surveys(setup: Setup) -> list[RowSurvey]:
@@ -360,3 +366,20 @@ def odd_text(setup: Setup) -> Iterator[Finding]:
             what = f"{survey.name} is read as {survey.source.form}"
             fix = "nothing; other tools may trip over it"
             yield note(code="D028", what=what, fix=fix)
+
+
+def right_completions(setup: Setup) -> Iterator[Finding]:
+    """Problems that keep an SFT stage from starting: its arguments, and rows without a right completion."""
+    stage, survey = setup.stage, setup.train
+    if stage is None or stage.kind != "sft":
+        return
+    try:
+        stage.sft_arguments()
+        tried = [] if survey is None else [row for _, row in islice(survey.source.rows(), TRIED_ROWS)]
+        rows = [row for row in tried if isinstance(row, dict) and row.get("prompt")]
+        if survey is not None and rows:
+            right = Completions.of(stage.completion, survey.source.columns or tuple(rows[0]))
+            for row in rows:
+                right(row)
+    except PodiumError as error:
+        yield from findings_of(error, stage.recipe.name)

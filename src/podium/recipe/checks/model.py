@@ -72,8 +72,7 @@ def end_tokens(setup: Setup) -> Iterator[Finding]:
     names = ", ".join(f"`{tokenizer.convert_ids_to_tokens(i)}` ({i})" for i in sorted(ends) if i < len(tokenizer))
     if closing is not None and closing not in ends:
         token = tokenizer.convert_ids_to_tokens(closing)
-        what = f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at "
-        what += f"{names}"
+        what = f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at {names}"
         why = "the model writes its end and goes on: completions run to max_completion_length"
         fix = f"generation_kwargs: {{eos_token_id: {sorted({closing, *ends})}}}"
         yield warning(code="M018", what=what, why=why, fix=fix)
@@ -86,10 +85,9 @@ def end_tokens(setup: Setup) -> Iterator[Finding]:
 def _render(setup: Setup, messages: list[dict[str, str]], *, prompt: bool) -> str | None:
     assert setup.tokenizer is not None
     kwargs = dict(setup.builder.chat_template_kwargs) if setup.builder is not None else {}
+    kwargs |= {"tokenize": False, "add_generation_prompt": prompt}
     try:
-        return str(
-            setup.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **kwargs)
-        )
+        return str(setup.tokenizer.apply_chat_template(messages, **kwargs))
     except Exception:  # noqa: BLE001 - a template can raise anything; its rows are tried one by one elsewhere
         return None
 
@@ -99,8 +97,7 @@ _USER, _ANSWER = {"role": "user", "content": "2+2?"}, "It is four."
 
 def _closing_token(setup: Setup) -> int | None:
     """The first special token behind an assistant's answer."""
-    assert setup.tokenizer is not None
-    if not getattr(setup.tokenizer, "chat_template", None):
+    if setup.tokenizer is None or not getattr(setup.tokenizer, "chat_template", None):
         return None
     text = _render(setup, [_USER, {"role": "assistant", "content": _ANSWER}], prompt=False)
     if text is None or _ANSWER not in text:

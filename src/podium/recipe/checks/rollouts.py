@@ -50,11 +50,7 @@ class Sampled:
 
 
 def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
-    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings.
-
-    Raises:
-        RewardError: a reward that cannot judge them.
-    """
+    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings."""
     parts, args = trainer.parts, trainer.args
     prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
@@ -72,7 +68,7 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
         for i, group in enumerate(groups)
     )
     longer: tuple[int, ...] = ()
-    if _truncated(scored) > TRUNCATED_SHARE:
+    if _cut_off(scored).mean() > TRUNCATED_SHARE:
         room = (parts.builder.context_length or 1 << 20) - max(len(prompt.token_ids) for prompt in prompts[:8])
         limit, count = min(LONGER * settings.max_tokens, room), min(4, args.num_generations)
         more = dataclasses.replace(settings, max_tokens=limit, num_completions=count)
@@ -95,8 +91,9 @@ def _drawn(dataset: Any, count: int, args: GRPOConfig) -> Iterator[tuple[int, Ma
     yield from ((int(index), dataset[int(index)]) for index in sorted(order))
 
 
-def _truncated(groups: Sequence[ScoredGroup]) -> float:
-    return float(np.mean([c.finish == "length" for each in groups for c in each.group.completions]))
+def _cut_off(groups: Sequence[ScoredGroup]) -> np.ndarray:
+    """Whether each completion ended at the limit, shape [R]."""
+    return np.array([c.finish == "length" for each in groups for c in each.group.completions])
 
 
 def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) -> Diagnosis:
@@ -128,8 +125,8 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
             for a, b in combinations(range(len(names)), 2)
         },
         tokens=(low, middle, high),
-        truncated_share=_truncated(groups),
-        end_gain=_end_gain(groups, reward_PG),
+        truncated_share=float(_cut_off(groups).mean()),
+        end_gain=_end_gain(np.concatenate(reward_PG), _cut_off(groups)),
         empty_share=float(np.mean([not completion.text.strip() for completion in completions])),
         duplicate_share=sum(repeated) / len(completions),
         entropy=float(-logps.mean()),
@@ -176,9 +173,7 @@ def _pass_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> tuple[fl
     return tuple(float(np.nanmean(np.append(each.rewards_GK[:, k] >= RIGHT, np.nan))) for each in groups)
 
 
-def _end_gain(groups: Sequence[ScoredGroup], reward_PG: Sequence[np.ndarray]) -> float:
-    reward_R = np.concatenate(reward_PG)
-    cut_R = np.array([c.finish == "length" for each in groups for c in each.group.completions])
+def _end_gain(reward_R: np.ndarray, cut_R: np.ndarray) -> float:
     known_R = ~np.isnan(reward_R)
     ended, cut = reward_R[known_R & ~cut_R], reward_R[known_R & cut_R]
     size = float(reward_R[known_R].std()) if known_R.any() else 0.0
@@ -186,10 +181,9 @@ def _end_gain(groups: Sequence[ScoredGroup], reward_PG: Sequence[np.ndarray]) ->
 
 
 def measured_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> list[dict[str, Any]]:
-    """One row a prompt with how often it was solved: what the recipe's key `pass_rates` takes as JSONL.
+    """One row a prompt with how often it was solved, for the recipe's key `pass_rates`, as JSONL.
 
-    Raises:
-        ConfigError: no reward tells right from wrong.
+    Raises `ConfigError` where no reward tells right from wrong.
     """
     names = groups[0].names_K
     name = accuracy or accuracy_name(names)

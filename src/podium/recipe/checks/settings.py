@@ -16,6 +16,7 @@ from podium.algorithm.losses import CORRECTIONS
 from podium.errors import CheckpointError, PodiumError
 from podium.recipe.assume import assumed_words
 from podium.recipe.checks.setup import Setup, fatal, note, warning, with_args
+from podium.recipe.estimates.duration import num_steps
 from podium.recipe.schema import default_line
 from podium.records import Finding
 from podium.runs import checkpoint, environment
@@ -129,12 +130,8 @@ def unusual(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
 @with_args
 def warm_up(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """More steps of warm-up than there are steps."""
-    steps, survey, plan = args.max_steps, setup.train, plan_of(args)
-    if steps <= 0:
-        if survey is None or survey.source.is_stream:
-            return
-        rounds = survey.num_rows // plan.prompts_per_round
-        steps = math.ceil(args.num_train_epochs * rounds * plan.micro_steps_per_round / plan.accumulation)
+    counted = None if setup.train is None or setup.train.source.is_stream else setup.train.num_rows
+    steps = num_steps(args, plan_of(args), counted)
     if steps and args.warmup_steps >= steps:
         what = f"{setup.at('warmup_steps')} is {args.warmup_steps:g}, and the run has {steps:,} steps"
         why = "the learning rate still rises when the run ends, and never reaches what learning_rate says"

@@ -216,9 +216,6 @@ def num_steps(args: GRPOConfig, plan: Plan, num_rows: int | None) -> int:
     return math.ceil(args.num_train_epochs * max(micro_steps // plan.accumulation, 1))
 
 
-# ---- the measurement ----
-
-
 def measure(trainer: GRPOTrainer) -> Measurement:
     """Sample, score and train on one batch of the first prompts, as many as run side by side.
 

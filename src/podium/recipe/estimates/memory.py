@@ -160,7 +160,7 @@ class MemoryEstimate:
         return self.available_bytes is None or self.peak_bytes <= self.available_bytes
 
     def rows(self) -> list[tuple[str, str]]:
-        """A short table: what, how much."""
+        """A table of parts and sizes."""
         parts = [
             ("parameters", f"{self.num_parameters:,}, of which trained {self.num_trained:,}"),
             ("runtime", gigabytes(self.runtime_bytes)),
@@ -255,9 +255,8 @@ def estimate_memory(
 def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *, rounded: bool | None) -> Load:
     """The largest load of a step: longest prompts, completions of full length."""
     plan = plan_of(args)
-    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(
-        config, args.device, half=half_dtype(args) is not None, rounded=rounded
-    )
+    half = half_dtype(args) is not None
+    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(config, args.device, half=half, rounded=rounded)
     checkpointing = args.gradient_checkpointing
     if checkpointing is None:
         longest = args.max_completion_length + (args.max_prompt_length or 0)
@@ -280,9 +279,6 @@ def _rounds(args: GRPOConfig) -> bool | None:
 def _casts(args: GRPOConfig) -> bool:
     """Whether autocast rounds float32 weights."""
     return kind_of(args.device).autocast and half_dtype(args) is not None
-
-
-# ---- the model ----
 
 
 def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None, *, bits: int = 0) -> Sizes:
@@ -324,17 +320,13 @@ def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = No
     if isinstance(dtype, str):
         dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=bool(args.trust_remote_code)
-        )
+        trusted = bool(args.trust_remote_code)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted)
         if peft_config is not None:
             from peft import get_peft_model
 
             model = get_peft_model(model, copy.deepcopy(peft_config))  # it writes the names of the layers into it
     return model
-
-
-# ---- the parts ----
 
 
 def optimizer_bytes(args: GRPOConfig, sizes: Sizes) -> int:
@@ -406,9 +398,6 @@ def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
     while first <= LARGEST and fits(first):
         best, first = first, 2 * first
     return LARGEST if first > LARGEST else best
-
-
-# ---- the device ----
 
 
 def available_memory(device: str) -> int | None:

@@ -19,7 +19,6 @@ from podium.records import Finding
 
 GIVEN = "train_dataset"
 """In place of a dataset's name, where rows are given."""
-
 _NAMED = {"dataset", "dataset_name", "datasets"}
 """Keys of a stage that loads its rows by name."""
 

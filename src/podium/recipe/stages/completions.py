@@ -26,11 +26,7 @@ class Completions:
 
     @classmethod
     def of(cls, written: str | None, columns: Collection[str]) -> Completions:
-        """By the `completion:` of a stage: a column, a text with columns in braces, or nothing.
-
-        Raises:
-            DataError: a column that the rows do not have.
-        """
+        """By a stage's `completion:`, a column, a text with columns in braces, or None. `DataError`: no such column."""
         listed = ", ".join(columns)
         if written is None:
             found = next((name for name in USUAL if name in columns), None)
@@ -55,8 +51,7 @@ class Completions:
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt` and `completion` as TRL's `SFTTrainer` takes them: both text, or both messages.
 
-        Raises:
-            DataError: a column is null in this row.
+        Raises `DataError` where a column is null in this row.
         """
         for name in self.template.columns:
             if row[name] is None:

@@ -53,11 +53,7 @@ class StopConditionCallback(TrainerCallback, ExportableState):
     def _add(
         self, numbers: Callable[[], Mapping[str, Any]], args: Any, control: TrainerControl, *, held_out: bool | None
     ) -> None:
-        """Numbers of training, of an evaluation, or (None) of both. The main process decides for all.
-
-        Raises:
-            ConfigError: the metric is not measured.
-        """
+        """Numbers of training, of an evaluation, or (None) of both. The main process decides for all."""
         gate = self.gate
         if gate is None or (held_out is not None and gate.held_out is not held_out):
             return

@@ -1,14 +1,5 @@
 """`stages:` of a recipe: every stage becomes a recipe of its own, the keys beside `stages` with its own over them.
 
-    stages:
-      - name: format
-        rewards: [answer_format]
-        until: rewards/answer_format/mean >= 0.9 for 3 steps
-        max_steps: 20
-      - name: correctness
-        max_steps: 40
-        optimizer: keep
-
 All of it is resolved before anything starts. A flag wins over both.
 """
 
@@ -27,11 +18,11 @@ import trl
 from podium.errors import ConfigError, as_line, did_you_mean
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.document import Document, Place, Problem, Reader, in_order
-from podium.recipe.reading import short_name, survey_recipe
+from podium.recipe.reading import survey_recipe
 from podium.recipe.recipe import Kind, Recipe, Stage
 from podium.recipe.schema import OWN_KEYS, check_type, field_types, key_types, unknown_key
 from podium.recipe.stages.gates import Gate, parse_gate, unknown_metric
-from podium.rewards.resolve import distinct_names
+from podium.rewards.resolve import callable_name, distinct_names
 
 STAGES = "stages"
 
@@ -100,11 +91,7 @@ class Surveyed:
 
 
 def survey(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
-    """A recipe, or each of its stages, with everything that is wrong with it.
-
-    Raises:
-        ConfigError: `stages` is no list of mappings.
-    """
+    """A recipe, or each of its stages, with everything that is wrong with it. `ConfigError` as `survey_stages`."""
     if STAGES in document.values:
         return survey_stages(document, overrides)
     recipe, problems = survey_recipe(document, overrides)
@@ -142,18 +129,12 @@ def by_stage(surveyed: Sequence[Surveyed], listed: Sequence[Sequence[Any]]) -> l
 
 
 def survey_stages(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
-    """Every stage with the problems in it.
-
-    Raises:
-        ConfigError: `stages` is no list of mappings.
-    """
+    """Every stage with the problems in it. Raises `ConfigError` where `stages` is no list of mappings."""
     written = document.values[STAGES]
     if not isinstance(written, list) or not written or not all(isinstance(each, Mapping) for each in written):
-        raise ConfigError(
-            f"{document.where((STAGES,))}: `stages` must be a list of mappings, each with a `name`",
-            code="C003",
-            fix="stages: [{name: format, rewards: [answer_format], max_steps: 20}]",
-        )
+        what = f"{document.where((STAGES,))}: `stages` must be a list of mappings, each with a `name`"
+        fix = "stages: [{name: format, rewards: [answer_format], max_steps: 20}]"
+        raise ConfigError(what, code="C003", fix=fix)
     found: list[Surveyed] = []
     for index, values in enumerate(written):
         reader = _StageReader(document=document, overrides=overrides, index=index, values=values)
@@ -240,8 +221,6 @@ class _StageReader(Reader):
                 continue
             del settings[key]
 
-    # ---- its recipe ----
-
     def _recipe(self, settings: Mapping[str, Any], kind: Kind) -> Recipe:
         plain = {key: value for key, value in settings.items() if kind == "grpo" or key not in sft_only()}
         document = self._merged(plain)
@@ -283,8 +262,6 @@ class _StageReader(Reader):
             lines[("num_train_epochs",)] = self.document.lines.get((STAGES, self.index, "epochs"), 0)
         return replace(self.document, values={**base, **settings}, lines=lines)
 
-    # ---- its end ----
-
     def _gate(self, text: str | None, recipe: Recipe, kind: Kind, *, bounded: bool) -> Gate | None:
         if text is None:
             return None
@@ -298,7 +275,7 @@ class _StageReader(Reader):
             found.append(("a gate may never be met: the stage needs `max_steps`, too", "max_steps: 50"))
         if config.get("record") is False:
             found.append(("a gate reads what is recorded, and `record` is false", "record: true"))
-        names = distinct_names([short_name(spec) for spec in recipe.rewards])
+        names = distinct_names([callable_name(spec.function) for spec in recipe.rewards])
         if kind != "sft" and names and (unknown := unknown_metric(gate, names)):
             found.append(unknown)
         if kind != "sft" and gate.held_out and str(config.get("eval_strategy", "no")) == "no":
@@ -307,8 +284,6 @@ class _StageReader(Reader):
         for what, fix in found:
             self.refuse(what, "until", code="C060", fix=fix)
         return gate
-
-    # ---- its place among the others ----
 
     def _check_place(self, own: Mapping[str, Any], stage: Stage, before: Stage | None) -> None:
         if stage.kind == "sft" and before is not None:
@@ -358,9 +333,6 @@ def reference_start(stages: Sequence[Stage], index: int) -> int:
     while index > 0 and stages[index].reference == "keep":
         index -= 1
     return index
-
-
-# ---- which keys ----
 
 
 @cache

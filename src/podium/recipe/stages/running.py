@@ -75,8 +75,6 @@ class StagedRun:
     def is_main(self) -> bool:
         return int(os.environ.get("RANK", 0)) == 0
 
-    # ---- the loop ----
-
     def train(self, *, resume_from_checkpoint: str | bool | None = None) -> Any:
         """All stages, or those that are left; the trainer of the last, or None where nothing was left to do.
 
@@ -113,8 +111,6 @@ class StagedRun:
             self._end(stage, trainer)
         return trainer
 
-    # ---- where to begin ----
-
     def _find_place(self, *, asked: str | bool | None) -> str | None:
         """Read which stages are done; the checkpoint inside the next one to go on from, if there is one."""
         if not asked:
@@ -148,10 +144,8 @@ class StagedRun:
         numbers = {stage.folder: index for index, stage in enumerate(self.stages)}
         index = numbers.get(path.resolve().parent.name)
         if index is None or path.resolve().parent.parent != self.folder.resolve():
-            raise CheckpointError(
-                f"{path} is not a checkpoint of a stage of {self.folder}: those are in {', '.join(numbers)}. "
-                "resume_from_checkpoint=True takes the newest that is whole."
-            )
+            what = f"{path} is not a checkpoint of a stage of {self.folder}: those are in {', '.join(numbers)}. "
+            raise CheckpointError(what + "resume_from_checkpoint=True takes the newest that is whole.")
         if index > len(done):
             raise CheckpointError(f"{path} is of stage {index + 1}, but only {len(done)} stages before it are done.")
         found = str(checkpoint.verified(path))
@@ -178,8 +172,6 @@ class StagedRun:
     def _set_aside(self, paths: Sequence[Path]) -> None:
         if self.is_main:
             set_aside(self.folder, paths)
-
-    # ---- one stage ----
 
     def load_policy(self) -> Any:
         """The current policy: the model of the recipe, or the result of the last stage that is done."""
@@ -224,7 +216,12 @@ class StagedRun:
             if any(stage.recipe.config.get("beta") for stage in self.stages):
                 loading.add_reference_adapter(policy)
             if boundary is not None:
-                load_adapters(policy, boundary.checkpoint)
+                trained = policy.active_adapter
+                policy.load_adapter(str(boundary.checkpoint), trained, is_trainable=True)
+                if loading.has_reference_adapter(policy):
+                    policy.load_adapter(str(boundary.checkpoint / "ref"), "ref")
+                    policy.set_adapter(trained)
+                    loading.freeze_reference_adapter(policy)
         return policy
 
     def _boundary(self, index: int) -> Boundary | None:
@@ -284,8 +281,6 @@ class StagedRun:
                 reference.copy = self._start_of(start).eval().requires_grad_(False)
         reference.to(trainer.args.device)
 
-    # ---- boundaries ----
-
     def _end(self, stage: Stage, trainer: Any) -> None:
         """Leaves the weights, clean, and whatever a resumed run needs."""
         step = trainer.state.global_step
@@ -336,16 +331,6 @@ def _recorded(folder: Path) -> list[Mapping[str, Any]]:
         raise CheckpointError(f"{folder / STAGES} cannot be read. Start without resume_from_checkpoint.") from None
 
 
-def load_adapters(policy: PeftModel, folder: Path) -> None:
-    """The trained adapter of a checkpoint, and its reference adapter where there is one."""
-    trained = policy.active_adapter
-    policy.load_adapter(str(folder), trained, is_trainable=True)
-    if loading.has_reference_adapter(policy):
-        policy.load_adapter(str(folder / "ref"), "ref")
-        policy.set_adapter(trained)
-        loading.freeze_reference_adapter(policy)
-
-
 def released(trainer: Any) -> Any:
     """The trained model without what a trainer has put on it."""
     policy = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
@@ -364,8 +349,6 @@ def refuse_sharded(stage: Stage) -> None:
     sharding = [key for key in ("fsdp", "deepspeed") if stage.recipe.config.get(key)]
     sharding += [key for key in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED") if os.environ.get(key) == "true"]
     if sharding:
-        raise ConfigError(
-            f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
-            "stages one by one: a recipe each, with `model:` the folder of the one before.",
-            code="C030",
-        )
+        what = f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
+        what += "stages one by one: a recipe each, with `model:` the folder of the one before."
+        raise ConfigError(what, code="C030")
