@@ -31,9 +31,10 @@ from podium.engines.vllm.server import Server
 from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.recipe.checks.settings import vllm as rule
-from podium.recipe.checks.setup import Arguments, from_arguments
+from podium.recipe.checks.setup import from_arguments
 from podium.records import Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
+from podium.trainer.assembly import Given
 from podium.trainer.rollouts import PolicyState, round_prompts
 from podium.trainer.rounds import RoundKey
 from podium.trainer.settings import vllm_settings
@@ -300,7 +301,9 @@ def test_a_check_says_so_and_does_not_wait(folder: str, server: Any, tmp_path: P
     rows = [{"prompt": "1+1=", "answer": "2"}] * 8
     settings = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url}
     args = GRPOConfig(str(tmp_path), num_generations=4, max_completion_length=8, use_cpu=True, **settings)
-    setup = from_arguments(Arguments(model=folder, reward_funcs=[len], args=args, train_dataset=rows))
+    left_out = ("eval_dataset", "processing_class", "reward_processing_classes", "quantization_config", "peft_config")
+    given = {"model": folder, "reward_funcs": [len], "args": args, "train_dataset": rows, "not_supported": {}}
+    setup = from_arguments(Given(**given, **dict.fromkeys(left_out)))
     assert list(rule(setup)) == []
     server.stop()
     [finding] = rule(setup)

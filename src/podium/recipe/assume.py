@@ -28,13 +28,10 @@ OLD_NAMES: Mapping[str, str] = {
 }
 """TRL's spellings of keys that have a shorter one here."""
 
-
 LOOKED_AT = 200
 """Rows by which columns and answers are judged."""
-
 HELD_OUT = 0.1
 """Share of the prompts."""
-
 LONGEST_EXAMPLE = 500
 """Characters of a row that is shown as an example."""
 

@@ -105,15 +105,8 @@ def in_order(problems: Sequence[Problem]) -> list[Problem]:
     return sorted(problems, key=line)
 
 
-# ---- files ----
-
-
 def open_document(path: str | Path | Document) -> Document:
-    """The YAML file at `path`, or the shipped recipe of that name.
-
-    Raises:
-        ConfigError: neither is there.
-    """
+    """The YAML file at `path`, or the shipped recipe of that name; `ConfigError` where neither is there."""
     if isinstance(path, Document):
         return path
     file = Path(path).expanduser()
@@ -154,9 +147,8 @@ def read_document(path: Path, name: str) -> Document:
     except OSError as error:
         raise ConfigError(f"{name}: cannot be read ({error.strerror})", code="C019") from error
     if len(data) > MAX_BYTES:
-        raise ConfigError(
-            f"{name}: {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}. Is this the dataset?", code="C019"
-        )
+        what = f"{name}: {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}. Is this the dataset?"
+        raise ConfigError(what, code="C019")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -172,14 +164,11 @@ def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
         if root is None:
             return Document(name=name, folder=folder, values={}, lines={})
         if not isinstance(root, yaml.MappingNode):
-            line = root.start_mark.line + 1
-            raise ConfigError(
-                f"{name}:{line}: expected keys with values (`model: ...`), got {_kind(root)}", code="C019"
-            )
+            what = f"{name}:{root.start_mark.line + 1}: expected keys with values (`model: ...`), got {_kind(root)}"
+            raise ConfigError(what, code="C019")
         if _count(root) > MAX_NODES:
-            raise ConfigError(
-                f"{name}: its aliases (*name) multiply to more than {MAX_NODES:,} values; write them out", code="C019"
-            )
+            what = f"{name}: its aliases (*name) multiply to more than {MAX_NODES:,} values; write them out"
+            raise ConfigError(what, code="C019")
         builder = _Builder(name)
         values = builder.build(root, ())
     except RecursionError:

@@ -28,25 +28,21 @@ def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
     given: dict[str, list[str]] = {}
     name = ""
     for word in words[first:]:
-        if _is_flag(word):
-            name, value = _split(word)
-            if name in given:
-                raise ConfigError(f"--{name} is given twice")
-            given[name] = [] if value is None else [value]
-        else:
+        if not _is_flag(word):
             given[name].append(word)
+            continue
+        if not word.startswith("--"):
+            raise ConfigError(f"`{word}`: flags that set a key have two dashes, as in `--{word.lstrip('-')}`")
+        written, equals, value = word[2:].partition("=")
+        name = written.replace("-", "_")
+        if name in given:
+            raise ConfigError(f"--{name} is given twice")
+        given[name] = [value] if equals else []
     return list(words[:first]), dict(_value(name, values) for name, values in given.items())
 
 
 def _is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and not _NEGATIVE.match(word)
-
-
-def _split(word: str) -> tuple[str, str | None]:
-    if not word.startswith("--"):
-        raise ConfigError(f"`{word}`: flags that set a key have two dashes, as in `--{word.lstrip('-')}`")
-    name, equals, value = word[2:].partition("=")
-    return name.replace("-", "_"), value if equals else None
 
 
 def _value(name: str, words: list[str]) -> tuple[str, Any]:

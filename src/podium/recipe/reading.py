@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -173,11 +173,9 @@ class _RecipeReader(Reader):
         if four and eight:
             self.refuse("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit", fix="keep one of them")
         if four and self.values.get("dtype") == "auto":
-            self.refuse(
-                "`dtype: auto` does not say in which precision `load_in_4bit` is to compute",
-                "dtype",
-                fix="dtype: bfloat16, or leave it out: bfloat16 where the GPU has it, else float32",
-            )
+            what = "`dtype: auto` does not say in which precision `load_in_4bit` is to compute"
+            fix = "dtype: bfloat16, or leave it out: bfloat16 where the GPU has it, else float32"
+            self.refuse(what, "dtype", fix=fix)
         if four:
             can = "bfloat16" if torch.cuda.is_available() and has_bfloat16() else "float32"
             return {
@@ -191,23 +189,23 @@ class _RecipeReader(Reader):
 
     def data(self) -> DataSpec:
         """The sources of rows; files that are named must be there. Paths are relative to the working directory."""
-        mixture = [
-            self._checked_mapping(part, field_types(DatasetConfig), ("datasets", index))
-            for index, part in enumerate(self.values.get("datasets") or [])
-        ]
-        for index, part in enumerate(mixture):
-            if "path" not in part:
+        mixture = []
+        for index, part in enumerate(self.values.get("datasets") or []):
+            mixture.append(self._checked_mapping(part, field_types(DatasetConfig), ("datasets", index)))
+            if "path" not in mixture[-1]:
                 self.refuse("a part of `datasets` needs `path`", "datasets", index, fix="path: FILE, or a hub id")
         dataset = self.values.get("dataset")
         for key in ("dataset", "eval_dataset"):
             if isinstance(name := self.values.get(key), str):
                 self._check_exists(name, key)
         columns = self._columns(self.values)
+        # a file written for `trl grpo` has its test split used when it asks for evaluation, and only then
+        asked = "no" if self.values.get("eval_strategy", "no") == "no" else "needed"
         made: dict[str, Any] = {
             "dataset": None if isinstance(dataset, list) else dataset,
             "parts": self._parts(dataset, columns) if isinstance(dataset, list) else (),
             "datasets": tuple(mixture),
-            "use_test_split": self._use_test_split(),
+            "use_test_split": "if there" if self.spelled.get("dataset") == "dataset" else asked,
             "columns": columns,
             "filter": tuple(self._conditions()),
             "pass_rate": self._pass_rate(),
@@ -250,13 +248,11 @@ class _RecipeReader(Reader):
     def _pass_rate(self) -> tuple[float, float] | None:
         """Two shares, the lower one first."""
         bounds = self.values.get("pass_rate")
-        if bounds is None:
-            return None
-        if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] <= 1:
-            what = f"`pass_rate` must be two shares, the lower one first; got {bounds}"
-            self.refuse(what, "pass_rate", code="C016", fix="pass_rate: [0.05, 0.95]")
-            return None
-        return bounds[0], bounds[1]
+        if bounds is None or (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= 1):
+            return bounds and (bounds[0], bounds[1])
+        what = f"`pass_rate` must be two shares, the lower one first; got {bounds}"
+        self.refuse(what, "pass_rate", code="C016", fix="pass_rate: [0.05, 0.95]")
+        return None
 
     def _conditions(self) -> Iterator[Condition]:
         written = self.values.get("filter") or []
@@ -265,12 +261,6 @@ class _RecipeReader(Reader):
                 yield parse_condition(text)
             except ValueError as error:
                 self.refuse(f"`filter`: {error}", "filter", code="C061", fix="filter: level <= 2")
-
-    def _use_test_split(self) -> Literal["if there", "needed", "no"]:
-        """A file written for `trl grpo` has its test split used when it asks for evaluation, and only then."""
-        if self.spelled.get("dataset") == "dataset":
-            return "if there"
-        return "no" if self.values.get("eval_strategy", "no") == "no" else "needed"
 
     def _check_exists(self, name: str, *place: str | int) -> None:
         try:
@@ -305,7 +295,7 @@ class _RecipeReader(Reader):
             if config.get("adaptive_rewards"):
                 what = "`adaptive_rewards` and `adaptive` in `rewards` say the same twice"
                 self.refuse(what, "adaptive_rewards", fix="keep one")
-            named = zip(distinct_names([short_name(spec) for spec in rewards]), rewards, strict=True)
+            named = zip(distinct_names([callable_name(spec.function) for spec in rewards]), rewards, strict=True)
             config["adaptive_rewards"] = {name: spec.adaptive for name, spec in named if spec.adaptive}
         return config
 
@@ -322,13 +312,8 @@ class _RecipeReader(Reader):
             if not there:
                 self.problems.append(Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix))
         wanted = self.values.get("accuracy")
-        names = [short_name(spec) for spec in rewards]
+        names = [callable_name(spec.function) for spec in rewards]
         if wanted and names and wanted not in names:
             listed = ", ".join(names)
             fix = did_you_mean(wanted, names) or as_line("accuracy", names[0])
             self.refuse(f"`accuracy` names no reward here ({listed}): `{wanted}`.", "accuracy", fix=fix)
-
-
-def short_name(spec: RewardSpec) -> str:
-    """The name a reward's metrics have."""
-    return callable_name(spec.function)

@@ -59,11 +59,7 @@ class Recipe:
     """The parts of a run in stages, in order; the other fields are then those of the last, by which it is judged."""
 
     def arguments(self) -> GRPOConfig:
-        """The run's `GRPOConfig`.
-
-        Raises:
-            ConfigError: two settings that do not go together, with the line of the one that is named first.
-        """
+        """The run's `GRPOConfig`. Raises `ConfigError` for a contradiction, with the line of what is named first."""
         from podium.trainer.config import GRPOConfig
 
         try:
@@ -96,10 +92,9 @@ class Recipe:
         from podium.trainer.trainer import GRPOTrainer
 
         if self.stages:
-            raise ConfigError(
-                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own.",
-                fix=f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()",
-            )
+            what = f"{self.name} has {len(self.stages)} stages, each with a trainer of its own."
+            fix = f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()"
+            raise ConfigError(what, fix=fix)
         arguments = self.arguments()
         if train_dataset is None:
             train_dataset, eval_dataset = self.rows or load_data(self.data)
@@ -163,6 +158,12 @@ class Stage:
         return f"{self.number:02}-{self.name}"
 
     @property
+    def kept(self) -> frozenset[str]:
+        """Names of the states that it takes over from the stage before."""
+        names = () if self.number == 1 else ("optimizer", "schedule", "adaptive_weights")
+        return frozenset(name for name in names if getattr(self, name) in ("keep", "continue"))
+
+    @property
     def max_steps(self) -> int | None:
         """The most optimizer steps it may take; None: as many as its epochs have."""
         steps = self.recipe.config.get("max_steps")
@@ -173,11 +174,7 @@ class Stage:
         return self.rows if self.rows is not None else self.recipe.load_rows()
 
     def sft_arguments(self) -> SFTConfig:
-        """Arguments of an SFT stage, on a CPU without mixed precision unless `bf16` is set.
-
-        Raises:
-            ConfigError: values that `SFTConfig` refuses.
-        """
+        """Arguments of an SFT stage, on a CPU without mixed precision unless `bf16` is set. Raises `ConfigError`."""
         import torch
         from trl import SFTConfig
 

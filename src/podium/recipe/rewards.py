@@ -106,9 +106,8 @@ class RewardReader:
         except ConfigError as error:
             self._refuse(place, error.what, code=error.code or "W013", fix=error.fix)
             return None
-        return RewardSpec(
-            name=name, function=function, weight=entry.get("weight"), adaptive=entry.get("adaptive") or False
-        )
+        weight, adaptive = entry.get("weight"), entry.get("adaptive") or False
+        return RewardSpec(name=name, function=function, weight=weight, adaptive=adaptive)
 
     def _refuse(self, place: Place, what: str, *, code: str = "C003", fix: str) -> None:
         self.problems.append(Problem(where=self.where(place), what=what, code=code, fix=fix))
@@ -187,9 +186,8 @@ def _part(entry: Any, folder: Path) -> Any:
     name = (entry.get("name") or entry.get("function")) if isinstance(entry, Mapping) else None
     if not isinstance(name, str) or not isinstance(entry.get("args") or {}, Mapping):
         return entry
-    function = find_reward(
-        name, entry.get("args") or {}, folder, row_wise=entry.get("row_wise"), env=entry.get("env") or ()
-    )
+    row_wise, env = entry.get("row_wise"), entry.get("env") or ()
+    function = find_reward(name, entry.get("args") or {}, folder, row_wise=row_wise, env=env)
     used = ("name", "args", *_FILE_KEYS)
     return {**{key: value for key, value in entry.items() if key not in used}, "function": function}
 
@@ -208,14 +206,11 @@ def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
         return attribute(_module(module), function, module)
     from podium.rewards import LIBRARY
 
-    raise ConfigError(
+    what = (
         f"no reward `{name}` in the library. There are {', '.join(sorted(LIBRARY))}; your own: `file.py:function` or "
-        "`package.module:function`",
-        fix=did_you_mean(name, LIBRARY) or "podium rewards list",
     )
-
-
-# ---- modules ----
+    what += "`package.module:function`"
+    raise ConfigError(what, fix=did_you_mean(name, LIBRARY) or "podium rewards list")
 
 
 def _make_importable(folder: Path) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -87,9 +88,8 @@ PART_TYPES: Mapping[str, Any] = {
 
 _LISTED_CHOICES: Mapping[str, tuple[str, ...]] = {
     **CHOICES,
+    **dict.fromkeys(("dtype", "torch_dtype"), ("auto", "bfloat16", "float16", "float32")),
     "order": ORDERS,
-    "dtype": ("auto", "bfloat16", "float16", "float32"),
-    "torch_dtype": ("auto", "bfloat16", "float16", "float32"),
     "bnb_4bit_quant_type": ("fp4", "nf4"),
 }
 
@@ -110,10 +110,8 @@ _CLASSES = (GRPOConfig, GRPOScriptArguments, trl.ModelConfig, trl.DatasetMixture
 @cache
 def key_types() -> Mapping[str, Any]:
     """Every key of a recipe and what its value must be."""
-    types: dict[str, Any] = {}
-    for cls in reversed(_CLASSES):
-        types |= field_types(cls)
-    return {**types, **OWN_KEYS, **WIDER}
+    fields = ChainMap(*map(field_types, _CLASSES))
+    return {**fields, **OWN_KEYS, **WIDER}
 
 
 @cache
@@ -223,11 +221,10 @@ def _choices_of(key: str) -> tuple[str, ...]:
     enums = [member for member in members(key_types()[key]) if isinstance(member, type) and issubclass(member, Enum)]
     if enums and list not in members(key_types()[key]):
         return tuple(str(member.value) for enum in enums for member in enum)
-    for cls in _CLASSES:
-        for field in dataclasses.fields(cls):
-            if field.name == key and field.metadata.get("choices"):
-                return tuple(field.metadata["choices"])
-    return ()
+    declared = (
+        each.metadata.get("choices") for cls in _CLASSES for each in dataclasses.fields(cls) if each.name == key
+    )
+    return tuple(next(filter(None, declared), ()))
 
 
 # ---- annotations in words ----
@@ -263,16 +260,10 @@ def _in_words(annotation: Any) -> str:
 
 def members(annotation: Any) -> set[Any]:
     """The plain types in a union; of `list[float]` it is `list`."""
-    return set(_walk(annotation))
-
-
-def _walk(annotation: Any) -> Iterator[Any]:
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
-        for arg in get_args(annotation):
-            yield from _walk(arg)
-    else:
-        yield origin or annotation
+        return set().union(*map(members, get_args(annotation)))
+    return {origin or annotation}
 
 
 def _shown(value: Any) -> str:

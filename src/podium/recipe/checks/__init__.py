@@ -68,14 +68,14 @@ def check(
     from podium.recipe.checks.process import process_as_it_was
 
     with process_as_it_was({}):
-        from podium.recipe.checks.setup import Arguments, from_arguments, from_recipe
-        from podium.recipe.checks.stages import findings_in
-        from podium.recipe.checks.table import findings
+        from podium.recipe.checks.setup import from_arguments, from_recipe
+        from podium.recipe.checks.table import findings, findings_in
         from podium.recipe.recipe import Recipe
         from podium.recipe.stages.plan import Surveyed
+        from podium.trainer.assembly import Given
 
         if not isinstance(model, Recipe):
-            return findings(from_arguments(Arguments(**given)))
+            return findings(from_arguments(Given(**given, not_supported={})))
         stages = [Surveyed(recipe=stage.recipe, stage=stage) for stage in model.stages]
         surveyed = stages or [Surveyed(recipe=model)]
         return findings_in(surveyed, [from_recipe(each) for each in surveyed])
@@ -104,7 +104,7 @@ def examine(
 
     with process_as_it_was(variables(document, overrides)):
         from podium.recipe.checks.setup import findings_of, from_recipe
-        from podium.recipe.checks.stages import findings_in
+        from podium.recipe.checks.table import findings_in
         from podium.recipe.stages.plan import survey, whole
 
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +16,24 @@ from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, RowSurvey
 from podium.data.templates import parse
-from podium.recipe.checks.setup import Setup
+from podium.errors import PodiumError
+from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
+from podium.recipe.stages.completions import Completions
 from podium.records import Finding
 from podium.rewards.resolve import GIVEN, Reward
 from podium.trainer.assembly import plan_of
 from podium.trainer.preflight import stream_problems
+
+TRIED_ROWS = 1000
+"""Rows whose right completion is made on trial, in a stage of supervised fine-tuning."""
 
 
 def _surveys(setup: Setup) -> list[RowSurvey]:
     return [survey for survey in (setup.train, setup.evaluation) if survey is not None]
 
 
-def _named(survey: RowSurvey, findings: Iterable[Finding]) -> Iterator[Finding]:
-    yield from (replace(finding, what=f"{survey.name}, {finding.what}") for finding in findings)
+def _named(survey: RowSurvey, findings: Iterable[Finding]) -> list[Finding]:
+    return [replace(finding, what=f"{survey.name}, {finding.what}") for finding in findings]
 
 
 def columns(setup: Setup) -> Iterator[Finding]:
@@ -57,13 +63,8 @@ def without_consequences(setup: Setup, found: list[Finding]) -> list[Finding]:
         following = _FOLLOWING - {"D001"}
     else:
         return found
-    return [
-        finding
-        for finding in found
-        if finding.severity != "note"
-        and finding.code not in following
-        and not (finding.code == "C031" and "`rewards`" in finding.what)
-    ]
+    kept = [finding for finding in found if finding.severity != "note" and finding.code not in following]
+    return [finding for finding in kept if not (finding.code == "C031" and "`rewards`" in finding.what)]
 
 
 def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:
@@ -116,7 +117,7 @@ def shapes(setup: Setup) -> Iterator[Finding]:
             what += f"first ({survey.late_system})"
             why = "many chat templates leave it out without a word, or refuse it"
             fix = "put everything the system says into the first message"
-            yield Finding(code="D012", severity="warning", what=what, why=why, fix=fix)
+            yield warning(code="D012", what=what, why=why, fix=fix)
 
 
 def turns(setup: Setup) -> Iterator[Finding]:
@@ -126,13 +127,13 @@ def turns(setup: Setup) -> Iterator[Finding]:
             what = f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})"
             why = "nothing is asked in them, so that there is nothing to answer"
             fix = 'write what is asked as {"role": "user", "content": "..."} behind the system message'
-            yield Finding(code="D042", severity="warning", what=what, why=why, fix=fix)
+            yield warning(code="D042", what=what, why=why, fix=fix)
         if count := survey.left_out.count:
             what = f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})"
             why = "the model is trained on prompts in which that part is missing"
             fix = "a model whose chat template has tools; or write what the tool was asked and said as text of the "
             fix += "user's turn"
-            yield Finding(code="D043", severity="warning", what=what, why=why, fix=fix)
+            yield warning(code="D043", what=what, why=why, fix=fix)
         if count := survey.control.count:
             what = f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
             what += f"`{survey.first_control}` ({survey.control})"
@@ -140,7 +141,7 @@ def turns(setup: Setup) -> Iterator[Finding]:
             why += "system or the assistant"
             fix = f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
             fix += f"{survey.first_control[1:]}`"
-            yield Finding(code="D044", severity="warning", what=what, why=why, fix=fix)
+            yield warning(code="D044", what=what, why=why, fix=fix)
 
 
 _INSTRUCT = re.compile(r"instruct|chat|[-_]it\b", re.IGNORECASE)
@@ -168,14 +169,12 @@ def room(setup: Setup) -> Iterator[Finding]:
         return
     if builder.max_prompt_length <= builder.context_room:
         return
-    yield Finding(
-        code="D015",
-        severity="warning",
-        what=f"{setup.at('max_prompt_length')} {builder.max_prompt_length:,} and max_completion_length "
-        f"{builder.max_completion_length or 0:,} are more than the {builder.context_length:,} positions of the model",
-        why=f"a prompt may have {builder.context_room:,} tokens, whatever max_prompt_length says",
-        fix=setup.line("max_prompt_length", builder.context_room),
-    )
+    what = f"{setup.at('max_prompt_length')} {builder.max_prompt_length:,} and max_completion_length "
+    what += f"{builder.max_completion_length or 0:,} are more than the {builder.context_length:,} positions of the "
+    what += "model"
+    why = f"a prompt may have {builder.context_room:,} tokens, whatever max_prompt_length says"
+    fix = setup.line("max_prompt_length", builder.context_room)
+    yield warning(code="D015", what=what, why=why, fix=fix)
 
 
 def enough(setup: Setup) -> Iterator[Finding]:
@@ -204,25 +203,21 @@ def repeats(setup: Setup) -> Iterator[Finding]:
     prompts = train.prompts
     about = "" if prompts.exact else "about "
     row, first = prompts.first_repeat or (-1, -1)
-    yield Finding(
-        code="D016",
-        severity="warning",
-        what=f"{train.name}: {about}{prompts.num_repeats:,} rows repeat the prompt of another row, white space and "
-        f"capitals aside ({about}{prompts.num_repeated:,} prompts occur more than once; row {row} repeats row {first})",
-        why="a prompt that occurs twice is trained on twice as often, and a split made at random leaks into evaluation",
-        fix=_one_of_each(setup, train),
-    )
+    what = f"{train.name}: {about}{prompts.num_repeats:,} rows repeat the prompt of another row, white space and "
+    what += f"capitals aside ({about}{prompts.num_repeated:,} prompts occur more than once; row {row} repeats row "
+    what += f"{first})"
+    why = "a prompt that occurs twice is trained on twice as often, and a split made at random leaks into evaluation"
+    yield warning(code="D016", what=what, why=why, fix=_one_of_each(setup, train))
     if prompts.first_contradiction is not None:
         row, answer, first, other = prompts.first_contradiction
         what = f"{train.name}: {prompts.num_contradicting:,} rows have another answer than an earlier row with the "
         what += f"same prompt (row {row}: `{answer}`, row {first}: `{other}`)"
         why = "what one of them rewards the other one punishes"
         fix = "correct the wrong rows; where several answers are right, write one row with a list of them"
-        yield Finding(code="D041", severity="warning", what=what, why=why, fix=fix)
+        yield warning(code="D041", what=what, why=why, fix=fix)
 
 
 def _one_of_each(setup: Setup, train: RowSurvey) -> str:
-    """Return the command or key that removes repeated prompts."""
     names, file = _asking_columns(setup, "prompt"), Path(train.name)
     kind = kind_of(file)
     if not setup.given:
@@ -251,15 +246,13 @@ def leaks(setup: Setup) -> Iterator[Finding]:
     if train is None or held_out is None or not train.shared.count:
         return
     about = "" if held_out.prompts.exact else "at least "
-    yield Finding(
-        code="D017",
-        severity="warning",
-        what=f"{about}{train.shared.count:,} rows of {train.name} have a prompt that is in {held_out.name} too "
-        f"({train.shared})",
-        why="numbers on prompts that were trained on say nothing about new ones",
-        fix="take these rows out of the training set"
-        + ("; or `held_out: 0.1` in place of `eval_dataset`, which never overlaps" if setup.given else ""),
-    )
+    what = f"{about}{train.shared.count:,} rows of {train.name} have a prompt that is in {held_out.name} too "
+    what += f"({train.shared})"
+    why = "numbers on prompts that were trained on say nothing about new ones"
+    fix = "take these rows out of the training set"
+    if setup.given:
+        fix += "; or `held_out: 0.1` in place of `eval_dataset`, which never overlaps"
+    yield warning(code="D017", what=what, why=why, fix=fix)
 
 
 def unusable_answers(setup: Setup) -> Iterator[Finding]:
@@ -269,18 +262,14 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
             askers = [reward for reward in setup.rewards if _asks(reward, name)]
             if not askers or not column.nulls.count:
                 continue
-            yield Finding(
-                code="D018",
-                severity="error" if column.nulls.count == survey.num_rows else "warning",
-                what=f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.num_rows:,} rows "
-                f"({column.nulls}), and reward `{askers[0].name}` asks for it",
-                why="a reward cannot judge a completion without the answer",
-                fix=_without_nulls(setup, name),
-            )
+            kind = fatal if column.nulls.count == survey.num_rows else warning
+            what = f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.num_rows:,} rows "
+            what += f"({column.nulls}), and reward `{askers[0].name}` asks for it"
+            why = "a reward cannot judge a completion without the answer"
+            yield kind(code="D018", what=what, why=why, fix=_without_nulls(setup, name))
 
 
 def _without_nulls(setup: Setup, name: str) -> str:
-    """Return the command or key that removes rows with null in a column."""
     if not setup.given:
         return f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)'
     names = _asking_columns(setup, name)
@@ -304,16 +293,16 @@ def mixed_types(setup: Setup) -> Iterator[Finding]:
             if name == "prompt" or len(column.kinds) < 2 or not any(_asks(reward, name) for reward in setup.rewards):
                 continue
             counts = ", ".join(f"{count:,} {kind}" for kind, count in column.kinds.most_common())
-            yield Finding(
-                code="D019",
-                severity="note",
-                what=f"{survey.name}: column `{name}` holds {counts}; they are passed to the rewards as "
-                + ("texts" if setup.given and set(column.kinds) <= _TEXTS else "they are"),
-                why='a reward that compares with == says 4 is not "4"',
-                fix=f'answer: "{{{name}}}", a template, which gives text'
-                if setup.given and name == "answer"
-                else "write one type in every row, for example str(answer)",
+            what = f"{survey.name}: column `{name}` holds {counts}; they are passed to the rewards as " + (
+                "texts" if setup.given and set(column.kinds) <= _TEXTS else "they are"
             )
+            why = 'a reward that compares with == says 4 is not "4"'
+            fix = (
+                f'answer: "{{{name}}}", a template, which gives text'
+                if setup.given and name == "answer"
+                else "write one type in every row, for example str(answer)"
+            )
+            yield note(code="D019", what=what, why=why, fix=fix)
 
 
 def long_answers(setup: Setup) -> Iterator[Finding]:
@@ -331,7 +320,7 @@ def long_answers(setup: Setup) -> Iterator[Finding]:
             what += f"max_completion_length {limit} ({column.long}; longest, row {row}: {tokens:,} tokens)"
             why = "the model is cut off before it can have written them"
             fix = setup.line("max_completion_length", tokens)
-            yield Finding(code="D037", severity="warning", what=what, why=why, fix=fix)
+            yield warning(code="D037", what=what, why=why, fix=fix)
 
 
 def lengths(setup: Setup) -> Iterator[Finding]:
@@ -346,7 +335,7 @@ def lengths(setup: Setup) -> Iterator[Finding]:
     what = f"{train.name}: {train.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
     what += f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
     what += f"{longest + completion:,}{room}"
-    yield Finding(code="D040", severity="note", what=what)
+    yield note(code="D040", what=what)
 
 
 def sampled(setup: Setup) -> Iterator[Finding]:
@@ -358,7 +347,7 @@ def sampled(setup: Setup) -> Iterator[Finding]:
         what += f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
         what += f"{survey.num_suspects:,} that may be too long"
         why = f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken"
-        yield Finding(code="D032", severity="note", what=what, why=why)
+        yield note(code="D032", what=what, why=why)
 
 
 def odd_text(setup: Setup) -> Iterator[Finding]:
@@ -368,12 +357,29 @@ def odd_text(setup: Setup) -> Iterator[Finding]:
             what = f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})"
             why = "it is a trace of a wrong decoding, and C libraries end a text there"
             fix = "take them out of the data" if setup.given else r'text.replace("\x00", "")'
-            yield Finding(code="D033", severity="warning", what=what, why=why, fix=fix)
+            yield warning(code="D033", what=what, why=why, fix=fix)
         if survey.large.count:
             what = f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})"
             why = "they are hardly prompts; a missing line break or quote makes such rows"
-            yield Finding(code="D033", severity="warning", what=what, why=why, fix="look at these rows")
+            yield warning(code="D033", what=what, why=why, fix="look at these rows")
         if survey.source.form:
             what = f"{survey.name} is read as {survey.source.form}"
             fix = "nothing; other tools may trip over it"
-            yield Finding(code="D028", severity="note", what=what, fix=fix)
+            yield note(code="D028", what=what, fix=fix)
+
+
+def right_completions(setup: Setup) -> Iterator[Finding]:
+    """Problems that keep an SFT stage from starting: its arguments, and rows without a right completion."""
+    stage, survey = setup.stage, setup.train
+    if stage is None or stage.kind != "sft":
+        return
+    try:
+        stage.sft_arguments()
+        tried = [] if survey is None else [row for _, row in islice(survey.source.rows(), TRIED_ROWS)]
+        rows = [row for row in tried if isinstance(row, dict) and row.get("prompt")]
+        if survey is not None and rows:
+            right = Completions.of(stage.completion, survey.source.columns or tuple(rows[0]))
+            for row in rows:
+                right(row)
+    except PodiumError as error:
+        yield from findings_of(error, stage.recipe.name)

@@ -69,11 +69,9 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
     try:
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
     except (ValueError, KeyError, OSError) as error:
-        raise ModelError(
-            f"{model}: transformers does not know how to read its config.json ({_first_line(error)}).",
-            code="M013",
-            fix="Take a causal language model that transformers has, or install a newer transformers.",
-        ) from error
+        what = f"{model}: transformers does not know how to read its config.json ({_first_line(error)})."
+        fix = "Take a causal language model that transformers has, or install a newer transformers."
+        raise ModelError(what, code="M013", fix=fix) from error
     generation_config = None
     with contextlib.suppress(OSError, ValueError):  # many models have none
         generation_config = GenerationConfig.from_pretrained(source, revision=revision)
@@ -93,11 +91,9 @@ def tokenizer_of(model: Any, given: Any, settings: LoadSettings) -> PreTrainedTo
     except PodiumError:
         raise
     except Exception as error:  # tokenizers raises plain `Exception` for a file that it cannot read
-        raise ModelError(
-            f"{model}: its tokenizer cannot be read ({_first_line(error)}).",
-            code="M003",
-            fix="Copy the tokenizer's files from the original model, or pass `processing_class=` in Python.",
-        ) from error
+        what = f"{model}: its tokenizer cannot be read ({_first_line(error)})."
+        fix = "Copy the tokenizer's files from the original model, or pass `processing_class=` in Python."
+        raise ModelError(what, code="M003", fix=fix) from error
 
 
 def _first_line(error: Exception) -> str:

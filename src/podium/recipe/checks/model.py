@@ -46,25 +46,20 @@ def vocabulary(setup: Setup) -> Iterator[Finding]:
     rows = facts.config.get_text_config().vocab_size if shape is None else shape[0]
     if tokenizer is not None and len(tokenizer) > rows:
         token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)
-        yield fatal(
-            code="M007",
-            what=f"{facts.name}: the embedding has {rows:,} rows, but the tokenizer has {len(tokenizer):,} tokens; "
-            f"token {len(tokenizer) - 1} (`{token}`) has no row",
-            why="the first prompt with such a token ends in `index out of range`",
-            fix="take the model's own tokenizer, or once: model.resize_token_embeddings(len(tokenizer)); "
-            "model.save_pretrained(folder)",
-        )
+        what = f"{facts.name}: the embedding has {rows:,} rows, but the tokenizer has {len(tokenizer):,} tokens; "
+        what += f"token {len(tokenizer) - 1} (`{token}`) has no row"
+        why = "the first prompt with such a token ends in `index out of range`"
+        fix = "take the model's own tokenizer, or once: model.resize_token_embeddings(len(tokenizer)); "
+        fix += "model.save_pretrained(folder)"
+        yield fatal(code="M007", what=what, why=why, fix=fix)
 
 
 def special_tokens(setup: Setup) -> Iterator[Finding]:
     """Padding and end."""
     tokenizer = setup.tokenizer
     if tokenizer is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
-        yield note(
-            code="M005",
-            what=f"pad and end token are the same (`{tokenizer.eos_token}`, id {tokenizer.eos_token_id})",
-            why="harmless here: what is padding is known by position, never by id",
-        )
+        what = f"pad and end token are the same (`{tokenizer.eos_token}`, id {tokenizer.eos_token_id})"
+        yield note(code="M005", what=what, why="harmless here: what is padding is known by position, never by id")
 
 
 def end_tokens(setup: Setup) -> Iterator[Finding]:
@@ -77,28 +72,22 @@ def end_tokens(setup: Setup) -> Iterator[Finding]:
     names = ", ".join(f"`{tokenizer.convert_ids_to_tokens(i)}` ({i})" for i in sorted(ends) if i < len(tokenizer))
     if closing is not None and closing not in ends:
         token = tokenizer.convert_ids_to_tokens(closing)
-        yield warning(
-            code="M018",
-            what=f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at "
-            f"{names}",
-            why="the model writes its end and goes on: completions run to max_completion_length",
-            fix=f"generation_kwargs: {{eos_token_id: {sorted({closing, *ends})}}}",
-        )
+        what = f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at {names}"
+        why = "the model writes its end and goes on: completions run to max_completion_length"
+        fix = f"generation_kwargs: {{eos_token_id: {sorted({closing, *ends})}}}"
+        yield warning(code="M018", what=what, why=why, fix=fix)
     elif facts.end_ids and tokenizer.eos_token_id not in facts.end_ids:
-        yield note(
-            code="M018",
-            what=f"{facts.name}: the tokenizer's end token {tokenizer.eos_token_id} is not among the end tokens of the "
-            f"generation configuration, {sorted(facts.end_ids)}; a completion ends at each of {names}",
-        )
+        what = f"{facts.name}: the tokenizer's end token {tokenizer.eos_token_id} is not among the end tokens of the "
+        what += f"generation configuration, {sorted(facts.end_ids)}; a completion ends at each of {names}"
+        yield note(code="M018", what=what)
 
 
 def _render(setup: Setup, messages: list[dict[str, str]], *, prompt: bool) -> str | None:
     assert setup.tokenizer is not None
     kwargs = dict(setup.builder.chat_template_kwargs) if setup.builder is not None else {}
+    kwargs |= {"tokenize": False, "add_generation_prompt": prompt}
     try:
-        return str(
-            setup.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **kwargs)
-        )
+        return str(setup.tokenizer.apply_chat_template(messages, **kwargs))
     except Exception:  # noqa: BLE001 - a template can raise anything; its rows are tried one by one elsewhere
         return None
 
@@ -108,8 +97,7 @@ _USER, _ANSWER = {"role": "user", "content": "2+2?"}, "It is four."
 
 def _closing_token(setup: Setup) -> int | None:
     """The first special token behind an assistant's answer."""
-    assert setup.tokenizer is not None
-    if not getattr(setup.tokenizer, "chat_template", None):
+    if setup.tokenizer is None or not getattr(setup.tokenizer, "chat_template", None):
         return None
     text = _render(setup, [_USER, {"role": "assistant", "content": _ANSWER}], prompt=False)
     if text is None or _ANSWER not in text:
@@ -130,24 +118,20 @@ def template(setup: Setup) -> Iterator[Finding]:
     opening = after.removeprefix(before).partition(_ANSWER)[0].strip()
     if after.startswith(before):
         if opening and _ANSWER not in before:
-            yield warning(
-                code="M025",
-                what=f"the chat template leaves out the assistant's turn: a prompt ends without {opening!r}, which "
-                "stands in front of an answer",
-                why="the model writes it first, as a part of every completion, and rewards see it",
-                fix="use the template that came with the model, or end it with "
-                f"{{% if add_generation_prompt %}}{opening}{{% endif %}}",
-            )
+            what = f"the chat template leaves out the assistant's turn: a prompt ends without {opening!r}, which "
+            what += "stands in front of an answer"
+            why = "the model writes it first, as a part of every completion, and rewards see it"
+            fix = "use the template that came with the model, or end it with "
+            fix += f"{{% if add_generation_prompt %}}{opening}{{% endif %}}"
+            yield warning(code="M025", what=what, why=why, fix=fix)
         return
     same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))))
-    yield note(
-        code="M019",
-        what=f"the chat template is not prefix-stable: with the answer in place the text differs from the prompt at "
-        f"character {same} ({before[same : same + 30]!r} became {after[same : same + 30]!r})",
-        why="harmless for one answer, which is sampled from the prompt as it is; a conversation of several turns would "
-        "not be seen as it was sampled",
-        fix="give chat_template_kwargs that keep the prompt, such as {enable_thinking: false} for Qwen3",
-    )
+    what = "the chat template is not prefix-stable: with the answer in place the text differs from the prompt at "
+    what += f"character {same} ({before[same : same + 30]!r} became {after[same : same + 30]!r})"
+    why = "harmless for one answer, which is sampled from the prompt as it is; a conversation of several turns would "
+    why += "not be seen as it was sampled"
+    fix = "give chat_template_kwargs that keep the prompt, such as {enable_thinking: false} for Qwen3"
+    yield note(code="M019", what=what, why=why, fix=fix)
 
 
 def pickles(setup: Setup) -> Iterator[Finding]:
@@ -156,13 +140,11 @@ def pickles(setup: Setup) -> Iterator[Finding]:
     if folder is None or any(folder.glob("*.safetensors")):
         return
     for file in sorted(folder.glob("pytorch_model*.bin"))[:1]:
-        yield warning(
-            code="M010",
-            what=f"{folder} has its weights as a pickle ({file.name}) and not as safetensors",
-            why="a pickle is a program; it is read without running it, but cannot be checked before",
-            fix=f'python -c "from transformers import AutoModelForCausalLM as M; '
-            f"M.from_pretrained('{folder}').save_pretrained('{folder}')\"",
-        )
+        what = f"{folder} has its weights as a pickle ({file.name}) and not as safetensors"
+        why = "a pickle is a program; it is read without running it, but cannot be checked before"
+        fix = 'python -c "from transformers import AutoModelForCausalLM as M; '
+        fix += f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        yield warning(code="M010", what=what, why=why, fix=fix)
 
 
 def quantized(setup: Setup) -> Iterator[Finding]:
@@ -172,12 +154,10 @@ def quantized(setup: Setup) -> Iterator[Finding]:
     if (of_model is not None or asked) and setup.lora is None:
         kind = f"{bits} bits" if (bits := bits_of(of_model) if isinstance(of_model, dict) else 0) else "quantized"
         what = f"{asked} bits" if asked else f"{kind} (its config.json has a quantization_config)"
-        yield fatal(
-            code="M014",
-            what=f"{setup.at('model')}: its weights are {what}, and rounded weights cannot be trained themselves",
-            why="a step is smaller than the distance between two values that they can have",
-            fix="train an adapter: `lora: {r: 16}` (peft_config=LoraConfig(...) in Python)",
-        )
+        what = f"{setup.at('model')}: its weights are {what}, and rounded weights cannot be trained themselves"
+        why = "a step is smaller than the distance between two values that they can have"
+        fix = "train an adapter: `lora: {r: 16}` (peft_config=LoraConfig(...) in Python)"
+        yield fatal(code="M014", what=what, why=why, fix=fix)
     if asked and setup.args is not None:
         for error in rounding_errors(asked, setup.args.device):
             yield setup.finding(error, f"load_in_{asked}bit")
@@ -212,22 +192,16 @@ def adapter_targets(setup: Setup) -> Iterator[Finding]:
     if setup.model is None or isinstance(targets, str) or not targets:
         return
     if "lm_head" in targets:
-        yield fatal(
-            code="M020",
-            what=f"{setup.at('lora')}: target_modules names lm_head; an adapter on the head is not supported",
-            fix="take lm_head out of target_modules",
-        )
+        what = f"{setup.at('lora')}: target_modules names lm_head; an adapter on the head is not supported"
+        yield fatal(code="M020", what=what, fix="take lm_head out of target_modules")
     modules = [name.removesuffix(".weight") for name in setup.model.tensors if name.endswith(".weight")]
     missing = [name for name in sorted(targets) if not any(m == name or m.endswith(f".{name}") for m in modules)]
     if modules and len(missing) == len(targets):
         linear = [n for n, shape in setup.model.tensors.items() if len(shape) == 2 and "embed" not in n]
         layers = sorted({name.split(".")[-2] for name in linear if name.count(".") > 1})
-        yield fatal(
-            code="M020",
-            what=f"{setup.at('lora')}: target_modules {', '.join(missing)} name no layer of {setup.model.name}",
-            why=f"its layers are {', '.join(layers)}",
-            fix='target_modules: all-linear ("all-linear" takes them all but the head)',
-        )
+        what = f"{setup.at('lora')}: target_modules {', '.join(missing)} name no layer of {setup.model.name}"
+        fix = 'target_modules: all-linear ("all-linear" takes them all but the head)'
+        yield fatal(code="M020", what=what, why=f"its layers are {', '.join(layers)}", fix=fix)
 
 
 @with_args
@@ -245,37 +219,27 @@ def memory(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     if estimate is None or setup.model is None:
         return
     if args.device.type == "cpu" and estimate.num_parameters >= LARGE_FOR_CPU:
-        yield warning(
-            code="C038",
-            what=f"there is no GPU here, and {setup.at('model')} has {estimate.num_parameters / 1e9:.1f} billion "
-            "parameters: it would be trained on the CPU",
-            why="a step takes minutes to hours",
-            fix="run it on a machine with a GPU, or take a smaller model: " + as_line("model", BUILTIN),
-        )
+        what = f"there is no GPU here, and {setup.at('model')} has {estimate.num_parameters / 1e9:.1f} billion "
+        what += "parameters: it would be trained on the CPU"
+        fix = "run it on a machine with a GPU, or take a smaller model: " + as_line("model", BUILTIN)
+        yield warning(code="C038", what=what, why="a step takes minutes to hours", fix=fix)
     peak, there = gigabytes(estimate.peak_bytes), gigabytes(estimate.available_bytes or 0)
     if estimate.fits:
-        yield note(
-            code="C029",
-            what=f"about {peak} at the peak, estimated; {args.device.type} has {there} free; "
-            f"{estimate.num_trained:,} of {estimate.num_parameters:,} parameters are trained",
-        )
+        what = f"about {peak} at the peak, estimated; {args.device.type} has {there} free; "
+        what += f"{estimate.num_trained:,} of {estimate.num_parameters:,} parameters are trained"
+        yield note(code="C029", what=what)
     elif estimate.reference_bytes and estimate.peak_bytes - estimate.reference_bytes <= (estimate.available_bytes or 0):
-        yield fatal(
-            code="C015",
-            what=f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "
-            f"{gigabytes(estimate.reference_bytes)}; with it the run takes about {peak}, and {there} are free",
-            why="without the copy it would fit",
-            fix=f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it",
-        )
+        what = f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "
+        what += f"{gigabytes(estimate.reference_bytes)}; with it the run takes about {peak}, and {there} are free"
+        fix = f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it"
+        yield fatal(code="C015", what=what, why="without the copy it would fit", fix=fix)
     else:
         most = estimate.largest_num_generations
         smaller = setup.line("num_generations", most) if most and most < args.num_generations else "`lora: {r: 16}`"
-        yield warning(
-            code="C028",
-            what=f"the run takes about {peak} at its peak, estimated, and {args.device.type} has {there} free",
-            why=", ".join(f"{what} {much}" for what, much in estimate.rows() if "GB" in much),
-            fix=f"{smaller}, a shorter max_completion_length, or a smaller model",
-        )
+        what = f"the run takes about {peak} at its peak, estimated, and {args.device.type} has {there} free"
+        why = ", ".join(f"{what} {much}" for what, much in estimate.rows() if "GB" in much)
+        fix = f"{smaller}, a shorter max_completion_length, or a smaller model"
+        yield warning(code="C028", what=what, why=why, fix=fix)
 
 
 _ADAPTER_SIZE = ("r", "target_modules", "modules_to_save", "use_dora", "lora_bias")

@@ -19,39 +19,23 @@ _QWEN25: Mapping[str, Any] = {
     "vocab_size": 151_936,
     "num_key_value_heads": 2,
     "max_position_embeddings": 32_768,
-    "max_window_layers": 28,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
-_05B: Mapping[str, int] = {
-    "hidden_size": 896,
-    "intermediate_size": 4_864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-}
-_15B: Mapping[str, int] = {
-    "hidden_size": 1_536,
-    "intermediate_size": 8_960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-}
-_3B: Mapping[str, int] = {
-    "hidden_size": 2_048,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-}
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_window_layers")
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B-Instruct": {**_QWEN25, **_05B},
-    "Qwen/Qwen2.5-1.5B-Instruct": {**_QWEN25, **_15B},
-    "Qwen/Qwen2.5-3B-Instruct": {**_QWEN25, **_3B, "max_window_layers": 36},
+    "Qwen/Qwen2.5-0.5B-Instruct": {**_QWEN25, **dict(zip(_SIZES, (896, 4_864, 24, 14, 28), strict=True))},
+    "Qwen/Qwen2.5-1.5B-Instruct": {**_QWEN25, **dict(zip(_SIZES, (1_536, 8_960, 28, 12, 28), strict=True))},
+    "Qwen/Qwen2.5-3B-Instruct": {**_QWEN25, **dict(zip(_SIZES, (2_048, 11_008, 36, 16, 36), strict=True))},
 }
 """Hub id and configuration. Sources: the models' config.json; the Qwen2.5 report, arXiv:2412.15115, table 1."""
 
 DATASETS: Mapping[str, str] = {"openai/gsm8k": "7,473 rows to train on and 1,319 to test with"}
 """Hub id, and contents."""
+
+_NOT_HERE = "the recipe may be right, but training cannot start here"
 
 
 def public_config(name: str) -> PretrainedConfig:
@@ -61,23 +45,15 @@ def public_config(name: str) -> PretrainedConfig:
 
 def unasked_model(name: str) -> Finding:
     """The finding of a model of `MODELS` that is not here while the hub cannot be reached."""
-    return Finding(
-        code="M023",
-        severity="warning",
-        what=f"{name} is not on this machine and the hub cannot be reached: its tokenizer, its chat template and the "
-        "length of the prompts were not checked; memory is estimated from the configuration that Podium knows",
-        why="the recipe may be right, but training cannot start here",
-        fix=f"with a connection, once: hf download {name}",
-    )
+    what = f"{name} is not on this machine and the hub cannot be reached: its tokenizer, its chat template and the "
+    what += "length of the prompts were not checked; memory is estimated from the configuration that Podium knows"
+    fix = f"with a connection, once: hf download {name}"
+    return Finding(code="M023", severity="warning", what=what, why=_NOT_HERE, fix=fix)
 
 
 def unasked_dataset(name: str) -> Finding:
     """The finding of a dataset of `DATASETS` that is not here while the hub cannot be reached."""
-    return Finding(
-        code="D050",
-        severity="warning",
-        what=f"{name} ({DATASETS[name]}) is not on this machine and the hub cannot be reached: its rows, and the "
-        "rewards on them, were not checked",
-        why="the recipe may be right, but training cannot start here",
-        fix="run `podium check` once with a connection: the rows stay on this machine",
-    )
+    what = f"{name} ({DATASETS[name]}) is not on this machine and the hub cannot be reached: its rows, and the "
+    what += "rewards on them, were not checked"
+    fix = "run `podium check` once with a connection: the rows stay on this machine"
+    return Finding(code="D050", severity="warning", what=what, why=_NOT_HERE, fix=fix)

@@ -82,14 +82,13 @@ def trials(setup: Setup) -> Iterator[Finding]:
 
 
 def _seconds(groups: Sequence[Group], reward: Reward) -> float:
-    """A completion, in one call."""
+    """Seconds a completion, in one call."""
     started = time.perf_counter()
     score(groups, [reward], trainer_state=TrainerState())
     return (time.perf_counter() - started) / (2 * len(groups))
 
 
 def _is_own(reward: Reward) -> bool:
-    """Whether the user wrote it."""
     function = unwrapped(reward.function)
     return isinstance(function, FileReward) or not str(getattr(function, "__module__", "")).startswith("podium.")
 
@@ -130,12 +129,9 @@ def _slow(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
     if setup.args is None or seconds < SLOW_SECONDS:
         return
     count = setup.args.generation_batch_size or 0
-    yield warning(
-        code="W009",
-        what=f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions",
-        why="the model waits for it in every round",
-        fix="do the slow part once for all completions, or write it with `async def` and await inside",
-    )
+    what = f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions"
+    fix = "do the slow part once for all completions, or write it with `async def` and await inside"
+    yield warning(code="W009", what=what, why="the model waits for it in every round", fix=fix)
 
 
 def _groups(setup: Setup) -> list[Group]:
@@ -156,5 +152,4 @@ def _groups(setup: Setup) -> list[Group]:
 
 
 def _usable(setup: Setup) -> list[dict[str, Any]]:
-    """Example rows without a mistake."""
     return [row for row in (setup.train.examples if setup.train else ()) if check_row(row, 0) is None]

@@ -11,7 +11,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,15 +49,8 @@ class Sampled:
     """Tokens of a few completions that were allowed more; empty where few were cut off."""
 
 
-# ---- sampling ----
-
-
 def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
-    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings.
-
-    Raises:
-        RewardError: a reward that cannot judge them.
-    """
+    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings."""
     parts, args = trainer.parts, trainer.args
     prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
@@ -75,11 +68,10 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
         for i, group in enumerate(groups)
     )
     longer: tuple[int, ...] = ()
-    if _truncated(scored) > TRUNCATED_SHARE:
+    if _cut_off(scored).mean() > TRUNCATED_SHARE:
         room = (parts.builder.context_length or 1 << 20) - max(len(prompt.token_ids) for prompt in prompts[:8])
-        more = dataclasses.replace(
-            settings, max_tokens=min(LONGER * settings.max_tokens, room), num_completions=min(4, args.num_generations)
-        )
+        limit, count = min(LONGER * settings.max_tokens, room), min(4, args.num_generations)
+        more = dataclasses.replace(settings, max_tokens=limit, num_completions=count)
         again = trainer.rollouts.generate(prompts[:8], more, PolicyState.of(trainer))
         longer = tuple(len(completion.token_ids) for group in again for completion in group.completions)
     return Sampled(
@@ -99,11 +91,9 @@ def _drawn(dataset: Any, count: int, args: GRPOConfig) -> Iterator[tuple[int, Ma
     yield from ((int(index), dataset[int(index)]) for index in sorted(order))
 
 
-def _truncated(groups: Sequence[ScoredGroup]) -> float:
-    return float(np.mean([c.finish == "length" for each in groups for c in each.group.completions]))
-
-
-# ---- numbers ----
+def _cut_off(groups: Sequence[ScoredGroup]) -> np.ndarray:
+    """Whether each completion ended at the limit, shape [R]."""
+    return np.array([c.finish == "length" for each in groups for c in each.group.completions])
 
 
 def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) -> Diagnosis:
@@ -116,6 +106,7 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
     spread = np.array([has_spread(x) for x in known])
     flat = [float(x.mean()) for x, differs in zip(known, spread, strict=True) if x.size and not differs]
     lengths_R = np.array([len(completion.token_ids) for completion in completions])
+    repeated = [len(e.group.completions) - len({c.token_ids for c in e.group.completions}) for e in groups]
     low, middle, high = np.quantile(lengths_R, [0.05, 0.5, 0.95]).round().astype(int).tolist()
     names = groups[0].names_K
     logps = np.concatenate([np.asarray(completion.logps) for completion in completions])
@@ -131,14 +122,13 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
         ),
         correlations={
             f"{names[a]} ~ {names[b]}": _correlation(rewards_RK[:, a], rewards_RK[:, b])
-            for a in range(len(names))
-            for b in range(a + 1, len(names))
+            for a, b in combinations(range(len(names)), 2)
         },
         tokens=(low, middle, high),
-        truncated_share=_truncated(groups),
-        end_gain=_end_gain(groups, reward_PG),
+        truncated_share=float(_cut_off(groups).mean()),
+        end_gain=_end_gain(np.concatenate(reward_PG), _cut_off(groups)),
         empty_share=float(np.mean([not completion.text.strip() for completion in completions])),
-        duplicate_share=_duplicates(groups),
+        duplicate_share=sum(repeated) / len(completions),
         entropy=float(-logps.mean()),
         unjudged_share=float(np.isnan(rewards_RK).all(axis=1).mean()),
         tokens_per_second=float(lengths_R.sum() / max(sampled.generate_seconds, 1e-9)),
@@ -150,13 +140,14 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
 
 def _summary(name: str, values_R: np.ndarray, lengths_R: np.ndarray, seconds: float) -> RewardSummary:
     known = values_R[~np.isnan(values_R)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (float("nan"), float("nan"))
+    measured = [f(known) for f in (np.mean, np.std, np.min, np.max)] if known.size else [np.nan] * 4
+    mean, std, low, high = map(float, measured)
     steps = (low, high) if high > low else (low, low + 1)
     counts = np.histogram(known, bins=_BINS, range=steps)[0].tolist() if known.size else [0] * _BINS
     return RewardSummary(
         name=name,
-        mean=float(known.mean()) if known.size else float("nan"),
-        std=float(known.std()) if known.size else float("nan"),
+        mean=mean,
+        std=std,
         low=low,
         high=high,
         histogram=tuple(counts),
@@ -182,9 +173,7 @@ def _pass_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> tuple[fl
     return tuple(float(np.nanmean(np.append(each.rewards_GK[:, k] >= RIGHT, np.nan))) for each in groups)
 
 
-def _end_gain(groups: Sequence[ScoredGroup], reward_PG: Sequence[np.ndarray]) -> float:
-    reward_R = np.concatenate(reward_PG)
-    cut_R = np.array([c.finish == "length" for each in groups for c in each.group.completions])
+def _end_gain(reward_R: np.ndarray, cut_R: np.ndarray) -> float:
     known_R = ~np.isnan(reward_R)
     ended, cut = reward_R[known_R & ~cut_R], reward_R[known_R & cut_R]
     size = float(reward_R[known_R].std()) if known_R.any() else 0.0
@@ -192,17 +181,15 @@ def _end_gain(groups: Sequence[ScoredGroup], reward_PG: Sequence[np.ndarray]) ->
 
 
 def measured_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> list[dict[str, Any]]:
-    """One row a prompt with how often it was solved: what the recipe's key `pass_rates` takes as JSONL.
+    """One row a prompt with how often it was solved, for the recipe's key `pass_rates`, as JSONL.
 
-    Raises:
-        ConfigError: no reward tells right from wrong.
+    Raises `ConfigError` where no reward tells right from wrong.
     """
     names = groups[0].names_K
     name = accuracy or accuracy_name(names)
     if name is None:
-        raise ConfigError(
-            f"none of the rewards {', '.join(names)} is known to say right or wrong.", fix="accuracy: NAME"
-        )
+        what = f"none of the rewards {', '.join(names)} is known to say right or wrong."
+        raise ConfigError(what, fix="accuracy: NAME")
     rows = []
     for each in groups:
         right_G = each.rewards_GK[:, names.index(name)]
@@ -221,8 +208,3 @@ def measured_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> list[
                 }
             )
     return rows
-
-
-def _duplicates(groups: Sequence[ScoredGroup]) -> float:
-    repeated = [len(e.group.completions) - len({c.token_ids for c in e.group.completions}) for e in groups]
-    return sum(repeated) / sum(each.num_completions for each in groups)

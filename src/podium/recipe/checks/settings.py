@@ -16,6 +16,7 @@ from podium.algorithm.losses import CORRECTIONS
 from podium.errors import CheckpointError, PodiumError
 from podium.recipe.assume import assumed_words
 from podium.recipe.checks.setup import Setup, fatal, note, warning, with_args
+from podium.recipe.estimates.duration import num_steps
 from podium.recipe.schema import default_line
 from podium.records import Finding
 from podium.runs import checkpoint, environment
@@ -40,7 +41,7 @@ _PATHS = ("model", "dataset", "eval_dataset", "output_dir", "model_name_or_path"
 
 
 def assumed(setup: Setup) -> Iterator[Finding]:
-    """Notes which settings were inferred rather than written."""
+    """Settings that were inferred rather than written."""
     if setup.assumed:
         fix = "write what should be otherwise, as a flag or in a recipe"
         yield note(code="C040", what=assumed_words(setup.assumed), fix=fix)
@@ -58,20 +59,14 @@ def learning_rate(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         fix = setup.line("learning_rate", "1e-5" if lora else "1e-6")
         yield warning(code="C026", what=f"{at} is 0: nothing is learnt", fix=fix)
     elif lora and rate < LORA_RATE:
-        yield warning(
-            code="C021",
-            what=f"{at} is {rate:g} for a LoRA adapter, a rate for training all weights",
-            why="an adapter starts at zero and needs about ten times the rate; at this one rewards hardly move",
-            fix=setup.line("learning_rate", f"{max(10 * rate, 1e-5):g}"),
-        )
+        what = f"{at} is {rate:g} for a LoRA adapter, a rate for training all weights"
+        why = "an adapter starts at zero and needs about ten times the rate; at this one rewards hardly move"
+        yield warning(code="C021", what=what, why=why, fix=setup.line("learning_rate", f"{max(10 * rate, 1e-5):g}"))
     elif not lora and rate > high:
-        yield warning(
-            code="C022",
-            what=f"{at} is {rate:g} for all weights{sized}, a rate for a LoRA adapter",
-            why="the policy breaks within a few steps: its text turns to noise and does not come back",
-            fix=setup.line("learning_rate", f"{min(rate / 10, high / 5):g}")
-            + ", or train an adapter (`lora: {r: 16}`)",
-        )
+        what = f"{at} is {rate:g} for all weights{sized}, a rate for a LoRA adapter"
+        why = "the policy breaks within a few steps: its text turns to noise and does not come back"
+        fix = setup.line("learning_rate", f"{min(rate / 10, high / 5):g}") + ", or train an adapter (`lora: {r: 16}`)"
+        yield warning(code="C022", what=what, why=why, fix=fix)
 
 
 @with_args
@@ -79,13 +74,10 @@ def group_size(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """Groups too small to compare in."""
     others = args.num_generations - 1
     if args.num_generations < FEW_GENERATIONS:
-        yield warning(
-            code="C023",
-            what=f"{setup.at('num_generations')} is {others + 1}: an advantage compares a completion with {others} "
-            f"other{'s' * (others > 1)}",
-            why="with so few the mean of the group is mostly noise, and most groups have no spread at all",
-            fix=setup.line("num_generations", 8),
-        )
+        what = f"{setup.at('num_generations')} is {others + 1}: an advantage compares a completion with {others} "
+        what += f"other{'s' * (others > 1)}"
+        why = "with so few the mean of the group is mostly noise, and most groups have no spread at all"
+        yield warning(code="C023", what=what, why=why, fix=setup.line("num_generations", 8))
 
 
 @with_args
@@ -98,23 +90,17 @@ def few_groups(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         return
     size = args.per_device_train_batch_size
     wanted = -(-8 * args.num_generations // (size * args.world_size))
-    yield warning(
-        code="C024",
-        what=f"an optimizer step sees {groups:g} prompt{'s' * (groups != 1)}: per_device_train_batch_size {size} "
-        f"counts completions, and {args.num_generations} of them are one prompt's",
-        why="a step towards one or two prompts forgets the others; equal rewards leave it empty",
-        fix=setup.line("gradient_accumulation_steps", wanted) + " makes it 8 prompts",
-    )
+    what = f"an optimizer step sees {groups:g} prompt{'s' * (groups != 1)}: per_device_train_batch_size {size} "
+    what += f"counts completions, and {args.num_generations} of them are one prompt's"
+    why = "a step towards one or two prompts forgets the others; equal rewards leave it empty"
+    fix = setup.line("gradient_accumulation_steps", wanted) + " makes it 8 prompts"
+    yield warning(code="C024", what=what, why=why, fix=fix)
 
 
 _USUAL: Mapping[str, tuple[float, float, str]] = {
     "beta": (0.0, 1.0, "the pull back to the reference outweighs every reward, and nothing is learnt"),
     "weight_decay": (0.0, 1.0, "all weights shrink in every step by this share of the learning rate"),
-    "max_grad_norm": (
-        1e-3,
-        float("inf"),
-        "every gradient is cut to next to nothing, and Adam's epsilon takes the rest",
-    ),
+    "max_grad_norm": (1e-3, math.inf, "every gradient is cut to next to nothing, and Adam's epsilon takes the rest"),
     "num_iterations": (1, 8, "the same completions are trained on again and again, until ratios leave every clip"),
     "epsilon": (1e-3, 0.9, "ratios are clipped at once, or never"),
     "adam_beta1": (0.0, 0.99, "a gradient reaches the weights over more steps than a run of GRPO has"),
@@ -144,24 +130,12 @@ def unusual(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
 @with_args
 def warm_up(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """More steps of warm-up than there are steps."""
-    steps = steps_of(setup)
+    counted = None if setup.train is None or setup.train.source.is_stream else setup.train.num_rows
+    steps = num_steps(args, plan_of(args), counted)
     if steps and args.warmup_steps >= steps:
-        yield warning(
-            code="C037",
-            what=f"{setup.at('warmup_steps')} is {args.warmup_steps:g}, and the run has {steps:,} steps",
-            why="the learning rate still rises when the run ends, and never reaches what learning_rate says",
-            fix=setup.line("warmup_steps", steps // 10),
-        )
-
-
-def steps_of(setup: Setup) -> int | None:
-    """Optimizer steps of the run; None: they are not known."""
-    args = setup.args
-    if args is None or args.max_steps > 0 or setup.train is None or setup.train.source.is_stream:
-        return args.max_steps if args is not None and args.max_steps > 0 else None
-    plan = plan_of(args)
-    rounds = setup.train.num_rows // plan.prompts_per_round
-    return math.ceil(args.num_train_epochs * rounds * plan.micro_steps_per_round / plan.accumulation)
+        what = f"{setup.at('warmup_steps')} is {args.warmup_steps:g}, and the run has {steps:,} steps"
+        why = "the learning rate still rises when the run ends, and never reaches what learning_rate says"
+        yield warning(code="C037", what=what, why=why, fix=setup.line("warmup_steps", steps // 10))
 
 
 _NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
@@ -196,13 +170,11 @@ def filters(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     if not (args.use_vllm and args.vllm_importance_sampling_correction and CORRECTIONS[mode].per_rollout):
         return
     for key in filters_of(args):
-        yield warning(
-            code="C035",
-            what=f"{setup.at(key)} is {getattr(args, key):g} with vLLM and vllm_importance_sampling_mode {mode}",
-            why="a completion's weight is the product over its tokens of what the filter left of the distribution: "
-            "at 0.95 a token, one of 100 tokens weighs 0.006, and hardly anything is learnt",
-            fix=setup.line("vllm_importance_sampling_mode", "token_truncate") + f", or take `{key}` out",
-        )
+        what = f"{setup.at(key)} is {getattr(args, key):g} with vLLM and vllm_importance_sampling_mode {mode}"
+        why = "a completion's weight is the product over its tokens of what the filter left of the distribution: "
+        why += "at 0.95 a token, one of 100 tokens weighs 0.006, and hardly anything is learnt"
+        fix = setup.line("vllm_importance_sampling_mode", "token_truncate") + f", or take `{key}` out"
+        yield warning(code="C035", what=what, why=why, fix=fix)
 
 
 @with_args
@@ -236,12 +208,9 @@ def contradictions(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     if other is not None:
         yield setup.finding(other)
     if args.max_steps > 0 and args.num_train_epochs != 3:  # 3 is the default
-        yield warning(
-            code="C030",
-            what=f"{setup.at('num_train_epochs')} is {args.num_train_epochs:g}, which has no effect: max_steps "
-            f"{args.max_steps} ends the run",
-            fix="keep one of the two",
-        )
+        what = f"{setup.at('num_train_epochs')} is {args.num_train_epochs:g}, which has no effect: max_steps "
+        what += f"{args.max_steps} ends the run"
+        yield warning(code="C030", what=what, fix="keep one of the two")
 
 
 @with_args
@@ -268,12 +237,9 @@ def resumed(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
 
 def variables(setup: Setup) -> Iterator[Finding]:
     """`$NAME` in a path: nothing replaces it."""
-    texts = {key: value for key, value in setup.given.items() if key in _PATHS and isinstance(value, str)}
-    for key, value in texts.items():
-        for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?", value):
-            yield fatal(
-                code="C020",
-                what=f"{setup.at(key)}: `{value}` names the environment variable {name}; a recipe replaces none",
-                why="a folder of that very name would be looked for, or made",
-                fix=f"write the path out, or give it as a flag: --{key} {value}",
-            )
+    for key, value in setup.given.items():
+        text = value if key in _PATHS and isinstance(value, str) else ""
+        for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?", text):
+            what = f"{setup.at(key)}: `{value}` names the environment variable {name}; a recipe replaces none"
+            fix = f"write the path out, or give it as a flag: --{key} {value}"
+            yield fatal(code="C020", what=what, why="a folder of that very name would be looked for, or made", fix=fix)

@@ -1,7 +1,5 @@
 """All facts about a run that are known before its weights are loaded, in one record.
 
-    setup = from_recipe(Surveyed(recipe=load("run.yaml")))
-
 Parts that are not available (a missing file, a wrong key) are findings in `problems`, and the rest goes on without
 them: all problems are reported at once.
 """
@@ -26,11 +24,11 @@ from podium.models.loading import model_name
 from podium.recipe.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.recipe.checks.public import DATASETS, unasked_dataset
 from podium.recipe.checks.sources import open_sources
-from podium.recipe.recipe import Recipe
+from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages.plan import Surveyed
 from podium.records import Finding
 from podium.rewards.resolve import Reward
-from podium.trainer.assembly import load_settings, prompt_builder, reward_records
+from podium.trainer.assembly import Given, load_settings, prompt_builder, reward_records
 from podium.trainer.config import GRPOConfig
 
 T = TypeVar("T")
@@ -42,7 +40,7 @@ note = functools.partial(Finding, severity="note")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The parts of a run without weights. None: not available, and a finding tells why."""
+    """The parts of a run without weights. None: not available, and a finding in `problems` gives the reason."""
 
     name: str
     """For messages: the recipe."""
@@ -66,6 +64,8 @@ class Setup:
     """The datasets of a recipe, whose rows were kept while they were surveyed; None: they were not."""
     resume: str | bool | None = None
     """`resume_from_checkpoint`."""
+    stage: Stage | None = None
+    """None: the run has no stages."""
     problems: tuple[Finding, ...] = ()
 
     def loaded(self) -> Loaded | None:
@@ -103,7 +103,6 @@ class _Gathering(Attempts):
 
     problems: list[Finding] = field(default_factory=list)
     places: Mapping[str, str] = field(default_factory=dict)
-    """Places of a recipe's keys."""
 
     def attempt(self, make: Callable[[], T], where: str = "") -> T | None:
         """The result of `make`; None where it raises: a problem at `where`, or at the key that the message names."""
@@ -128,7 +127,6 @@ class _Gathering(Attempts):
         return self.attempt(reached)
 
     def report(self, findings: Sequence[Finding]) -> None:
-        """Note findings about rows."""
         self.problems += findings
 
 
@@ -137,9 +135,6 @@ def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     what = f"{where}: {error.what}" if where and not error.what.startswith(where) else error.what
     found = error.findings or [Finding(code=error.code or "C030", severity="error", what=what, fix=error.fix)]
     return [replace(each, fix=each.fix or f"see `podium explain {each.code}`") for each in found]
-
-
-# ---- from a recipe ----
 
 
 def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
@@ -156,7 +151,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     if recipe.lora is not None:
         builds = gathering.attempt(lambda: recipe.peft_config())
         lora = {**recipe.lora, "target_modules": getattr(builds, "target_modules", None)}
-    made = _with_model(
+    made = _with_parts(
         Setup(
             name=recipe.name,
             args=args,
@@ -166,13 +161,12 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
             lora=lora,
             quantization=recipe.quantization,
             resume=recipe.resume if stage is None else None,
+            stage=stage,
         ),
         gathering,
         recipe.model or None,
-        None,
+        functions=[spec.function for spec in recipe.rewards],
     )
-    functions = [spec.function for spec in recipe.rewards]
-    rewards = gathering.attempt(lambda: reward_records(functions, None, args)) if functions else ()
     rows = None if stage is None else stage.rows
     has_data = recipe.data.is_given and "D025" not in {finding.code for finding in gathering.problems}
     train = held_out = opened = None
@@ -180,8 +174,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
         train, held_out = _given_sources(*rows)
     elif has_data:
         train, held_out, opened = open_sources(recipe.data, gathering, keep=keep_rows)
-    made = replace(made, rewards=rewards or (), opened=opened if keep_rows else None)
-    return _with_rows(made, gathering, train, held_out)
+    return _with_rows(replace(made, opened=opened if keep_rows else None), gathering, train, held_out)
 
 
 _BATCH = {
@@ -210,40 +203,18 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
     return None
 
 
-# ---- from the trainer's arguments ----
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """Arguments of `GRPOTrainer`, under its own names."""
-
-    model: Any
-    reward_funcs: Any = None
-    args: GRPOConfig | None = None
-    train_dataset: Any = None
-    eval_dataset: Any = None
-    processing_class: Any = None
-    reward_processing_classes: Any = None
-    quantization_config: Any = None
-    peft_config: Any = None
-
-
-def from_arguments(given: Arguments) -> Setup:
+def from_arguments(given: Given) -> Setup:
     """The setup of a trainer."""
     gathering = _Gathering()
     if given.train_dataset is None:
         fix = "train_dataset=rows with a `prompt`"
         gathering.problems.append(Finding(code="C031", severity="error", what="no train_dataset", fix=fix))
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
-    lora, quantization = (
-        None if each is None else each.to_dict() for each in (given.peft_config, given.quantization_config)
-    )
+    lora, quantization = (each and each.to_dict() for each in (given.peft_config, given.quantization_config))
     made = Setup(name="GRPOTrainer", args=args, lora=lora, quantization=quantization)
-    made = _with_model(made, gathering, given.model, given.processing_class)
-    functions, tokenizers = given.reward_funcs, given.reward_processing_classes
-    rewards = gathering.attempt(lambda: reward_records(functions, tokenizers, args)) if functions else ()
-    sources = _given_sources(given.train_dataset, given.eval_dataset)
-    return _with_rows(replace(made, rewards=rewards or ()), gathering, *sources)
+    tokenizers = given.processing_class, given.reward_processing_classes
+    made = _with_parts(made, gathering, given.model, *tokenizers, functions=given.reward_funcs)
+    return _with_rows(made, gathering, *_given_sources(given.train_dataset, given.eval_dataset))
 
 
 def _given_sources(train: Any, evaluation: Any) -> tuple[RowSource | None, RowSource | None]:
@@ -252,11 +223,10 @@ def _given_sources(train: Any, evaluation: Any) -> tuple[RowSource | None, RowSo
     return source, None if first_eval is None else dataset_source(first_eval, "eval_dataset")
 
 
-# ---- both ----
-
-
-def _with_model(setup: Setup, gathering: _Gathering, model: Any, tokenizer: Any) -> Setup:
-    """Adds the facts about the model, its tokenizer, and what makes prompts of rows."""
+def _with_parts(
+    setup: Setup, gathering: _Gathering, model: Any, tokenizer: Any = None, tokenizers: Any = None, *, functions: Any
+) -> Setup:
+    """Adds the facts about the model, its tokenizer, the prompt builder and the rewards (`tokenizers` are theirs)."""
     args = setup.args
     settings = load_settings(args if args is not None else GRPOConfig(), None, None)
     at, facts, found, builder = setup.places.get("model", ""), None, None, None
@@ -267,7 +237,8 @@ def _with_model(setup: Setup, gathering: _Gathering, model: Any, tokenizer: Any)
     if args is not None and found is not None and facts is not None and facts.config is not None:
         config = facts.config
         builder = gathering.attempt(lambda: prompt_builder(args, found, config), setup.name)
-    return replace(setup, model=facts, tokenizer=found, builder=builder)
+    rewards = gathering.attempt(lambda: reward_records(functions, tokenizers, args)) if functions else ()
+    return replace(setup, model=facts, tokenizer=found, builder=builder, rewards=rewards or ())
 
 
 def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, evaluation: RowSource | None) -> Setup:

@@ -5,13 +5,12 @@ A code that a rule gives has a page in `runs/pages`; the page is the only list o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 
 from podium.recipe.checks import data, model, rewards, settings
 from podium.recipe.checks.setup import Setup
+from podium.recipe.stages.plan import Surveyed, by_stage
 from podium.records import Finding
-
-ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "note": 2}
 
 RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     lambda setup: setup.problems,
@@ -61,6 +60,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     rewards.models,
     rewards.trials,
     rewards.accuracy,
+    data.right_completions,
 )
 
 NOT_HERE = frozenset({"C032", "D050", "M023"})
@@ -70,9 +70,13 @@ NOT_HERE = frozenset({"C032", "D050", "M023"})
 def findings(setup: Setup) -> list[Finding]:
     """The findings of all rules: errors first, each kind in the order of the table."""
     found = [finding for rule in RULES for finding in rule(setup)]
-    return errors_first(data.without_consequences(setup, found))
+    return _errors_first(data.without_consequences(setup, found))
 
 
-def errors_first(found: Iterable[Finding]) -> list[Finding]:
-    """By severity, each kind in the order in which it was found."""
-    return sorted(found, key=lambda finding: ORDER[finding.severity])
+def findings_in(surveyed: Sequence[Surveyed], setups: Sequence[Setup]) -> list[Finding]:
+    """Findings of a recipe, or of all its stages, errors first. Those of every stage come once, without a stage."""
+    return _errors_first(by_stage(surveyed, [findings(setup) for setup in setups]))
+
+
+def _errors_first(found: Iterable[Finding]) -> list[Finding]:
+    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.severity))

@@ -29,8 +29,6 @@ SAME = 0.95
 SLOW_SHARE = 0.5
 LONGER = 4
 """Factor of the limit at which a few completions are sampled again, to see how long they become."""
-
-
 CERTAIN = 0.5
 """Nats a token, below which a higher temperature makes completions differ; above it, it makes them worse."""
 NOISE = 5.0
@@ -104,12 +102,12 @@ def verdict(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     words = "ready" if not warned else f"ready, but see {', '.join(warned)}"
     if seen.num_prompts < FEW_GROUPS:
         words += f"; {seen.num_prompts} groups are few to judge by: --rollouts 32"
-    yield note(
-        code="R009",
-        what=f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; "
-        + (f"not ready: {', '.join(blocking)} first" if blocking else words)
-        + ("" if seen.pass_rates else "; of the reward alone: none is known to say right or wrong (accuracy: NAME)"),
-    )
+    if blocking:
+        words = f"not ready: {', '.join(blocking)} first"
+    if not seen.pass_rates:
+        words += "; of the reward alone: none is known to say right or wrong (accuracy: NAME)"
+    what = f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; {words}"
+    yield note(code="R009", what=what)
 
 
 _BEARABLE: Mapping[str, Callable[[Diagnosis], bool]] = {
@@ -122,15 +120,12 @@ _BEARABLE: Mapping[str, Callable[[Diagnosis], bool]] = {
 def _flat(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if 1 - seen.spread_share <= FLAT_SHARE:
         return
-    easy = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) > 0.5
-    hard = bool(seen.pass_rates) and float(np.mean(seen.pass_rates)) < 0.1
-    yield warning(
-        code="R001",
-        what=f"{1 - seen.spread_share:.0%} of the groups have equal rewards ({seen.flat_reward:.2f} on average); "
-        "DAPO's filter drops them" + (": nearly all right" if easy else ": nearly all wrong" if hard else ""),
-        why="their advantages are 0: they cost sampling and teach nothing",
-        fix=f"{_EASY if easy else _HARD}{_hotter(seen, args)}; then dynamic_sampling: true",
-    )
+    rate = np.mean(seen.pass_rates) if seen.pass_rates else np.nan
+    easy, hard = rate > 0.5, rate < 0.1
+    what = f"{1 - seen.spread_share:.0%} of the groups have equal rewards ({seen.flat_reward:.2f} on average); "
+    what += "DAPO's filter drops them" + (": nearly all right" if easy else ": nearly all wrong" if hard else "")
+    fix = f"{_EASY if easy else _HARD}{_hotter(seen, args)}; then dynamic_sampling: true"
+    yield warning(code="R001", what=what, why="their advantages are 0: they cost sampling and teach nothing", fix=fix)
 
 
 _EASY = "harder prompts"
@@ -153,11 +148,7 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     lengths = np.array(seen.longer_lengths or [limit])
     needed = int(np.quantile(lengths, 0.95))
     still = float((lengths >= lengths.max()).mean()) if lengths.max() >= LONGER * limit else 0.0
-    measured = (
-        f"; with {lengths.max():,} allowed, 95 % end within {needed:,}"
-        if still < 0.05
-        else (f"; with {lengths.max():,} allowed, {still:.0%} still do not end")
-    )
+    ends = f"95 % end within {needed:,}" if still < 0.05 else f"{still:.0%} still do not end"
     learns = _BEARABLE["R002"](seen)
     why = "without an end, and often without an answer, they are judged by where they were cut"
     if learns:
@@ -165,12 +156,9 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     longer = f"max_completion_length: {needed}"
     shorter = "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?"
     fix = longer if still < 0.05 else "nothing yet; watch completions/clipped_ratio fall" if learns else shorter
-    yield warning(
-        code="R002",
-        what=f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}{measured}",
-        why=why,
-        fix=fix,
-    )
+    what = f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}; "
+    what += f"with {lengths.max():,} allowed, {ends}"
+    yield warning(code="R002", what=what, why=why, fix=fix)
 
 
 def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
@@ -178,95 +166,68 @@ def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if share <= DUPLICATE_SHARE:
         return
     kind = "empty" if seen.empty_share >= seen.duplicate_share else "the same as another of their group"
-    yield Finding(
-        code="R003",
-        severity="note" if seen.spread_share > FLAT_SHARE and kind != "empty" else "warning",
-        what=f"{share:.0%} of the completions are {kind}",
-        why="there is less to compare than num_generations says",
-        fix=_hotter(seen, args).removeprefix("; ")
-        or ("look at a prompt's end with `podium sample`" if kind == "empty" else "more different prompts or answers"),
+    finding = note if seen.spread_share > FLAT_SHARE and kind != "empty" else warning
+    why = "there is less to compare than num_generations says"
+    fix = _hotter(seen, args).removeprefix("; ") or (
+        "look at a prompt's end with `podium sample`" if kind == "empty" else "more different prompts or answers"
     )
+    yield finding(code="R003", what=f"{share:.0%} of the completions are {kind}", why=why, fix=fix)
 
 
 def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.entropy > NOISE:
         cooler = f"temperature: 1.0 (it is {args.temperature:g}); " if args.temperature > 1 else ""
-        yield warning(
-            code="R010",
-            what=f"completions are close to noise: {seen.entropy:.1f} nats a token, as of {np.exp(seen.entropy):,.0f} "
-            "equal tokens",
-            why="groups differ by accident, so a run would learn from accidents",
-            fix=f"{cooler}one worked example in the prompt; look at completions with `podium sample`",
-        )
+        what = f"completions are close to noise: {seen.entropy:.1f} nats a token, as of {np.exp(seen.entropy):,.0f} "
+        what += "equal tokens"
+        why = "groups differ by accident, so a run would learn from accidents"
+        fix = f"{cooler}one worked example in the prompt; look at completions with `podium sample`"
+        yield warning(code="R010", what=what, why=why, fix=fix)
 
 
 def _constant(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for reward in seen.rewards:
         if reward.none_share < 1 and reward.high - reward.low < 1e-9:
-            yield Finding(
-                code="R004",
-                severity="warning" if len(seen.rewards) == 1 else "note",
-                what=f"reward `{reward.name}` gave {reward.low:g} to every one of {seen.num_completions} completions",
-                why="a reward that never changes adds nothing to an advantage",
-                fix="look at completions with `podium sample`, then at the reward",
-            )
+            kind = warning if len(seen.rewards) == 1 else note
+            what = f"reward `{reward.name}` gave {reward.low:g} to every one of {seen.num_completions} completions"
+            why = "a reward that never changes adds nothing to an advantage"
+            fix = "look at completions with `podium sample`, then at the reward"
+            yield kind(code="R004", what=what, why=why, fix=fix)
 
 
 def _by_length(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for reward in seen.rewards:
         if abs(reward.length_correlation) > CORRELATION:
             kind = "longer" if reward.length_correlation > 0 else "shorter"
-            yield note(
-                code="R005",
-                what=f"reward `{reward.name}` is higher for {kind} completions "
-                f"(correlation {reward.length_correlation:+.2f})",
-                why="length is the easiest thing to learn; watch it",
-                fix="look at both ends with `podium sample`; get_soft_overlong_punishment limits length",
-            )
+            what = f"reward `{reward.name}` is higher for {kind} completions "
+            what += f"(correlation {reward.length_correlation:+.2f})"
+            fix = "look at both ends with `podium sample`; get_soft_overlong_punishment limits length"
+            yield note(code="R005", what=what, why="length is the easiest thing to learn; watch it", fix=fix)
 
 
 def _doubled(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for pair, correlation in seen.correlations.items():
         if abs(correlation) > SAME:
-            yield note(
-                code="R006",
-                what=f"the rewards {pair} {'say the same' if correlation > 0 else 'cancel out'} "
-                f"(correlation {correlation:+.2f})",
-                fix="leave one out, or lower its weight",
-            )
+            what = f"the rewards {pair} {'say the same' if correlation > 0 else 'cancel out'} "
+            what += f"(correlation {correlation:+.2f})"
+            yield note(code="R006", what=what, fix="leave one out, or lower its weight")
 
 
 def _slow(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     slowest = max(seen.rewards, key=lambda reward: reward.seconds)
     total = seen.generate_seconds + sum(reward.seconds for reward in seen.rewards)
     if slowest.seconds > SLOW_SHARE * total:
-        yield note(
-            code="R007",
-            what=f"reward `{slowest.name}` took {slowest.seconds:.1f} s of {total:.1f} s of sampling and scoring",
-            fix="write it with `async def`, or do the slow part once for all completions",
-        )
+        what = f"reward `{slowest.name}` took {slowest.seconds:.1f} s of {total:.1f} s of sampling and scoring"
+        fix = "write it with `async def`, or do the slow part once for all completions"
+        yield note(code="R007", what=what, fix=fix)
 
 
 def _unjudged(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.unjudged_share:
-        yield Finding(
-            code="R008",
-            severity="warning" if seen.unjudged_share > FLAT_SHARE else "note",
-            what=f"every reward returned None for {seen.unjudged_share:.0%} of the completions",
-            why="they are not trained on",
-            fix="give those rows a reward, or leave them out",
-        )
+        kind = warning if seen.unjudged_share > FLAT_SHARE else note
+        what = f"every reward returned None for {seen.unjudged_share:.0%} of the completions"
+        fix = "give those rows a reward, or leave them out"
+        yield kind(code="R008", what=what, why="they are not trained on", fix=fix)
 
 
-_VERDICTS: tuple[Callable[[Diagnosis, GRPOConfig], Iterator[Finding]], ...] = (
-    _flat,
-    _cut_off,
-    _noise,
-    _alike,
-    _constant,
-    _by_length,
-    _doubled,
-    _slow,
-    _unjudged,
-)
+_VERDICTS = (_flat, _cut_off, _noise, _alike, _constant, _by_length, _doubled, _slow, _unjudged)
 """All but R009, in this order."""

@@ -101,17 +101,16 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.generate + self.reward + self.train + self.optimizer
 
     def __str__(self) -> str:
-        parts = (f"{name} {getattr(self, name):.2f}" for name in ("generate", "reward", "train", "optimizer"))
+        parts = (f"{name} {seconds:.2f}" for name, seconds in dataclasses.asdict(self).items())
         return f"{self.total:.2f} s ({', '.join(parts)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:
-    """A run's time and tokens."""
+    """Time and tokens of a run."""
 
     num_steps: int
     first: StepTime
@@ -140,11 +139,9 @@ class TimeEstimate:
 
     def rows(self) -> list[tuple[str, str]]:
         """A short table: what, how much."""
-        most = (
-            f"; at most {clock(self.most_seconds)}, if nothing changes"
-            if self.most_seconds > self.total_seconds
-            else ""
-        )
+        in_all = f"about {clock(self.total_seconds)}"
+        if self.most_seconds > self.total_seconds:
+            in_all += f"; at most {clock(self.most_seconds)}, if nothing changes"
         rows = [
             ("first step", str(self.first)),
             ("a step on average", str(self.mean)),
@@ -153,7 +150,7 @@ class TimeEstimate:
         ]
         if self.evaluation_seconds:
             rows.append(("evaluation", clock(self.evaluation_seconds)))
-        return [*rows, ("in all", f"about {clock(self.total_seconds)}{most}")]
+        return [*rows, ("in all", in_all)]
 
 
 def estimate_time(
@@ -171,10 +168,8 @@ def estimate_time(
     steps = num_steps(args, plan, num_rows)
     rounds_per_step = plan.accumulation / plan.micro_steps_per_round
     completions = plan.prompts_per_round * plan.num_generations * rounds_per_step
-    mine = completions / plan.ranks
-    prompt, length = (
-        tokens / measured.num_completions for tokens in (measured.prompt_tokens, measured.completion_tokens)
-    )
+    prompt = measured.prompt_tokens / measured.num_completions
+    length = measured.completion_tokens / measured.num_completions
     later = length if math.isnan(measured.ended_tokens) else min(length, measured.ended_tokens)
     early = early_share(steps)
     mean_length = early * length + (1 - early) * later
@@ -185,7 +180,7 @@ def estimate_time(
     signal = early * measured.trained_share + (1 - early) * signal_later
 
     def step(work: float, signal: float) -> StepTime:
-        share = mine / measured.num_completions
+        share = completions / plan.ranks / measured.num_completions
         return StepTime(
             generate=share * measured.generate_seconds * work,
             reward=share * measured.reward_seconds,
@@ -221,9 +216,6 @@ def num_steps(args: GRPOConfig, plan: Plan, num_rows: int | None) -> int:
     return math.ceil(args.num_train_epochs * max(micro_steps // plan.accumulation, 1))
 
 
-# ---- the measurement ----
-
-
 def measure(trainer: GRPOTrainer) -> Measurement:
     """Sample, score and train on one batch of the first prompts, as many as run side by side.
 
@@ -238,15 +230,16 @@ def measure(trainer: GRPOTrainer) -> Measurement:
         sampled = time.perf_counter()
         scored = score(groups, trainer.parts.rewards, trainer_state=trainer.state, log_metric=lambda *_: None)
         rewarded = time.perf_counter()
-        trained = [training_group(group, _alternating(group.num_completions)) for group in scored]
-        train_seconds = _train(trainer, trained)
-    weights_K = trainer.parts.advantage.weights_K
+        signs = [np.where(np.arange(group.num_completions) % 2, 1.0, -1.0) for group in scored]
+        train_seconds = _train(trainer, [training_group(*pair) for pair in zip(scored, signs, strict=True)])
+    weights_K, precision = trainer.parts.advantage.weights_K, trainer.parts.forward.precision
     differ = [has_spread(combine(group.rewards_GK, weights_K)) for group in scored]
     completions = [c for group in groups for c in group.completions]
     ended = [len(c.token_ids) for c in completions if c.finish != "length"]
+    asked = [group.prompt.token_ids for group in groups]
     return Measurement(
         num_completions=len(completions),
-        prompt_tokens=_computed_once([group.prompt.token_ids for group in groups]),
+        prompt_tokens=sum(map(len, asked)) - (len(asked) - 1) * common_beginning(asked),
         ended_tokens=float(np.mean(ended)) if ended else math.nan,
         skips_flat=trainer.parts.skips_zero_advantage,
         shares=trainer.parts.forward.path == "shared",
@@ -255,35 +248,21 @@ def measure(trainer: GRPOTrainer) -> Measurement:
         reward_seconds=rewarded - sampled,
         train_seconds=train_seconds,
         trained_share=float(np.mean(differ)) if trainer.parts.skips_zero_advantage else 1.0,
-        optimizer_seconds=optimizer_seconds(
-            trainer.model, rounds=bool(getattr(trainer.parts.forward.precision, "rounds", False))
-        ),
+        optimizer_seconds=optimizer_seconds(trainer.model, rounds=bool(getattr(precision, "rounds", False))),
     )
-
-
-def _computed_once(prompts: Sequence[Sequence[int]]) -> int:
-    return sum(map(len, prompts)) - (len(prompts) - 1) * common_beginning(prompts)
 
 
 def _first_prompts(trainer: GRPOTrainer) -> list[Prompt]:
     """Prompts of the first round, as many as the live engine decodes at once."""
-    rows = kind_of(trainer.args.device).max_rows
-    count = max(1, rows // trainer.args.num_generations)
+    count = max(1, kind_of(trainer.args.device).max_rows // trainer.args.num_generations)
     places = range(min(count, trainer.parts.plan.prompts_per_round))
     return round_prompts(trainer.parts, RoundKey(0, 0), places)
 
 
-def _alternating(count: int) -> np.ndarray:
-    return np.where(np.arange(count) % 2, 1.0, -1.0)
-
-
 def _train(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> float:
     """Seconds of the forward and backward of these groups; a first group goes before the clock starts."""
-    counts = {
-        "num_rollouts": sum(len(group.completion_ids) for group in groups),
-        "num_tokens": sum(len(ids) for group in groups for ids in group.completion_ids),
-    }
-    parts = trainer.parts
+    lengths = [len(ids) for group in groups for ids in group.completion_ids]
+    tokens, parts = sum(lengths), trainer.parts
     trial = TrialSettings(
         tokens_per_pack=parts.tokens_per_pack,
         precision=parts.forward.precision,
@@ -291,7 +270,7 @@ def _train(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> float:
         top_entropy_quantile=parts.args.top_entropy_quantile,
     )
     for chosen in (groups[:1], groups):
-        share = Share(groups=tuple(chosen), local_tokens=counts["num_tokens"], **counts)
+        share = Share(groups=tuple(chosen), local_tokens=tokens, num_tokens=tokens, num_rollouts=len(lengths))
         [batch] = micro_batches([share], per_micro_batch=False, ranks=1)
         start = time.perf_counter()
         trainer.training_step(trainer.model, dataclasses.replace(batch, is_last=False, trial=trial))

@@ -65,7 +65,6 @@ OPTIMIZER_BYTES: Mapping[str, int] = {
 LARGEST = 1 << 16
 """End of the search for the largest setting that fits."""
 
-
 ROUNDED_BYTES: Mapping[int, float] = {4: 0.5 + 4 / 64, 8: 1.0}
 """Bytes of a weight in so many bits, by bitsandbytes: 64 weights of 4 bits share a scale in float32."""
 
@@ -161,7 +160,7 @@ class MemoryEstimate:
         return self.available_bytes is None or self.peak_bytes <= self.available_bytes
 
     def rows(self) -> list[tuple[str, str]]:
-        """A short table: what, how much."""
+        """A table of parts and sizes."""
         parts = [
             ("parameters", f"{self.num_parameters:,}, of which trained {self.num_trained:,}"),
             ("runtime", gigabytes(self.runtime_bytes)),
@@ -177,8 +176,10 @@ class MemoryEstimate:
         ]
         if self.available_bytes is not None:
             parts.append(("the device has", gigabytes(self.available_bytes)))
-            parts.append(("largest num_generations", _or_none(self.largest_num_generations)))
-            parts.append(("largest tokens_per_pack", _or_none(self.largest_tokens_per_pack)))
+            for name in ("num_generations", "tokens_per_pack"):
+                most = getattr(self, f"largest_{name}")
+                shown = "none fits" if most is None else f"{most:,}{' or more' if most >= LARGEST else ''}"
+                parts.append((f"largest {name}", shown))
         return [(what, much) for what, much in parts if much != "0.0 GB"]
 
 
@@ -188,12 +189,6 @@ def gigabytes(count: int) -> str:
     '1.5 GB'
     """
     return f"{count / 1e9:.1f} GB"
-
-
-def _or_none(largest: int | None) -> str:
-    if largest is None:
-        return "none fits"
-    return f"{largest:,} or more" if largest >= LARGEST else f"{largest:,}"
 
 
 def estimate_memory(
@@ -217,9 +212,9 @@ def estimate_memory(
         runtime_bytes: what the process takes before it loads a model; None: `DeviceKind.runtime_bytes`.
         available_bytes: what the process may take; None: what the device has free now.
     """
-    device, kind, rounded = args.device.type, kind_of(args.device), _rounds(args)
+    kind, rounded = kind_of(args.device), _rounds(args)
     sizes = model_sizes(config, args, peft_config, bits=bits)
-    available = available_memory(device) if available_bytes is None else available_bytes
+    available = available_memory(args.device.type) if available_bytes is None else available_bytes
     load = worst_case(config, args, prompt_tokens, rounded=rounded)
     elsewhere = args.rollout_device is not None and not kind.host_memory
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
@@ -260,9 +255,8 @@ def estimate_memory(
 def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *, rounded: bool | None) -> Load:
     """The largest load of a step: longest prompts, completions of full length."""
     plan = plan_of(args)
-    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(
-        config, args.device, half=half_dtype(args) is not None, rounded=rounded
-    )
+    half = half_dtype(args) is not None
+    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(config, args.device, half=half, rounded=rounded)
     checkpointing = args.gradient_checkpointing
     if checkpointing is None:
         longest = args.max_completion_length + (args.max_prompt_length or 0)
@@ -278,18 +272,13 @@ def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *
 
 
 def _rounds(args: GRPOConfig) -> bool | None:
-    """Whether products are rounded; None on devices where that is autocast's business."""
-    if kind_of(args.device).autocast:
-        return None
-    return rounds_products(args.product_precision)
+    """Whether products are rounded; None on devices where autocast decides."""
+    return None if kind_of(args.device).autocast else rounds_products(args.product_precision)
 
 
 def _casts(args: GRPOConfig) -> bool:
     """Whether autocast rounds float32 weights."""
     return kind_of(args.device).autocast and half_dtype(args) is not None
-
-
-# ---- the model ----
 
 
 def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None, *, bits: int = 0) -> Sizes:
@@ -298,18 +287,14 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
     parameters = list(model.parameters())
     rounded = _rounded_weights(model) if bits else frozenset()
     trained = [p for p in parameters if p.requires_grad]
+    wide = [member.weight for family in families_of(model) for member in family.members]
     text = config.get_text_config()
     weight = max(parameters, key=nn.Parameter.numel)
     cached = (2 if _casts(args) else weight.element_size()) if kind_of(args.device).half_attention else 4
     return Sizes(
         num_parameters=sum(p.numel() for p in parameters),
         num_trained=sum(p.numel() for p in trained),
-        num_wide=sum(
-            member.weight.numel()
-            for family in families_of(model)
-            for member in family.members
-            if id(member.weight) not in rounded
-        ),
+        num_wide=sum(weight.numel() for weight in wide if id(weight) not in rounded),
         weight_bytes=sum(
             int(p.numel() * (ROUNDED_BYTES[bits] if id(p) in rounded else p.element_size())) for p in parameters
         ),
@@ -335,17 +320,13 @@ def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = No
     if isinstance(dtype, str):
         dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=bool(args.trust_remote_code)
-        )
+        trusted = bool(args.trust_remote_code)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted)
         if peft_config is not None:
             from peft import get_peft_model
 
             model = get_peft_model(model, copy.deepcopy(peft_config))  # it writes the names of the layers into it
     return model
-
-
-# ---- the parts ----
 
 
 def optimizer_bytes(args: GRPOConfig, sizes: Sizes) -> int:
@@ -403,9 +384,8 @@ def gathered_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, load: L
     """
     width = config.get_text_config().num_attention_heads * head_width(config)
     size = 4 if half_dtype(args) is None else 2
-    return size * (
-        2 * width * load.prompt_tokens / load.completion_tokens + load.prompt_tokens + load.completion_tokens
-    )
+    gathered = 2 * width * load.prompt_tokens / load.completion_tokens
+    return size * (gathered + load.prompt_tokens + load.completion_tokens)
 
 
 def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
@@ -418,9 +398,6 @@ def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
     while first <= LARGEST and fits(first):
         best, first = first, 2 * first
     return LARGEST if first > LARGEST else best
-
-
-# ---- the device ----
 
 
 def available_memory(device: str) -> int | None:

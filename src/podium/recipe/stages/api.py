@@ -19,7 +19,6 @@ from podium.records import Finding
 
 GIVEN = "train_dataset"
 """In place of a dataset's name, where rows are given."""
-
 _NAMED = {"dataset", "dataset_name", "datasets"}
 """Keys of a stage that loads its rows by name."""
 
@@ -65,9 +64,9 @@ class Stages:
             raise ConfigError("Stages: `model` must be a name or a folder: a later stage may have to load it again.")
         shared = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
         rows = [_given({**({} if _NAMED & each.keys() else shared), **each}) for each in stages]
-        written = [_as_written(each) for each in stages]
         base = {**_as_list(keys), **({} if train_dataset is None else {"dataset": GIVEN})}
-        document = Document(name="stages", folder=Path.cwd(), values={**base, STAGES: written}, lines={})
+        base[STAGES] = [_as_written(each) for each in stages]
+        document = Document(name="stages", folder=Path.cwd(), values=base, lines={})
         surveyed = survey_stages(document, {})
         fail("Stages", labelled(surveyed))
         for each, (train, held_out) in zip(surveyed, rows, strict=True):

@@ -26,21 +26,14 @@ class Completions:
 
     @classmethod
     def of(cls, written: str | None, columns: Collection[str]) -> Completions:
-        """By the `completion:` of a stage: a column, a text with columns in braces, or nothing.
-
-        Raises:
-            DataError: a column that the rows do not have.
-        """
+        """By a stage's `completion:`, a column, a text with columns in braces, or None. `DataError`: no such column."""
         listed = ", ".join(columns)
         if written is None:
             found = next((name for name in USUAL if name in columns), None)
             if found is None:
-                raise DataError(
-                    f"an sft stage needs the right completion of each row, and none of the columns ({listed}) is "
-                    "called so.",
-                    code="D060",
-                    fix="Write `completion: my_column`, or a text with columns in braces: `completion: 'It is {n}.'`",
-                )
+                what = f"an sft stage needs the right completion of each row, and none of the columns ({listed}) is "
+                fix = "Write `completion: my_column`, or a text with columns in braces: `completion: 'It is {n}.'`"
+                raise DataError(what + "called so.", code="D060", fix=fix)
             return cls(template=Template(("", found, "")))
         try:
             template = parse(written)
@@ -50,18 +43,15 @@ class Completions:
             template = Template(("", written, ""))
         missing = next((name for name in template.columns if name not in columns), None)
         if missing is not None:
-            raise DataError(
-                f"`completion: {written}` names no column of the rows ({listed}): `{missing}`.",
-                code="D060",
-                fix=did_you_mean(missing, columns) or as_line("completion", next(iter(columns), None)),
-            )
+            what = f"`completion: {written}` names no column of the rows ({listed}): `{missing}`."
+            fix = did_you_mean(missing, columns) or as_line("completion", next(iter(columns), None))
+            raise DataError(what, code="D060", fix=fix)
         return cls(template=template)
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt` and `completion` as TRL's `SFTTrainer` takes them: both text, or both messages.
 
-        Raises:
-            DataError: a column is null in this row.
+        Raises `DataError` where a column is null in this row.
         """
         for name in self.template.columns:
             if row[name] is None:

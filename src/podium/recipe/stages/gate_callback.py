@@ -19,10 +19,8 @@ NAME = "StopConditionCallback"
 class StopConditionCallback(TrainerCallback, ExportableState):
     """Feeds a gate with numbers; its memory is part of every checkpoint.
 
-    Args:
-        gate: None: the stage ends at its bound alone.
-        step_values: returns the numbers of the optimizer step that has just ended; None: those of the log are taken (as
-            another trainer than Podium's measures no more).
+    `gate` None: the stage ends at its bound alone. `step_values` returns the numbers of the optimizer step that has
+    just ended; None: those of the log are taken (as another trainer than Podium's measures no more).
     """
 
     def __init__(self, gate: Gate | None, step_values: Callable[[], Mapping[str, float]] | None = None) -> None:
@@ -32,7 +30,6 @@ class StopConditionCallback(TrainerCallback, ExportableState):
         self.met = False
 
     def state(self) -> dict[str, Any]:
-        """For `trainer_state.json`."""
         return {"args": {}, "attributes": {"values": self.values, "met": self.met}}
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -54,18 +51,9 @@ class StopConditionCallback(TrainerCallback, ExportableState):
             self._add(lambda: kwargs.get("metrics") or {}, args, control, held_out=True)
 
     def _add(
-        self,
-        numbers: Callable[[], Mapping[str, Any]],
-        args: TrainingArguments,
-        control: TrainerControl,
-        *,
-        held_out: bool | None,
+        self, numbers: Callable[[], Mapping[str, Any]], args: Any, control: TrainerControl, *, held_out: bool | None
     ) -> None:
-        """Numbers of training, of an evaluation, or (None) of both. The main process decides for all.
-
-        Raises:
-            ConfigError: the metric is not measured.
-        """
+        """Numbers of training, of an evaluation, or (None) of both. The main process decides for all."""
         gate = self.gate
         if gate is None or (held_out is not None and gate.held_out is not held_out):
             return

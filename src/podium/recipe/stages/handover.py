@@ -44,12 +44,10 @@ class Boundary:
 
 
 class StageTrainer(GRPOTrainer):
-    """`GRPOTrainer` that begins where another ended.
+    """`GRPOTrainer` that begins where another ended: at `boundary` (None: nothing came before).
 
-    Attributes:
-        boundary: None: nothing came before.
-        keeps: of `optimizer`, `schedule` and `adaptive_weights` those that are taken over.
-        schedule_steps: length of a schedule that spans several stages; None: it is this stage's own.
+    `keeps` are those of `optimizer`, `schedule` and `adaptive_weights` that are taken over, `schedule_steps` is the
+    length of a schedule that spans several stages (None: it is this stage's own).
     """
 
     def __init__(

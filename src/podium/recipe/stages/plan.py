@@ -1,21 +1,12 @@
 """`stages:` of a recipe: every stage becomes a recipe of its own, the keys beside `stages` with its own over them.
 
-    stages:
-      - name: format
-        rewards: [answer_format]
-        until: rewards/answer_format/mean >= 0.9 for 3 steps
-        max_steps: 20
-      - name: correctness
-        max_steps: 40
-        optimizer: keep
-
 All of it is resolved before anything starts. A flag wins over both.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,11 +18,11 @@ import trl
 from podium.errors import ConfigError, as_line, did_you_mean
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.document import Document, Place, Problem, Reader, in_order
-from podium.recipe.reading import short_name, survey_recipe
+from podium.recipe.reading import survey_recipe
 from podium.recipe.recipe import Kind, Recipe, Stage
 from podium.recipe.schema import OWN_KEYS, check_type, field_types, key_types, unknown_key
 from podium.recipe.stages.gates import Gate, parse_gate, unknown_metric
-from podium.rewards.resolve import distinct_names
+from podium.rewards.resolve import callable_name, distinct_names
 
 STAGES = "stages"
 
@@ -48,15 +39,10 @@ STAGE_KEYS: Mapping[str, Any] = {
 }
 """Keys of a stage besides those of a recipe."""
 
-CARRIED: Mapping[str, str] = {
-    "optimizer": "keep",
-    "reference": "keep",
-    "schedule": "restart",
-    "adaptive_weights": "keep",
-}
+CARRIED = {"optimizer": "keep", "reference": "keep", "schedule": "restart", "adaptive_weights": "keep"}
 """Defaults of what a stage takes over from the one before it."""
 
-CARRIED_FROM_SFT: Mapping[str, str] = {**CARRIED, "optimizer": "reset", "reference": "last_stage"}
+CARRIED_FROM_SFT = {**CARRIED, "optimizer": "reset", "reference": "last_stage"}
 """The same after a stage of another loss: its result is the start of the policy and of the reference."""
 
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
@@ -105,11 +91,7 @@ class Surveyed:
 
 
 def survey(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
-    """A recipe, or each of its stages, with everything that is wrong with it.
-
-    Raises:
-        ConfigError: `stages` is no list of mappings.
-    """
+    """A recipe, or each of its stages, with everything that is wrong with it. `ConfigError` as `survey_stages`."""
     if STAGES in document.values:
         return survey_stages(document, overrides)
     recipe, problems = survey_recipe(document, overrides)
@@ -129,33 +111,30 @@ def whole(document: Document, overrides: Mapping[str, Any], surveyed: Sequence[S
 
 def labelled(surveyed: Sequence[Surveyed]) -> list[Problem]:
     """All problems with the stage they are in; those of every stage once, without a stage."""
-    if len(surveyed) == 1 and surveyed[0].stage is None:
-        return list(surveyed[0].problems)
-    alike = [{str(problem) for problem in each.problems} for each in surveyed]
-    everywhere = set.intersection(*alike) if len(alike) > 1 else set()
-    shared = [problem for problem in surveyed[0].problems if str(problem) in everywhere]
+    return in_order(by_stage(surveyed, [each.problems for each in surveyed]))
+
+
+def by_stage(surveyed: Sequence[Surveyed], listed: Sequence[Sequence[Any]]) -> list[Any]:
+    """Problems or findings of every stage, with its name; those of every stage once, without a name."""
+    if surveyed[0].stage is None:
+        return list(listed[0])
+    everywhere = [each for each in listed[0] if len(listed) > 1 and all(each in others for others in listed[1:])]
     own = [
-        replace(problem, what=f"stage {each.stage.name}: {problem.what}")
-        for each in surveyed
-        for problem in each.problems
-        if each.stage is not None and str(problem) not in everywhere
+        replace(each, what=f"stage {of.stage.name}: {each.what}")
+        for of, found in zip(surveyed, listed, strict=True)
+        for each in found
+        if of.stage is not None and each not in everywhere
     ]
-    return in_order([*shared, *own])
+    return [*everywhere, *own]
 
 
 def survey_stages(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
-    """Every stage with the problems in it.
-
-    Raises:
-        ConfigError: `stages` is no list of mappings.
-    """
+    """Every stage with the problems in it. Raises `ConfigError` where `stages` is no list of mappings."""
     written = document.values[STAGES]
     if not isinstance(written, list) or not written or not all(isinstance(each, Mapping) for each in written):
-        raise ConfigError(
-            f"{document.where((STAGES,))}: `stages` must be a list of mappings, each with a `name`",
-            code="C003",
-            fix="stages: [{name: format, rewards: [answer_format], max_steps: 20}]",
-        )
+        what = f"{document.where((STAGES,))}: `stages` must be a list of mappings, each with a `name`"
+        fix = "stages: [{name: format, rewards: [answer_format], max_steps: 20}]"
+        raise ConfigError(what, code="C003", fix=fix)
     found: list[Surveyed] = []
     for index, values in enumerate(written):
         reader = _StageReader(document=document, overrides=overrides, index=index, values=values)
@@ -177,7 +156,7 @@ class _StageReader(Reader):
         return self.document.where((STAGES, self.index, *place))
 
     def survey(self, before: Stage | None) -> Surveyed:
-        own = {key: self._own(key) for key in STAGE_KEYS if self.values.get(key) is not None}
+        own = {key: self._checked(key, STAGE_KEYS[key]) for key in STAGE_KEYS if self.values.get(key) is not None}
         kind: Kind = own.get("type") or "grpo"
         settings = {key: value for key, value in self.values.items() if key not in STAGE_KEYS}
         self._check_name()
@@ -208,14 +187,11 @@ class _StageReader(Reader):
     def _is_last(self) -> bool:
         return self.index == len(self.document.values[STAGES]) - 1
 
-    # ---- its own keys ----
-
-    def _own(self, key: str) -> Any:
-        checked, error = check_type(key, self.values[key], STAGE_KEYS[key])
-        if error is None:
-            return checked
-        self.refuse(error, key)
-        return None
+    def _checked(self, key: str, annotation: Any) -> Any:
+        checked, error = check_type(key, self.values[key], annotation)
+        if error is not None:
+            self.refuse(error, key)
+        return checked if error is None else None
 
     def _check_name(self) -> None:
         name, names = self.values.get("name"), [each.get("name") for each in self.document.values[STAGES][: self.index]]
@@ -239,14 +215,11 @@ class _StageReader(Reader):
             elif short in whole_run():
                 self.refuse(f"`{key}` is the same for the whole run", key, fix="write it beside `stages`")
             elif kind == "sft" and key not in sft_keys():
-                self.refuse(
-                    f"`{key}` says nothing to an sft stage, which samples no completions", key, fix="leave it out"
-                )
+                what = f"`{key}` says nothing to an sft stage, which samples no completions"
+                self.refuse(what, key, fix="leave it out")
             else:
                 continue
             del settings[key]
-
-    # ---- its recipe ----
 
     def _recipe(self, settings: Mapping[str, Any], kind: Kind) -> Recipe:
         plain = {key: value for key, value in settings.items() if kind == "grpo" or key not in sft_only()}
@@ -268,17 +241,13 @@ class _StageReader(Reader):
         }
         if recipe.data.order is not None:
             config["train_sampling_strategy"] = "sequential"
-        for key in settings:
-            if key in sft_only():
-                config[key], error = check_type(key, settings[key], sft_only()[key])
-                if error is not None:
-                    self.refuse(error, key)
+        config |= {key: self._checked(key, sft_only()[key]) for key in settings if key in sft_only()}
         return replace(recipe, config={"logging_steps": 1, **config}, rewards=())
 
     def _merged(self, settings: Mapping[str, Any]) -> Document:
         """The base with the stage's settings over it, and the line of every key."""
         gone = {STAGES, *(OLD_NAMES.get(key, key) for key in settings)}
-        for key in (*settings, *(key for key in ("epochs",) if key in self.values)):
+        for key in (*settings, *({"epochs"} & self.values.keys())):
             gone |= set(_REPLACES.get(OLD_NAMES.get(key, key), ()))
         if not self._is_last:
             gone.add("accuracy")  # of the run as a whole: the rewards of its last stage
@@ -293,8 +262,6 @@ class _StageReader(Reader):
             lines[("num_train_epochs",)] = self.document.lines.get((STAGES, self.index, "epochs"), 0)
         return replace(self.document, values={**base, **settings}, lines=lines)
 
-    # ---- its end ----
-
     def _gate(self, text: str | None, recipe: Recipe, kind: Kind, *, bounded: bool) -> Gate | None:
         if text is None:
             return None
@@ -303,27 +270,20 @@ class _StageReader(Reader):
         except ConfigError as error:
             self.refuse(error, "until")
             return None
-        for problem, fix in self._gate_problems(gate, recipe, kind, bounded=bounded):
-            self.refuse(problem, "until", code="C060", fix=fix)
-        return gate
-
-    def _gate_problems(self, gate: Gate, recipe: Recipe, kind: Kind, *, bounded: bool) -> Iterator[tuple[str, str]]:
-        """Messages and fixes."""
-        config = recipe.config
+        config, found = recipe.config, list[tuple[str, str]]()
         if not bounded and not (isinstance(config.get("max_steps"), int) and config["max_steps"] > 0):
-            yield "a gate may never be met: the stage needs `max_steps`, too", "max_steps: 50"
+            found.append(("a gate may never be met: the stage needs `max_steps`, too", "max_steps: 50"))
         if config.get("record") is False:
-            yield "a gate reads what is recorded, and `record` is false", "record: true"
-        if kind == "sft":
-            return
-        names = distinct_names([short_name(spec) for spec in recipe.rewards])
-        if names and (unknown := unknown_metric(gate, names)):
-            yield unknown
-        if gate.held_out and str(config.get("eval_strategy", "no")) == "no":
+            found.append(("a gate reads what is recorded, and `record` is false", "record: true"))
+        names = distinct_names([callable_name(spec.function) for spec in recipe.rewards])
+        if kind != "sft" and names and (unknown := unknown_metric(gate, names)):
+            found.append(unknown)
+        if kind != "sft" and gate.held_out and str(config.get("eval_strategy", "no")) == "no":
             what = f"`{gate.metric}` is measured by evaluations during training, and there are none"
-            yield what, "eval_strategy: steps, and eval_steps"
-
-    # ---- its place among the others ----
+            found.append((what, "eval_strategy: steps, and eval_steps"))
+        for what, fix in found:
+            self.refuse(what, "until", code="C060", fix=fix)
+        return gate
 
     def _check_place(self, own: Mapping[str, Any], stage: Stage, before: Stage | None) -> None:
         if stage.kind == "sft" and before is not None:
@@ -341,14 +301,13 @@ class _StageReader(Reader):
             return
         if stage.optimizer == "keep" and before.recipe.config.get("optim") != stage.recipe.config.get("optim"):
             self.refuse("`optim` differs from the stage before", "optim", fix="optimizer: reset")
-        if stage.schedule == "continue" and before.kind == "sft":
-            what = "the schedule of an sft stage does not go on in the next"
-            self.refuse(what, "schedule", fix="schedule: restart")
         if stage.schedule == "continue":
             self._check_schedule(stage, before)
 
     def _check_schedule(self, stage: Stage, before: Stage) -> None:
         """Stages that share one schedule must agree on it, and have lengths that are known."""
+        if before.kind == "sft":
+            self.refuse("the schedule of an sft stage does not go on in the next", "schedule", fix="schedule: restart")
         differ = [key for key in SCHEDULE if before.recipe.config.get(key) != stage.recipe.config.get(key)]
         if differ:
             what = f"`schedule: continue` goes on with that of the stage before, but {', '.join(differ)} differ"
@@ -361,13 +320,12 @@ class _StageReader(Reader):
 
 def schedule_steps(stages: Sequence[Stage], index: int) -> int | None:
     """Length of the schedule that stage `index` is part of, the bounds of all its stages; None: the stage alone."""
-    first = index
+    first, end = index, index + 1
     while first > 0 and stages[first].schedule == "continue":
         first -= 1
-    last = index
-    while last + 1 < len(stages) and stages[last + 1].schedule == "continue":
-        last += 1
-    return None if first == last else sum(stage.max_steps or 0 for stage in stages[first : last + 1])
+    while end < len(stages) and stages[end].schedule == "continue":
+        end += 1
+    return None if end - first == 1 else sum(stage.max_steps or 0 for stage in stages[first:end])
 
 
 def reference_start(stages: Sequence[Stage], index: int) -> int:
@@ -375,9 +333,6 @@ def reference_start(stages: Sequence[Stage], index: int) -> int:
     while index > 0 and stages[index].reference == "keep":
         index -= 1
     return index
-
-
-# ---- which keys ----
 
 
 @cache
@@ -390,9 +345,8 @@ def whole_run() -> frozenset[str]:
 @cache
 def sft_only() -> Mapping[str, Any]:
     """Keys that only `SFTConfig` has, or that mean something else there."""
-    own = field_types(trl.SFTConfig)
     common = field_types(transformers.TrainingArguments)
-    return {key: value for key, value in own.items() if key not in common}
+    return {key: value for key, value in field_types(trl.SFTConfig).items() if key not in common}
 
 
 @cache

@@ -42,8 +42,6 @@ from podium.trainer.trainer import GRPOTrainer
 
 logger = logging.getLogger(__name__)
 
-Callbacks = Callable[[Stage], Sequence[TrainerCallback]]
-
 
 @dataclass
 class StagedRun:
@@ -57,7 +55,7 @@ class StagedRun:
     """
 
     recipe: Recipe
-    callbacks: Callbacks = lambda stage: ()
+    callbacks: Callable[[Stage], Sequence[TrainerCallback]] = lambda stage: ()
     began: Callable[[Stage, Any, str | None], None] = lambda stage, trainer, inside: None
     policy: Any = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -67,20 +65,15 @@ class StagedRun:
 
     @property
     def folder(self) -> Path:
-        """The run's."""
         return Path(str(self.recipe.config["output_dir"]))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The recipe's."""
         return self.recipe.stages
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes."""
         return int(os.environ.get("RANK", 0)) == 0
-
-    # ---- the loop ----
 
     def train(self, *, resume_from_checkpoint: str | bool | None = None) -> Any:
         """All stages, or those that are left; the trainer of the last, or None where nothing was left to do.
@@ -118,8 +111,6 @@ class StagedRun:
             self._end(stage, trainer)
         return trainer
 
-    # ---- where to begin ----
-
     def _find_place(self, *, asked: str | bool | None) -> str | None:
         """Read which stages are done; the checkpoint inside the next one to go on from, if there is one."""
         if not asked:
@@ -129,16 +120,11 @@ class StagedRun:
         if asked is not True:
             return self._place_of(Path(str(asked)), done)
         self.ended = done
-        if len(done) == len(self.stages):
-            return None
-        stage = self.stages[len(done)]
-        found = self._newest_inside(stage)
-        if found is None:
-            return None
-        if was_met(json.loads((found / "trainer_state.json").read_text())):
+        found = self._newest_inside(self.stages[len(done)]) if len(done) < len(self.stages) else None
+        if found is not None and was_met(json.loads((found / "trainer_state.json").read_text())):
             self.ended.append(_ending(checkpoint.step_of(found), "gate"))  # killed before it could be written down
             return None
-        return str(found)
+        return None if found is None else str(found)
 
     def _newest_inside(self, stage: Stage) -> Path | None:
         """The newest checkpoint of a stage that verifies; None: begin the stage again, after those that are done."""
@@ -158,17 +144,14 @@ class StagedRun:
         numbers = {stage.folder: index for index, stage in enumerate(self.stages)}
         index = numbers.get(path.resolve().parent.name)
         if index is None or path.resolve().parent.parent != self.folder.resolve():
-            raise CheckpointError(
-                f"{path} is not a checkpoint of a stage of {self.folder}: those are in {', '.join(numbers)}. "
-                "resume_from_checkpoint=True takes the newest that is whole."
-            )
+            what = f"{path} is not a checkpoint of a stage of {self.folder}: those are in {', '.join(numbers)}. "
+            raise CheckpointError(what + "resume_from_checkpoint=True takes the newest that is whole.")
         if index > len(done):
             raise CheckpointError(f"{path} is of stage {index + 1}, but only {len(done)} stages before it are done.")
         found = str(checkpoint.verified(path))
         self.ended = done[:index]
-        later = [
-            each for each in checkpoint.checkpoints(path.parent) if checkpoint.step_of(each) > checkpoint.step_of(path)
-        ]
+        step, siblings = checkpoint.step_of(path), checkpoint.checkpoints(path.parent)
+        later = [each for each in siblings if checkpoint.step_of(each) > step]
         self._set_aside([*later, *(self.folder / stage.folder for stage in self.stages[index + 1 :])])
         return found
 
@@ -190,8 +173,6 @@ class StagedRun:
         if self.is_main:
             set_aside(self.folder, paths)
 
-    # ---- one stage ----
-
     def load_policy(self) -> Any:
         """The current policy: the model of the recipe, or the result of the last stage that is done."""
         if self.policy is None:
@@ -204,12 +185,12 @@ class StagedRun:
         """A trainer as the last stage's around the weights there are, to sample and score held-out prompts."""
         recipe = self.stages[-1].recipe
         idle = {"beta": 0.0, "sync_ref_model": False, "report_to": "none", "output_dir": str(self.folder)}
-        idle |= {"async_rollouts": 0, "rollout_device": None}
+        idle |= {"async_rollouts": 0, "rollout_device": None, "model_init_kwargs": None}
         rows, held_out = self.stages[-1].load_rows()
         return GRPOTrainer(
             model=self.load_policy(),
             reward_funcs=[spec.function for spec in recipe.rewards],
-            args=replace(recipe, config={**recipe.config, **idle, "model_init_kwargs": None}).arguments(),
+            args=replace(recipe, config={**recipe.config, **idle}).arguments(),
             train_dataset=rows,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
@@ -218,8 +199,8 @@ class StagedRun:
     @cached_property
     def _settings(self) -> loading.LoadSettings:
         """Made once, before any trainer: a new `GRPOConfig` takes accelerate's state from a trainer that runs."""
-        arguments = self.recipe.arguments()
-        settings = load_settings(arguments, self.recipe.quantization_config(), self.recipe.peft_config())
+        recipe = self.recipe
+        settings = load_settings(recipe.arguments(), recipe.quantization_config(), recipe.peft_config())
         return replace(settings, needs_reference=False)
 
     def _start_of(self, index: int) -> Any:
@@ -235,7 +216,12 @@ class StagedRun:
             if any(stage.recipe.config.get("beta") for stage in self.stages):
                 loading.add_reference_adapter(policy)
             if boundary is not None:
-                load_adapters(policy, boundary.checkpoint)
+                trained = policy.active_adapter
+                policy.load_adapter(str(boundary.checkpoint), trained, is_trainable=True)
+                if loading.has_reference_adapter(policy):
+                    policy.load_adapter(str(boundary.checkpoint / "ref"), "ref")
+                    policy.set_adapter(trained)
+                    loading.freeze_reference_adapter(policy)
         return policy
 
     def _boundary(self, index: int) -> Boundary | None:
@@ -251,9 +237,8 @@ class StagedRun:
         assert self.tokenizer is not None
         rows, held_out = stage.load_rows()
         if stage.kind == "sft":
-            return sft_trainer(
-                stage, policy, self.tokenizer, rows, [StopConditionCallback(stage.until), *self.callbacks(stage)]
-            )
+            callbacks = [StopConditionCallback(stage.until), *self.callbacks(stage)]
+            return sft_trainer(stage, policy, self.tokenizer, rows, callbacks)
         if stage.reference == "last_stage" and loading.has_reference_adapter(policy):
             loading.copy_to_reference_adapter(policy)
         boundary = self._boundary(index)
@@ -266,7 +251,7 @@ class StagedRun:
             processing_class=self.tokenizer,
             callbacks=[*self.callbacks(stage)],
             boundary=boundary,
-            keeps=_kept(stage),
+            keeps=stage.kept,
             schedule_steps=schedule_steps(self.stages, index),
         )
         trainer.add_callback(StopConditionCallback(stage.until, lambda: trainer.health.latest))
@@ -295,8 +280,6 @@ class StagedRun:
             with same_random_numbers():
                 reference.copy = self._start_of(start).eval().requires_grad_(False)
         reference.to(trainer.args.device)
-
-    # ---- boundaries ----
 
     def _end(self, stage: Stage, trainer: Any) -> None:
         """Leaves the weights, clean, and whatever a resumed run needs."""
@@ -348,25 +331,6 @@ def _recorded(folder: Path) -> list[Mapping[str, Any]]:
         raise CheckpointError(f"{folder / STAGES} cannot be read. Start without resume_from_checkpoint.") from None
 
 
-def _kept(stage: Stage) -> frozenset[str]:
-    """The states that a stage takes over from the one before."""
-    named = {"optimizer": stage.optimizer, "schedule": stage.schedule, "adaptive_weights": stage.adaptive_weights}
-    return frozenset() if stage.number == 1 else frozenset(k for k, v in named.items() if v in ("keep", "continue"))
-
-
-# ---- weights ----
-
-
-def load_adapters(policy: PeftModel, folder: Path) -> None:
-    """The trained adapter of a checkpoint, and its reference adapter where there is one."""
-    trained = policy.active_adapter
-    policy.load_adapter(str(folder), trained, is_trainable=True)
-    if loading.has_reference_adapter(policy):
-        policy.load_adapter(str(folder / "ref"), "ref")
-        policy.set_adapter(trained)
-        loading.freeze_reference_adapter(policy)
-
-
 def released(trainer: Any) -> Any:
     """The trained model without what a trainer has put on it."""
     policy = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
@@ -385,8 +349,6 @@ def refuse_sharded(stage: Stage) -> None:
     sharding = [key for key in ("fsdp", "deepspeed") if stage.recipe.config.get(key)]
     sharding += [key for key in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED") if os.environ.get(key) == "true"]
     if sharding:
-        raise ConfigError(
-            f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
-            "stages one by one: a recipe each, with `model:` the folder of the one before.",
-            code="C030",
-        )
+        what = f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
+        what += "stages one by one: a recipe each, with `model:` the folder of the one before."
+        raise ConfigError(what, code="C030")
