@@ -223,12 +223,7 @@ def _matching(pattern: str) -> Extractor:
     return last_match
 
 
-_PLAIN: Mapping[str, Extractor] = {
-    "text": _whole,
-    "boxed": boxed,
-    "####": after_hashes,
-    "last_number": last_number,
-}
+_PLAIN: Mapping[str, Extractor] = {"text": _whole, "boxed": boxed, "####": after_hashes, "last_number": last_number}
 _WITH_ARGUMENT: Mapping[str, tuple[Callable[[str], Extractor], str | None]] = {
     "tag": (lambda name: functools.partial(tagged, tag=name), "answer"),
     "json": (lambda field: functools.partial(json_field, field=field), "answer"),

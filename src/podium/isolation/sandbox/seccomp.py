@@ -54,10 +54,7 @@ sched_getaffinity 204 123, getpriority 140 141, getsid 124 156, getpgid 121 155
 """
 """Allowed for some arguments, or for the harness alone."""
 
-ARCHITECTURES: Mapping[str, tuple[int, int]] = {
-    "x86_64": (0xC000003E, 1),
-    "aarch64": (0xC00000B7, 2),
-}
+ARCHITECTURES: Mapping[str, tuple[int, int]] = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
 """Per `platform.machine()`: the kernel's number of it, and its column in the tables."""
 
 _LOAD, _EQUAL, _GREATER, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
