@@ -148,7 +148,7 @@ def column_problems(columns: Sequence[str], name: str, *, by_keys: bool = False)
 
 
 def no_rows(name: str) -> Finding:
-    """A dataset without rows."""
+    """The error of a dataset without rows."""
     return row_problem("D022", None, "no rows", f"look at how {name} is loaded and filtered")
 
 
@@ -186,8 +186,7 @@ def _too_long(survey: RowSurvey, builder: PromptBuilder) -> Finding:
 
 def too_few(survey: RowSurvey, num_needed: int | None) -> list[Finding]:
     """Fewer prompts than one generation round takes, without those that are dropped for their length."""
-    drops = survey.builder is not None and survey.builder.overlong == "drop"
-    dropped = survey.long_rows.count if drops else 0
+    dropped = survey.long_rows.count if survey.builder is not None and survey.builder.overlong == "drop" else 0
     num_left = survey.num_rows - dropped
     if num_left >= max(num_needed or 1, 1):
         return []
@@ -195,7 +194,7 @@ def too_few(survey: RowSurvey, num_needed: int | None) -> list[Finding]:
     what = f"{num_left} prompt{'s' * (num_left != 1)}{without}, but one generation round takes {num_needed or 1}"
     fix = (
         "add rows, or lower `generation_batch_size` (or `per_device_train_batch_size`, `gradient_accumulation_steps`, "
-        "`steps_per_generation`), or raise `num_generations`: a round takes generation_batch_size / num_generations "
-        "prompts"
     )
+    fix += "`steps_per_generation`), or raise `num_generations`: a round takes generation_batch_size / num_generations "
+    fix += "prompts"
     return [row_problem("D023", None, what, fix)]

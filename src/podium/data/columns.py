@@ -65,7 +65,6 @@ class Columns:
 
     @property
     def changes(self) -> bool:
-        """Whether rows are changed at all."""
         return self != Columns()
 
     def __call__(self, row: Mapping[str, Any]) -> Row:
@@ -130,7 +129,6 @@ class Columns:
         return [*([_message("system", parse(self.system or "")({}))] if same else []), *self._turns()]
 
     def _turns(self) -> list[dict[str, Any]]:
-        """The examples as turns of user and assistant."""
         return [
             _message(role, said(example))
             for example in self.examples
@@ -171,14 +169,12 @@ class Columns:
                 for column in self._named(key):
                     if not isinstance(example, Mapping) or example.get(column) is None:
                         has = listed(example) if isinstance(example, Mapping) else f"`{example}`"
-                        written = getattr(self, key) is not None
-                        named = (
-                            f"which `{key}` names" if written else f"its {'answer' if key == 'answer' else 'question'}"
-                        )
-                        other = "" if written else f', or name its column: {key}: "{{COLUMN}}"'
+                        named, other = f"which `{key}` names", ""
+                        if getattr(self, key) is None:
+                            named = "its answer" if key == "answer" else "its question"
+                            other = f', or name its column: {key}: "{{COLUMN}}"'
                         what = f"`examples`: number {number} has no `{column}`, {named}; it has {has}."
-                        fix = f"Give every example a `{column}`{other}."
-                        return DataError(what, code="D052", fix=fix)
+                        return DataError(what, code="D052", fix=f"Give every example a `{column}`{other}.")
         return None
 
     def _named(self, key: str) -> tuple[str, ...]:
@@ -195,15 +191,11 @@ class Columns:
             for column in self._named(key):
                 if column not in names:
                     what = f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
-                    what += f"{listed(names)}.{_hint(column)}"
+                    what += f"{listed(names)}."
+                    if any(mark in column for mark in ".[:!("):
+                        what += " A name in braces is a column's, without attributes, indices or formats."
                     fix = did_you_mean(column, names) or "Write a column that is there."
                     raise DataError(what, code="D052", fix=fix)
-
-
-def _hint(column: str) -> str:
-    """Explanation for names with attributes, indices or formats."""
-    tricks = any(mark in column for mark in ".[:!(")
-    return " A name in braces is a column's, without attributes, indices or formats." * tricks
 
 
 def listed(names: Iterable[Any]) -> str:

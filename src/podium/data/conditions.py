@@ -43,12 +43,11 @@ class Condition:
         try:
             return bool(COMPARISONS[self.sign](found, self.value))
         except TypeError:
-            raise DataError(
-                f"`filter: {self}`: `{self.column}` holds {type(found).__name__} ({str(found)[:40]!r}), which cannot "
-                f"be compared so with {self.value!r}.",
-                code="C061",
-                fix=f"filter: {self.column} {self.sign} VALUE, of the type {type(found).__name__}",
-            ) from None
+            kind = type(found).__name__
+            what = f"`filter: {self}`: `{self.column}` holds {kind} ({str(found)[:40]!r}), which cannot be compared so "
+            what += f"with {self.value!r}."
+            fix = f"filter: {self.column} {self.sign} VALUE, of the type {kind}"
+            raise DataError(what, code="C061", fix=fix) from None
 
     def check(self, columns: Collection[str]) -> None:
         """Raises `DataError` where there is no such column."""
@@ -64,8 +63,7 @@ class Condition:
 def parse_condition(text: str) -> Condition:
     """The condition that a text describes; the value is a number, true, false or a word; quotes keep a number as text.
 
-    Raises:
-        ValueError: no comparison.
+    Raises `ValueError` for a text that is no comparison.
 
     >>> parse_condition("level <= 2")({"level": 3}), parse_condition("kind == 'two words'")({"kind": "two words"})
     (False, True)

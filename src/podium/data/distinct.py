@@ -66,7 +66,6 @@ class DistinctSample:
 
     @property
     def exact(self) -> bool:
-        """Whether every value was kept."""
         return self.level == 0
 
     @property

@@ -58,6 +58,7 @@ _OPENERS: Mapping[str, tuple[bytes, Callable[[Path], Any]]] = {
 _COMPRESSED = (".gz", ".bz2", ".xz")
 
 _FROM_EXCEL = "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"
+_PAGE = ("a web page, not the data", "download the file itself (the button `raw` or `download`)")
 _FOREIGN: Sequence[tuple[bytes, str, str]] = (
     (b"\xd0\xcf\x11\xe0", "an Excel workbook (.xls)", _FROM_EXCEL),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd -o {stem} {path}"),
@@ -66,8 +67,8 @@ _FOREIGN: Sequence[tuple[bytes, str, str]] = (
     (b"%PDF", "a PDF", "the table it was made from, as CSV"),
     (b"ARROW1", "an Arrow file", "the folder that `save_to_disk` wrote, or a Parquet file"),
     (b"version https://git-lfs", "a pointer of Git LFS, not the data", "git lfs pull"),
-    (b"<!doctype html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
-    (b"<html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
+    (b"<!doctype html", *_PAGE),
+    (b"<html", *_PAGE),
 )
 """Beginnings of other files, capitals aside, with their kind and a way to their rows."""
 
@@ -110,8 +111,7 @@ def form_of(path: Path) -> Form:
         return Form(".parquet")
     _refuse_foreign(path, start)
     if kind is None:
-        what = f"{path} is not a kind of file that is read: {', '.join(KINDS)}."
-        to = f"{path.stem}.jsonl"
+        what, to = f"{path} is not a kind of file that is read: {', '.join(KINDS)}.", f"{path.stem}.jsonl"
         raise DataError(what, code="D039", fix=f"write one JSON object a line to {to}, then dataset: {to}")
     if kind == ".parquet":
         shown = start[:4].decode("ascii", errors="backslashreplace")
@@ -141,8 +141,7 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
 def load_file(path: Path, *, streaming: bool) -> Any:
     """One file as one dataset; a text file has one prompt a line, and a field of a CSV file is text.
 
-    Raises:
-        DataError: another kind of file, or one that cannot be read; bad lines by their numbers.
+    Raises `DataError` for another kind of file, and one that cannot be read; bad lines by their numbers.
     """
     from datasets import load_dataset
 
@@ -177,12 +176,10 @@ class RowTable:
         self.clear()
 
     def clear(self) -> None:
-        """Start again without rows."""
         self._rows: list[Mapping[str, Any]] = []
         self._parts: list[Any] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add one row."""
         self._rows.append(row)
         if len(self._rows) == CHUNK:
             self._close_part()
@@ -192,7 +189,6 @@ class RowTable:
         self._rows = []
 
     def dataset(self) -> Any:
-        """The rows."""
         from datasets import concatenate_datasets
 
         if self._rows or not self._parts:
@@ -281,10 +277,7 @@ def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
 def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
     """Line and row of every row of a file of lines, in constant memory; its Finding in place of a bad row.
 
-    The line is None in JSON that is one list.
-
-    Raises:
-        DataError: a file that cannot be read, or has no row.
+    The line is None in JSON that is one list. Raises `DataError` for a file that cannot be read, or has no row.
     """
     form = form_of(path)
     empty = True
@@ -305,8 +298,7 @@ def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
 def columns_and_form(path: Path) -> tuple[tuple[str, ...] | None, str]:
     """The columns of a CSV file, as its header names them, and a note on an unusual format of any file of lines.
 
-    Raises:
-        DataError: a file that cannot be read (D024, D026, D027, D039).
+    Raises `DataError` for a file that cannot be read (D024, D026, D027, D039).
     """
     form = form_of(path)
     if form.kind != ".csv":
@@ -330,19 +322,21 @@ def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
 
 
 def _row_of(path: Path, number: int, line: str) -> Any:
+    """The row of a line, or its Finding."""
     try:
         row = _DECODER.decode(line)
     except json.JSONDecodeError as error:
-        what = f"{path} line {number}, column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
-        return row_problem("D004", None, what, _ONE_A_LINE)
+        what = f", column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
+        code, fix = "D004", _ONE_A_LINE
     except _NotJSON as error:
-        return row_problem("D029", None, f"{path} line {number}: {error} is not JSON", _NULL)
+        code, what, fix = "D029", f": {error} is not JSON", _NULL
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
-        return row_problem("D004", None, f"{path} line {number}: {error}", _ONE_A_LINE)
-    if isinstance(row, dict):
-        return row
-    what = f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}"
-    return row_problem("D031", None, what, _OBJECT)
+        code, what, fix = "D004", f": {error}", _ONE_A_LINE
+    else:
+        if isinstance(row, dict):
+            return row
+        code, what, fix = "D031", f": expected an object, {{...}}, got {type(row).__name__}", _OBJECT
+    return row_problem(code, None, f"{path} line {number}{what}", fix)
 
 
 _ONE_A_LINE = "write every row as one JSON object on a line of its own"
@@ -431,10 +425,8 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             fields = next(reader, None)
         except csv.Error as error:
             what = f"{path} line {start}: a quote that is not closed, or stands inside a field ({error})"
-            yield (
-                start,
-                row_problem("D027", None, what, 'write a quote inside a field twice, the field in quotes: "5"" wide"'),
-            )
+            fix = 'write a quote inside a field twice, the field in quotes: "5"" wide"'
+            yield start, row_problem("D027", None, what, fix)
             continue
         if fields is None:
             return
@@ -482,8 +474,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        what = f"{path} is damaged: {error}."
-        raise DataError(what, code="D039", fix="write or download it again") from error
+        raise DataError(f"{path} is damaged: {error}.", code="D039", fix="write or download it again") from error
 
 
 def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
@@ -496,11 +487,9 @@ def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
             try:
                 raw.decode("utf-8")
             except UnicodeDecodeError as bad:
-                western = re.search(rb"[\x80-\xff]{3}", raw) is None  # letters with accents stand alone
-                looks = (
-                    "; the file looks like cp1252 (Windows)" if western else ", and which encoding it is is not known"
-                )
-                code, to = "cp1252" if western else "ENCODING", f"{path.stem}-utf8{path.suffix}"
+                code, looks, to = "cp1252", "; the file looks like cp1252 (Windows)", f"{path.stem}-utf8{path.suffix}"
+                if re.search(rb"[\x80-\xff]{3}", raw):  # letters with accents stand alone
+                    code, looks = "ENCODING", ", and which encoding it is is not known"
                 what = f"{path} line {number}: byte 0x{raw[bad.start]:02X} is not UTF-8{looks}."
                 fix = f"Convert it: iconv -f {code} -t utf-8 {path} > {to}; or in Excel: Save As, CSV UTF-8"
                 return DataError(what, code="D026", fix=fix)

@@ -79,14 +79,13 @@ def check_task(name: str) -> None:
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
-        what = f"reasoning-gym has no dataset `{name}`. It has {len(DATASETS)}."
-        raise ConfigError(what, code="D057", fix=did_you_mean(name, DATASETS) or _EXAMPLE)
+        fix = did_you_mean(name, DATASETS) or _EXAMPLE
+        raise ConfigError(f"reasoning-gym has no dataset `{name}`. It has {len(DATASETS)}.", code="D057", fix=fix)
 
 
 def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
     if name not in known:
-        listed = ", ".join([*known, "difficulty"])
-        what = f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed}."
+        what = f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {', '.join([*known, 'difficulty'])}."
         raise DataError(what, code="D057", fix=did_you_mean(name, known) or _EXAMPLE)
     kind = type(known[name])
     fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
@@ -103,8 +102,7 @@ def _level(dataset: str, level: Any) -> dict[str, Any]:
     if not has_curriculum(dataset):
         raise DataError(f"reasoning-gym's `{dataset}` has no levels of difficulty.", code="D057", fix=_EXAMPLE)
     if type(level) is not int or level < 0:
-        what = f"`difficulty` is a level, 0 or more; it is `{level}`."
-        raise DataError(what, code="D057", fix="difficulty=0")
+        raise DataError(f"`difficulty` is a level, 0 or more; it is `{level}`.", code="D057", fix="difficulty=0")
     curriculum = create_curriculum(dataset)
     curriculum.set_global_level(level)
     made = dataclasses.asdict(curriculum.generate_configuration())

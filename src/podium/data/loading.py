@@ -41,7 +41,6 @@ class DatasetSpec:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return str(self.path) if isinstance(self.path, (str, Path)) else "the dataset"
 
 
@@ -86,14 +85,11 @@ class DataSpec:
     @property
     def all_parts(self) -> tuple[DatasetSpec, ...]:
         """The parts; one, where there is no mixture."""
-        alone = DatasetSpec(
-            path=self.dataset, config=self.dataset_config, split=self.dataset_train_split, columns=self.columns
-        )
-        return self.parts or (alone,)
+        config, split = self.dataset_config, self.dataset_train_split
+        return self.parts or (DatasetSpec(path=self.dataset, config=config, split=split, columns=self.columns),)
 
     @property
     def name(self) -> str:
-        """For messages."""
         return "the mixture" if self.parts or self.datasets else self.all_parts[0].name
 
     @property
@@ -133,8 +129,7 @@ def load(dataset: Any, **more: Any) -> Loaded:
         seed: of mixtures.
         more: other fields of `DataSpec`: `dataset_config`, `dataset_train_split`, `dataset_streaming`, ...
 
-    Raises:
-        DataError: nothing there, not readable, or columns that are not there.
+    Raises `DataError` where nothing is there, it is not readable, or columns are missing.
     """
     own = {key: more.pop(key) for key in _COLUMN_KEYS if key in more}
     columns = Columns(**{**own, "examples": tuple(own.get("examples") or ())})
@@ -151,11 +146,7 @@ def load(dataset: Any, **more: Any) -> Loaded:
 
 
 def load_data(spec: DataSpec) -> Loaded:
-    """The training rows and, when there are some, the held-out rows.
-
-    Raises:
-        DataError: nothing there, or not readable; files are named with line and column.
-    """
+    """The training rows and, when there are some, the held-out rows. Raises `DataError`, files with line and column."""
     opened = open_data(spec)
     for _, made in (*opened.train, *opened.held_out):
         made.read()
@@ -262,9 +253,8 @@ def _eval_source(spec: DataSpec, name: str, *, keep: bool) -> RowSource:
         return _lines(name, spec)
     ends = _file_kind(name) is not None and (not keep or spec.dataset_streaming)
     splits = load_splits(spec.eval_dataset, streaming=ends or spec.dataset_streaming)
-    alone = len(splits) == 1
-    rows = next(iter(splits.values())) if alone else chosen(splits, spec.dataset_test_split, name, "dataset_test_split")
-    return _source(rows, name, is_file=ends)
+    wanted = next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split
+    return _source(chosen(splits, wanted, name, "dataset_test_split"), name, is_file=ends)
 
 
 def shaped(rows: Any, columns: Columns, name: str) -> Any:
@@ -277,13 +267,11 @@ def shaped(rows: Any, columns: Columns, name: str) -> Any:
 def part_splits(spec: DataSpec, part: DatasetSpec, *, streaming: bool = False) -> Mapping[str, Any]:
     """The splits of one part as they are. Raises `DataError`."""
     if spec.datasets:
-        return trl_mixture(
-            spec.datasets, streaming=spec.streaming, test_split_size=spec.test_split_size, seed=spec.seed
-        )
+        size = spec.test_split_size
+        return trl_mixture(spec.datasets, streaming=spec.streaming, test_split_size=size, seed=spec.seed)
     if part.path is None:
-        raise DataError(
-            "No dataset.", code="C031", fix="dataset: builtin:additions, a file (.jsonl, .csv, ...) or a hub id"
-        )
+        fix = "dataset: builtin:additions, a file (.jsonl, .csv, ...) or a hub id"
+        raise DataError("No dataset.", code="C031", fix=fix)
     return load_splits(part.path, config=part.config, streaming=streaming or spec.dataset_streaming)
 
 
@@ -326,44 +314,21 @@ def _held_out_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any])
 def contradictions(spec: DataSpec) -> dict[str, DataError]:
     """By key, the last contradiction between two keys."""
     weighted = {part.weight is not None for part in spec.parts}
-    measured, hard = spec.pass_rates is not None, spec.difficulty is not None
+    measured, hard, ordered = spec.pass_rates is not None, spec.difficulty is not None, spec.order is not None
+    twice = spec.held_out is not None and spec.eval_dataset is not None
+    unmeasured = spec.pass_rate is not None and not measured
+    streams = ordered and (spec.dataset_streaming or spec.streaming)
+    measure = "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes."
+    rank = "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`."
+    choose = "Set `order: easy_first` or `order: hard_first`."
+    partly = "`weight` is given for some parts of `dataset` and not for others."
     found = (
-        (
-            "held_out",
-            spec.held_out is not None and spec.eval_dataset is not None,
-            "`held_out` and `eval_dataset` both say what is held out.",
-            "Leave one of them out.",
-        ),
-        (
-            "pass_rate",
-            spec.pass_rate is not None and not measured,
-            "`pass_rate` needs measured rates.",
-            "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
-        ),
-        (
-            "difficulty",
-            hard and spec.order is None,
-            "`difficulty` does nothing without an order.",
-            "Set `order: easy_first` or `order: hard_first`.",
-        ),
-        (
-            "order",
-            spec.order is not None and not hard and not measured,
-            "`order` needs to know what is hard.",
-            "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
-        ),
-        (
-            "order",
-            spec.order is not None and (spec.dataset_streaming or spec.streaming),
-            "`order` needs all rows at once.",
-            "Leave out `dataset_streaming`.",
-        ),
-        (
-            "dataset",
-            len(weighted) == 2,
-            "`weight` is given for some parts of `dataset` and not for others.",
-            "Give it for all or none.",
-        ),
+        ("held_out", twice, "`held_out` and `eval_dataset` both say what is held out.", "Leave one of them out."),
+        ("pass_rate", unmeasured, "`pass_rate` needs measured rates.", measure),
+        ("difficulty", hard and not ordered, "`difficulty` does nothing without an order.", choose),
+        ("order", ordered and not (hard or measured), "`order` needs to know what is hard.", rank),
+        ("order", streams, "`order` needs all rows at once.", "Leave out `dataset_streaming`."),
+        ("dataset", len(weighted) == 2, partly, "Give it for all or none."),
     )
     return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in found if holds}
 
@@ -373,11 +338,7 @@ _COLUMN_KEYS = PART_KEYS[4:]
 
 
 def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[DatasetSpec, ...]:
-    """The parts of a mixture from mappings (or names alone); what one leaves out is as in `columns`.
-
-    Raises:
-        DataError: an entry that is none.
-    """
+    """The parts of a mixture from mappings (or names alone), the rest as in `columns`. Raises `DataError` (C003)."""
     return tuple(_part(entry, columns) for entry in entries)
 
 

@@ -97,17 +97,14 @@ class PassRates:
 
     @property
     def bounds_text(self) -> str:
-        """For messages."""
         return "their pass rates" if self.bounds is None else "pass_rate [{:g}, {:g}]".format(*self.bounds)
 
 
 def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:
     """Read a file that `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
-    path = Path(file).expanduser()
+    path, fix = Path(file).expanduser(), f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
     if not path.is_file():
-        what = f"`pass_rates`: there is no file {file}."
-        fix = f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
-        raise DataError(what, code="D025", fix=fix)
+        raise DataError(f"`pass_rates`: there is no file {file}.", code="D025", fix=fix)
     rates = {}
     for number, row in jsonl_rows(path):
         rate: Any = row.get("pass_rate") if isinstance(row, Mapping) else None
@@ -115,7 +112,6 @@ def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRat
         if not fits or not isinstance(row.get("fingerprint"), str):
             what = f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and `pass_rate` "
             what += "(from 0 to 1)."
-            fix = f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
             raise DataError(what, code="D054", fix=fix)
         rates[row["fingerprint"]] = float(rate)
     low_high = None if bounds is None else (float(bounds[0]), float(bounds[1]))
@@ -182,8 +178,7 @@ class RowFilter:
     def findings(self, name: str) -> list[Finding]:
         """Rows that were left out for their pass rates, or rates of which none is of this dataset.
 
-        Raises:
-            DataError: no row meets the conditions.
+        Raises `DataError` where no row meets the conditions.
         """
         rates, dropped = self.transform.rates, self.dropped.total()
         if self.num_seen and not self.num_met:
@@ -192,7 +187,10 @@ class RowFilter:
         if rates is None or not total:
             return []
         if not self.num_measured:
-            return [_unmeasured(name, rates)]
+            what = f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they "
+            what += "were measured on other prompts, or with another `system` or other `examples`"
+            fix = f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}"
+            return [Finding(code="D054", severity="error", what=what, fix=fix)]
         if not dropped:
             return []
         why = ", ".join(f"{self.dropped[reason]:,} {reason.value}" for reason in DropReason if self.dropped[reason])
@@ -200,13 +198,6 @@ class RowFilter:
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
         what = f"{name}: {dropped:,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
         return [Finding(code="D051", severity="note", what=what, fix="`pass_rate: [0, 1]` keeps them")]
-
-
-def _unmeasured(name: str, rates: PassRates) -> Finding:
-    what = f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they were "
-    what += "measured on other prompts, or with another `system` or other `examples`"
-    fix = f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}"
-    return Finding(code="D054", severity="error", what=what, fix=fix)
 
 
 # ---- order ----
@@ -218,22 +209,17 @@ def in_order(dataset: Any, order: Order, *, name: str, difficulty: str | None, r
     Hard is a high number in the column `difficulty`, or without one a low pass rate; rows that were not measured come
     last. Raises `DataError` (D055) for a column that is not there or has something else than numbers in it.
     """
-    ranks = _by_rate(dataset, rates) if difficulty is None else _by_column(dataset, difficulty, name)
+    if difficulty is None:
+        assert rates is not None, "an order needs a column or pass rates"
+        found = (rates.rate(row["prompt"]) for row in dataset.select_columns("prompt"))
+        ranks = [None if rate is None else -rate for rate in found]
+    elif difficulty in dataset.column_names:
+        ranks = [as_difficulty(value, difficulty, row, name) for row, value in enumerate(dataset[difficulty])]
+    else:
+        raise no_difficulty(difficulty, dataset.column_names, name)
     sign = 1.0 if order == "easy_first" else -1.0
     keys = [(rank is None, 0.0 if rank is None else sign * rank) for rank in ranks]
     return dataset.select(sorted(range(len(keys)), key=keys.__getitem__))
-
-
-def _by_rate(dataset: Any, rates: PassRates | None) -> list[float | None]:
-    assert rates is not None, "an order needs a column or pass rates"
-    found = (rates.rate(row["prompt"]) for row in dataset.select_columns("prompt"))
-    return [None if rate is None else -rate for rate in found]
-
-
-def _by_column(dataset: Any, column: str, name: str) -> list[float | None]:
-    if column not in dataset.column_names:
-        raise no_difficulty(column, dataset.column_names, name)
-    return [as_difficulty(value, column, row, name) for row, value in enumerate(dataset[column])]
 
 
 def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
@@ -253,6 +239,5 @@ def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
         number = math.nan
     if math.isnan(number):
         what = f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number."
-        fix = "Give every row a number, larger for harder."
-        raise DataError(what, code="D055", fix=fix)
+        raise DataError(what, code="D055", fix="Give every row a number, larger for harder.")
     return number

@@ -30,8 +30,7 @@ _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
 def load_splits(source: Any, *, config: str | None = None, streaming: bool = False) -> dict[str, Any]:
     """All splits of one dataset: by name, by a function that makes its rows, or as it was given.
 
-    Raises:
-        DataError: nothing there, or not readable; files are named with line and column.
+    Raises `DataError` where nothing is there, or it is not readable; files are named with line and column.
     """
     if not isinstance(source, (str, Path)):
         return _given(source, streaming=streaming)
@@ -52,10 +51,9 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
 
 
 def check_exists(name: str, key: str = "dataset") -> None:
-    """Refuse a name that can only be a file, a folder or a task, and is not there. `key`: what has this name.
+    """Raises `DataError` with near names for a name that can only be a file, a folder or a task, and is not there.
 
-    Raises:
-        DataError: with near names.
+    `key`: what has this name.
     """
     if name.startswith(gym.PREFIX):
         gym.check_task(gym.parse_name(name)[0])
@@ -91,8 +89,7 @@ def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
     if hasattr(source, "column_names"):
         return {"train": source}
     if callable(source):
-        name = getattr(source, "__name__", type(source).__name__)
-        return {"train": _made(source, name, streaming=streaming)}
+        return {"train": _made(source, getattr(source, "__name__", type(source).__name__), streaming=streaming)}
     what = f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}."
     fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
     raise DataError(what, code="D056", fix=fix)
@@ -104,10 +101,9 @@ def _function(name: str) -> Callable[[], Any]:
     file, _, function = target.rpartition(":")
     try:
         module = module_from_file(find_file(file, Path()), file)
-        found = attribute(module, function, file, rule="rows come from a function")
+        return partial(attribute(module, function, file, rule="rows come from a function"), **arguments)
     except ConfigError as error:
         raise DataError(error.what, code="D056", fix=error.fix or _OF_FUNCTION) from error
-    return partial(found, **arguments)
 
 
 _OF_FUNCTION = "dataset: FILE.py:FUNCTION, with a function that yields dicts"
@@ -135,9 +131,8 @@ def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
     except Exception as error:  # a user's function can raise anything
         where, fix = name, _OF_FUNCTION
         if error.__traceback__ and error.__traceback__.tb_next:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{frame.filename}:{frame.lineno}"
-            fix = f"correct line {frame.lineno} of {frame.filename}"
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where, fix = f"{at.filename}:{at.lineno}", f"correct line {at.lineno} of {at.filename}"
         what = f"{name}: making the rows failed at {where}: {type(error).__name__}: {error}"
         raise DataError(what, code="D056", fix=fix) from error
 
@@ -190,12 +185,11 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except (OSError, ValueError):  # no file at all: an error of `load_dataset`
         return {}
-    inside = folder.resolve()
-    kept = {
-        str(split): sorted(folder / Path(name).relative_to(inside) for name in names if kind_of(Path(name)))
-        for split, names in found.items()
-    }
-    return {split: paths for split, paths in kept.items() if paths}
+    kept: dict[str, list[Path]] = {}
+    for split, names in found.items():
+        if paths := [path for name in names if kind_of(path := Path(name))]:
+            kept[str(split)] = sorted(folder / path.relative_to(folder.resolve()) for path in paths)
+    return kept
 
 
 def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:

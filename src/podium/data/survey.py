@@ -31,7 +31,6 @@ MAX_SHOWN = 20
 """Bad rows of one kind that are written out; the rest is counted."""
 
 SHOWN_ROWS = 5
-
 MEASURED_ROWS = 1_000
 """Prompts whose tokens are counted, evenly over the whole dataset: a tenth of a millisecond each. On top come the
 longest texts, and those that may be too long."""
@@ -127,7 +126,6 @@ class RowCount:
     first: list[int] = field(default_factory=list)
 
     def add(self, row: int) -> None:
-        """Count one row."""
         self.count += 1
         if len(self.first) < SHOWN_ROWS:
             self.first.append(row)
@@ -139,7 +137,7 @@ class RowCount:
 
 @dataclass(slots=True)
 class Column:
-    """One column's values."""
+    """Counts of one column's values."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     nulls: RowCount = field(default_factory=RowCount)
@@ -221,7 +219,6 @@ class RowSurvey:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return self.source.name
 
     @property
@@ -237,19 +234,18 @@ class RowSurvey:
     def add(self, index: int, line: Line, row: Any) -> None:
         """Count one row."""
         self.num_rows += 1
-        unreadable = isinstance(row, Finding)
-        problem = row if unreadable else check_row(row, index, chat_template=self.chat_template)
+        problem = row if isinstance(row, Finding) else check_row(row, index, chat_template=self.chat_template)
         prompt = row.get("prompt") if isinstance(row, Mapping) else None
         if isinstance(prompt, str):
             self.plain_rows.add(index)
         elif isinstance(prompt, (list, tuple)):
             self.chat_rows.add(index)
-        if problem is not None:
-            self._note(problem, index, line)
         if self.thorough and isinstance(row, Mapping):
             self._count_columns(index, row)
         if problem is None:
             self._add_good(index, row)
+        else:
+            self._note(problem, index, line)
 
     def _note(self, finding: Finding, index: int, line: Line = None) -> None:
         self.num_bad[finding.code] += 1
@@ -465,12 +461,8 @@ def dataset_source(
 ) -> RowSource | None:
     """A `Dataset`, an `IterableDataset`, or a list of rows; None for an iterator, which can be read only once.
 
-    Args:
-        dataset: the rows.
-        name: for messages.
-        is_file: whether a stream ends, so that all of it is read.
-        most: rows that are read of any other stream.
-        only: the columns that are read of a `Dataset`; none: all.
+    All of a stream is read if it `is_file`, which ends, of any other the first `most` rows. `only`: the columns that
+    are read of a `Dataset`; none: all.
     """
     if is_read_once(dataset):
         return None
@@ -503,7 +495,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def is_read_once(dataset: Any) -> bool:
-    """Whether this is an iterator, whose rows a survey would use up."""
+    """Whether a dataset is an iterator, whose rows a survey would use up."""
     return is_stream(dataset) and iter(dataset) is dataset
 
 

@@ -28,11 +28,7 @@ Split = tuple[list[Row], list[Row]]
 
 
 def load_task(name: str) -> tuple[Dataset, Dataset]:
-    """The training rows and the held-out rows of a built-in task, `additions` or `builtin:additions`.
-
-    Raises:
-        DataError: there is no such task.
-    """
+    """The training and held-out rows of a task, `additions` or `builtin:additions`. Raises `DataError` (D025)."""
     from datasets import Dataset
 
     key = name.removeprefix(PREFIX)
@@ -118,10 +114,8 @@ def orders() -> Split:
     (240, 60, '{"customer": "Hugo", "item": "pens", "quantity": 3}')
     """
     system = "Write the order as a JSON object with customer, item and quantity."
-    rows = [
-        {"prompt": _conversation(system, ORDER_EXAMPLE, sentence), "answer": answer}
-        for sentence, answer in sentences(num_rows=300)
-    ]
+    asked = ((_conversation(system, ORDER_EXAMPLE, sentence), answer) for sentence, answer in sentences(num_rows=300))
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in asked]
     return rows[60:], rows[:60]
 
 

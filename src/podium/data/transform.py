@@ -54,7 +54,7 @@ class TransformedRows:
         keep: bool = True,
         difficulty: str | None = None,
     ) -> None:
-        """Open the source; nothing is read yet.
+        """Open the source; nothing is read yet. Raises `DataError` for columns that are not there.
 
         Args:
             source: the rows as they are.
@@ -62,9 +62,6 @@ class TransformedRows:
             attempts: where findings about the rows are reported.
             keep: whether rows are kept for `dataset`; without, any number of them takes no memory.
             difficulty: a column that must hold a number in every row.
-
-        Raises:
-            DataError: columns that are not there.
         """
         self._original, self._transform, self._keep, self._difficulty = source, transform, keep, difficulty
         self._report = (attempts or Attempts()).report

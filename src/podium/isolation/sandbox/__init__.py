@@ -88,8 +88,7 @@ def _turns(process_id: int) -> _Turns:
 def check_settings(reward: Any, ways: Iterable[str]) -> None:
     """Check the settings common to rewards that run in a sandbox: `extract`, one of `ways`, and three whole numbers.
 
-    Raises:
-        ConfigError: a value that cannot work.
+    Raises `ConfigError` for a value that cannot work.
     """
     if reward.extract not in ways:
         raise ConfigError(f"extract is {reward.extract!r}; it must be one of {', '.join(ways)}.")
@@ -101,22 +100,5 @@ def check_settings(reward: Any, ways: Iterable[str]) -> None:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
 
 
-__all__ = [
-    "FAULT",
-    "OUTCOMES",
-    "SANDBOXES",
-    "BackendName",
-    "Extras",
-    "Limits",
-    "Outcome",
-    "Result",
-    "Sandbox",
-    "SandboxFault",
-    "SandboxName",
-    "check_settings",
-    "choose",
-    "fix_of",
-    "passed",
-    "probe",
-    "run_program",
-]
+__all__ = ["FAULT", "OUTCOMES", "SANDBOXES", "BackendName", "Extras", "Limits", "Outcome", "Result", "Sandbox"]
+__all__ += ["SandboxFault", "SandboxName", "check_settings", "choose", "fix_of", "passed", "probe", "run_program"]

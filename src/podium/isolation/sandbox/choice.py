@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from typing import Literal
+from typing import Literal, get_args
 
 from podium.errors import ConfigError, RewardError, did_you_mean
 from podium.isolation.sandbox.confinement import BackendName, Limits, bubblewrap
@@ -22,7 +22,7 @@ from podium.isolation.sandbox.seccomp import ARCHITECTURES
 logger = logging.getLogger(__name__)
 
 SandboxName = Literal["auto", "bubblewrap", "landlock", "none"]
-SANDBOXES: tuple[str, ...] = ("auto", "bubblewrap", "landlock", "none")
+SANDBOXES: tuple[str, ...] = get_args(SandboxName)
 
 _PROBE = """
 import os, socket
@@ -41,7 +41,7 @@ print(int(input()) * 7)
 
 FIXES: tuple[tuple[str, str], ...] = (
     (
-        r"bubblewrap is not installed",
+        "bubblewrap is not installed",
         "install it: `apt-get install bubblewrap`, `dnf install bubblewrap` or `pacman -S bubblewrap`",
     ),
     (

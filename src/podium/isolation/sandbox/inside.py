@@ -93,18 +93,22 @@ def prepare(setup: Mapping[str, Any]) -> dict[str, Any]:
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # no test may look into this process, or into another test
     for name, value in setup["limits"].items():
         _limit(getattr(resource, name), value)
+    abi = None
     if "landlock" in setup:
-        _drop_capabilities()
+        for capability in range(64):  # also of a root that keeps its uid: no other user could read the interpreter
+            libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+        _checked(libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
         _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         abi = landlock(setup["landlock"])
         load_filter(setup["filter"])
-    else:
-        abi = None
     sys.path[:0] = setup.get("paths", [])
     global _program_filter, _scorer
     _program_filter = setup.get("program_filter")
     if setup.get("scorer"):
-        _scorer = _load_scorer(setup["scorer"])
+        source, function, arguments = setup["scorer"]
+        module = types.ModuleType("scorer")
+        exec(compile(source, "<scorer>", "exec"), module.__dict__)
+        _scorer = getattr(module, function)(*arguments)
     gc.freeze()
     return {"landlock_abi": abi}
 
@@ -123,14 +127,6 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def _drop_capabilities() -> None:
-    """Also for a root that keeps its uid because no other user could read the interpreter."""
-    for capability in range(64):
-        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    _checked(libc.capset(header, nothing), "capset")
-
-
 def landlock(readable: Sequence[tuple[str, bool]]) -> int:
     """Nothing of the file system but what is listed, for reading; no TCP, no signals and no sockets to the outside.
 
@@ -142,9 +138,7 @@ def landlock(readable: Sequence[tuple[str, bool]]) -> int:
     ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0), "landlock_create_ruleset")
     for path, writable in readable:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        is_folder = os.path.isdir(path)
-        rights = 4 | 1 | 8 * is_folder | 2 * writable
-        rule = struct.pack("=Qi", rights, fd)
+        rule = struct.pack("=Qi", 4 | 1 | 8 * os.path.isdir(path) | 2 * writable, fd)
         _checked(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
         os.close(fd)
     _checked(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
@@ -163,15 +157,6 @@ def load_filter(instructions: Sequence[tuple[int, int, int, int]]) -> None:
 
 _program_filter: Sequence[tuple[int, int, int, int]] | None = None
 _scorer: Callable[[Any, Any], float] | None = None
-
-
-def _load_scorer(spec: tuple[str, str, Sequence[Any]]) -> Callable[[Any, Any], float]:
-    """The scorer that the named function of the given source makes."""
-    source, function, arguments = spec
-    module = types.ModuleType("scorer")
-    exec(compile(source, "<scorer>", "exec"), module.__dict__)
-    scorer: Callable[[Any, Any], float] = getattr(module, function)(*arguments)
-    return scorer
 
 
 # --- tests -----------------------------------------------------------------------------------------------------------
@@ -272,21 +257,16 @@ def watch(
                 elif not (part := os.read(fd, 1 << 16)):
                     poll.unregister(fd)
                     open_fds.discard(fd)
-                elif append(streams[fd], part, cap):
-                    return "overflow"
+                else:
+                    streams[fd].extend(part)
+                    if len(streams[fd]) > cap:
+                        del streams[fd][cap:]
+                        return "overflow"
             if not events:
                 return "timeout"
     finally:
         feed.close()
     return None
-
-
-def append(stream: bytearray, part: bytes, cap: int) -> bool:
-    """Whether the stream would become longer than the cap; it is cut there."""
-    stream += part
-    over = len(stream) > cap
-    del stream[cap:]
-    return over
 
 
 class Feed:

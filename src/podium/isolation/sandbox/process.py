@@ -177,7 +177,11 @@ class Sandbox:
 
 def _spawn(plan: Launch, connection: socket.socket, errors: BinaryIO) -> subprocess.Popen[bytes]:
     """In a session of its own, without other descriptors, and without `preexec_fn`: a large trainer is not copied."""
-    seccomp_fd = _readable(plan.seccomp) if plan.seccomp else None
+    seccomp_fd = None
+    if plan.seccomp:
+        seccomp_fd, write = os.pipe()
+        os.write(write, plan.seccomp)  # it fits into the buffer of a pipe
+        os.close(write)
     try:
         return subprocess.Popen(
             [part.replace("{seccomp_fd}", str(seccomp_fd)) if len(part) < 32 else part for part in plan.command],
@@ -192,14 +196,6 @@ def _spawn(plan: Launch, connection: socket.socket, errors: BinaryIO) -> subproc
     finally:
         if seccomp_fd is not None:
             os.close(seccomp_fd)
-
-
-def _readable(data: bytes) -> int:
-    """A descriptor to read `data` from; it fits into the buffer of a pipe."""
-    read, write = os.pipe()
-    os.write(write, data)
-    os.close(write)
-    return read
 
 
 @functools.cache

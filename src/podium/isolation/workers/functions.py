@@ -17,8 +17,7 @@ GIVEN_TO_ALL = ("prompts", "completions", "completion_ids")
 def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) -> Callable[..., Any]:
     """A reward function with `args` filled in; whatever makes reward functions is called with them.
 
-    Raises:
-        ConfigError: an argument that it does not take, or one that it needs and that is missing.
+    Raises `ConfigError` for an argument that it does not take, and for one that it needs and that is missing.
     """
     parameters = {each.name: each for each in _signature(found) or ()}
     takes_any = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -31,13 +30,11 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
         return as_reward(functools.partial(found, **args) if args else found)
     needed = [each.name for each in parameters.values() if each.default is each.empty and each.name not in args]
     if needed and not args and inspect.isfunction(found):
-        raise ConfigError(
-            f"reward `{name}` asks for {', '.join(needed)}, and for none of {', '.join(GIVEN_TO_ALL)}, one of which "
-            "every reward takes.",
-            code="W001",
-            fix=f"write `def {found.__name__}(completions, **kwargs):`, with columns of the rows by their names; or "
-            "give it what it needs under `args`, if it makes a reward function",
-        )
+        what = f"reward `{name}` asks for {', '.join(needed)}, and for none of {', '.join(GIVEN_TO_ALL)}, one of which "
+        what += "every reward takes."
+        fix = f"write `def {found.__name__}(completions, **kwargs):`, with columns of the rows by their names; or "
+        fix += "give it what it needs under `args`, if it makes a reward function"
+        raise ConfigError(what, code="W001", fix=fix)
     try:
         return found(**args)
     except (TypeError, ValueError) as error:

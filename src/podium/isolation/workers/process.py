@@ -84,7 +84,6 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
@@ -137,7 +136,7 @@ class Worker:
     def _receive(self, deadline: float) -> int:
         """Read on until a reply is there; its end. Raises `TimeoutError` at the deadline, `EOFError` if none comes."""
         assert self.connection is not None
-        while (end := self._end_of_reply()) is None:
+        while (end := self._end_of_reply()) is None or len(self.received) < end:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError
@@ -153,13 +152,13 @@ class Worker:
         return end
 
     def _end_of_reply(self) -> int | None:
-        """None while a part is missing."""
+        """None while its length is not known."""
         if len(self.received) < LENGTH.size:
             return None
         (count,) = LENGTH.unpack_from(self.received)
         if count > LONGEST_REPLY:
             raise EOFError
-        return LENGTH.size + count if len(self.received) >= LENGTH.size + count else None
+        return LENGTH.size + count
 
     # ---- the end of a process ----
 
@@ -288,8 +287,7 @@ def user_frames(stacks: str) -> tuple[str, ...]:
 class Killable(Protocol):
     """A worker, a sandbox: something that is or has a process."""
 
-    def kill(self) -> None:
-        """End the process."""
+    def kill(self) -> None: ...
 
 
 T = TypeVar("T", bound=Killable)

@@ -68,9 +68,8 @@ class ComputeScore:
     def _calls(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         num = len(completions)
         given = {name: columns[name] for name in self.parameters if columns.get(name) is not None}
-        given["solution_str"] = [
-            each if isinstance(each, str) else str(each[-1].get("content") or "") for each in completions
-        ]
+        texts = (each if isinstance(each, str) else str(each[-1].get("content") or "") for each in completions)
+        given["solution_str"] = list(texts)
         given["ground_truth"] = _ground_truth(columns)
         given.setdefault("data_source", [None] * num)
         if "extra_info" in self.parameters:
@@ -118,9 +117,8 @@ def _ground_truth(columns: Mapping[str, Any]) -> Sequence[Any]:
         return columns["ground_truth"]
     if columns.get("reward_model") is not None:
         return [each.get("ground_truth") if isinstance(each, Mapping) else None for each in columns["reward_model"]]
-    raise RewardError(
-        "a `compute_score` needs the column `ground_truth`, or `reward_model` with a `ground_truth` in it", code="W002"
-    )
+    what = "a `compute_score` needs the column `ground_truth`, or `reward_model` with a `ground_truth` in it"
+    raise RewardError(what, code="W002")
 
 
 def _scores(answers: Sequence[Any], log_extra: Callable[[str, list[Any]], None] | None) -> list[Any]:
