@@ -124,9 +124,6 @@ def _column_names(dataset: Any) -> list[str]:
     return list(first) if isinstance(first, Mapping) else ["prompt"] * (first is not None)
 
 
-# ---- rules ----
-
-
 def column_problems(columns: Sequence[str], name: str, *, by_keys: bool = False) -> list[Finding]:
     """Problems of the columns of a dataset; `by_keys`: the fix is keys of a recipe, else Python."""
     findings, taken = [], set[str | None]()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podium.data.extract import Extractor, extractor
-from podium.data.templates import Template, parse
+from podium.data.templates import parse
 from podium.errors import ConfigError, DataError, did_you_mean
 
 Row = dict[str, Any]
@@ -38,7 +38,6 @@ _NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "dif
 
 RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 """Names under which reward functions get something else; a template that names such a column takes it away."""
-_RESERVED = frozenset(RESERVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ class Columns:
         ([{'role': 'user', 'content': '1+1'}], '2')
         """
         made = dict(row)
-        if not _RESERVED.isdisjoint(made):
+        if any(name in made for name in RESERVED):
             for name in self.taken:
                 made.pop(name, None)
         if self.prompt is not None or self.is_chat:
@@ -143,8 +142,6 @@ class Columns:
             return answer
         take = answer_extractor(self.answer_from)
         return [take(str(each)) for each in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
-
-    # ---- what is wrong ----
 
     def check(self) -> dict[str, DataError]:
         """Errors by key that do not depend on the rows."""
@@ -278,19 +275,19 @@ def features(columns: Columns, given: Any) -> Any:
     text = Value("string")
     made = {name: kind for name, kind in given.items() if name not in columns.taken}
     if columns.prompt is not None or columns.is_chat:
-        asked = _type_of(parse(columns.prompt) if columns.prompt else Template(("", "prompt", "")), given)
+        asked = _type_of(columns.prompt or "{prompt}", given)
         turns = List({"role": text, "content": text})
         made["prompt"] = turns if columns.is_chat and asked == text else asked
     if columns.answer is not None or columns.answer_from is not None:
-        template = parse(columns.answer) if columns.answer else Template(("", "answer", ""))
-        made["answer"] = _type_of(template, given)
+        made["answer"] = _type_of(columns.answer or "{answer}", given)
     return Features(made)
 
 
-def _type_of(template: Template, given: Mapping[str, Any]) -> Any:
+def _type_of(template: str, given: Mapping[str, Any]) -> Any:
     """The type that a template makes: text, unless it is a column alone that holds lists or mappings."""
     from datasets import Value
 
-    alone = template.columns[0] if len(template.pieces) == 3 and not template.pieces[0] + template.pieces[2] else ""
+    pieces = parse(template).pieces
+    alone = pieces[1] if len(pieces) == 3 and not pieces[0] + pieces[2] else ""
     own = given.get(alone)
     return Value("string") if own is None or isinstance(own, Value) else own

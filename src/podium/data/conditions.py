@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,15 +74,3 @@ def parse_condition(text: str) -> Condition:
     value = found["value"]
     quoted = len(value) > 1 and value[0] == value[-1] == "'"
     return Condition(column=found["column"], sign=found["sign"], value=value[1:-1] if quoted else as_json(value))
-
-
-def meets_all(row: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
-    """Whether a row is to be trained on."""
-    return all(condition(row) for condition in conditions)
-
-
-def none_kept(conditions: Sequence[Condition], num_rows: int) -> DataError:
-    """The error of conditions that no row meets."""
-    listed = " and ".join(str(condition) for condition in conditions)
-    what = f"`filter: {listed}` keeps none of the {num_rows:,} rows."
-    return DataError(what, code="C061", fix="filter: a condition that some rows meet")

@@ -198,9 +198,6 @@ def _inside(value: Any, path: Sequence[str]) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-# --- the table -------------------------------------------------------------------------------------------------------
-
-
 def _matching(pattern: str) -> Extractor:
     compiled = compiled_pattern(pattern)
 

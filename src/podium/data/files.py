@@ -56,7 +56,6 @@ _OPENERS: Mapping[str, tuple[bytes, Callable[[Path], Any]]] = {
 """By compression: the first bytes of such a file, and its opener."""
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
-
 _FROM_EXCEL = "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"
 _PAGE = ("a web page, not the data", "download the file itself (the button `raw` or `download`)")
 _FOREIGN: Sequence[tuple[bytes, str, str]] = (
@@ -94,10 +93,8 @@ def kind_of(path: Path) -> str | None:
     >>> kind_of(Path("rows.CSV.gz")), kind_of(Path("rows.xlsx"))
     ('.csv', None)
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    while suffixes and suffixes[-1] in _COMPRESSED:
-        suffixes.pop()
-    return KINDS.get(suffixes[-1]) if suffixes else None
+    suffixes = (suffix.lower() for suffix in reversed(path.suffixes))
+    return KINDS.get(next((suffix for suffix in suffixes if suffix not in _COMPRESSED), ""))
 
 
 def form_of(path: Path) -> Form:
@@ -106,10 +103,10 @@ def form_of(path: Path) -> Form:
         raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
     with path.open("rb") as stream:
         start = stream.read(256)
-    kind = kind_of(path)
     if start.startswith(b"PAR1"):
         return Form(".parquet")
     _refuse_foreign(path, start)
+    kind = kind_of(path)
     if kind is None:
         what, to = f"{path} is not a kind of file that is read: {', '.join(KINDS)}.", f"{path.stem}.jsonl"
         raise DataError(what, code="D039", fix=f"write one JSON object a line to {to}, then dataset: {to}")
@@ -208,11 +205,11 @@ def dataset_of(rows: Sequence[Mapping[str, Any]], features: Any = None) -> Any:
     from datasets import Dataset
 
     columns = {name: [row.get(name) for row in rows] for name in features or dict.fromkeys(chain.from_iterable(rows))}
-    if features is not None:
-        return Dataset.from_dict(columns, features=features)
     try:
-        return Dataset.from_dict(columns)
+        return Dataset.from_dict(columns, features=features)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        if features is not None:
+            raise
         made = {name: _one_type(values) for name, values in columns.items()}
         return Dataset.from_dict(made, on_mixed_types="use_json")
 
@@ -253,9 +250,6 @@ def root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-
-
-# ---- rows ----
 
 
 def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
@@ -304,9 +298,10 @@ def columns_and_form(path: Path) -> tuple[tuple[str, ...] | None, str]:
     if form.kind != ".csv":
         return None, form.words
     separator, _, names = _csv_header(path, _lines(path, form))
-    usual = separator == ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
-    between = "" if usual else f"a table with {SEPARATORS.get(separator, separator)} between its columns"
-    return tuple(filter(None, names)), ", ".join(filter(None, [form.words, between]))
+    notes = [form.words] if form.words else []
+    if separator != ("\t" if path.suffix.lower() in (".tsv", ".tab") else ","):
+        notes.append(f"a table with {SEPARATORS.get(separator, separator)} between its columns")
+    return tuple(filter(None, names)), ", ".join(notes)
 
 
 def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
@@ -450,9 +445,6 @@ _READERS: Mapping[str, Callable[[Path, Form], Iterator[tuple[int | None, Any]]]]
     ".csv": _csv_rows,
     ".txt": _text_rows,
 }
-
-
-# ---- text ----
 
 
 def _lines(path: Path, form: Form) -> Iterator[tuple[int, str]]:

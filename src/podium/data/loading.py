@@ -223,8 +223,8 @@ def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[Row
     """One part's training rows and held-out rows as they are; both may be of one file."""
     name = spec.name if spec.datasets else part.name
     ends = _file_kind(part.path) is not None and (not keep or spec.dataset_streaming)
-    lines = is_lines(part.path)
-    splits = {"train": _lines(name, spec)} if lines else part_splits(spec, part, streaming=ends)
+    is_text = is_lines(part.path)
+    splits = {"train": _lines(name, spec)} if is_text else part_splits(spec, part, streaming=ends)
     train = _source(train_rows(spec, part, splits), name, is_file=ends)
     held_out = None if spec.eval_dataset is not None else _held_out_rows(spec, part, splits)
     if held_out is None:
@@ -308,9 +308,6 @@ def _held_out_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any])
     return splits.get(spec.dataset_test_split) if spec.use_test_split == "if there" else None
 
 
-# ---- reading a spec ----
-
-
 def contradictions(spec: DataSpec) -> dict[str, DataError]:
     """By key, the last contradiction between two keys."""
     weighted = {part.weight is not None for part in spec.parts}
@@ -345,8 +342,7 @@ def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[DatasetSpec, .
 def _part(entry: Any, columns: Columns) -> DatasetSpec:
     if not isinstance(entry, Mapping):
         return DatasetSpec(path=entry, columns=columns)
-    unknown = [key for key in entry if key not in PART_KEYS]
-    if unknown or "path" not in entry:
+    if "path" not in entry or any(key not in PART_KEYS for key in entry):
         what = f"A part of a mixture has {', '.join(PART_KEYS)}, `path` in any case; got {', '.join(map(str, entry))}."
         fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
         raise DataError(what, code="C003", fix=fix)

@@ -124,9 +124,6 @@ def text_of(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content or ())
 
 
-# ---- in words ----
-
-
 def row_problem(code: str, row: int | None, what: str, fix: str) -> Finding:
     """An error of one row; None: of the dataset."""
     where = "" if row is None else f"row {row}: "

@@ -15,12 +15,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from podium.data.columns import Columns, listed
-from podium.data.conditions import Condition, meets_all, none_kept
+from podium.data.conditions import Condition
 from podium.data.files import jsonl_rows
 from podium.errors import DataError, did_you_mean
 from podium.records import Finding
@@ -29,11 +28,7 @@ Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
 
 
-class DropReason(Enum):
-    """Reasons to leave a row out, in words."""
-
-    TOO_HARD = "solved too rarely"
-    TOO_EASY = "solved too often"
+TOO_HARD, TOO_EASY = "solved too rarely", "solved too often"
 
 
 def plain(prompt: Any) -> str:
@@ -88,12 +83,11 @@ class PassRates:
         """The measured rate of a prompt; None where it was not measured."""
         return self.by_prompt.get(fingerprint(prompt))
 
-    def reason_to_drop(self, rate: float) -> DropReason | None:
-        """The reason to leave out a row with this rate; None: it stays."""
+    def reason_to_drop(self, rate: float) -> str | None:
+        """The reason to leave out a row with this rate, in words; None: it stays."""
         if self.bounds is None:
-            return {0.0: DropReason.TOO_HARD, 1.0: DropReason.TOO_EASY}.get(rate)
-        low, high = self.bounds
-        return DropReason.TOO_HARD if rate < low else DropReason.TOO_EASY if rate > high else None
+            return {0.0: TOO_HARD, 1.0: TOO_EASY}.get(rate)
+        return TOO_HARD if rate < self.bounds[0] else TOO_EASY if rate > self.bounds[1] else None
 
     @property
     def bounds_text(self) -> str:
@@ -154,13 +148,13 @@ class RowFilter:
     num_kept: int = 0
     num_measured: int = 0
     """Rows whose prompts have a measured pass rate."""
-    dropped: Counter[DropReason] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The row with its prompt and answer; None: it is left out."""
         columns, rates, share = self.transform.columns, self.transform.rates, self.transform.held_out
         self.num_seen += 1
-        if not meets_all(row, self.transform.filter):
+        if not all(condition(row) for condition in self.transform.filter):
             return None
         self.num_met += 1
         if share is not None and is_held_out(columns.identity(row), share) is not self.transform.wants_held_out:
@@ -182,7 +176,10 @@ class RowFilter:
         """
         rates, dropped = self.transform.rates, self.dropped.total()
         if self.num_seen and not self.num_met:
-            raise none_kept(self.transform.filter, self.num_seen)
+            what = (
+                f"`filter: {' and '.join(map(str, self.transform.filter))}` keeps none of the {self.num_seen:,} rows."
+            )
+            raise DataError(what, code="C061", fix="filter: a condition that some rows meet")
         total = self.num_kept + dropped
         if rates is None or not total:
             return []
@@ -193,14 +190,11 @@ class RowFilter:
             return [Finding(code="D054", severity="error", what=what, fix=fix)]
         if not dropped:
             return []
-        why = ", ".join(f"{self.dropped[reason]:,} {reason.value}" for reason in DropReason if self.dropped[reason])
+        why = ", ".join(f"{self.dropped[each]:,} {each}" for each in (TOO_HARD, TOO_EASY) if self.dropped[each])
         unknown = total - self.num_measured
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
         what = f"{name}: {dropped:,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
         return [Finding(code="D051", severity="note", what=what, fix="`pass_rate: [0, 1]` keeps them")]
-
-
-# ---- order ----
 
 
 def in_order(dataset: Any, order: Order, *, name: str, difficulty: str | None, rates: PassRates | None) -> Any:

@@ -79,9 +79,6 @@ def _listed(path: Path, near: list[str]) -> str:
     return f" Similar: {', '.join(near)}." if near else ""
 
 
-# ---- datasets and functions ----
-
-
 def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
     """A dataset that is there already, a dict of its splits, or a function that makes its rows."""
     if isinstance(source, Mapping):
@@ -151,9 +148,6 @@ def rows_dataset(rows: list[Any], name: str) -> Any:
             what = f"{name}: the column `{column}` holds values that are no column ({kinds}): {error}"
             raise DataError(what, code="D056", fix="Write one type in every row, for example str(value).") from None
     return Dataset.from_dict(columns)
-
-
-# ---- folders and the hub ----
 
 
 def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:

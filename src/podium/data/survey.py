@@ -310,8 +310,6 @@ class RowSurvey:
             self.first_left_out = self.first_left_out or gone
             self.left_out.add(index)
 
-    # ---- lengths ----
-
     def _queue(self, index: int, prompt: Any, size: int) -> None:
         """Have a prompt measured if it is one of the sample or may be too long; else keep it if it is large."""
         assert self.builder is not None
@@ -436,9 +434,6 @@ def _placed(what: str, name: str, index: int, line: Line) -> str:
         return what if named else f"{line}: {what.removeprefix(f'row {index}: ')}"
     where = name if line is None else f"{name}:{line}"
     return f"{where}, {what}" if what.startswith("row ") else f"{where}, row {index}: {what}"
-
-
-# ---- sources ----
 
 
 def file_source(path: Path, name: str | None = None) -> RowSource:

@@ -89,11 +89,12 @@ def sums() -> Split:
     >>> len(train), len(held_out), train[0]
     (320, 80, {'question': 'What is 1 + 2?', 'expert_answer': '3'})
     """
-    train, held_out = (
-        [{"question": row["prompt"][-1]["content"], "expert_answer": row["answer"]} for row in rows]
-        for rows in additions()
-    )
-    return train, held_out
+
+    def table(rows: list[Row]) -> list[Row]:
+        return [{"question": row["prompt"][-1]["content"], "expert_answer": row["answer"]} for row in rows]
+
+    train, held_out = additions()
+    return table(train), table(held_out)
 
 
 # ---- orders, for rewards that compare fields ----

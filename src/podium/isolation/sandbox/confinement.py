@@ -32,7 +32,7 @@ _numbers = itertools.cycle(range(60_001, 61_001))
 MEGABYTE = 1 << 20
 _DEVICES = (("/dev/null", True), ("/dev/zero", False), ("/dev/urandom", False), ("/dev/random", False))
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
-_HARNESS = Path(__file__).with_name("inside.py")
+_HARNESS = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -97,7 +97,7 @@ def launch(backend: BackendName, limits: Limits, extras: Extras = NO_EXTRAS) -> 
         "paths": extras.paths,
         "scorer": extras.scorer,
     }
-    command: tuple[str, ...] = (interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", _harness())
+    command: tuple[str, ...] = (interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", _HARNESS)
     if backend != "none":
         setup["program_filter"] = seccomp.program()
     if backend == "landlock":
@@ -114,19 +114,16 @@ def launch(backend: BackendName, limits: Limits, extras: Extras = NO_EXTRAS) -> 
 
 def rlimits(limits: Limits, *, own_namespace: bool) -> dict[str, int]:
     """Limits of the harness and every test; the processor time is per test."""
+    # Since Linux 5.14 RLIMIT_NPROC counts the tasks of a user namespace, before that all of the user.
+    release = platform.release().split("-")[0].split(".")[:2]
     return {
         "RLIMIT_AS": limits.memory_megabytes * MEGABYTE,
         "RLIMIT_FSIZE": 16 * MEGABYTE,
         "RLIMIT_NOFILE": 64,
-        "RLIMIT_NPROC": 64 if own_namespace and _counts_per_namespace() else own_tasks() + 512,
+        "RLIMIT_NPROC": 64 if own_namespace and tuple(map(int, release)) >= (5, 14) else own_tasks() + 512,
         "RLIMIT_CORE": 0,
         "RLIMIT_SIGPENDING": 128,  # timers count as well
     }
-
-
-def _counts_per_namespace() -> bool:
-    """Since Linux 5.14 RLIMIT_NPROC counts the tasks of a user namespace, before that all of the user."""
-    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2]) >= (5, 14)
 
 
 @functools.cache
@@ -155,14 +152,6 @@ def readable_paths() -> tuple[str, ...]:
     own = [interpreter(), *(str(base / name) for name in ("lib", "lib64"))]
     found = [path for path in (*_LIBRARIES, "/etc/ld.so.cache", *own) if Path(path).exists()]
     return tuple(dict.fromkeys(found))
-
-
-@functools.cache
-def _harness() -> str:
-    return _HARNESS.read_text(encoding="utf-8")
-
-
-# --- bubblewrap ------------------------------------------------------------------------------------------------------
 
 
 def _bubblewrap(paths: Sequence[str]) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ _PRIVATE_FDS = 10
 """Descriptors from here on belong to the harness; a test has 0 to 3."""
 _RESULT_FD = 3
 
+Json = Mapping[str, Any]
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -65,26 +66,21 @@ def receive(fd: int) -> Any:
 
 
 def _exactly(fd: int, size: int) -> bytes:
-    parts: list[bytes] = []
-    left = size
-    while left and (part := os.read(fd, min(left, 1 << 16))):
-        parts.append(part)
-        left -= len(part)
-    return b"" if left else b"".join(parts)
+    data = bytearray()
+    while len(data) < size and (part := os.read(fd, min(size - len(data), 1 << 16))):
+        data += part
+    return bytes(data) if len(data) == size else b""
 
 
-def send(fd: int, message: Mapping[str, Any]) -> None:
-    """One message."""
+def send(fd: int, message: Json) -> None:
+    """Write one message."""
     body = json.dumps(message).encode()
     data = memoryview(b"%016d" % len(body) + body)
     while data:
         data = data[os.write(fd, data) :]
 
 
-# --- dropping privileges ---------------------------------------------------------------------------------------------
-
-
-def prepare(setup: Mapping[str, Any]) -> dict[str, Any]:
+def prepare(setup: Json) -> dict[str, Any]:
     """Confines this process as far as its launcher has not, and loads what tests need."""
     if setup.get("uid"):
         os.setgroups([])
@@ -162,7 +158,7 @@ _scorer: Callable[[Any, Any], float] | None = None
 # --- tests -----------------------------------------------------------------------------------------------------------
 
 
-def run_tests(job: Mapping[str, Any], job_fd: int, null_fd: int) -> list[dict[str, Any]]:
+def run_tests(job: Json, job_fd: int, null_fd: int) -> list[dict[str, Any]]:
     """One result per test, in order. Many tests are dealt out to lanes, processes that run at the same time."""
     tests, end = job["tests"], time.monotonic() + job["limits"]["total_seconds"]
     count = job["limits"]["lanes"] if len(tests) >= _LEAST_FOR_LANES else 1
@@ -182,9 +178,7 @@ _LEAST_FOR_LANES = 8
 """Fewer tests are over before another process is there."""
 
 
-def start_lane(
-    job: Mapping[str, Any], tests: Sequence[Mapping[str, Any]], end: float, job_fd: int, null_fd: int
-) -> tuple[int, int]:
+def start_lane(job: Json, tests: Sequence[Json], end: float, job_fd: int, null_fd: int) -> tuple[int, int]:
     """Forks the harness; its pid, and the descriptor that its results come from."""
     read, write = os.pipe()
     pid = os.fork()
@@ -197,9 +191,7 @@ def start_lane(
     return pid, read
 
 
-def run_lane(
-    job: Mapping[str, Any], tests: Sequence[Mapping[str, Any]], end: float, job_fd: int, null_fd: int
-) -> list[dict[str, Any]]:
+def run_lane(job: Json, tests: Sequence[Json], end: float, job_fd: int, null_fd: int) -> list[dict[str, Any]]:
     """One result per test. After a test that took too long the rest are not run: they would as well."""
     limits, stopped = job["limits"], False
     results: list[dict[str, Any]] = []
@@ -211,7 +203,7 @@ def run_lane(
     return results
 
 
-def run_test(job: Mapping[str, Any], test: Mapping[str, Any], end: float, job_fd: int, null_fd: int) -> dict[str, Any]:
+def run_test(job: Json, test: Json, end: float, job_fd: int, null_fd: int) -> dict[str, Any]:
     """Forks, feeds and watches one test; what it printed, what it returned and how it ended."""
     started, limits = time.monotonic(), job["limits"]
     stdin_r, stdin_w = os.pipe()
@@ -289,7 +281,6 @@ class Feed:
             self.close()
 
     def close(self) -> None:
-        """The end of input."""
         if self.is_open:
             os.close(self.fd)
         self.is_open = False
@@ -314,12 +305,7 @@ def reap(pid: int, ending: str | None, deadline: float) -> tuple[int, resource.s
 
 
 def outcome_of(
-    test: Mapping[str, Any],
-    status: int,
-    usage: resource.struct_rusage,
-    ending: str | None,
-    report: bytes,
-    limits: Mapping[str, Any],
+    test: Json, status: int, usage: resource.struct_rusage, ending: str | None, report: bytes, limits: Json
 ) -> dict[str, Any]:
     """How a test ended: by the kernel's account of its process first, by its own marks second."""
     marks = report.split(b"\n")
@@ -327,7 +313,10 @@ def outcome_of(
     code = os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status)
     spent = usage.ru_utime + usage.ru_stime
     late = code == signal.SIGXCPU or (code == signal.SIGKILL and spent >= limits["cpu_seconds"])
-    value, error = rest_of(marks, b"value "), rest_of(marks, b"error ")
+    value, error = (
+        next((mark[len(head) :].decode("utf-8", "replace") for mark in marks if mark.startswith(head)), None)
+        for head in (b"value ", b"error ")
+    )
     wants_value = "call" in test or "entry" in test
     outcomes = (
         (ending is not None, ending),
@@ -349,15 +338,10 @@ def outcome_of(
     }
 
 
-def rest_of(marks: Sequence[bytes], head: bytes) -> str | None:
-    """The rest of the first line that begins so."""
-    return next((mark[len(head) :].decode("utf-8", "replace") for mark in marks if mark.startswith(head)), None)
-
-
 # --- in the process of a test ----------------------------------------------------------------------------------------
 
 
-def child(job: Mapping[str, Any], test: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+def child(job: Json, test: Json, descriptors: Sequence[int]) -> None:
     """Never returns. From `load_filter` on, the program may do as it likes."""
     code = 1
     try:
@@ -370,14 +354,21 @@ def child(job: Mapping[str, Any], test: Mapping[str, Any], descriptors: Sequence
         if _program_filter is not None:
             load_filter(_program_filter)
         tell(b"shut")
-        code = score(test) if "entry" in test else run(job["source"], test)
+        if "entry" in test:
+            assert _scorer is not None
+            tell(b"parsed")
+            tell(b"ran")
+            tell_value(float(_scorer(test["answer"], test["entry"])))
+            code = 0
+        else:
+            code = run(job["source"], test)
     except BaseException as error:  # noqa: BLE001
         tell_error(error)
     finally:
         os._exit(code)
 
 
-def run(source: str, test: Mapping[str, Any]) -> int:
+def run(source: str, test: Json) -> int:
     """Runs the program, and calls its function where the test names one; returns the exit code."""
     by_stdin = "stdin" in test
     module = types.ModuleType("__main__" if by_stdin else "solution")
@@ -407,7 +398,7 @@ def end(code: int) -> int:
     return code & 0xFF
 
 
-def call(module: types.ModuleType, test: Mapping[str, Any]) -> Any:
+def call(module: types.ModuleType, test: Json) -> Any:
     """`function(*args)`; a dotted name goes through classes, which are made on the way."""
     target: Any = module
     for part in test["call"].split("."):
@@ -418,15 +409,6 @@ def call(module: types.ModuleType, test: Mapping[str, Any]) -> Any:
             tell(b"missing")
             os._exit(1)
     return target(*test.get("args", ()), **test.get("kwargs", {}))
-
-
-def score(test: Mapping[str, Any]) -> int:
-    """Run the scorer of the setup on an answer."""
-    assert _scorer is not None
-    tell(b"parsed")
-    tell(b"ran")
-    tell_value(float(_scorer(test["answer"], test["entry"])))
-    return 0
 
 
 def tell(mark: bytes) -> None:

@@ -118,9 +118,6 @@ def numbers(machine: str, table: str = _PLAIN + "," + _CHECKED) -> dict[str, int
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
 
 
-# --- pieces ----------------------------------------------------------------------------------------------------------
-
-
 def _return(what: int) -> Instruction:
     return (_RETURN, 0, 0, what)
 

@@ -188,13 +188,7 @@ _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 
 def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any]) -> Failure:
-    """An exception as data.
-
-    Args:
-        error: what was raised.
-        ours: files whose frames are not the user's.
-        completions: what the function was handed, the very objects.
-    """
+    """An exception as data. `ours`: files whose frames are not the user's; `completions`: the very objects handed."""
     tb = user_traceback(error, ours)
     entries = traceback.extract_tb(tb)
     while entries and entries[-1].filename in ours:  # what the user called of ours
@@ -207,7 +201,7 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
     at = f"line {entries[0].lineno} of {entries[0].filename}" if entries else ""
     return Failure(
         kind="raised",
-        what=f"raised {type(error).__name__}" + (f": {text}" if text else ""),
+        what=f"raised {type(error).__name__}" + f": {text}" * bool(text),
         fix=f"correct {at}; podium rewards test FILE:FUNCTION tries it" if at else "",
         index=in_hand([frame for frame, _ in traceback.walk_tb(tb)], completions),
         trace=trace_lines(entries),

@@ -45,9 +45,6 @@ class Handed(list[Any]):
         return list, (list(self),)
 
 
-# ---- one request ----
-
-
 @functools.cache
 def load(path: str, attribute: str, args: bytes, shown: str) -> Callable[..., Any]:
     """The function, made once a process; `args` are pickled."""

@@ -52,9 +52,6 @@ def _makes_rewards(found: Callable[..., Any], parameters: Mapping[str, inspect.P
     return inspect.isfunction(found) and not given and not catches_all and not inspect.iscoroutinefunction(found)
 
 
-# ---- describing ----
-
-
 def unwrapped(function: Any) -> Any:
     """The function inside partials."""
     while isinstance(function, functools.partial):
