@@ -19,16 +19,13 @@ from podium.errors import ConfigError, DataError, did_you_mean
 
 Row = dict[str, Any]
 
-TEMPLATES = ("prompt", "answer", "system")
-"""Keys that hold templates."""
+TEMPLATES = ("prompt", "answer", "system")  # keys that hold templates
 
+# Usual names of columns, the likeliest first; others are proposed and not assumed.
 QUESTIONS = ("question", "prompt", "problem", "instruction", "query")
 ANSWERS = ("expert_answer", "answer", "solution", "completion", "output", "response", "target")
-"""Usual names of columns, the likeliest first."""
-
 _ALSO_QUESTIONS = ("input", "text", "sentence", "messages", "conversations", "prompts")
 _ALSO_ANSWERS = ("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions")
-"""Names that are proposed and not assumed."""
 
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
 """Names of columns with the right answer, for rewards and reports."""
@@ -44,12 +41,9 @@ RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric"
 class Columns:
     """A way to make `prompt` and `answer` from the columns of a dataset; with nothing set a row stays as it is."""
 
-    prompt: str | None = None
-    """Template; None: the column `prompt`."""
-    answer: str | None = None
-    """Template; None: the column `answer`, if there is one."""
-    system: str | None = None
-    """Template of a system message in front."""
+    prompt: str | None = None  # template; None: the column `prompt`
+    answer: str | None = None  # template; None: the column `answer`, if there is one
+    system: str | None = None  # template of a system message in front
     examples: tuple[Mapping[str, Any], ...] = ()
     """Rows that the same templates make into earlier turns of user and assistant."""
     answer_from: str | None = None
@@ -59,7 +53,6 @@ class Columns:
 
     @property
     def is_chat(self) -> bool:
-        """Whether prompts become conversations."""
         return self.chat or self.system is not None or bool(self.examples)
 
     @property

@@ -40,8 +40,7 @@ NUMBER = re.compile(
 )
 """A number in a text, with commas between thousands."""
 _BOXED = re.compile(r"\\boxed\s*\{")
-_MOST_OBJECTS = 1000
-"""Most opening braces that are tried as the start of a JSON object, from the last one on."""
+_MOST_OBJECTS = 1000  # most opening braces that are tried as the start of a JSON object, from the last one on
 
 
 def extractor(extract: Extract) -> Extractor:

@@ -31,8 +31,7 @@ from podium.records import Finding
 
 MAX_PROBLEMS = 20
 
-CHUNK = 50_000
-"""Rows that are made into a table at a time."""
+CHUNK = 50_000  # rows that are made into a table at a time
 
 csv.field_size_limit(sys.maxsize)  # a long prompt is one field
 
@@ -75,8 +74,7 @@ _FOREIGN: Sequence[tuple[bytes, str, str]] = (
 class Form(NamedTuple):
     """The format of a file, by its name and its first bytes."""
 
-    kind: str
-    """A value of `KINDS`."""
+    kind: str  # a value of `KINDS`
     compression: str = ""
     encoding: str = "utf-8"
 
@@ -122,7 +120,6 @@ def form_of(path: Path) -> Form:
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
-    """Raises D039 for a file that begins as one of another kind."""
     lower = start.lstrip().lower()
     what, fix = next((rest for magic, *rest in _FOREIGN if lower.startswith(magic.lower())), ("", ""))
     if start.startswith(b"PK\x03\x04"):
@@ -317,7 +314,6 @@ def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
 
 
 def _row_of(path: Path, number: int, line: str) -> Any:
-    """The row of a line, or its Finding."""
     try:
         row = _DECODER.decode(line)
     except json.JSONDecodeError as error:
@@ -357,7 +353,6 @@ def _caret(line: str, column: int) -> str:
 
 
 def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
-    """Rows of a list of objects, or of an object a line. Raises `DataError` for anything else."""
     text = "".join(line for _, line in _lines(path, form))
     try:
         rows = _DECODER.decode(text)
@@ -448,7 +443,6 @@ _READERS: Mapping[str, Callable[[Path, Form], Iterator[tuple[int | None, Any]]]]
 
 
 def _lines(path: Path, form: Form) -> Iterator[tuple[int, str]]:
-    """Number and text of every line. Raises `DataError` for bytes that are no text."""
     with _opened(path, form.compression) as stream, TextIOWrapper(stream, form.encoding, newline="") as text:
         try:
             yield from enumerate(text, start=1)
@@ -470,7 +464,6 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
-    """The error of the first line that is not text in the file's encoding."""
     if form.encoding not in ("utf-8", "utf-8-sig"):
         what = f"{path} begins as {form.encoding.upper()} and goes on as something else ({error.reason})."
         return DataError(what, code="D026", fix="write it again as UTF-8")

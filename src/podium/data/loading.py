@@ -30,12 +30,9 @@ from podium.errors import DataError
 class DatasetSpec:
     """One dataset, or one of a mixture."""
 
-    path: Any
-    """Built-in or reasoning-gym task, `file.py:function`, file, folder, hub id; or a dataset."""
-    weight: float | None = None
-    """Its share of the mixture is this over the sum; None for all: all rows of all parts."""
-    config: str | None = None
-    """Configuration of a hub dataset."""
+    path: Any  # built-in or reasoning-gym task, `file.py:function`, file, folder, hub id; or a dataset
+    weight: float | None = None  # its share of the mixture is this over the sum; None for all: all rows of all parts
+    config: str | None = None  # configuration of a hub dataset
     split: str = "train"
     columns: Columns = field(default_factory=Columns)
 
@@ -48,12 +45,9 @@ class DatasetSpec:
 class DataSpec:
     """All datasets of a run and what is made of their rows; the fields are keys of a recipe, TRL's where it has one."""
 
-    dataset: Any = None
-    """As `DatasetSpec.path`."""
-    parts: tuple[DatasetSpec, ...] = ()
-    """A mixture, instead of `dataset`."""
-    eval_dataset: Any = None
-    """Held-out rows; None: `held_out`, or the test split of `dataset`, when it has one."""
+    dataset: Any = None  # as `DatasetSpec.path`
+    parts: tuple[DatasetSpec, ...] = ()  # a mixture, instead of `dataset`
+    eval_dataset: Any = None  # held-out rows; None: `held_out`, or the test split of `dataset`, when it has one
     dataset_config: str | None = None
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
@@ -62,25 +56,17 @@ class DataSpec:
     dataset_streaming: bool = False
     datasets: tuple[Mapping[str, Any], ...] = ()
     """TRL's mixture, instead of `dataset`: `path, name, data_dir, data_files, split, columns, fraction`."""
-    streaming: bool = False
-    """For TRL's mixture."""
-    test_split_size: float | None = None
-    """For TRL's mixture: the share (or number) of rows to hold out."""
-    columns: Columns = field(default_factory=Columns)
-    """For `dataset` and `eval_dataset`."""
+    streaming: bool = False  # for TRL's mixture
+    test_split_size: float | None = None  # for TRL's mixture: the share (or number) of rows to hold out
+    columns: Columns = field(default_factory=Columns)  # for `dataset` and `eval_dataset`
     filter: tuple[Condition, ...] = ()
     """Conditions on the training rows, by their columns as they come; held-out rows stay as they are."""
-    held_out: float | None = None
-    """Share of the prompts to hold out, by their content."""
-    pass_rates: str | None = None
-    """A file of measured pass rates."""
-    pass_rate: tuple[float, float] | None = None
-    """Lowest and highest of them that are trained on."""
+    held_out: float | None = None  # share of the prompts to hold out, by their content
+    pass_rates: str | None = None  # a file of measured pass rates
+    pass_rate: tuple[float, float] | None = None  # lowest and highest of them that are trained on
     order: Order | None = None
-    difficulty: str | None = None
-    """The column to order by; None: pass rates."""
-    seed: int = 42
-    """For mixtures."""
+    difficulty: str | None = None  # the column to order by; None: pass rates
+    seed: int = 42  # for mixtures
 
     @property
     def all_parts(self) -> tuple[DatasetSpec, ...]:
@@ -94,7 +80,6 @@ class DataSpec:
 
     @property
     def is_given(self) -> bool:
-        """Whether a dataset is named."""
         return self.dataset is not None or bool(self.datasets or self.parts)
 
 
@@ -220,7 +205,6 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
 
 
 def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[RowSource, RowSource | None]:
-    """One part's training rows and held-out rows as they are; both may be of one file."""
     name = spec.name if spec.datasets else part.name
     ends = _file_kind(part.path) is not None and (not keep or spec.dataset_streaming)
     is_text = is_lines(part.path)

@@ -15,8 +15,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-MAX_LISTED = 20
-"""Problems written out in one message; the rest is counted."""
+MAX_LISTED = 20  # problems written out in one message; the rest is counted
 
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
 TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"

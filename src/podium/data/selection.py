@@ -72,15 +72,11 @@ def is_held_out(question: Any, share: float) -> bool:
 class PassRates:
     """Share of completions that solved each prompt, and the shares with which a row stays."""
 
-    name: str
-    """The file, for messages."""
-    by_prompt: Mapping[str, float] = field(repr=False)
-    """By fingerprint of the prompt as the model gets it."""
-    bounds: tuple[float, float] | None = None
-    """Lowest and highest that stay; None: all between never and always."""
+    name: str  # the file, for messages
+    by_prompt: Mapping[str, float] = field(repr=False)  # by fingerprint of the prompt as the model gets it
+    bounds: tuple[float, float] | None = None  # lowest and highest that stay; None: all between never and always
 
     def rate(self, prompt: Any) -> float | None:
-        """The measured rate of a prompt; None where it was not measured."""
         return self.by_prompt.get(fingerprint(prompt))
 
     def reason_to_drop(self, rate: float) -> str | None:
@@ -117,17 +113,13 @@ class RowTransform:
     """A way to make rows with a prompt and an answer, and to leave rows out."""
 
     columns: Columns = field(default_factory=Columns)
-    filter: tuple[Condition, ...] = ()
-    """Conditions that a row must meet, by its columns as they come."""
-    held_out: float | None = None
-    """Share of the prompts on the held-out side; None: there are no sides."""
-    wants_held_out: bool = False
-    """Whether the held-out side is kept, and not the other."""
+    filter: tuple[Condition, ...] = ()  # conditions that a row must meet, by its columns as they come
+    held_out: float | None = None  # share of the prompts on the held-out side; None: there are no sides
+    wants_held_out: bool = False  # whether the held-out side is kept, and not the other
     rates: PassRates | None = None
 
     @property
     def selects(self) -> bool:
-        """Whether rows may be left out at all."""
         return bool(self.filter) or self.held_out is not None or self.rates is not None
 
     def check_names(self, names: Sequence[str], dataset: str) -> None:
@@ -143,11 +135,9 @@ class RowFilter:
 
     transform: RowTransform
     num_seen: int = 0
-    num_met: int = 0
-    """Rows that meet the conditions."""
+    num_met: int = 0  # rows that meet the conditions
     num_kept: int = 0
-    num_measured: int = 0
-    """Rows whose prompts have a measured pass rate."""
+    num_measured: int = 0  # rows whose prompts have a measured pass rate
     dropped: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:

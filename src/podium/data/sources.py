@@ -68,7 +68,6 @@ def check_exists(name: str, key: str = "dataset") -> None:
 
 
 def _similar(path: Path) -> list[str]:
-    """Files beside a missing one with a similar name."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
 
@@ -107,7 +106,6 @@ _OF_FUNCTION = "dataset: FILE.py:FUNCTION, with a function that yields dicts"
 
 
 def _made(make: Callable[[], Any], name: str, *, streaming: bool) -> Any:
-    """The rows that a function makes, as a stream or a `Dataset`."""
     from datasets import IterableDataset
 
     rows = partial(_rows_of, make, name)

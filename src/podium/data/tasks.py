@@ -23,8 +23,7 @@ PREFIX = "builtin:"
 T = TypeVar("T")
 
 Row = dict[str, Any]
-Split = tuple[list[Row], list[Row]]
-"""Training rows and held-out rows."""
+Split = tuple[list[Row], list[Row]]  # training rows and held-out rows
 
 
 def load_task(name: str) -> tuple[Dataset, Dataset]:
@@ -53,8 +52,7 @@ def shuffled(items: Iterable[T], text: Callable[[T], str]) -> list[T]:
 
 # ---- additions ----
 
-EXAMPLE = (3, 4)
-"""The worked example of every prompt; never held out."""
+EXAMPLE = (3, 4)  # the worked example of every prompt; never held out
 
 
 def additions(smallest: int = 1, largest: int = 20) -> Split:

@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-NAMING_ROWS = 100
-"""Rows of a file that are read for its columns, where it has no header."""
+NAMING_ROWS = 100  # rows of a file that are read for its columns, where it has no header
 
 
 class Attempts:

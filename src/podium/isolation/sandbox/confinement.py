@@ -47,28 +47,20 @@ _ENVIRONMENT = {
 class Limits:
     """Limits of one test; passing one is an outcome, not a fault."""
 
-    cpu_seconds: int = 1
-    """Processor time of a test."""
-    wall_seconds: float = 3.0
-    """Time of a test: more than `cpu_seconds`, since several run at once."""
-    total_seconds: float = 10.0
-    """Time of all tests of one program."""
-    memory_megabytes: int = 512
-    """Address space."""
-    output_bytes: int = 64 * 1024
-    """Limit of standard output, and of a returned value."""
-    lanes: int = min(2, cores())
-    """Tests at the same time, where there are many."""
-    go_on: bool = False
-    """Whether tests are run after one that took too long."""
+    cpu_seconds: int = 1  # processor time of a test
+    wall_seconds: float = 3.0  # time of a test: more than `cpu_seconds`, since several run at once
+    total_seconds: float = 10.0  # time of all tests of one program
+    memory_megabytes: int = 512  # address space
+    output_bytes: int = 64 * 1024  # limit of standard output, and of a returned value
+    lanes: int = min(2, cores())  # tests at the same time, where there are many
+    go_on: bool = False  # whether tests are run after one that took too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
     """Needs of a scorer besides the standard library."""
 
-    paths: tuple[str, ...] = ()
-    """Folders on `sys.path`, readable in the sandbox."""
+    paths: tuple[str, ...] = ()  # folders on `sys.path`, readable in the sandbox
     scorer: tuple[str, str, tuple[Any, ...]] | None = None
     """Source text, the function in it that makes the scorer, and its arguments."""
 
@@ -81,16 +73,14 @@ USUAL = Limits()
 class Launch:
     """How to start the harness, and the first message for it."""
 
-    command: tuple[str, ...]
-    """Ends with the harness; `{seccomp_fd}` stands for a descriptor with `seccomp`."""
+    command: tuple[str, ...]  # ends with the harness; `{seccomp_fd}` stands for a descriptor with `seccomp`
     environment: dict[str, str]
-    seccomp: bytes
-    """A filter for the launcher to load; empty where the harness loads its own."""
+    seccomp: bytes  # a filter for the launcher to load; empty where the harness loads its own
     setup: dict[str, Any]
 
 
 def launch(backend: BackendName, limits: Limits, extras: Extras = NO_EXTRAS) -> Launch:
-    """The command and the setup of one back end."""
+    """Make the command and the setup of one back end."""
     paths = readable_paths() + extras.paths
     setup: dict[str, Any] = {
         "limits": rlimits(limits, own_namespace=backend == "bubblewrap"),

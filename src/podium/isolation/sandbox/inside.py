@@ -33,8 +33,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_
 _SECCOMP_MODE_FILTER = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _OWN_PID = 0x7FFFFFF1
-_PRIVATE_FDS = 10
-"""Descriptors from here on belong to the harness; a test has 0 to 3."""
+_PRIVATE_FDS = 10  # descriptors from here on belong to the harness; a test has 0 to 3
 _RESULT_FD = 3
 
 Json = Mapping[str, Any]
@@ -174,8 +173,7 @@ def run_tests(job: Json, job_fd: int, null_fd: int) -> list[dict[str, Any]]:
     return [parts[index % count][index // count] for index in range(len(tests))]
 
 
-_LEAST_FOR_LANES = 8
-"""Fewer tests are over before another process is there."""
+_LEAST_FOR_LANES = 8  # fewer tests are over before another process is there
 
 
 def start_lane(job: Json, tests: Sequence[Json], end: float, job_fd: int, null_fd: int) -> tuple[int, int]:

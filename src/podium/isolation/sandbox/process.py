@@ -38,10 +38,8 @@ Outcome = Literal[
 ]
 OUTCOMES: tuple[str, ...] = Outcome.__args__  # type: ignore[attr-defined]
 
-START_SECONDS = 30.0
-"""For the interpreter and what a scorer imports, on a busy machine."""
-GRACE_SECONDS = 5.0
-"""For the harness, beyond the time of all tests."""
+START_SECONDS = 30.0  # for the interpreter and what a scorer imports, on a busy machine
+GRACE_SECONDS = 5.0  # for the harness, beyond the time of all tests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +50,9 @@ class Result:
     stage: Literal["found", "parsed", "ran"] = "found"
     """How far the program came: its text was there, it compiled, it ran to its end (before any function was called)."""
     stdout: str = ""
-    value: str | None = None
-    """JSON of what the function returned."""
-    error: str | None = None
-    """Type and start of the exception."""
-    code: int | None = None
-    """Exit code, or number of the signal."""
+    value: str | None = None  # JSON of what the function returned
+    error: str | None = None  # type and start of the exception
+    code: int | None = None  # exit code, or number of the signal
     seconds: float = 0.0
 
 
@@ -73,10 +68,8 @@ class Sandbox:
     """One harness in its sandbox. Programs that should not meet need one each."""
 
     process: subprocess.Popen[bytes]
-    connection: socket.socket
-    """Its standard input and output."""
-    errors: BinaryIO
-    """Its standard error."""
+    connection: socket.socket  # its standard input and output
+    errors: BinaryIO  # its standard error
     limits: Limits
 
     @classmethod
@@ -116,7 +109,6 @@ class Sandbox:
         return [Result(**result) for result in answer["results"]]
 
     def close(self) -> None:
-        """Kills everything in it."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):

@@ -13,11 +13,9 @@ import struct
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-Instruction = tuple[int, int, int, int]
-"""`struct sock_filter`: code, jump if true, jump if false, operand."""
+Instruction = tuple[int, int, int, int]  # `struct sock_filter`: code, jump if true, jump if false, operand
 
-OWN_PID = 0x7FFFFFF1
-"""Stands for the pid of the process that loads the program, which puts its own in."""
+OWN_PID = 0x7FFFFFF1  # stands for the pid of the process that loads the program, which puts its own in
 
 _PLAIN = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,

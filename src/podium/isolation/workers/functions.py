@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError, did_you_mean
-from podium.isolation.workers.verl import as_reward, is_compute_score
+from podium.isolation.workers.verl import as_reward, is_compute_score, parameters_by_name
 
 GIVEN_TO_ALL = ("prompts", "completions", "completion_ids")
 
@@ -19,7 +19,7 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
 
     Raises `ConfigError` for an argument that it does not take, and for one that it needs and that is missing.
     """
-    parameters = {each.name: each for each in _signature(found) or ()}
+    parameters = parameters_by_name(found)
     takes_any = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [arg for arg in args if arg not in parameters and not takes_any]
     if unknown:
@@ -84,14 +84,6 @@ def parameters_of(function: Any) -> list[inspect.Parameter] | None:
         own = list(inspect.signature(function, follow_wrapped=False).parameters.values())
         passes_on = all(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in own)
         return list(inspect.signature(function).parameters.values()) if passes_on else own
-    except (ValueError, TypeError):
-        return None
-
-
-def _signature(found: Any) -> list[inspect.Parameter] | None:
-    """The parameters of a call; a class has those of its `__init__`."""
-    try:
-        return list(inspect.signature(found).parameters.values())
     except (ValueError, TypeError):
         return None
 

@@ -42,37 +42,27 @@ ENVIRONMENT = frozenset(
 )
 """Variables that every worker gets, with those that begin with `LC_`. Others, such as keys, have to be named."""
 
-LONGEST_REPLY = 1 << 28
-"""Bytes; whatever claims to be longer is no reply."""
-
-LISTEN_SECONDS = 0.1
-"""How often a waiting parent looks whether the worker still lives: a child of its may hold the connection open."""
-
-STACK_SECONDS = 0.2
-"""How long a worker at its limit gets to write down where it is."""
+LONGEST_REPLY = 1 << 28  # bytes; whatever claims to be longer is no reply
+LISTEN_SECONDS = 0.1  # between two looks whether the worker still lives: a child of its may hold the connection open
+STACK_SECONDS = 0.2  # how long a worker at its limit gets to write down where it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """A worker that did not answer and was ended."""
 
-    how: str
-    """`ran over its limit`, `ended its worker process with SIGSEGV`."""
+    how: str  # `ran over its limit`, `ended its worker process with SIGSEGV`
     is_overrun: bool
-    index: int | None
-    """The completion that it took last."""
-    trace: tuple[str, ...]
-    """Where it was, the outermost call first."""
-    output: tuple[str, ...] = ()
-    """Lines that it printed, with `output="kept"`."""
+    index: int | None  # the completion that it took last
+    trace: tuple[str, ...]  # where it was, the outermost call first
+    output: tuple[str, ...] = ()  # lines that it printed, with `output="kept"`
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
     """One process and the connection to it."""
 
-    target: str
-    """`module:function` or `file.py:function`: what answers requests there."""
+    target: str  # `module:function` or `file.py:function`: what answers requests there
     variables: tuple[str, ...] | None = ()
     """Environment variables that it gets besides `ENVIRONMENT`; None: all, and the GPUs."""
     output: Literal["shown", "kept", "dropped"] = "shown"
@@ -112,7 +102,6 @@ class Worker:
         self.connection, self.received = ours, bytearray()
 
     def ask(self, request: Any, limit: float) -> dict[str, Any] | Lost:
-        """The reply to a request, within `limit` seconds."""
         return exchange([self], [framed(request)], limit)[0]
 
     def send(self, message: bytes, deadline: float) -> None:
@@ -122,7 +111,6 @@ class Worker:
         self.connection.sendall(LENGTH.pack(len(message)) + message)
 
     def reply(self, deadline: float) -> dict[str, Any] | Lost:
-        """The next reply."""
         try:
             end = self._receive(deadline)
             reply = json.loads(self.received[LENGTH.size : end])
@@ -292,8 +280,7 @@ class Killable(Protocol):
 
 T = TypeVar("T", bound=Killable)
 
-POOLS_KEPT = 8
-"""Pools used last that stay when nothing refers to them any more."""
+POOLS_KEPT = 8  # pools used last that stay when nothing refers to them any more
 
 
 class Pool(Generic[T]):
