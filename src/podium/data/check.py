@@ -57,10 +57,7 @@ def check_dataset(
 
 
 def checked_rows(dataset: Any, name: str, *, num_needed: int | None, builder: PromptBuilder) -> CheckedRows:
-    """The dataset as it was checked; the arguments and errors are those of `check_dataset`.
-
-    A dataset that was checked before for the same prompts is not read again.
-    """
+    """`check_dataset`, with the dataset as checked; one that was checked for the same prompts is not read again."""
     if isinstance(dataset, CheckedRows):
         if dataset.fits(builder):
             return dataset

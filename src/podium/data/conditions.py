@@ -6,23 +6,17 @@ keep({"prompt": "...", "level": 1})
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from podium.data.query import as_json
 from podium.errors import DataError, did_you_mean
 
-COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]]
+COMPARISONS = {"==": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}
 
 _CONDITION = re.compile(r"\s*(?P<column>[^\s=!<>]+)\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
 

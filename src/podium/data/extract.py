@@ -14,7 +14,7 @@ r"""The final answer in a completion: one explicit way to find it, shared by eve
 | `after:TEXT` | what follows the last TEXT |
 | `regex:PATTERN` | the first group of PATTERN's last match, or the whole match where it has no group |
 
-Knows text only. White space around what is taken is left out; None where a completion has no such place.
+White space around what is taken is left out; None where a completion has no such place.
 """
 
 from __future__ import annotations

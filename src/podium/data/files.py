@@ -133,10 +133,7 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
 
 
 def load_file(path: Path, *, streaming: bool) -> Any:
-    """One file as one dataset; a text file has one prompt a line, and a field of a CSV file is text.
-
-    Raises `DataError` for another kind of file, and one that cannot be read; bad lines by their numbers.
-    """
+    """One file as one dataset, fields of CSV as text. Raises `DataError` (D024 to D039), for bad lines by number."""
     from datasets import load_dataset
 
     if form_of(path).kind == ".parquet":
@@ -223,10 +220,7 @@ def _one_type(values: list[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def readable(what: str, name: str, *, code: str, fix: str) -> Iterator[None]:
-    """Errors of `datasets` and of the hub as a `DataError`: `what` with their cause.
-
-    D034 for a dataset that is a script, which `datasets` no longer runs.
-    """
+    """Errors of `datasets` and of the hub as a `DataError`: `what` with the cause; D034 for a script, no longer run."""
     from datasets.exceptions import DatasetGenerationError
 
     try:
@@ -266,10 +260,7 @@ def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
 
 
 def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
-    """Line and row of every row of a file of lines, in constant memory; its Finding in place of a bad row.
-
-    The line is None in JSON that is one list. Raises `DataError` for a file that cannot be read, or has no row.
-    """
+    """Line (None in a JSON list) and row of every row, or its Finding, in constant memory. Raises `DataError`."""
     form = form_of(path)
     empty = True
     with _readable(path):
@@ -287,10 +278,7 @@ def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
 
 
 def columns_and_form(path: Path) -> tuple[tuple[str, ...] | None, str]:
-    """The columns of a CSV file, as its header names them, and a note on an unusual format of any file of lines.
-
-    Raises `DataError` for a file that cannot be read (D024, D026, D027, D039).
-    """
+    """Columns of a CSV file's header, a note on an odd format. Raises `DataError` (D024, D026, D027, D039)."""
     form = form_of(path)
     if form.kind != ".csv":
         return None, form.words
@@ -434,12 +422,7 @@ def _text_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
     yield from ((number, {"prompt": line.rstrip("\r\n")}) for number, line in _lines(path, form) if line.strip())
 
 
-_READERS: Mapping[str, Callable[[Path, Form], Iterator[tuple[int | None, Any]]]] = {
-    ".jsonl": _jsonl_rows,
-    ".json": _json_rows,
-    ".csv": _csv_rows,
-    ".txt": _text_rows,
-}
+_READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
 
 
 def _lines(path: Path, form: Form) -> Iterator[tuple[int, str]]:

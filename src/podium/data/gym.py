@@ -32,10 +32,9 @@ def parse_name(name: str) -> tuple[str, dict[str, Any]]:
 def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -> list[dict[str, Any]]:
     """The tasks of a reasoning-gym dataset as rows: `prompt`, `answer` and `metadata` as JSON text.
 
-    Many generators repeat themselves. A prompt is kept once, so that there are `size` rows at most.
-
-    Settings are those of the dataset's own configuration, or `difficulty`. Raises `ConfigError` without reasoning-gym
-    or for a dataset it lacks, `DataError` for settings that do not fit.
+    Many generators repeat themselves. A prompt is kept once, so that there are `size` rows at most. Settings are those
+    of the dataset's own configuration, or `difficulty`. Raises `ConfigError` without reasoning-gym or for a dataset it
+    lacks, `DataError` for settings that do not fit.
 
     >>> row = gym_rows("chain_sum", size=1, seed=1)[0]
     >>> sorted(row), row["answer"].lstrip("-").isdigit()

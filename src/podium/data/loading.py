@@ -1,8 +1,6 @@
 """From a name to rows with prompts: loaded, split by content, shaped by templates, filtered, mixed, ordered.
 
-    train, held_out = podium.data.load("qa.csv", prompt="{question}", answer="{expert_answer}", held_out=0.2)
-
-`podium.data.check` judges the rows, `podium.data.prompts` renders them.
+train, held_out = podium.data.load("qa.csv", prompt="{question}", answer="{expert_answer}", held_out=0.2)
 """
 
 from __future__ import annotations
@@ -173,10 +171,7 @@ class OpenData:
 
 
 def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = True) -> OpenData:
-    """Open every dataset of a spec; what cannot be opened is missing, if `attempts` do not raise.
-
-    `keep`: whether the rows are to be loaded, or only read in constant memory.
-    """
+    """Open every dataset of a spec, without those that `attempts` collect errors of, to load (`keep`) or only read."""
     attempts = attempts or Attempts()
     file = spec.pass_rates
     rates = None if file is None else attempts.attempt(lambda: read_pass_rates(file, spec.pass_rate))

@@ -78,16 +78,10 @@ _ONE_WAY = {
 }
 
 
-# ---- TRL's ----
-
-
 def trl_mixture(
     datasets: Sequence[Mapping[str, Any]], *, streaming: bool, test_split_size: float | None, seed: int
 ) -> dict[str, Any]:
-    """TRL's `datasets:`: parts one after another, cut to shares when `fraction` is given.
-
-    Raises `DataError` for a part that cannot be had, and for shares of a stream.
-    """
+    """TRL's `datasets:`: parts one after another, cut to shares when `fraction` is given. Raises `DataError`."""
     from datasets import concatenate_datasets
 
     parts = [_trl_part(part, streaming=streaming) for part in datasets]

@@ -4,7 +4,7 @@
     prompt = builder({"prompt": "2+2=", "answer": "4"}, id=0, row_index=0)
 
 What is rendered is what TRL's GRPO renders, but for one case: a conversation that ends with an assistant turn is
-continued, where TRL closes that turn and opens another. Knows tokenizers; knows no model, no rewards.
+continued, where TRL closes that turn and opens another.
 """
 
 from __future__ import annotations
@@ -60,10 +60,7 @@ class PromptBuilder:
             raise ConfigError(what, code="D015", fix=f"Set max_completion_length under {self.context_length}.")
 
     def __call__(self, row: Mapping[str, Any], id: int, row_index: int) -> Prompt | None:
-        """The row as a prompt, or None where it is too long and `overlong` is "drop".
-
-        Raises `DataError` for a row without a usable prompt, or one that is too long where `overlong` is "error".
-        """
+        """The row as a prompt; None where it is too long and dropped. Raises `DataError` for a row of no use."""
         problem = check_row(row, row_index, chat_template=self.chat_template)
         token_ids = problem or self.tokenize(row["prompt"], row_index)
         if isinstance(token_ids, Finding):
@@ -89,7 +86,6 @@ class PromptBuilder:
 
     @property
     def chat_template(self) -> str | None:
-        """The template as text; None where there is none."""
         template = self.chat_template_kwargs.get("chat_template") or getattr(self.tokenizer, "chat_template", None)
         return template if template is None or isinstance(template, str) else str(template)
 
@@ -102,9 +98,7 @@ class PromptBuilder:
     @property
     def context_room(self) -> int | None:
         """Prompt tokens that fit before the longest completion; None: unknown."""
-        if self.context_length is None:
-            return None
-        return self.context_length - (self.max_completion_length or 0)
+        return None if self.context_length is None else self.context_length - (self.max_completion_length or 0)
 
     @property
     def limit(self) -> int | None:
@@ -114,13 +108,10 @@ class PromptBuilder:
 
     @property
     def limit_text(self) -> str:
-        """The limit with where it comes from."""
-        if self.limit == self.context_room:
-            return (
-                f"the context of {self.context_length} tokens less max_completion_length "
-                f"{self.max_completion_length or 0} leaves {self.limit} for the prompt"
-            )
-        return f"max_prompt_length is {self.limit}"
+        if self.limit != self.context_room:
+            return f"max_prompt_length is {self.limit}"
+        less = f"max_completion_length {self.max_completion_length or 0}"
+        return f"the context of {self.context_length} tokens less {less} leaves {self.limit} for the prompt"
 
     def tokenize(self, content: str | Sequence[Message], row_index: int) -> list[int] | Finding:
         """Token ids of a prompt that has been checked, however long; or the error of the chat template."""

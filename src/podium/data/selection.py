@@ -85,10 +85,6 @@ class PassRates:
             return {0.0: TOO_HARD, 1.0: TOO_EASY}.get(rate)
         return TOO_HARD if rate < self.bounds[0] else TOO_EASY if rate > self.bounds[1] else None
 
-    @property
-    def bounds_text(self) -> str:
-        return "their pass rates" if self.bounds is None else "pass_rate [{:g}, {:g}]".format(*self.bounds)
-
 
 def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:
     """Read a file that `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
@@ -160,10 +156,7 @@ class RowFilter:
         return made
 
     def findings(self, name: str) -> list[Finding]:
-        """Rows that were left out for their pass rates, or rates of which none is of this dataset.
-
-        Raises `DataError` where no row meets the conditions.
-        """
+        """Rows left out for their pass rates, or none measured. Raises `DataError` where no row meets the filter."""
         rates, dropped = self.transform.rates, self.dropped.total()
         if self.num_seen and not self.num_met:
             what = (
@@ -183,7 +176,8 @@ class RowFilter:
         why = ", ".join(f"{self.dropped[each]:,} {each}" for each in (TOO_HARD, TOO_EASY) if self.dropped[each])
         unknown = total - self.num_measured
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
-        what = f"{name}: {dropped:,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
+        bounds = "their pass rates" if rates.bounds is None else "pass_rate [{:g}, {:g}]".format(*rates.bounds)
+        what = f"{name}: {dropped:,} of {total:,} rows are left out by {bounds}: {why}{stay}"
         return [Finding(code="D051", severity="note", what=what, fix="`pass_rate: [0, 1]` keeps them")]
 
 

@@ -1,8 +1,6 @@
 """From a name, or a dataset, to its splits as they are: built-in and reasoning-gym tasks, functions, files, the hub.
 
-    load_splits("train.jsonl")["train"]
-
-Knows nothing of prompts.
+load_splits("train.jsonl")["train"]
 """
 
 from __future__ import annotations
@@ -28,10 +26,7 @@ _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
 
 
 def load_splits(source: Any, *, config: str | None = None, streaming: bool = False) -> dict[str, Any]:
-    """All splits of one dataset: by name, by a function that makes its rows, or as it was given.
-
-    Raises `DataError` where nothing is there, or it is not readable; files are named with line and column.
-    """
+    """All splits of a dataset: by name, by a function that makes its rows, or as given. Raises `DataError`."""
     if not isinstance(source, (str, Path)):
         return _given(source, streaming=streaming)
     name = str(source)
@@ -51,10 +46,7 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
 
 
 def check_exists(name: str, key: str = "dataset") -> None:
-    """Raises `DataError` with near names for a name that can only be a file, a folder or a task, and is not there.
-
-    `key`: what has this name.
-    """
+    """Raises `DataError` for a name, under `key`, that can only be a file, a folder or a task, and is not there."""
     if name.startswith(gym.PREFIX):
         gym.check_task(gym.parse_name(name)[0])
         return

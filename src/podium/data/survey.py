@@ -1,8 +1,6 @@
 """One pass over a dataset: problems of its rows, and counts for the rules about the whole.
 
-    survey = survey_rows(RowSurvey(source=file_source(Path("train.jsonl")), builder=builder))
-
-`podium.data.check` and `podium.recipe.checks.data` judge the counts.
+survey = survey_rows(RowSurvey(source=file_source(Path("train.jsonl")), builder=builder))
 """
 
 from __future__ import annotations
@@ -390,14 +388,8 @@ def file_source(path: Path, name: str | None = None) -> RowSource:
     columns, form = columns_and_form(path)
     with path.open("rb") as stream:
         start = stream.read(COUNTED_BYTES)
-    lines = max(start.count(b"\n"), 1)
-    return RowSource(
-        name=name or str(path),
-        rows=lambda: file_rows(path),
-        about=max(1, path.stat().st_size * lines // len(start)),
-        columns=columns,
-        form=form,
-    )
+    about = max(1, path.stat().st_size * max(start.count(b"\n"), 1) // len(start))
+    return RowSource(name=name or str(path), rows=lambda: file_rows(path), about=about, columns=columns, form=form)
 
 
 def dataset_source(

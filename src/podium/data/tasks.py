@@ -1,7 +1,6 @@
 """Built-in tasks: small datasets made on the spot, with a part that is held out. `dataset: builtin:additions`.
 
-Every prompt is a conversation with a worked example of the form; orders of rows look random and depend on nothing but
-their content.
+Every prompt is a conversation with a worked example of the form; the order of rows depends on their content alone.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
     results = run_program("print(int(input()) * 2)", [{"stdin": "3"}], backend=backend)
     [passed(test, result) for test, result in zip(tests, results)]    # expected answers stay here
 
-It can be used without the rest of Podium: it imports `podium.isolation.machine` and `podium.errors` alone. `seccomp`
-(numbers) and `inside` (the harness) stand for themselves; `confinement` puts them into a command; `process` runs it;
-`choice` chooses; `verdict` compares.
+It can be used without the rest of Podium: it imports `podium.isolation.machine` and `podium.errors` alone.
+`confinement` puts `seccomp` (numbers) and `inside` (the harness) into a command, which `process` runs.
 """
 
 from __future__ import annotations
@@ -86,10 +85,7 @@ def _turns(process_id: int) -> _Turns:
 
 
 def check_settings(reward: Any, ways: Iterable[str]) -> None:
-    """Check the settings common to rewards that run in a sandbox: `extract`, one of `ways`, and three whole numbers.
-
-    Raises `ConfigError` for a value that cannot work.
-    """
+    """Raises `ConfigError` for settings of a reward in a sandbox that cannot work; `extract` is one of `ways`."""
     if reward.extract not in ways:
         raise ConfigError(f"extract is {reward.extract!r}; it must be one of {', '.join(ways)}.")
     if not reward.call_seconds > 0:

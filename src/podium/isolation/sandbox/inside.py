@@ -154,9 +154,6 @@ _program_filter: Sequence[tuple[int, int, int, int]] | None = None
 _scorer: Callable[[Any, Any], float] | None = None
 
 
-# --- tests -----------------------------------------------------------------------------------------------------------
-
-
 def run_tests(job: Json, job_fd: int, null_fd: int) -> list[dict[str, Any]]:
     """One result per test, in order. Many tests are dealt out to lanes, processes that run at the same time."""
     tests, end = job["tests"], time.monotonic() + job["limits"]["total_seconds"]

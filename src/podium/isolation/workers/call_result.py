@@ -170,8 +170,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:40] + "..."
 
 
-# ---- raised ----
-
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 

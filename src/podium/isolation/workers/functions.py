@@ -15,10 +15,7 @@ GIVEN_TO_ALL = ("prompts", "completions", "completion_ids")
 
 
 def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) -> Callable[..., Any]:
-    """A reward function with `args` filled in; whatever makes reward functions is called with them.
-
-    Raises `ConfigError` for an argument that it does not take, and for one that it needs and that is missing.
-    """
+    """A reward function with `args` filled in, or made with them. Raises `ConfigError` for unknown and missing ones."""
     parameters = parameters_by_name(found)
     takes_any = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [arg for arg in args if arg not in parameters and not takes_any]

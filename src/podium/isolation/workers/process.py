@@ -148,8 +148,6 @@ class Worker:
             raise EOFError
         return LENGTH.size + count
 
-    # ---- the end of a process ----
-
     def _lost(self, *, overrun: bool) -> Lost:
         """End the process and report what can be known of its last moments."""
         how = "ran over its limit" if overrun else self._how_it_ended()
@@ -158,13 +156,9 @@ class Worker:
         taken, written = self._scratch_bytes()
         index = INDEX.unpack(taken)[0] if len(taken) == INDEX.size else NOTHING_TAKEN
         self.kill()
-        return Lost(
-            how=how,
-            is_overrun=overrun,
-            index=None if index < 0 else index,
-            trace=user_frames(written),
-            output=tuple(written.splitlines()) if self.output == "kept" else (),
-        )
+        output = tuple(written.splitlines()) if self.output == "kept" else ()
+        index = None if index < 0 else index
+        return Lost(how=how, is_overrun=overrun, index=index, trace=user_frames(written), output=output)
 
     def _how_it_ended(self) -> str:
         assert self.process is not None
@@ -267,9 +261,6 @@ def user_frames(stacks: str) -> tuple[str, ...]:
             users = [frame for frame in frames[:ours] if not frame["file"].startswith(_BETWEEN)]
             return tuple(f'File "{each["file"]}", line {each["line"]}, in {each["name"]}' for each in reversed(users))
     return ()
-
-
-# ---- all child processes of this process ----
 
 
 class Killable(Protocol):
