@@ -6,6 +6,7 @@ as good as none. Where none is left, the `RewardError` names the fix for the err
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -110,7 +111,8 @@ def probe(backend: BackendName) -> str | None:
     if backend == "bubblewrap" and bubblewrap() is None:
         return "bubblewrap is not installed"
     try:
-        with Sandbox.start(backend, Limits(cpu_seconds=5, wall_seconds=15.0, total_seconds=20.0)) as sandbox:
+        limits = Limits(cpu_seconds=5, wall_seconds=15.0, total_seconds=20.0)
+        with contextlib.closing(Sandbox.start(backend, limits)) as sandbox:
             (result,) = sandbox.run(_PROBE, [{"stdin": "6"}])
     except SandboxFault as fault:
         return str(fault)

@@ -40,8 +40,7 @@ class Handed(list[Any]):
             self._took(key % len(self))
         return value
 
-    def __reduce__(self) -> Any:
-        """Copies, pickled or not, are plain lists."""
+    def __reduce__(self) -> Any:  # copies, pickled or not, are plain lists
         return list, (list(self),)
 
 

@@ -174,10 +174,9 @@ class Worker:
     def _ask_for_stacks(self) -> None:
         """Have `faulthandler` write them, and wait until it has."""
         assert self.process is not None
-        before = len(self._scratch_bytes()[1])
+        size = before = len(self._scratch_bytes()[1])
         self.process.send_signal(signal.SIGUSR1)
-        until = time.monotonic() + STACK_SECONDS
-        size, last = before, -1
+        until, last = time.monotonic() + STACK_SECONDS, -1
         while time.monotonic() < until and (size == before or size != last):
             time.sleep(0.02)
             last, size = size, len(self._scratch_bytes()[1])
@@ -283,8 +282,7 @@ class Pool(Generic[T]):
         self.lock = threading.Lock()
         weakref.finalize(self, _kill_all, self.workers, os.getpid())
 
-    def __reduce__(self) -> Any:
-        """Copies are the pool of this key in the process where they are made."""
+    def __reduce__(self) -> Any:  # copies are the pool of this key in the process where they are made
         return pool_of, (self.key, self.make)
 
     def take(self, count: int) -> list[T]:
@@ -300,8 +298,7 @@ _recent: deque[Pool[Any]] = deque(maxlen=POOLS_KEPT)
 def pool_of(key: tuple[Hashable, ...], make: Callable[[], T]) -> Pool[T]:
     """The pool under a key; a forked child has its own."""
     full = (os.getpid(), *key)
-    pool = _pools.get(full)
-    if pool is None:
+    if (pool := _pools.get(full)) is None:
         _pools[full] = pool = Pool(key, make)
     with contextlib.suppress(ValueError):
         _recent.remove(pool)
