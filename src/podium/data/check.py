@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SERVICES = ("trainer_state", "log_extra", "log_metric")
-
 IMAGE_COLUMNS = ("image", "images")
-
-STREAM_ROWS = 100
-"""Rows of a stream that a trainer checks before it starts. The others are checked when they are drawn."""
+STREAM_ROWS = 100  # rows of a stream that a trainer checks before it starts; the others are checked when they are drawn
 
 
 def check_dataset(
@@ -83,8 +80,7 @@ def _raise_errors(name: str, findings: Sequence[Finding]) -> None:
     for finding in findings:
         if finding.severity == "warning":
             logger.warning("%s: %s%s", name, finding.what, f"\n  fix: {finding.fix}" if finding.fix else "")
-    errors = [finding for finding in findings if finding.severity == "error"]
-    if errors:
+    if errors := [finding for finding in findings if finding.severity == "error"]:
         raise DataError(problems_text(name, errors), code=errors[0].code, findings=errors)
 
 
@@ -100,8 +96,7 @@ def _survey(dataset: Any, name: str, tokenizer: Any, builder: PromptBuilder | No
 def _problems(dataset: Any, survey: RowSurvey | None, name: str, num_needed: int | None) -> list[Finding]:
     if is_read_once(dataset):
         return []
-    columns = _column_names(dataset)
-    if not columns:
+    if not (columns := _column_names(dataset)):
         return [no_rows(name)]
     findings = column_problems(columns, name)
     if survey is None:

@@ -30,7 +30,6 @@ from podium.errors import DataError, hub_errors
 from podium.records import Finding
 
 MAX_PROBLEMS = 20
-
 CHUNK = 50_000  # rows that are made into a table at a time
 
 csv.field_size_limit(sys.maxsize)  # a long prompt is one field
@@ -373,8 +372,7 @@ SEPARATORS: Mapping[str, str] = {",": "a comma", ";": "a semicolon", "\t": "a ta
 def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int, list[str]]:
     """Separator, number of the header's line, and the columns, whose names may be empty; takes these lines."""
     number, line = next(((number, line) for number, line in lines if line.strip()), (0, ""))
-    told = re.fullmatch(r"\"?sep=(.)\"?\s*", line)  # written by Excel
-    if told:
+    if told := re.fullmatch(r"\"?sep=(.)\"?\s*", line):  # written by Excel
         number, line = next(iter(lines), (number, ""))
 
     def parts(separator: str) -> list[str]:

@@ -16,7 +16,6 @@ from podium.data.query import parse_query
 from podium.errors import ConfigError, DataError, did_you_mean
 
 PREFIX = "reasoning-gym:"
-
 _EXAMPLE = "dataset: reasoning-gym:chain_sum?size=1000&seed=1"
 
 

@@ -14,7 +14,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 """Known to the templates of common models. A role that the chat template itself names is accepted too."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
 MAX_LISTED = 20  # problems written out in one message; the rest is counted
 
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
@@ -58,8 +57,7 @@ def _check_text(text: str, index: int) -> Finding | None:
 
 def _surrogate(text: str, index: int, where: str) -> Finding | None:
     """Half of a character, as a cut through UTF-16 leaves it: no tokenizer takes it."""
-    found = None if text.isascii() else _SURROGATE.search(text)
-    if found is None:
+    if text.isascii() or (found := _SURROGATE.search(text)) is None:
         return None
     what = f"{where} has half a character (U+{ord(found[0]):04X}) at offset {found.start()}, which is not text"
     return row_problem("D033", index, what, LEAVE_OUT)

@@ -203,8 +203,7 @@ class RowSurvey:
 
     def _count_columns(self, index: int, row: Mapping[str, Any]) -> None:
         for key, value in row.items():
-            column = self.columns.get(key)
-            if column is None:  # rows before this one did not have it
+            if (column := self.columns.get(key)) is None:  # rows before this one did not have it
                 before = self.num_rows - 1
                 column = self.columns[key] = Column(nulls=RowCount(before, list(range(min(before, SHOWN_ROWS)))))
             if value is None:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 PREFIX = "builtin:"
-
 T = TypeVar("T")
-
 Row = dict[str, Any]
 Split = tuple[list[Row], list[Row]]  # training rows and held-out rows
 

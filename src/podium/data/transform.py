@@ -16,9 +16,7 @@ from podium.errors import DataError
 from podium.records import Finding
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
 NAMING_ROWS = 100  # rows of a file that are read for its columns, where it has no header
 
 
@@ -80,8 +78,7 @@ class TransformedRows:
             self._table.clear()
         for index, (line, row) in enumerate(self._with_known_names()):
             if isinstance(row, Mapping):
-                made = take(row)
-                if made is not None:
+                if (made := take(row)) is not None:
                     self._add(index, made)
                 yield line, made
             else:

@@ -20,7 +20,6 @@ from types import FrameType, TracebackType
 from typing import Any, Literal, get_args
 
 LONGEST_TEXT = 500  # characters of an exception's text that are kept
-
 LARGEST = 1e6
 """No reward is larger: single precision, which advantages have, would lose the differences that are learnt from."""
 
