@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SERVICES = ("trainer_state", "log_extra", "log_metric")
-
 IMAGE_COLUMNS = ("image", "images")
-
-STREAM_ROWS = 100
-"""Rows of a stream that a trainer checks before it starts. The others are checked when they are drawn."""
+STREAM_ROWS = 100  # rows of a stream that a trainer checks before it starts; the others are checked when they are drawn
 
 
 def check_dataset(
@@ -57,10 +54,7 @@ def check_dataset(
 
 
 def checked_rows(dataset: Any, name: str, *, num_needed: int | None, builder: PromptBuilder) -> CheckedRows:
-    """The dataset as it was checked; the arguments and errors are those of `check_dataset`.
-
-    A dataset that was checked before for the same prompts is not read again.
-    """
+    """`check_dataset`, with the dataset as checked; one that was checked for the same prompts is not read again."""
     if isinstance(dataset, CheckedRows):
         if dataset.fits(builder):
             return dataset
@@ -86,8 +80,7 @@ def _raise_errors(name: str, findings: Sequence[Finding]) -> None:
     for finding in findings:
         if finding.severity == "warning":
             logger.warning("%s: %s%s", name, finding.what, f"\n  fix: {finding.fix}" if finding.fix else "")
-    errors = [finding for finding in findings if finding.severity == "error"]
-    if errors:
+    if errors := [finding for finding in findings if finding.severity == "error"]:
         raise DataError(problems_text(name, errors), code=errors[0].code, findings=errors)
 
 
@@ -103,8 +96,7 @@ def _survey(dataset: Any, name: str, tokenizer: Any, builder: PromptBuilder | No
 def _problems(dataset: Any, survey: RowSurvey | None, name: str, num_needed: int | None) -> list[Finding]:
     if is_read_once(dataset):
         return []
-    columns = _column_names(dataset)
-    if not columns:
+    if not (columns := _column_names(dataset)):
         return [no_rows(name)]
     findings = column_problems(columns, name)
     if survey is None:
@@ -122,9 +114,6 @@ def _column_names(dataset: Any) -> list[str]:
         return list(names)
     first = next(iter(dataset), None)
     return list(first) if isinstance(first, Mapping) else ["prompt"] * (first is not None)
-
-
-# ---- rules ----
 
 
 def column_problems(columns: Sequence[str], name: str, *, by_keys: bool = False) -> list[Finding]:
@@ -148,7 +137,7 @@ def column_problems(columns: Sequence[str], name: str, *, by_keys: bool = False)
 
 
 def no_rows(name: str) -> Finding:
-    """A dataset without rows."""
+    """The error of a dataset without rows."""
     return row_problem("D022", None, "no rows", f"look at how {name} is loaded and filtered")
 
 
@@ -186,8 +175,7 @@ def _too_long(survey: RowSurvey, builder: PromptBuilder) -> Finding:
 
 def too_few(survey: RowSurvey, num_needed: int | None) -> list[Finding]:
     """Fewer prompts than one generation round takes, without those that are dropped for their length."""
-    drops = survey.builder is not None and survey.builder.overlong == "drop"
-    dropped = survey.long_rows.count if drops else 0
+    dropped = survey.long_rows.count if survey.builder is not None and survey.builder.overlong == "drop" else 0
     num_left = survey.num_rows - dropped
     if num_left >= max(num_needed or 1, 1):
         return []
@@ -195,7 +183,7 @@ def too_few(survey: RowSurvey, num_needed: int | None) -> list[Finding]:
     what = f"{num_left} prompt{'s' * (num_left != 1)}{without}, but one generation round takes {num_needed or 1}"
     fix = (
         "add rows, or lower `generation_batch_size` (or `per_device_train_batch_size`, `gradient_accumulation_steps`, "
-        "`steps_per_generation`), or raise `num_generations`: a round takes generation_batch_size / num_generations "
-        "prompts"
     )
+    fix += "`steps_per_generation`), or raise `num_generations`: a round takes generation_batch_size / num_generations "
+    fix += "prompts"
     return [row_problem("D023", None, what, fix)]

@@ -14,21 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from podium.data.extract import Extractor, extractor
-from podium.data.templates import Template, parse
+from podium.data.templates import parse
 from podium.errors import ConfigError, DataError, did_you_mean
 
 Row = dict[str, Any]
 
-TEMPLATES = ("prompt", "answer", "system")
-"""Keys that hold templates."""
+TEMPLATES = ("prompt", "answer", "system")  # keys that hold templates
 
+# Usual names of columns, the likeliest first; others are proposed and not assumed.
 QUESTIONS = ("question", "prompt", "problem", "instruction", "query")
 ANSWERS = ("expert_answer", "answer", "solution", "completion", "output", "response", "target")
-"""Usual names of columns, the likeliest first."""
-
 _ALSO_QUESTIONS = ("input", "text", "sentence", "messages", "conversations", "prompts")
 _ALSO_ANSWERS = ("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions")
-"""Names that are proposed and not assumed."""
 
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
 """Names of columns with the right answer, for rewards and reports."""
@@ -38,19 +35,15 @@ _NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "dif
 
 RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 """Names under which reward functions get something else; a template that names such a column takes it away."""
-_RESERVED = frozenset(RESERVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """A way to make `prompt` and `answer` from the columns of a dataset; with nothing set a row stays as it is."""
 
-    prompt: str | None = None
-    """Template; None: the column `prompt`."""
-    answer: str | None = None
-    """Template; None: the column `answer`, if there is one."""
-    system: str | None = None
-    """Template of a system message in front."""
+    prompt: str | None = None  # template; None: the column `prompt`
+    answer: str | None = None  # template; None: the column `answer`, if there is one
+    system: str | None = None  # template of a system message in front
     examples: tuple[Mapping[str, Any], ...] = ()
     """Rows that the same templates make into earlier turns of user and assistant."""
     answer_from: str | None = None
@@ -60,12 +53,10 @@ class Columns:
 
     @property
     def is_chat(self) -> bool:
-        """Whether prompts become conversations."""
         return self.chat or self.system is not None or bool(self.examples)
 
     @property
     def changes(self) -> bool:
-        """Whether rows are changed at all."""
         return self != Columns()
 
     def __call__(self, row: Mapping[str, Any]) -> Row:
@@ -76,7 +67,7 @@ class Columns:
         ([{'role': 'user', 'content': '1+1'}], '2')
         """
         made = dict(row)
-        if not _RESERVED.isdisjoint(made):
+        if any(name in made for name in RESERVED):
             for name in self.taken:
                 made.pop(name, None)
         if self.prompt is not None or self.is_chat:
@@ -130,7 +121,6 @@ class Columns:
         return [*([_message("system", parse(self.system or "")({}))] if same else []), *self._turns()]
 
     def _turns(self) -> list[dict[str, Any]]:
-        """The examples as turns of user and assistant."""
         return [
             _message(role, said(example))
             for example in self.examples
@@ -145,8 +135,6 @@ class Columns:
             return answer
         take = answer_extractor(self.answer_from)
         return [take(str(each)) for each in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
-
-    # ---- what is wrong ----
 
     def check(self) -> dict[str, DataError]:
         """Errors by key that do not depend on the rows."""
@@ -171,14 +159,12 @@ class Columns:
                 for column in self._named(key):
                     if not isinstance(example, Mapping) or example.get(column) is None:
                         has = listed(example) if isinstance(example, Mapping) else f"`{example}`"
-                        written = getattr(self, key) is not None
-                        named = (
-                            f"which `{key}` names" if written else f"its {'answer' if key == 'answer' else 'question'}"
-                        )
-                        other = "" if written else f', or name its column: {key}: "{{COLUMN}}"'
+                        named, other = f"which `{key}` names", ""
+                        if getattr(self, key) is None:
+                            named = "its answer" if key == "answer" else "its question"
+                            other = f', or name its column: {key}: "{{COLUMN}}"'
                         what = f"`examples`: number {number} has no `{column}`, {named}; it has {has}."
-                        fix = f"Give every example a `{column}`{other}."
-                        return DataError(what, code="D052", fix=fix)
+                        return DataError(what, code="D052", fix=f"Give every example a `{column}`{other}.")
         return None
 
     def _named(self, key: str) -> tuple[str, ...]:
@@ -195,15 +181,11 @@ class Columns:
             for column in self._named(key):
                 if column not in names:
                     what = f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
-                    what += f"{listed(names)}.{_hint(column)}"
+                    what += f"{listed(names)}."
+                    if any(mark in column for mark in ".[:!("):
+                        what += " A name in braces is a column's, without attributes, indices or formats."
                     fix = did_you_mean(column, names) or "Write a column that is there."
                     raise DataError(what, code="D052", fix=fix)
-
-
-def _hint(column: str) -> str:
-    """Explanation for names with attributes, indices or formats."""
-    tricks = any(mark in column for mark in ".[:!(")
-    return " A name in braces is a column's, without attributes, indices or formats." * tricks
 
 
 def listed(names: Iterable[Any]) -> str:
@@ -286,19 +268,19 @@ def features(columns: Columns, given: Any) -> Any:
     text = Value("string")
     made = {name: kind for name, kind in given.items() if name not in columns.taken}
     if columns.prompt is not None or columns.is_chat:
-        asked = _type_of(parse(columns.prompt) if columns.prompt else Template(("", "prompt", "")), given)
+        asked = _type_of(columns.prompt or "{prompt}", given)
         turns = List({"role": text, "content": text})
         made["prompt"] = turns if columns.is_chat and asked == text else asked
     if columns.answer is not None or columns.answer_from is not None:
-        template = parse(columns.answer) if columns.answer else Template(("", "answer", ""))
-        made["answer"] = _type_of(template, given)
+        made["answer"] = _type_of(columns.answer or "{answer}", given)
     return Features(made)
 
 
-def _type_of(template: Template, given: Mapping[str, Any]) -> Any:
+def _type_of(template: str, given: Mapping[str, Any]) -> Any:
     """The type that a template makes: text, unless it is a column alone that holds lists or mappings."""
     from datasets import Value
 
-    alone = template.columns[0] if len(template.pieces) == 3 and not template.pieces[0] + template.pieces[2] else ""
+    pieces = parse(template).pieces
+    alone = pieces[1] if len(pieces) == 3 and not pieces[0] + pieces[2] else ""
     own = given.get(alone)
     return Value("string") if own is None or isinstance(own, Value) else own

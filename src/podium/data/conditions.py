@@ -6,23 +6,17 @@ keep({"prompt": "...", "level": 1})
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from podium.data.query import as_json
 from podium.errors import DataError, did_you_mean
 
-COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]]
+COMPARISONS = {"==": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}
 
 _CONDITION = re.compile(r"\s*(?P<column>[^\s=!<>]+)\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
 
@@ -43,12 +37,11 @@ class Condition:
         try:
             return bool(COMPARISONS[self.sign](found, self.value))
         except TypeError:
-            raise DataError(
-                f"`filter: {self}`: `{self.column}` holds {type(found).__name__} ({str(found)[:40]!r}), which cannot "
-                f"be compared so with {self.value!r}.",
-                code="C061",
-                fix=f"filter: {self.column} {self.sign} VALUE, of the type {type(found).__name__}",
-            ) from None
+            kind = type(found).__name__
+            what = f"`filter: {self}`: `{self.column}` holds {kind} ({str(found)[:40]!r}), which cannot be compared so "
+            what += f"with {self.value!r}."
+            fix = f"filter: {self.column} {self.sign} VALUE, of the type {kind}"
+            raise DataError(what, code="C061", fix=fix) from None
 
     def check(self, columns: Collection[str]) -> None:
         """Raises `DataError` where there is no such column."""
@@ -64,8 +57,7 @@ class Condition:
 def parse_condition(text: str) -> Condition:
     """The condition that a text describes; the value is a number, true, false or a word; quotes keep a number as text.
 
-    Raises:
-        ValueError: no comparison.
+    Raises `ValueError` for a text that is no comparison.
 
     >>> parse_condition("level <= 2")({"level": 3}), parse_condition("kind == 'two words'")({"kind": "two words"})
     (False, True)
@@ -76,15 +68,3 @@ def parse_condition(text: str) -> Condition:
     value = found["value"]
     quoted = len(value) > 1 and value[0] == value[-1] == "'"
     return Condition(column=found["column"], sign=found["sign"], value=value[1:-1] if quoted else as_json(value))
-
-
-def meets_all(row: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
-    """Whether a row is to be trained on."""
-    return all(condition(row) for condition in conditions)
-
-
-def none_kept(conditions: Sequence[Condition], num_rows: int) -> DataError:
-    """The error of conditions that no row meets."""
-    listed = " and ".join(str(condition) for condition in conditions)
-    what = f"`filter: {listed}` keeps none of the {num_rows:,} rows."
-    return DataError(what, code="C061", fix="filter: a condition that some rows meet")

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-CAPACITY = 100_000
-"""Most values kept: about 20 MB."""
+CAPACITY = 100_000  # most values kept: about 20 MB
 
 
 @dataclass(slots=True)
@@ -34,13 +33,10 @@ class DistinctSample:
     """
 
     capacity: int = CAPACITY
-    level: int = 0
-    """Zero bits that a hash must end in."""
+    level: int = 0  # zero bits that a hash must end in
     seen: dict[int, _Seen] = field(default_factory=dict)
-    first_repeat: tuple[int, int] | None = None
-    """The first row that repeats another that was kept, and that other."""
-    num_contradicting: int = 0
-    """Rows with another answer than the first row of the same value."""
+    first_repeat: tuple[int, int] | None = None  # the first row that repeats another that was kept, and that other
+    num_contradicting: int = 0  # rows with another answer than the first row of the same value
     first_contradiction: tuple[int, str, int, str] | None = None
     """Row and answer, of the first such row and of the one before it."""
 
@@ -66,7 +62,6 @@ class DistinctSample:
 
     @property
     def exact(self) -> bool:
-        """Whether every value was kept."""
         return self.level == 0
 
     @property
@@ -81,7 +76,6 @@ class DistinctSample:
 
 
 def _agree(one: str, other: str) -> bool:
-    """Whether two answers are the same text, or the same number."""
     try:
         return one == other or float(one.replace(",", "")) == float(other.replace(",", ""))
     except ValueError:

@@ -14,7 +14,7 @@ r"""The final answer in a completion: one explicit way to find it, shared by eve
 | `after:TEXT` | what follows the last TEXT |
 | `regex:PATTERN` | the first group of PATTERN's last match, or the whole match where it has no group |
 
-Knows text only. White space around what is taken is left out; None where a completion has no such place.
+White space around what is taken is left out; None where a completion has no such place.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,8 +40,7 @@ NUMBER = re.compile(
 )
 """A number in a text, with commas between thousands."""
 _BOXED = re.compile(r"\\boxed\s*\{")
-_MOST_OBJECTS = 1000
-"""Most opening braces that are tried as the start of a JSON object, from the last one on."""
+_MOST_OBJECTS = 1000  # most opening braces that are tried as the start of a JSON object, from the last one on
 
 
 def extractor(extract: Extract) -> Extractor:
@@ -197,42 +197,22 @@ def _inside(value: Any, path: Sequence[str]) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-# --- the table -------------------------------------------------------------------------------------------------------
-
-
-def _whole(text: str) -> str | None:
-    return text.strip()
-
-
-def _after(mark: str) -> Extractor:
-    return lambda text: text.rpartition(mark)[2].strip() if mark in text else None
-
-
 def _matching(pattern: str) -> Extractor:
     compiled = compiled_pattern(pattern)
 
     def last_match(text: str) -> str | None:
-        match = None
-        for match in compiled.finditer(text):  # noqa: B007
-            pass
-        if match is None:
-            return None
-        found = match[1] if compiled.groups else match[0]
+        matches = deque(compiled.finditer(text), maxlen=1)
+        found = matches[0][min(compiled.groups, 1)] if matches else None
         return None if found is None else found.strip()
 
     return last_match
 
 
-_PLAIN: Mapping[str, Extractor] = {
-    "text": _whole,
-    "boxed": boxed,
-    "####": after_hashes,
-    "last_number": last_number,
-}
+_PLAIN: Mapping[str, Extractor] = {"text": str.strip, "boxed": boxed, "####": after_hashes, "last_number": last_number}
 _WITH_ARGUMENT: Mapping[str, tuple[Callable[[str], Extractor], str | None]] = {
     "tag": (lambda name: functools.partial(tagged, tag=name), "answer"),
     "json": (lambda field: functools.partial(json_field, field=field), "answer"),
-    "after": (_after, None),
+    "after": (lambda mark: lambda text: text.rpartition(mark)[2].strip() if mark in text else None, None),
     "regex": (_matching, None),
 }
 """Ways that take an argument: a function that makes the extractor, and the default (None: one must be written)."""
@@ -244,16 +224,13 @@ def _one(way: str) -> Extractor:
         return _PLAIN[way]
     name, colon, argument = way.partition(":") if isinstance(way, str) else (way, "", "")
     if name not in _WITH_ARGUMENT:
-        raise ConfigError(f"no way `{way}` to extract an answer. There are {_KNOWN}.", fix=_near(name))
+        fix = did_you_mean(str(name), [*_PLAIN, *_WITH_ARGUMENT])
+        raise ConfigError(f"no way `{way}` to extract an answer. There are {_KNOWN}.", fix=fix)
     make, usual = _WITH_ARGUMENT[name]
     argument = argument if colon else usual or ""
     if not argument:
         raise ConfigError(f"`extract: {way}` needs something after the colon; there are {_KNOWN}.")
     return make(argument)
-
-
-def _near(name: Any) -> str:
-    return did_you_mean(str(name), [*_PLAIN, *_WITH_ARGUMENT])
 
 
 def compiled_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:

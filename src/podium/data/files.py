@@ -30,9 +30,7 @@ from podium.errors import DataError, hub_errors
 from podium.records import Finding
 
 MAX_PROBLEMS = 20
-
-CHUNK = 50_000
-"""Rows that are made into a table at a time."""
+CHUNK = 50_000  # rows that are made into a table at a time
 
 csv.field_size_limit(sys.maxsize)  # a long prompt is one field
 
@@ -56,8 +54,8 @@ _OPENERS: Mapping[str, tuple[bytes, Callable[[Path], Any]]] = {
 """By compression: the first bytes of such a file, and its opener."""
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
-
 _FROM_EXCEL = "in Excel: Save As, CSV UTF-8; then dataset: {stem}.csv"
+_PAGE = ("a web page, not the data", "download the file itself (the button `raw` or `download`)")
 _FOREIGN: Sequence[tuple[bytes, str, str]] = (
     (b"\xd0\xcf\x11\xe0", "an Excel workbook (.xls)", _FROM_EXCEL),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd -o {stem} {path}"),
@@ -66,8 +64,8 @@ _FOREIGN: Sequence[tuple[bytes, str, str]] = (
     (b"%PDF", "a PDF", "the table it was made from, as CSV"),
     (b"ARROW1", "an Arrow file", "the folder that `save_to_disk` wrote, or a Parquet file"),
     (b"version https://git-lfs", "a pointer of Git LFS, not the data", "git lfs pull"),
-    (b"<!doctype html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
-    (b"<html", "a web page, not the data", "download the file itself (the button `raw` or `download`)"),
+    (b"<!doctype html", *_PAGE),
+    (b"<html", *_PAGE),
 )
 """Beginnings of other files, capitals aside, with their kind and a way to their rows."""
 
@@ -75,8 +73,7 @@ _FOREIGN: Sequence[tuple[bytes, str, str]] = (
 class Form(NamedTuple):
     """The format of a file, by its name and its first bytes."""
 
-    kind: str
-    """A value of `KINDS`."""
+    kind: str  # a value of `KINDS`
     compression: str = ""
     encoding: str = "utf-8"
 
@@ -93,10 +90,8 @@ def kind_of(path: Path) -> str | None:
     >>> kind_of(Path("rows.CSV.gz")), kind_of(Path("rows.xlsx"))
     ('.csv', None)
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    while suffixes and suffixes[-1] in _COMPRESSED:
-        suffixes.pop()
-    return KINDS.get(suffixes[-1]) if suffixes else None
+    suffixes = (suffix.lower() for suffix in reversed(path.suffixes))
+    return KINDS.get(next((suffix for suffix in suffixes if suffix not in _COMPRESSED), ""))
 
 
 def form_of(path: Path) -> Form:
@@ -105,13 +100,12 @@ def form_of(path: Path) -> Form:
         raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
     with path.open("rb") as stream:
         start = stream.read(256)
-    kind = kind_of(path)
     if start.startswith(b"PAR1"):
         return Form(".parquet")
     _refuse_foreign(path, start)
+    kind = kind_of(path)
     if kind is None:
-        what = f"{path} is not a kind of file that is read: {', '.join(KINDS)}."
-        to = f"{path.stem}.jsonl"
+        what, to = f"{path} is not a kind of file that is read: {', '.join(KINDS)}.", f"{path.stem}.jsonl"
         raise DataError(what, code="D039", fix=f"write one JSON object a line to {to}, then dataset: {to}")
     if kind == ".parquet":
         shown = start[:4].decode("ascii", errors="backslashreplace")
@@ -125,7 +119,6 @@ def form_of(path: Path) -> Form:
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
-    """Raises D039 for a file that begins as one of another kind."""
     lower = start.lstrip().lower()
     what, fix = next((rest for magic, *rest in _FOREIGN if lower.startswith(magic.lower())), ("", ""))
     if start.startswith(b"PK\x03\x04"):
@@ -139,11 +132,7 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
 
 
 def load_file(path: Path, *, streaming: bool) -> Any:
-    """One file as one dataset; a text file has one prompt a line, and a field of a CSV file is text.
-
-    Raises:
-        DataError: another kind of file, or one that cannot be read; bad lines by their numbers.
-    """
+    """One file as one dataset, fields of CSV as text. Raises `DataError` (D024 to D039), for bad lines by number."""
     from datasets import load_dataset
 
     if form_of(path).kind == ".parquet":
@@ -177,12 +166,10 @@ class RowTable:
         self.clear()
 
     def clear(self) -> None:
-        """Start again without rows."""
         self._rows: list[Mapping[str, Any]] = []
         self._parts: list[Any] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add one row."""
         self._rows.append(row)
         if len(self._rows) == CHUNK:
             self._close_part()
@@ -192,7 +179,6 @@ class RowTable:
         self._rows = []
 
     def dataset(self) -> Any:
-        """The rows."""
         from datasets import concatenate_datasets
 
         if self._rows or not self._parts:
@@ -212,11 +198,11 @@ def dataset_of(rows: Sequence[Mapping[str, Any]], features: Any = None) -> Any:
     from datasets import Dataset
 
     columns = {name: [row.get(name) for row in rows] for name in features or dict.fromkeys(chain.from_iterable(rows))}
-    if features is not None:
-        return Dataset.from_dict(columns, features=features)
     try:
-        return Dataset.from_dict(columns)
+        return Dataset.from_dict(columns, features=features)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        if features is not None:
+            raise
         made = {name: _one_type(values) for name, values in columns.items()}
         return Dataset.from_dict(made, on_mixed_types="use_json")
 
@@ -233,10 +219,7 @@ def _one_type(values: list[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def readable(what: str, name: str, *, code: str, fix: str) -> Iterator[None]:
-    """Errors of `datasets` and of the hub as a `DataError`: `what` with their cause.
-
-    D034 for a dataset that is a script, which `datasets` no longer runs.
-    """
+    """Errors of `datasets` and of the hub as a `DataError`: `what` with the cause; D034 for a script, no longer run."""
     from datasets.exceptions import DatasetGenerationError
 
     try:
@@ -259,9 +242,6 @@ def root_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
 
 
-# ---- rows ----
-
-
 def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
     """The rows of `file_rows`. Raises one `DataError` of all bad ones, before the end."""
     problems: list[Finding] = []
@@ -279,13 +259,7 @@ def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
 
 
 def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
-    """Line and row of every row of a file of lines, in constant memory; its Finding in place of a bad row.
-
-    The line is None in JSON that is one list.
-
-    Raises:
-        DataError: a file that cannot be read, or has no row.
-    """
+    """Line (None in a JSON list) and row of every row, or its Finding, in constant memory. Raises `DataError`."""
     form = form_of(path)
     empty = True
     with _readable(path):
@@ -303,18 +277,15 @@ def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
 
 
 def columns_and_form(path: Path) -> tuple[tuple[str, ...] | None, str]:
-    """The columns of a CSV file, as its header names them, and a note on an unusual format of any file of lines.
-
-    Raises:
-        DataError: a file that cannot be read (D024, D026, D027, D039).
-    """
+    """Columns of a CSV file's header, a note on an odd format. Raises `DataError` (D024, D026, D027, D039)."""
     form = form_of(path)
     if form.kind != ".csv":
         return None, form.words
     separator, _, names = _csv_header(path, _lines(path, form))
-    usual = separator == ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
-    between = "" if usual else f"a table with {SEPARATORS.get(separator, separator)} between its columns"
-    return tuple(filter(None, names)), ", ".join(filter(None, [form.words, between]))
+    notes = [form.words] if form.words else []
+    if separator != ("\t" if path.suffix.lower() in (".tsv", ".tab") else ","):
+        notes.append(f"a table with {SEPARATORS.get(separator, separator)} between its columns")
+    return tuple(filter(None, names)), ", ".join(notes)
 
 
 def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
@@ -333,16 +304,17 @@ def _row_of(path: Path, number: int, line: str) -> Any:
     try:
         row = _DECODER.decode(line)
     except json.JSONDecodeError as error:
-        what = f"{path} line {number}, column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
-        return row_problem("D004", None, what, _ONE_A_LINE)
+        what = f", column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
+        code, fix = "D004", _ONE_A_LINE
     except _NotJSON as error:
-        return row_problem("D029", None, f"{path} line {number}: {error} is not JSON", _NULL)
+        code, what, fix = "D029", f": {error} is not JSON", _NULL
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
-        return row_problem("D004", None, f"{path} line {number}: {error}", _ONE_A_LINE)
-    if isinstance(row, dict):
-        return row
-    what = f"{path} line {number}: expected an object, {{...}}, got {type(row).__name__}"
-    return row_problem("D031", None, what, _OBJECT)
+        code, what, fix = "D004", f": {error}", _ONE_A_LINE
+    else:
+        if isinstance(row, dict):
+            return row
+        code, what, fix = "D031", f": expected an object, {{...}}, got {type(row).__name__}", _OBJECT
+    return row_problem(code, None, f"{path} line {number}{what}", fix)
 
 
 _ONE_A_LINE = "write every row as one JSON object on a line of its own"
@@ -368,7 +340,6 @@ def _caret(line: str, column: int) -> str:
 
 
 def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
-    """Rows of a list of objects, or of an object a line. Raises `DataError` for anything else."""
     text = "".join(line for _, line in _lines(path, form))
     try:
         rows = _DECODER.decode(text)
@@ -401,8 +372,7 @@ SEPARATORS: Mapping[str, str] = {",": "a comma", ";": "a semicolon", "\t": "a ta
 def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int, list[str]]:
     """Separator, number of the header's line, and the columns, whose names may be empty; takes these lines."""
     number, line = next(((number, line) for number, line in lines if line.strip()), (0, ""))
-    told = re.fullmatch(r"\"?sep=(.)\"?\s*", line)  # written by Excel
-    if told:
+    if told := re.fullmatch(r"\"?sep=(.)\"?\s*", line):  # written by Excel
         number, line = next(iter(lines), (number, ""))
 
     def parts(separator: str) -> list[str]:
@@ -431,10 +401,8 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             fields = next(reader, None)
         except csv.Error as error:
             what = f"{path} line {start}: a quote that is not closed, or stands inside a field ({error})"
-            yield (
-                start,
-                row_problem("D027", None, what, 'write a quote inside a field twice, the field in quotes: "5"" wide"'),
-            )
+            fix = 'write a quote inside a field twice, the field in quotes: "5"" wide"'
+            yield start, row_problem("D027", None, what, fix)
             continue
         if fields is None:
             return
@@ -452,19 +420,10 @@ def _text_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
     yield from ((number, {"prompt": line.rstrip("\r\n")}) for number, line in _lines(path, form) if line.strip())
 
 
-_READERS: Mapping[str, Callable[[Path, Form], Iterator[tuple[int | None, Any]]]] = {
-    ".jsonl": _jsonl_rows,
-    ".json": _json_rows,
-    ".csv": _csv_rows,
-    ".txt": _text_rows,
-}
-
-
-# ---- text ----
+_READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
 
 
 def _lines(path: Path, form: Form) -> Iterator[tuple[int, str]]:
-    """Number and text of every line. Raises `DataError` for bytes that are no text."""
     with _opened(path, form.compression) as stream, TextIOWrapper(stream, form.encoding, newline="") as text:
         try:
             yield from enumerate(text, start=1)
@@ -482,12 +441,10 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        what = f"{path} is damaged: {error}."
-        raise DataError(what, code="D039", fix="write or download it again") from error
+        raise DataError(f"{path} is damaged: {error}.", code="D039", fix="write or download it again") from error
 
 
 def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
-    """The error of the first line that is not text in the file's encoding."""
     if form.encoding not in ("utf-8", "utf-8-sig"):
         what = f"{path} begins as {form.encoding.upper()} and goes on as something else ({error.reason})."
         return DataError(what, code="D026", fix="write it again as UTF-8")
@@ -496,11 +453,9 @@ def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
             try:
                 raw.decode("utf-8")
             except UnicodeDecodeError as bad:
-                western = re.search(rb"[\x80-\xff]{3}", raw) is None  # letters with accents stand alone
-                looks = (
-                    "; the file looks like cp1252 (Windows)" if western else ", and which encoding it is is not known"
-                )
-                code, to = "cp1252" if western else "ENCODING", f"{path.stem}-utf8{path.suffix}"
+                code, looks, to = "cp1252", "; the file looks like cp1252 (Windows)", f"{path.stem}-utf8{path.suffix}"
+                if re.search(rb"[\x80-\xff]{3}", raw):  # letters with accents stand alone
+                    code, looks = "ENCODING", ", and which encoding it is is not known"
                 what = f"{path} line {number}: byte 0x{raw[bad.start]:02X} is not UTF-8{looks}."
                 fix = f"Convert it: iconv -f {code} -t utf-8 {path} > {to}; or in Excel: Save As, CSV UTF-8"
                 return DataError(what, code="D026", fix=fix)

@@ -16,7 +16,6 @@ from podium.data.query import parse_query
 from podium.errors import ConfigError, DataError, did_you_mean
 
 PREFIX = "reasoning-gym:"
-
 _EXAMPLE = "dataset: reasoning-gym:chain_sum?size=1000&seed=1"
 
 
@@ -32,10 +31,9 @@ def parse_name(name: str) -> tuple[str, dict[str, Any]]:
 def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -> list[dict[str, Any]]:
     """The tasks of a reasoning-gym dataset as rows: `prompt`, `answer` and `metadata` as JSON text.
 
-    Many generators repeat themselves. A prompt is kept once, so that there are `size` rows at most.
-
-    Settings are those of the dataset's own configuration, or `difficulty`. Raises `ConfigError` without reasoning-gym
-    or for a dataset it lacks, `DataError` for settings that do not fit.
+    Many generators repeat themselves. A prompt is kept once, so that there are `size` rows at most. Settings are those
+    of the dataset's own configuration, or `difficulty`. Raises `ConfigError` without reasoning-gym or for a dataset it
+    lacks, `DataError` for settings that do not fit.
 
     >>> row = gym_rows("chain_sum", size=1, seed=1)[0]
     >>> sorted(row), row["answer"].lstrip("-").isdigit()
@@ -79,14 +77,13 @@ def check_task(name: str) -> None:
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
-        what = f"reasoning-gym has no dataset `{name}`. It has {len(DATASETS)}."
-        raise ConfigError(what, code="D057", fix=did_you_mean(name, DATASETS) or _EXAMPLE)
+        fix = did_you_mean(name, DATASETS) or _EXAMPLE
+        raise ConfigError(f"reasoning-gym has no dataset `{name}`. It has {len(DATASETS)}.", code="D057", fix=fix)
 
 
 def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
     if name not in known:
-        listed = ", ".join([*known, "difficulty"])
-        what = f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed}."
+        what = f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {', '.join([*known, 'difficulty'])}."
         raise DataError(what, code="D057", fix=did_you_mean(name, known) or _EXAMPLE)
     kind = type(known[name])
     fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
@@ -103,8 +100,7 @@ def _level(dataset: str, level: Any) -> dict[str, Any]:
     if not has_curriculum(dataset):
         raise DataError(f"reasoning-gym's `{dataset}` has no levels of difficulty.", code="D057", fix=_EXAMPLE)
     if type(level) is not int or level < 0:
-        what = f"`difficulty` is a level, 0 or more; it is `{level}`."
-        raise DataError(what, code="D057", fix="difficulty=0")
+        raise DataError(f"`difficulty` is a level, 0 or more; it is `{level}`.", code="D057", fix="difficulty=0")
     curriculum = create_curriculum(dataset)
     curriculum.set_global_level(level)
     made = dataclasses.asdict(curriculum.generate_configuration())

@@ -1,8 +1,6 @@
 """From a name to rows with prompts: loaded, split by content, shaped by templates, filtered, mixed, ordered.
 
-    train, held_out = podium.data.load("qa.csv", prompt="{question}", answer="{expert_answer}", held_out=0.2)
-
-`podium.data.check` judges the rows, `podium.data.prompts` renders them.
+train, held_out = podium.data.load("qa.csv", prompt="{question}", answer="{expert_answer}", held_out=0.2)
 """
 
 from __future__ import annotations
@@ -30,18 +28,14 @@ from podium.errors import DataError
 class DatasetSpec:
     """One dataset, or one of a mixture."""
 
-    path: Any
-    """Built-in or reasoning-gym task, `file.py:function`, file, folder, hub id; or a dataset."""
-    weight: float | None = None
-    """Its share of the mixture is this over the sum; None for all: all rows of all parts."""
-    config: str | None = None
-    """Configuration of a hub dataset."""
+    path: Any  # built-in or reasoning-gym task, `file.py:function`, file, folder, hub id; or a dataset
+    weight: float | None = None  # its share of the mixture is this over the sum; None for all: all rows of all parts
+    config: str | None = None  # configuration of a hub dataset
     split: str = "train"
     columns: Columns = field(default_factory=Columns)
 
     @property
     def name(self) -> str:
-        """For messages."""
         return str(self.path) if isinstance(self.path, (str, Path)) else "the dataset"
 
 
@@ -49,12 +43,9 @@ class DatasetSpec:
 class DataSpec:
     """All datasets of a run and what is made of their rows; the fields are keys of a recipe, TRL's where it has one."""
 
-    dataset: Any = None
-    """As `DatasetSpec.path`."""
-    parts: tuple[DatasetSpec, ...] = ()
-    """A mixture, instead of `dataset`."""
-    eval_dataset: Any = None
-    """Held-out rows; None: `held_out`, or the test split of `dataset`, when it has one."""
+    dataset: Any = None  # as `DatasetSpec.path`
+    parts: tuple[DatasetSpec, ...] = ()  # a mixture, instead of `dataset`
+    eval_dataset: Any = None  # held-out rows; None: `held_out`, or the test split of `dataset`, when it has one
     dataset_config: str | None = None
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
@@ -63,42 +54,30 @@ class DataSpec:
     dataset_streaming: bool = False
     datasets: tuple[Mapping[str, Any], ...] = ()
     """TRL's mixture, instead of `dataset`: `path, name, data_dir, data_files, split, columns, fraction`."""
-    streaming: bool = False
-    """For TRL's mixture."""
-    test_split_size: float | None = None
-    """For TRL's mixture: the share (or number) of rows to hold out."""
-    columns: Columns = field(default_factory=Columns)
-    """For `dataset` and `eval_dataset`."""
+    streaming: bool = False  # for TRL's mixture
+    test_split_size: float | None = None  # for TRL's mixture: the share (or number) of rows to hold out
+    columns: Columns = field(default_factory=Columns)  # for `dataset` and `eval_dataset`
     filter: tuple[Condition, ...] = ()
     """Conditions on the training rows, by their columns as they come; held-out rows stay as they are."""
-    held_out: float | None = None
-    """Share of the prompts to hold out, by their content."""
-    pass_rates: str | None = None
-    """A file of measured pass rates."""
-    pass_rate: tuple[float, float] | None = None
-    """Lowest and highest of them that are trained on."""
+    held_out: float | None = None  # share of the prompts to hold out, by their content
+    pass_rates: str | None = None  # a file of measured pass rates
+    pass_rate: tuple[float, float] | None = None  # lowest and highest of them that are trained on
     order: Order | None = None
-    difficulty: str | None = None
-    """The column to order by; None: pass rates."""
-    seed: int = 42
-    """For mixtures."""
+    difficulty: str | None = None  # the column to order by; None: pass rates
+    seed: int = 42  # for mixtures
 
     @property
     def all_parts(self) -> tuple[DatasetSpec, ...]:
         """The parts; one, where there is no mixture."""
-        alone = DatasetSpec(
-            path=self.dataset, config=self.dataset_config, split=self.dataset_train_split, columns=self.columns
-        )
-        return self.parts or (alone,)
+        config, split = self.dataset_config, self.dataset_train_split
+        return self.parts or (DatasetSpec(path=self.dataset, config=config, split=split, columns=self.columns),)
 
     @property
     def name(self) -> str:
-        """For messages."""
         return "the mixture" if self.parts or self.datasets else self.all_parts[0].name
 
     @property
     def is_given(self) -> bool:
-        """Whether a dataset is named."""
         return self.dataset is not None or bool(self.datasets or self.parts)
 
 
@@ -133,8 +112,7 @@ def load(dataset: Any, **more: Any) -> Loaded:
         seed: of mixtures.
         more: other fields of `DataSpec`: `dataset_config`, `dataset_train_split`, `dataset_streaming`, ...
 
-    Raises:
-        DataError: nothing there, not readable, or columns that are not there.
+    Raises `DataError` where nothing is there, it is not readable, or columns are missing.
     """
     own = {key: more.pop(key) for key in _COLUMN_KEYS if key in more}
     columns = Columns(**{**own, "examples": tuple(own.get("examples") or ())})
@@ -151,11 +129,7 @@ def load(dataset: Any, **more: Any) -> Loaded:
 
 
 def load_data(spec: DataSpec) -> Loaded:
-    """The training rows and, when there are some, the held-out rows.
-
-    Raises:
-        DataError: nothing there, or not readable; files are named with line and column.
-    """
+    """The training rows and, when there are some, the held-out rows. Raises `DataError`, files with line and column."""
     opened = open_data(spec)
     for _, made in (*opened.train, *opened.held_out):
         made.read()
@@ -197,10 +171,7 @@ class OpenData:
 
 
 def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = True) -> OpenData:
-    """Open every dataset of a spec; what cannot be opened is missing, if `attempts` do not raise.
-
-    `keep`: whether the rows are to be loaded, or only read in constant memory.
-    """
+    """Open every dataset of a spec, without those that `attempts` collect errors of, to load (`keep`) or only read."""
     attempts = attempts or Attempts()
     file = spec.pass_rates
     rates = None if file is None else attempts.attempt(lambda: read_pass_rates(file, spec.pass_rate))
@@ -229,11 +200,10 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
 
 
 def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[RowSource, RowSource | None]:
-    """One part's training rows and held-out rows as they are; both may be of one file."""
     name = spec.name if spec.datasets else part.name
     ends = _file_kind(part.path) is not None and (not keep or spec.dataset_streaming)
-    lines = is_lines(part.path)
-    splits = {"train": _lines(name, spec)} if lines else part_splits(spec, part, streaming=ends)
+    is_text = is_lines(part.path)
+    splits = {"train": _lines(name, spec)} if is_text else part_splits(spec, part, streaming=ends)
     train = _source(train_rows(spec, part, splits), name, is_file=ends)
     held_out = None if spec.eval_dataset is not None else _held_out_rows(spec, part, splits)
     if held_out is None:
@@ -262,9 +232,8 @@ def _eval_source(spec: DataSpec, name: str, *, keep: bool) -> RowSource:
         return _lines(name, spec)
     ends = _file_kind(name) is not None and (not keep or spec.dataset_streaming)
     splits = load_splits(spec.eval_dataset, streaming=ends or spec.dataset_streaming)
-    alone = len(splits) == 1
-    rows = next(iter(splits.values())) if alone else chosen(splits, spec.dataset_test_split, name, "dataset_test_split")
-    return _source(rows, name, is_file=ends)
+    wanted = next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split
+    return _source(chosen(splits, wanted, name, "dataset_test_split"), name, is_file=ends)
 
 
 def shaped(rows: Any, columns: Columns, name: str) -> Any:
@@ -277,13 +246,11 @@ def shaped(rows: Any, columns: Columns, name: str) -> Any:
 def part_splits(spec: DataSpec, part: DatasetSpec, *, streaming: bool = False) -> Mapping[str, Any]:
     """The splits of one part as they are. Raises `DataError`."""
     if spec.datasets:
-        return trl_mixture(
-            spec.datasets, streaming=spec.streaming, test_split_size=spec.test_split_size, seed=spec.seed
-        )
+        size = spec.test_split_size
+        return trl_mixture(spec.datasets, streaming=spec.streaming, test_split_size=size, seed=spec.seed)
     if part.path is None:
-        raise DataError(
-            "No dataset.", code="C031", fix="dataset: builtin:additions, a file (.jsonl, .csv, ...) or a hub id"
-        )
+        fix = "dataset: builtin:additions, a file (.jsonl, .csv, ...) or a hub id"
+        raise DataError("No dataset.", code="C031", fix=fix)
     return load_splits(part.path, config=part.config, streaming=streaming or spec.dataset_streaming)
 
 
@@ -320,50 +287,24 @@ def _held_out_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any])
     return splits.get(spec.dataset_test_split) if spec.use_test_split == "if there" else None
 
 
-# ---- reading a spec ----
-
-
 def contradictions(spec: DataSpec) -> dict[str, DataError]:
     """By key, the last contradiction between two keys."""
     weighted = {part.weight is not None for part in spec.parts}
-    measured, hard = spec.pass_rates is not None, spec.difficulty is not None
+    measured, hard, ordered = spec.pass_rates is not None, spec.difficulty is not None, spec.order is not None
+    twice = spec.held_out is not None and spec.eval_dataset is not None
+    unmeasured = spec.pass_rate is not None and not measured
+    streams = ordered and (spec.dataset_streaming or spec.streaming)
+    measure = "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes."
+    rank = "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`."
+    choose = "Set `order: easy_first` or `order: hard_first`."
+    partly = "`weight` is given for some parts of `dataset` and not for others."
     found = (
-        (
-            "held_out",
-            spec.held_out is not None and spec.eval_dataset is not None,
-            "`held_out` and `eval_dataset` both say what is held out.",
-            "Leave one of them out.",
-        ),
-        (
-            "pass_rate",
-            spec.pass_rate is not None and not measured,
-            "`pass_rate` needs measured rates.",
-            "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes.",
-        ),
-        (
-            "difficulty",
-            hard and spec.order is None,
-            "`difficulty` does nothing without an order.",
-            "Set `order: easy_first` or `order: hard_first`.",
-        ),
-        (
-            "order",
-            spec.order is not None and not hard and not measured,
-            "`order` needs to know what is hard.",
-            "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
-        ),
-        (
-            "order",
-            spec.order is not None and (spec.dataset_streaming or spec.streaming),
-            "`order` needs all rows at once.",
-            "Leave out `dataset_streaming`.",
-        ),
-        (
-            "dataset",
-            len(weighted) == 2,
-            "`weight` is given for some parts of `dataset` and not for others.",
-            "Give it for all or none.",
-        ),
+        ("held_out", twice, "`held_out` and `eval_dataset` both say what is held out.", "Leave one of them out."),
+        ("pass_rate", unmeasured, "`pass_rate` needs measured rates.", measure),
+        ("difficulty", hard and not ordered, "`difficulty` does nothing without an order.", choose),
+        ("order", ordered and not (hard or measured), "`order` needs to know what is hard.", rank),
+        ("order", streams, "`order` needs all rows at once.", "Leave out `dataset_streaming`."),
+        ("dataset", len(weighted) == 2, partly, "Give it for all or none."),
     )
     return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in found if holds}
 
@@ -373,25 +314,18 @@ _COLUMN_KEYS = PART_KEYS[4:]
 
 
 def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[DatasetSpec, ...]:
-    """The parts of a mixture from mappings (or names alone); what one leaves out is as in `columns`.
-
-    Raises:
-        DataError: an entry that is none.
-    """
+    """The parts of a mixture from mappings (or names alone), the rest as in `columns`. Raises `DataError` (C003)."""
     return tuple(_part(entry, columns) for entry in entries)
 
 
 def _part(entry: Any, columns: Columns) -> DatasetSpec:
     if not isinstance(entry, Mapping):
         return DatasetSpec(path=entry, columns=columns)
-    unknown = [key for key in entry if key not in PART_KEYS]
-    if unknown or "path" not in entry:
+    if "path" not in entry or any(key not in PART_KEYS for key in entry):
         what = f"A part of a mixture has {', '.join(PART_KEYS)}, `path` in any case; got {', '.join(map(str, entry))}."
         fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
         raise DataError(what, code="C003", fix=fix)
-    own = {key: entry[key] for key in _COLUMN_KEYS if key in entry}
-    if "examples" in own:
-        own["examples"] = tuple(own["examples"] or ())
+    own = {key: tuple(entry[key] or ()) if key == "examples" else entry[key] for key in _COLUMN_KEYS if key in entry}
     rest = {key: entry[key] for key in ("path", "weight", "config", "split") if entry.get(key) is not None}
     return DatasetSpec(**rest, columns=replace(columns, **own))
 

@@ -17,10 +17,8 @@ def mixed(parts: Mapping[str, Any], weights: Sequence[float | None], *, seed: in
     """Parts by name as one dataset: all their rows, or with weights as many of each as keeps the shares.
 
     Which rows of a part are taken depends on `seed` alone. They are spread evenly, so that every stretch of the
-    mixture has about the shares of the whole. Of streams the shares hold on average.
-
-    Raises:
-        DataError: columns of one name and of types that do not go together (D058).
+    mixture has about the shares of the whole. Of streams the shares hold on average. Raises `DataError` (D058) for
+    columns of one name whose types do not go together.
     """
     from datasets import concatenate_datasets, interleave_datasets
 
@@ -65,7 +63,11 @@ def _check_types(parts: Mapping[str, Any]) -> None:
                 continue
             first, other = seen.setdefault(column, (name, kind))
             if other != kind:
-                what = f"`{column}` is {_in_words(other)} in {first} and {_in_words(kind)} in {name}."
+                one, two = (
+                    str(each.dtype) if isinstance(each, Value) else "a mapping" if isinstance(each, dict) else "a list"
+                    for each in (other, kind)
+                )
+                what = f"`{column}` is {one} in {first} and {two} in {name}."
                 fix = _ONE_WAY.get(column, "Write the column one way in all parts, or leave it out of one.")
                 raise DataError(what, code="D058", fix=fix)
 
@@ -76,25 +78,10 @@ _ONE_WAY = {
 }
 
 
-def _in_words(kind: Any) -> str:
-    from datasets import Value
-
-    if isinstance(kind, Value):
-        return str(kind.dtype)
-    return "a mapping" if isinstance(kind, dict) else "a list"
-
-
-# ---- TRL's ----
-
-
 def trl_mixture(
     datasets: Sequence[Mapping[str, Any]], *, streaming: bool, test_split_size: float | None, seed: int
 ) -> dict[str, Any]:
-    """TRL's `datasets:`: parts one after another, cut to shares when `fraction` is given.
-
-    Raises:
-        DataError: a part that cannot be had, or shares of a stream.
-    """
+    """TRL's `datasets:`: parts one after another, cut to shares when `fraction` is given. Raises `DataError`."""
     from datasets import concatenate_datasets
 
     parts = [_trl_part(part, streaming=streaming) for part in datasets]
@@ -105,8 +92,7 @@ def trl_mixture(
     if test_split_size is None:
         return {"train": rows}
     if streaming:
-        what = "`test_split_size` needs to know how many rows there are."
-        raise DataError(what, code="C030", fix="Leave out `streaming`.")
+        raise _needs_a_count("test_split_size")
     return dict(rows.train_test_split(test_size=test_split_size, seed=seed))
 
 
@@ -117,6 +103,10 @@ def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
         what = f"`{key}`: {name} has no split `{wanted}`, but {', '.join(splits)}."
         raise DataError(what, code="D038", fix=as_line(key, near))
     return splits[wanted]
+
+
+def _needs_a_count(key: str) -> DataError:
+    return DataError(f"`{key}` needs to know how many rows there are.", code="C030", fix="Leave out `streaming`.")
 
 
 def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
@@ -136,14 +126,10 @@ def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
 def _cut_to_shares(parts: list[Any], fractions: list[float | None], *, streaming: bool) -> list[Any]:
     """The first rows of each part, so that none is repeated and the shares come out (as in TRL 1.16)."""
     if streaming:
-        what = "`fraction` needs to know how many rows there are."
-        raise DataError(what, code="C030", fix="Leave out `streaming`.")
+        raise _needs_a_count("fraction")
     if any(fraction is None for fraction in fractions):
-        raise DataError(
-            "`fraction` is given for some parts of `datasets` and not for others.",
-            code="C030",
-            fix="Give it for all or none.",
-        )
+        what = "`fraction` is given for some parts of `datasets` and not for others."
+        raise DataError(what, code="C030", fix="Give it for all or none.")
     given = [float(fraction or 0) for fraction in fractions]
     shares = [fraction / sum(given) for fraction in given]
     total = min(len(part) / share for part, share in zip(parts, shares, strict=True) if share > 0)

@@ -4,7 +4,7 @@
     prompt = builder({"prompt": "2+2=", "answer": "4"}, id=0, row_index=0)
 
 What is rendered is what TRL's GRPO renders, but for one case: a conversation that ends with an assistant turn is
-continued, where TRL closes that turn and opens another. Knows tokenizers; knows no model, no rewards.
+continued, where TRL closes that turn and opens another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
-from podium.data.row import check_row, no_template, problems_text, text_of
+from podium.data.row import check_row, no_template, problems_text, row_problem, text_of
 from podium.errors import ConfigError, DataError, as_line
 from podium.records import Finding, Message, Prompt
 
@@ -55,19 +55,12 @@ class PromptBuilder:
             what = f"max_prompt_length is {self.max_prompt_length}; it must be at least 1, or None."
             raise ConfigError(what, code="C016", fix=as_line("max_prompt_length", None))
         if self.context_room is not None and self.context_room < 1:
-            raise ConfigError(
-                f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "
-                f"{self.context_length} positions for prompt and completion together.",
-                code="D015",
-                fix=f"Set max_completion_length under {self.context_length}.",
-            )
+            what = f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "
+            what += f"{self.context_length} positions for prompt and completion together."
+            raise ConfigError(what, code="D015", fix=f"Set max_completion_length under {self.context_length}.")
 
     def __call__(self, row: Mapping[str, Any], id: int, row_index: int) -> Prompt | None:
-        """The row as a prompt, or None where it is too long and `overlong` is "drop".
-
-        Raises:
-            DataError: a row without a usable prompt, or one that is too long where `overlong` is "error".
-        """
+        """The row as a prompt; None where it is too long and dropped. Raises `DataError` for a row of no use."""
         problem = check_row(row, row_index, chat_template=self.chat_template)
         token_ids = problem or self.tokenize(row["prompt"], row_index)
         if isinstance(token_ids, Finding):
@@ -75,7 +68,9 @@ class PromptBuilder:
         content, text = row["prompt"], None
         if self.limit is not None and len(token_ids) > self.limit:
             if self.overlong == "error":
-                raise DataError(problems_text(self.name, [self._too_long(len(token_ids), row_index)]))
+                what = f"the prompt has {len(token_ids)} tokens, but {self.limit_text}"
+                long = row_problem("D014", row_index, what, self.cure(len(token_ids)))
+                raise DataError(problems_text(self.name, [long]))
             if self.overlong == "drop":
                 return None
             token_ids = token_ids[-self.limit :]
@@ -91,7 +86,6 @@ class PromptBuilder:
 
     @property
     def chat_template(self) -> str | None:
-        """The template as text; None where there is none."""
         template = self.chat_template_kwargs.get("chat_template") or getattr(self.tokenizer, "chat_template", None)
         return template if template is None or isinstance(template, str) else str(template)
 
@@ -104,9 +98,7 @@ class PromptBuilder:
     @property
     def context_room(self) -> int | None:
         """Prompt tokens that fit before the longest completion; None: unknown."""
-        if self.context_length is None:
-            return None
-        return self.context_length - (self.max_completion_length or 0)
+        return None if self.context_length is None else self.context_length - (self.max_completion_length or 0)
 
     @property
     def limit(self) -> int | None:
@@ -116,13 +108,10 @@ class PromptBuilder:
 
     @property
     def limit_text(self) -> str:
-        """The limit with where it comes from."""
-        if self.limit == self.context_room:
-            return (
-                f"the context of {self.context_length} tokens less max_completion_length "
-                f"{self.max_completion_length or 0} leaves {self.limit} for the prompt"
-            )
-        return f"max_prompt_length is {self.limit}"
+        if self.limit != self.context_room:
+            return f"max_prompt_length is {self.limit}"
+        less = f"max_completion_length {self.max_completion_length or 0}"
+        return f"the context of {self.context_length} tokens less {less} leaves {self.limit} for the prompt"
 
     def tokenize(self, content: str | Sequence[Message], row_index: int) -> list[int] | Finding:
         """Token ids of a prompt that has been checked, however long; or the error of the chat template."""
@@ -138,8 +127,7 @@ class PromptBuilder:
         """Token counts of many rendered prompts, each with whether it is plain, in one call of the tokenizer."""
         counts = [0] * len(texts)
         for special in (True, False):  # a template writes the special tokens itself
-            chosen = [i for i, (_, is_plain) in enumerate(texts) if is_plain is special]
-            if chosen:
+            if chosen := [i for i, (_, is_plain) in enumerate(texts) if is_plain is special]:
                 encoded = self.tokenizer([texts[i][0] for i in chosen], add_special_tokens=special)["input_ids"]
                 for i, token_ids in zip(chosen, encoded, strict=True):
                     counts[i] = len(token_ids)
@@ -180,13 +168,9 @@ class PromptBuilder:
         try:
             return self.tokenizer.apply_chat_template(plain, **{**turn, **self.chat_template_kwargs, **how})
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            what = f"row {row_index}: the chat template refused the conversation: {error}"
             fix = "look at the roles: many templates want user and assistant to take turns, and a system message only "
-            return Finding(code="D012", severity="error", what=what, fix=f"{fix}first")
-
-    def _too_long(self, num_tokens: int, row_index: int) -> Finding:
-        what = f"row {row_index}: the prompt has {num_tokens} tokens, but {self.limit_text}"
-        return Finding(code="D014", severity="error", what=what, fix=self.cure(num_tokens))
+            what = f"the chat template refused the conversation: {error}"
+            return row_problem("D012", row_index, what, f"{fix}first")
 
 
 SPECIAL_TOKENS = 8
@@ -204,5 +188,4 @@ def most_tokens(text: str) -> int:
 
 def no_tokens(row_index: int) -> Finding:
     """A prompt of which the tokenizer makes no token."""
-    what = f"row {row_index}: the tokenizer made no token of the prompt"
-    return Finding(code="D002", severity="error", what=what, fix="leave the row out")
+    return row_problem("D002", row_index, "the tokenizer made no token of the prompt", "leave the row out")

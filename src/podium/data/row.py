@@ -14,9 +14,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 """Known to the templates of common models. A role that the chat template itself names is accepted too."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-MAX_LISTED = 20
-"""Problems written out in one message; the rest is counted."""
+MAX_LISTED = 20  # problems written out in one message; the rest is counted
 
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
 TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
@@ -36,35 +34,30 @@ def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Find
         return _check_conversation(prompt, index, chat_template)
     if prompt is None:
         return row_problem("D005", index, "prompt is null", LEAVE_OUT)
-    wrapped = "; put the message into a list" if isinstance(prompt, Mapping) else ""
-    return row_problem(
-        "D006", index, f"prompt is {shown(prompt)}", f"a prompt is a string or a list of messages{wrapped}"
-    )
+    fix = "a prompt is a string or a list of messages"
+    fix += "; put the message into a list" * isinstance(prompt, Mapping)
+    return row_problem("D006", index, f"prompt is {shown(prompt)}", fix)
 
 
 def no_template(row: int) -> Finding:
     """Chat rows, and a tokenizer without a chat template."""
-    return row_problem(
-        "M004",
-        row,
-        "the prompt is a conversation, but the tokenizer has no chat template",
+    fix = (
         "use an instruct model, or set `tokenizer.chat_template` (that of the instruct model of the same family fits) "
-        "and pass the tokenizer as `processing_class`, or write the prompts as plain strings",
     )
+    fix += "and pass the tokenizer as `processing_class`, or write the prompts as plain strings"
+    return row_problem("M004", row, "the prompt is a conversation, but the tokenizer has no chat template", fix)
 
 
 def _check_text(text: str, index: int) -> Finding | None:
-    if not text:
-        return row_problem("D002", index, "prompt is empty", LEAVE_OUT)
-    if text.isspace():
-        return row_problem("D003", index, "prompt is only whitespace", LEAVE_OUT)
+    if not text or text.isspace():
+        code, how = ("D003", "only whitespace") if text else ("D002", "empty")
+        return row_problem(code, index, f"prompt is {how}", LEAVE_OUT)
     return _surrogate(text, index, "the prompt")
 
 
 def _surrogate(text: str, index: int, where: str) -> Finding | None:
     """Half of a character, as a cut through UTF-16 leaves it: no tokenizer takes it."""
-    found = None if text.isascii() else _SURROGATE.search(text)
-    if found is None:
+    if text.isascii() or (found := _SURROGATE.search(text)) is None:
         return None
     what = f"{where} has half a character (U+{ord(found[0]):04X}) at offset {found.start()}, which is not text"
     return row_problem("D033", index, what, LEAVE_OUT)
@@ -74,8 +67,7 @@ def _check_conversation(messages: Sequence[Any], index: int, chat_template: str 
     if not messages:
         return row_problem("D007", index, "the conversation has no messages", LEAVE_OUT)
     for number, message in enumerate(messages, start=1):
-        problem = _check_message(message, chat_template)
-        if problem is not None:
+        if problem := _check_message(message, chat_template):
             code, what, fix = problem
             return row_problem(code, index, f"message {number}{what}", fix)
     if not any(text_of(message).strip() for message in messages):
@@ -93,7 +85,7 @@ def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, s
         cure = "; rename `from` to `role` and `value` to `content`" if "from" in message else ""
         return "D009", f": `role` missing; it has {listed(message)}", shape + cure
     role = message["role"]
-    if role not in ROLES and not _names(chat_template, role):
+    if role not in ROLES and not any(f"{mark}{role}{mark}" in (chat_template or "") for mark in "'\""):
         return "D010", f': unknown role "{role}"', f"roles are {', '.join(ROLES)}. {did_you_mean(role, ROLES)}".rstrip()
     if role == "assistant" and message.get("tool_calls"):
         return None
@@ -109,17 +101,14 @@ def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, st
         return "D008", f"{role}: content is null", LEAVE_OUT
     if isinstance(content, str):
         return None
-    if not isinstance(content, (list, tuple)) or not all(_is_part(part) for part in content):
+    is_parts = isinstance(content, (list, tuple)) and all(
+        isinstance(part, Mapping) and (part.get("type") != "text" or isinstance(part.get("text"), str))
+        for part in content
+    )
+    if not is_parts:
         return "D009", f"{role}: content is {shown(content)}", shape
     kinds = {str(part.get("type")) for part in content} - {"text"}
-    if kinds:
-        return "D036", f"{role}: content of type {', '.join(sorted(kinds))}", TEXT_ONLY
-    return None
-
-
-def _is_part(part: Any) -> bool:
-    """Whether a part of a content is of another kind than text, or has text."""
-    return isinstance(part, Mapping) and (part.get("type") != "text" or isinstance(part.get("text"), str))
+    return ("D036", f"{role}: content of type {', '.join(sorted(kinds))}", TEXT_ONLY) if kinds else None
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -130,13 +119,6 @@ def text_of(message: Mapping[str, Any]) -> str:
     """
     content = message.get("content")
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content or ())
-
-
-def _names(chat_template: str | None, role: str) -> bool:
-    return chat_template is not None and any(f"{mark}{role}{mark}" in chat_template for mark in "'\"")
-
-
-# ---- in words ----
 
 
 def row_problem(code: str, row: int | None, what: str, fix: str) -> Finding:

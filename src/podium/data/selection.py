@@ -15,12 +15,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from podium.data.columns import Columns, listed
-from podium.data.conditions import Condition, meets_all, none_kept
+from podium.data.conditions import Condition
 from podium.data.files import jsonl_rows
 from podium.errors import DataError, did_you_mean
 from podium.records import Finding
@@ -29,11 +28,7 @@ Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
 
 
-class DropReason(Enum):
-    """Reasons to leave a row out, in words."""
-
-    TOO_HARD = "solved too rarely"
-    TOO_EASY = "solved too often"
+TOO_HARD, TOO_EASY = "solved too rarely", "solved too often"
 
 
 def plain(prompt: Any) -> str:
@@ -77,37 +72,25 @@ def is_held_out(question: Any, share: float) -> bool:
 class PassRates:
     """Share of completions that solved each prompt, and the shares with which a row stays."""
 
-    name: str
-    """The file, for messages."""
-    by_prompt: Mapping[str, float] = field(repr=False)
-    """By fingerprint of the prompt as the model gets it."""
-    bounds: tuple[float, float] | None = None
-    """Lowest and highest that stay; None: all between never and always."""
+    name: str  # the file, for messages
+    by_prompt: Mapping[str, float] = field(repr=False)  # by fingerprint of the prompt as the model gets it
+    bounds: tuple[float, float] | None = None  # lowest and highest that stay; None: all between never and always
 
     def rate(self, prompt: Any) -> float | None:
-        """The measured rate of a prompt; None where it was not measured."""
         return self.by_prompt.get(fingerprint(prompt))
 
-    def reason_to_drop(self, rate: float) -> DropReason | None:
-        """The reason to leave out a row with this rate; None: it stays."""
+    def reason_to_drop(self, rate: float) -> str | None:
+        """The reason to leave out a row with this rate, in words; None: it stays."""
         if self.bounds is None:
-            return {0.0: DropReason.TOO_HARD, 1.0: DropReason.TOO_EASY}.get(rate)
-        low, high = self.bounds
-        return DropReason.TOO_HARD if rate < low else DropReason.TOO_EASY if rate > high else None
-
-    @property
-    def bounds_text(self) -> str:
-        """For messages."""
-        return "their pass rates" if self.bounds is None else "pass_rate [{:g}, {:g}]".format(*self.bounds)
+            return {0.0: TOO_HARD, 1.0: TOO_EASY}.get(rate)
+        return TOO_HARD if rate < self.bounds[0] else TOO_EASY if rate > self.bounds[1] else None
 
 
 def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:
     """Read a file that `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
-    path = Path(file).expanduser()
+    path, fix = Path(file).expanduser(), f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
     if not path.is_file():
-        what = f"`pass_rates`: there is no file {file}."
-        fix = f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
-        raise DataError(what, code="D025", fix=fix)
+        raise DataError(f"`pass_rates`: there is no file {file}.", code="D025", fix=fix)
     rates = {}
     for number, row in jsonl_rows(path):
         rate: Any = row.get("pass_rate") if isinstance(row, Mapping) else None
@@ -115,7 +98,6 @@ def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRat
         if not fits or not isinstance(row.get("fingerprint"), str):
             what = f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and `pass_rate` "
             what += "(from 0 to 1)."
-            fix = f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
             raise DataError(what, code="D054", fix=fix)
         rates[row["fingerprint"]] = float(rate)
     low_high = None if bounds is None else (float(bounds[0]), float(bounds[1]))
@@ -127,17 +109,13 @@ class RowTransform:
     """A way to make rows with a prompt and an answer, and to leave rows out."""
 
     columns: Columns = field(default_factory=Columns)
-    filter: tuple[Condition, ...] = ()
-    """Conditions that a row must meet, by its columns as they come."""
-    held_out: float | None = None
-    """Share of the prompts on the held-out side; None: there are no sides."""
-    wants_held_out: bool = False
-    """Whether the held-out side is kept, and not the other."""
+    filter: tuple[Condition, ...] = ()  # conditions that a row must meet, by its columns as they come
+    held_out: float | None = None  # share of the prompts on the held-out side; None: there are no sides
+    wants_held_out: bool = False  # whether the held-out side is kept, and not the other
     rates: PassRates | None = None
 
     @property
     def selects(self) -> bool:
-        """Whether rows may be left out at all."""
         return bool(self.filter) or self.held_out is not None or self.rates is not None
 
     def check_names(self, names: Sequence[str], dataset: str) -> None:
@@ -153,18 +131,16 @@ class RowFilter:
 
     transform: RowTransform
     num_seen: int = 0
-    num_met: int = 0
-    """Rows that meet the conditions."""
+    num_met: int = 0  # rows that meet the conditions
     num_kept: int = 0
-    num_measured: int = 0
-    """Rows whose prompts have a measured pass rate."""
-    dropped: Counter[DropReason] = field(default_factory=Counter)
+    num_measured: int = 0  # rows whose prompts have a measured pass rate
+    dropped: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The row with its prompt and answer; None: it is left out."""
         columns, rates, share = self.transform.columns, self.transform.rates, self.transform.held_out
         self.num_seen += 1
-        if not meets_all(row, self.transform.filter):
+        if not all(condition(row) for condition in self.transform.filter):
             return None
         self.num_met += 1
         if share is not None and is_held_out(columns.identity(row), share) is not self.transform.wants_held_out:
@@ -180,36 +156,29 @@ class RowFilter:
         return made
 
     def findings(self, name: str) -> list[Finding]:
-        """Rows that were left out for their pass rates, or rates of which none is of this dataset.
-
-        Raises:
-            DataError: no row meets the conditions.
-        """
+        """Rows left out for their pass rates, or none measured. Raises `DataError` where no row meets the filter."""
         rates, dropped = self.transform.rates, self.dropped.total()
         if self.num_seen and not self.num_met:
-            raise none_kept(self.transform.filter, self.num_seen)
+            what = (
+                f"`filter: {' and '.join(map(str, self.transform.filter))}` keeps none of the {self.num_seen:,} rows."
+            )
+            raise DataError(what, code="C061", fix="filter: a condition that some rows meet")
         total = self.num_kept + dropped
         if rates is None or not total:
             return []
         if not self.num_measured:
-            return [_unmeasured(name, rates)]
+            what = f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they "
+            what += "were measured on other prompts, or with another `system` or other `examples`"
+            fix = f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}"
+            return [Finding(code="D054", severity="error", what=what, fix=fix)]
         if not dropped:
             return []
-        why = ", ".join(f"{self.dropped[reason]:,} {reason.value}" for reason in DropReason if self.dropped[reason])
+        why = ", ".join(f"{self.dropped[each]:,} {each}" for each in (TOO_HARD, TOO_EASY) if self.dropped[each])
         unknown = total - self.num_measured
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
-        what = f"{name}: {dropped:,} of {total:,} rows are left out by {rates.bounds_text}: {why}{stay}"
+        bounds = "their pass rates" if rates.bounds is None else "pass_rate [{:g}, {:g}]".format(*rates.bounds)
+        what = f"{name}: {dropped:,} of {total:,} rows are left out by {bounds}: {why}{stay}"
         return [Finding(code="D051", severity="note", what=what, fix="`pass_rate: [0, 1]` keeps them")]
-
-
-def _unmeasured(name: str, rates: PassRates) -> Finding:
-    what = f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they were "
-    what += "measured on other prompts, or with another `system` or other `examples`"
-    fix = f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}"
-    return Finding(code="D054", severity="error", what=what, fix=fix)
-
-
-# ---- order ----
 
 
 def in_order(dataset: Any, order: Order, *, name: str, difficulty: str | None, rates: PassRates | None) -> Any:
@@ -218,22 +187,17 @@ def in_order(dataset: Any, order: Order, *, name: str, difficulty: str | None, r
     Hard is a high number in the column `difficulty`, or without one a low pass rate; rows that were not measured come
     last. Raises `DataError` (D055) for a column that is not there or has something else than numbers in it.
     """
-    ranks = _by_rate(dataset, rates) if difficulty is None else _by_column(dataset, difficulty, name)
+    if difficulty is None:
+        assert rates is not None, "an order needs a column or pass rates"
+        found = (rates.rate(row["prompt"]) for row in dataset.select_columns("prompt"))
+        ranks = [None if rate is None else -rate for rate in found]
+    elif difficulty in dataset.column_names:
+        ranks = [as_difficulty(value, difficulty, row, name) for row, value in enumerate(dataset[difficulty])]
+    else:
+        raise no_difficulty(difficulty, dataset.column_names, name)
     sign = 1.0 if order == "easy_first" else -1.0
     keys = [(rank is None, 0.0 if rank is None else sign * rank) for rank in ranks]
     return dataset.select(sorted(range(len(keys)), key=keys.__getitem__))
-
-
-def _by_rate(dataset: Any, rates: PassRates | None) -> list[float | None]:
-    assert rates is not None, "an order needs a column or pass rates"
-    found = (rates.rate(row["prompt"]) for row in dataset.select_columns("prompt"))
-    return [None if rate is None else -rate for rate in found]
-
-
-def _by_column(dataset: Any, column: str, name: str) -> list[float | None]:
-    if column not in dataset.column_names:
-        raise no_difficulty(column, dataset.column_names, name)
-    return [as_difficulty(value, column, row, name) for row, value in enumerate(dataset[column])]
 
 
 def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
@@ -253,6 +217,5 @@ def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
         number = math.nan
     if math.isnan(number):
         what = f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number."
-        fix = "Give every row a number, larger for harder."
-        raise DataError(what, code="D055", fix=fix)
+        raise DataError(what, code="D055", fix="Give every row a number, larger for harder.")
     return number

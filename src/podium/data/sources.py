@@ -1,8 +1,6 @@
 """From a name, or a dataset, to its splits as they are: built-in and reasoning-gym tasks, functions, files, the hub.
 
-    load_splits("train.jsonl")["train"]
-
-Knows nothing of prompts.
+load_splits("train.jsonl")["train"]
 """
 
 from __future__ import annotations
@@ -28,11 +26,7 @@ _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
 
 
 def load_splits(source: Any, *, config: str | None = None, streaming: bool = False) -> dict[str, Any]:
-    """All splits of one dataset: by name, by a function that makes its rows, or as it was given.
-
-    Raises:
-        DataError: nothing there, or not readable; files are named with line and column.
-    """
+    """All splits of a dataset: by name, by a function that makes its rows, or as given. Raises `DataError`."""
     if not isinstance(source, (str, Path)):
         return _given(source, streaming=streaming)
     name = str(source)
@@ -52,11 +46,7 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
 
 
 def check_exists(name: str, key: str = "dataset") -> None:
-    """Refuse a name that can only be a file, a folder or a task, and is not there. `key`: what has this name.
-
-    Raises:
-        DataError: with near names.
-    """
+    """Raises `DataError` for a name, under `key`, that can only be a file, a folder or a task, and is not there."""
     if name.startswith(gym.PREFIX):
         gym.check_task(gym.parse_name(name)[0])
         return
@@ -70,7 +60,6 @@ def check_exists(name: str, key: str = "dataset") -> None:
 
 
 def _similar(path: Path) -> list[str]:
-    """Files beside a missing one with a similar name."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
 
@@ -81,9 +70,6 @@ def _listed(path: Path, near: list[str]) -> str:
     return f" Similar: {', '.join(near)}." if near else ""
 
 
-# ---- datasets and functions ----
-
-
 def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
     """A dataset that is there already, a dict of its splits, or a function that makes its rows."""
     if isinstance(source, Mapping):
@@ -91,8 +77,7 @@ def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
     if hasattr(source, "column_names"):
         return {"train": source}
     if callable(source):
-        name = getattr(source, "__name__", type(source).__name__)
-        return {"train": _made(source, name, streaming=streaming)}
+        return {"train": _made(source, getattr(source, "__name__", type(source).__name__), streaming=streaming)}
     what = f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}."
     fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
     raise DataError(what, code="D056", fix=fix)
@@ -104,17 +89,15 @@ def _function(name: str) -> Callable[[], Any]:
     file, _, function = target.rpartition(":")
     try:
         module = module_from_file(find_file(file, Path()), file)
-        found = attribute(module, function, file, rule="rows come from a function")
+        return partial(attribute(module, function, file, rule="rows come from a function"), **arguments)
     except ConfigError as error:
         raise DataError(error.what, code="D056", fix=error.fix or _OF_FUNCTION) from error
-    return partial(found, **arguments)
 
 
 _OF_FUNCTION = "dataset: FILE.py:FUNCTION, with a function that yields dicts"
 
 
 def _made(make: Callable[[], Any], name: str, *, streaming: bool) -> Any:
-    """The rows that a function makes, as a stream or a `Dataset`."""
     from datasets import IterableDataset
 
     rows = partial(_rows_of, make, name)
@@ -135,9 +118,8 @@ def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
     except Exception as error:  # a user's function can raise anything
         where, fix = name, _OF_FUNCTION
         if error.__traceback__ and error.__traceback__.tb_next:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{frame.filename}:{frame.lineno}"
-            fix = f"correct line {frame.lineno} of {frame.filename}"
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where, fix = f"{at.filename}:{at.lineno}", f"correct line {at.lineno} of {at.filename}"
         what = f"{name}: making the rows failed at {where}: {type(error).__name__}: {error}"
         raise DataError(what, code="D056", fix=fix) from error
 
@@ -156,9 +138,6 @@ def rows_dataset(rows: list[Any], name: str) -> Any:
             what = f"{name}: the column `{column}` holds values that are no column ({kinds}): {error}"
             raise DataError(what, code="D056", fix="Write one type in every row, for example str(value).") from None
     return Dataset.from_dict(columns)
-
-
-# ---- folders and the hub ----
 
 
 def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
@@ -190,12 +169,11 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except (OSError, ValueError):  # no file at all: an error of `load_dataset`
         return {}
-    inside = folder.resolve()
-    kept = {
-        str(split): sorted(folder / Path(name).relative_to(inside) for name in names if kind_of(Path(name)))
-        for split, names in found.items()
-    }
-    return {split: paths for split, paths in kept.items() if paths}
+    kept: dict[str, list[Path]] = {}
+    for split, names in found.items():
+        if paths := [path for name in names if kind_of(path := Path(name))]:
+            kept[str(split)] = sorted(folder / path.relative_to(folder.resolve()) for path in paths)
+    return kept
 
 
 def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:

@@ -1,8 +1,6 @@
 """One pass over a dataset: problems of its rows, and counts for the rules about the whole.
 
-    survey = survey_rows(RowSurvey(source=file_source(Path("train.jsonl")), builder=builder))
-
-`podium.data.check` and `podium.recipe.checks.data` judge the counts.
+survey = survey_rows(RowSurvey(source=file_source(Path("train.jsonl")), builder=builder))
 """
 
 from __future__ import annotations
@@ -27,67 +25,37 @@ from podium.records import Finding
 
 logger = logging.getLogger(__name__)
 
-MAX_SHOWN = 20
-"""Bad rows of one kind that are written out; the rest is counted."""
-
+MAX_SHOWN = 20  # bad rows of one kind that are written out; the rest is counted
 SHOWN_ROWS = 5
-
-MEASURED_ROWS = 1_000
-"""Prompts whose tokens are counted, evenly over the whole dataset: a tenth of a millisecond each. On top come the
-longest texts, and those that may be too long."""
-
-SUSPECTS = 10_000
-"""Most prompts measured because they may be too long."""
-
-LONGEST = 64
-"""Texts measured because no other has more bytes: one of them is the longest prompt."""
-
-STREAM_ROWS = 10_000
-"""Rows of a stream without an end that are looked at."""
-
-EXAMPLES = 4
-"""Usable rows that are kept, for trying the rewards on."""
-
-SHORT_ANSWER = 100
-"""Characters of an answer that another one contradicts; longer ones are texts of which several may be right."""
-
-RENDERED = 20
-"""Conversations with tools that are rendered, to see what the template leaves out."""
-
-LARGE_ROW = 1_000_000
-"""Characters of a prompt that is reported for its size."""
-
-COUNTED_BYTES = 64 << 20
-"""Bytes of a file whose lines are counted; the number of lines of a larger one is extrapolated."""
-
+MEASURED_ROWS = 1_000  # prompts whose tokens are counted, evenly over the whole dataset: a tenth of a millisecond each
+SUSPECTS = 10_000  # most prompts measured besides because they may be too long
+LONGEST = 64  # texts measured besides because no other has more bytes: one of them is the longest prompt
+STREAM_ROWS = 10_000  # rows of a stream without an end that are looked at
+EXAMPLES = 4  # usable rows that are kept, for trying the rewards on
+SHORT_ANSWER = 100  # characters of an answer that another one contradicts; of longer texts several may be right
+RENDERED = 20  # conversations with tools that are rendered, to see what the template leaves out
+LARGE_ROW = 1_000_000  # characters of a prompt that is reported for its size
+COUNTED_BYTES = 64 << 20  # bytes of a file whose lines are counted; the number of lines of a larger one is extrapolated
 _BATCH = 512
-_TEMPLATE = 512
-"""Tokens that a chat template may add."""
+_TEMPLATE = 512  # tokens that a chat template may add
 _OF_TOOLS = ("tool", "function", "ipython")
 
-Line = int | str | None
-"""Number of the line; a text is the whole place; None: rows have no lines."""
+Line = int | str | None  # number of the line; a text is the whole place; None: rows have no lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource:
     """A source of rows."""
 
-    name: str
-    """For messages: a file, or `train_dataset`."""
+    name: str  # for messages: a file, or `train_dataset`
     rows: Callable[[], Iterator[tuple[Line, Any]]]
     """Line and row; a Finding in place of a row that cannot be read, None in place of one that is left out."""
-    about: int | None
-    """Approximate number of rows; None: not known."""
-    columns: tuple[str, ...] | None = None
-    """None: those of the rows."""
+    about: int | None  # approximate number of rows; None: not known
+    columns: tuple[str, ...] | None = None  # None: those of the rows
     is_stream: bool = False
-    form: str = ""
-    """Notes about the format of the file."""
-    dataset: Any = None
-    """The rows as a `Dataset`, a stream or a list; None: they are read from a file line by line."""
-    lines_first: bool = False
-    """Whether bad lines of the file behind a stream are to be found before the stream is used."""
+    form: str = ""  # notes about the format of the file
+    dataset: Any = None  # the rows as a `Dataset`, a stream or a list; None: they are read from a file line by line
+    lines_first: bool = False  # whether bad lines of the file behind a stream are to be found before the stream is used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +63,8 @@ class CheckedRows:
     """A dataset in which no error was found, and which of its prompts are too long."""
 
     rows: Any
-    settings: tuple[object, ...] = ()
-    """`PromptBuilder.settings` of the builder that rendered and measured the prompts."""
-    too_long: tuple[int, ...] | None = ()
-    """Rows that are to be dropped; None: not known."""
+    settings: tuple[object, ...] = ()  # `PromptBuilder.settings` of the builder that rendered and measured the prompts
+    too_long: tuple[int, ...] | None = ()  # rows that are to be dropped; None: not known
 
     def fits(self, builder: PromptBuilder) -> bool:
         """Whether `builder` would find the same."""
@@ -127,7 +93,6 @@ class RowCount:
     first: list[int] = field(default_factory=list)
 
     def add(self, row: int) -> None:
-        """Count one row."""
         self.count += 1
         if len(self.first) < SHOWN_ROWS:
             self.first.append(row)
@@ -139,14 +104,12 @@ class RowCount:
 
 @dataclass(slots=True)
 class Column:
-    """One column's values."""
+    """Counts of one column's values."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     nulls: RowCount = field(default_factory=RowCount)
-    long: RowCount = field(default_factory=RowCount)
-    """Answers that are longer than a completion may be."""
-    longest: tuple[int, int] = (0, -1)
-    """Tokens of the longest answer that was measured, and its row."""
+    long: RowCount = field(default_factory=RowCount)  # answers that are longer than a completion may be
+    longest: tuple[int, int] = (0, -1)  # tokens of the longest answer that was measured, and its row
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,59 +117,41 @@ class RowSurvey:
     """Counts of one pass over a dataset."""
 
     source: RowSource
-    builder: PromptBuilder | None = None
-    """Renders and measures the prompts; None: neither is done."""
-    tokenizer: Any = None
-    """For its chat template, where there is no builder."""
-    thorough: bool = True
-    """Whether columns, repeats and odd texts are counted too, and lengths sampled."""
-    exact: bool = False
-    """Whether every conversation is rendered, as before training."""
-    held_out: DistinctSample | None = None
-    """Prompts of the held-out rows, to find those that are in both."""
+    builder: PromptBuilder | None = None  # renders and measures the prompts; None: neither is done
+    tokenizer: Any = None  # for its chat template, where there is no builder
+    thorough: bool = True  # whether columns, repeats and odd texts are counted too, and lengths sampled
+    exact: bool = False  # whether every conversation is rendered, as before training
+    held_out: DistinctSample | None = None  # prompts of the held-out rows, to find those that are in both
 
     findings: list[Finding] = field(default_factory=list)
     """Problems of single rows in their order; of a thorough survey the first `MAX_SHOWN` of each code."""
-    num_bad: Counter[str] = field(default_factory=Counter)
-    """Rows by the code of their problem."""
+    num_bad: Counter[str] = field(default_factory=Counter)  # rows by the code of their problem
     num_rows: int = 0
     chat_rows: RowCount = field(default_factory=RowCount)
     plain_rows: RowCount = field(default_factory=RowCount)
-    continued: RowCount = field(default_factory=RowCount)
-    """Conversations that end with the assistant's turn."""
-    long_rows: RowCount = field(default_factory=RowCount)
-    """Prompts over the limit."""
+    continued: RowCount = field(default_factory=RowCount)  # conversations that end with the assistant's turn
+    long_rows: RowCount = field(default_factory=RowCount)  # prompts over the limit
     too_long: list[int] = field(default_factory=list)
     """All of them, counted from 0 without the rows that are left out; where they are to be dropped."""
-    longest: tuple[int, int] = (0, -1)
-    """Tokens of the longest prompt that was measured, and its row."""
+    longest: tuple[int, int] = (0, -1)  # tokens of the longest prompt that was measured, and its row
     columns: dict[str, Column] = field(default_factory=dict)
     prompts: DistinctSample = field(default_factory=DistinctSample)
-    shared: RowCount = field(default_factory=RowCount)
-    """Rows whose prompts are held out too."""
-    lengths: list[int] = field(default_factory=list)
-    """Tokens of the evenly spread prompts."""
-    late_system: RowCount = field(default_factory=RowCount)
-    """Conversations with a system message that is not the first."""
-    nothing_asked: RowCount = field(default_factory=RowCount)
-    """Conversations of system messages alone."""
-    left_out: RowCount = field(default_factory=RowCount)
-    """Conversations of which the chat template leaves something out."""
+    shared: RowCount = field(default_factory=RowCount)  # rows whose prompts are held out too
+    lengths: list[int] = field(default_factory=list)  # tokens of the evenly spread prompts
+    late_system: RowCount = field(default_factory=RowCount)  # conversations with a system message that is not the first
+    nothing_asked: RowCount = field(default_factory=RowCount)  # conversations of system messages alone
+    left_out: RowCount = field(default_factory=RowCount)  # conversations of which the template leaves something out
     first_left_out: str = ""
-    control: RowCount = field(default_factory=RowCount)
-    """Prompts with control tokens in a text."""
+    control: RowCount = field(default_factory=RowCount)  # prompts with control tokens in a text
     first_control: str = ""
-    written_out: RowCount = field(default_factory=RowCount)
-    """Plain prompts that begin with a control token: a template was applied before."""
+    written_out: RowCount = field(default_factory=RowCount)  # begin with a control token: a template was applied before
     nul: RowCount = field(default_factory=RowCount)
     large: RowCount = field(default_factory=RowCount)
-    num_suspects: int = 0
-    """Prompts measured because they may be too long."""
+    num_suspects: int = 0  # prompts measured because they may be too long
     largest: list[tuple[int, int, int, Any]] = field(default_factory=list)
     """A heap of the largest prompts that nothing else asks to measure: most tokens, row, position, prompt."""
     examples: list[dict[str, Any]] = field(default_factory=list)
-    chat_template: str | None = None
-    """The builder's or the tokenizer's."""
+    chat_template: str | None = None  # the builder's or the tokenizer's
     _control_tokens: re.Pattern[str] | None = None
     _num_rendered: int = 0
     _pending: list[tuple[int, int, str, bool, bool]] = field(default_factory=list)
@@ -221,7 +166,6 @@ class RowSurvey:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return self.source.name
 
     @property
@@ -237,19 +181,18 @@ class RowSurvey:
     def add(self, index: int, line: Line, row: Any) -> None:
         """Count one row."""
         self.num_rows += 1
-        unreadable = isinstance(row, Finding)
-        problem = row if unreadable else check_row(row, index, chat_template=self.chat_template)
+        problem = row if isinstance(row, Finding) else check_row(row, index, chat_template=self.chat_template)
         prompt = row.get("prompt") if isinstance(row, Mapping) else None
         if isinstance(prompt, str):
             self.plain_rows.add(index)
         elif isinstance(prompt, (list, tuple)):
             self.chat_rows.add(index)
-        if problem is not None:
-            self._note(problem, index, line)
         if self.thorough and isinstance(row, Mapping):
             self._count_columns(index, row)
         if problem is None:
             self._add_good(index, row)
+        else:
+            self._note(problem, index, line)
 
     def _note(self, finding: Finding, index: int, line: Line = None) -> None:
         self.num_bad[finding.code] += 1
@@ -260,8 +203,7 @@ class RowSurvey:
 
     def _count_columns(self, index: int, row: Mapping[str, Any]) -> None:
         for key, value in row.items():
-            column = self.columns.get(key)
-            if column is None:  # rows before this one did not have it
+            if (column := self.columns.get(key)) is None:  # rows before this one did not have it
                 before = self.num_rows - 1
                 column = self.columns[key] = Column(nulls=RowCount(before, list(range(min(before, SHOWN_ROWS)))))
             if value is None:
@@ -314,8 +256,6 @@ class RowSurvey:
             self.first_left_out = self.first_left_out or gone
             self.left_out.add(index)
 
-    # ---- lengths ----
-
     def _queue(self, index: int, prompt: Any, size: int) -> None:
         """Have a prompt measured if it is one of the sample or may be too long; else keep it if it is large."""
         assert self.builder is not None
@@ -344,10 +284,10 @@ class RowSurvey:
     def _rendered(self, index: int, prompt: Any) -> str | None:
         assert self.builder is not None
         text = self.builder.rendered(prompt, index)
-        if isinstance(text, Finding):
-            self._note(text, index)
-            return None
-        return text
+        if not isinstance(text, Finding):
+            return text
+        self._note(text, index)
+        return None
 
     def _measure(self) -> None:
         if self.builder is None or not self._pending:
@@ -442,22 +382,13 @@ def _placed(what: str, name: str, index: int, line: Line) -> str:
     return f"{where}, {what}" if what.startswith("row ") else f"{where}, row {index}: {what}"
 
 
-# ---- sources ----
-
-
 def file_source(path: Path, name: str | None = None) -> RowSource:
     """A file of lines, read as it is: no copy is made of it. Raises `DataError` for one that cannot be read."""
     columns, form = columns_and_form(path)
     with path.open("rb") as stream:
         start = stream.read(COUNTED_BYTES)
-    lines = max(start.count(b"\n"), 1)
-    return RowSource(
-        name=name or str(path),
-        rows=lambda: file_rows(path),
-        about=max(1, path.stat().st_size * lines // len(start)),
-        columns=columns,
-        form=form,
-    )
+    about = max(1, path.stat().st_size * max(start.count(b"\n"), 1) // len(start))
+    return RowSource(name=name or str(path), rows=lambda: file_rows(path), about=about, columns=columns, form=form)
 
 
 def dataset_source(
@@ -465,12 +396,8 @@ def dataset_source(
 ) -> RowSource | None:
     """A `Dataset`, an `IterableDataset`, or a list of rows; None for an iterator, which can be read only once.
 
-    Args:
-        dataset: the rows.
-        name: for messages.
-        is_file: whether a stream ends, so that all of it is read.
-        most: rows that are read of any other stream.
-        only: the columns that are read of a `Dataset`; none: all.
+    All of a stream is read if it `is_file`, which ends, of any other the first `most` rows. `only`: the columns that
+    are read of a `Dataset`; none: all.
     """
     if is_read_once(dataset):
         return None
@@ -503,7 +430,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def is_read_once(dataset: Any) -> bool:
-    """Whether this is an iterator, whose rows a survey would use up."""
+    """Whether a dataset is an iterator, whose rows a survey would use up."""
     return is_stream(dataset) and iter(dataset) is dataset
 
 

@@ -1,7 +1,6 @@
 """Built-in tasks: small datasets made on the spot, with a part that is held out. `dataset: builtin:additions`.
 
-Every prompt is a conversation with a worked example of the form; orders of rows look random and depend on nothing but
-their content.
+Every prompt is a conversation with a worked example of the form; the order of rows depends on their content alone.
 """
 
 from __future__ import annotations
@@ -19,20 +18,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 PREFIX = "builtin:"
-
 T = TypeVar("T")
-
 Row = dict[str, Any]
-Split = tuple[list[Row], list[Row]]
-"""Training rows and held-out rows."""
+Split = tuple[list[Row], list[Row]]  # training rows and held-out rows
 
 
 def load_task(name: str) -> tuple[Dataset, Dataset]:
-    """The training rows and the held-out rows of a built-in task, `additions` or `builtin:additions`.
-
-    Raises:
-        DataError: there is no such task.
-    """
+    """The training and held-out rows of a task, `additions` or `builtin:additions`. Raises `DataError` (D025)."""
     from datasets import Dataset
 
     key = name.removeprefix(PREFIX)
@@ -57,8 +49,7 @@ def shuffled(items: Iterable[T], text: Callable[[T], str]) -> list[T]:
 
 # ---- additions ----
 
-EXAMPLE = (3, 4)
-"""The worked example of every prompt; never held out."""
+EXAMPLE = (3, 4)  # the worked example of every prompt; never held out
 
 
 def additions(smallest: int = 1, largest: int = 20) -> Split:
@@ -93,11 +84,12 @@ def sums() -> Split:
     >>> len(train), len(held_out), train[0]
     (320, 80, {'question': 'What is 1 + 2?', 'expert_answer': '3'})
     """
-    train, held_out = (
-        [{"question": row["prompt"][-1]["content"], "expert_answer": row["answer"]} for row in rows]
-        for rows in additions()
-    )
-    return train, held_out
+
+    def table(rows: list[Row]) -> list[Row]:
+        return [{"question": row["prompt"][-1]["content"], "expert_answer": row["answer"]} for row in rows]
+
+    train, held_out = additions()
+    return table(train), table(held_out)
 
 
 # ---- orders, for rewards that compare fields ----
@@ -118,10 +110,8 @@ def orders() -> Split:
     (240, 60, '{"customer": "Hugo", "item": "pens", "quantity": 3}')
     """
     system = "Write the order as a JSON object with customer, item and quantity."
-    rows = [
-        {"prompt": _conversation(system, ORDER_EXAMPLE, sentence), "answer": answer}
-        for sentence, answer in sentences(num_rows=300)
-    ]
+    asked = ((_conversation(system, ORDER_EXAMPLE, sentence), answer) for sentence, answer in sentences(num_rows=300))
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in asked]
     return rows[60:], rows[:60]
 
 

@@ -58,16 +58,12 @@ def parse(text: str) -> Template:
         end = found.end()
         doubled, column, alone = found.groups()
         if alone:
-            what = f"`{alone}` at character {found.start() + 1} of `{_cut(text)}` has no other half."
-            fix = "Write a column as {column}, and {{ and }} for braces."
-            raise DataError(what, code="D053", fix=fix)
+            cut = text if len(text) <= 60 else text[:57] + "..."
+            what = f"`{alone}` at character {found.start() + 1} of `{cut}` has no other half."
+            raise DataError(what, code="D053", fix="Write a column as {column}, and {{ and }} for braces.")
         if doubled:
             pieces[-1] += doubled[0]
         else:
             pieces += [column, ""]
     pieces[-1] += text[end:]
     return Template(tuple(pieces))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -16,11 +16,8 @@ from podium.errors import DataError
 from podium.records import Finding
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-NAMING_ROWS = 100
-"""Rows of a file that are read for its columns, where it has no header."""
+NAMING_ROWS = 100  # rows of a file that are read for its columns, where it has no header
 
 
 class Attempts:
@@ -54,7 +51,7 @@ class TransformedRows:
         keep: bool = True,
         difficulty: str | None = None,
     ) -> None:
-        """Open the source; nothing is read yet.
+        """Open the source; nothing is read yet. Raises `DataError` for columns that are not there.
 
         Args:
             source: the rows as they are.
@@ -62,9 +59,6 @@ class TransformedRows:
             attempts: where findings about the rows are reported.
             keep: whether rows are kept for `dataset`; without, any number of them takes no memory.
             difficulty: a column that must hold a number in every row.
-
-        Raises:
-            DataError: columns that are not there.
         """
         self._original, self._transform, self._keep, self._difficulty = source, transform, keep, difficulty
         self._report = (attempts or Attempts()).report
@@ -84,8 +78,7 @@ class TransformedRows:
             self._table.clear()
         for index, (line, row) in enumerate(self._with_known_names()):
             if isinstance(row, Mapping):
-                made = take(row)
-                if made is not None:
+                if (made := take(row)) is not None:
                     self._add(index, made)
                 yield line, made
             else:

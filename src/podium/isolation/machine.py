@@ -13,8 +13,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-GROUPS = Path("/sys/fs/cgroup")
-"""Directory in which Linux shows the control group of this process."""
+GROUPS = Path("/sys/fs/cgroup")  # directory in which Linux shows the control group of this process
 
 
 def cores() -> int:

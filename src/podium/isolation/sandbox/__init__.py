@@ -4,9 +4,8 @@
     results = run_program("print(int(input()) * 2)", [{"stdin": "3"}], backend=backend)
     [passed(test, result) for test, result in zip(tests, results)]    # expected answers stay here
 
-It can be used without the rest of Podium: it imports `podium.isolation.machine` and `podium.errors` alone. `seccomp`
-(numbers) and `inside` (the harness) stand for themselves; `confinement` puts them into a command; `process` runs it;
-`choice` chooses; `verdict` compares.
+It can be used without the rest of Podium: it imports `podium.isolation.machine` and `podium.errors` alone.
+`confinement` puts `seccomp` (numbers) and `inside` (the harness) into a command, which `process` runs.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ def run_program(
     results = [FAULT] * len(tests)
     for alone in (False, True):
         try:
-            with _turns(os.getpid()).taken(alone=alone), Sandbox.start(backend, limits) as sandbox:
+            turn = _turns(os.getpid()).taken(alone=alone)
+            with turn, contextlib.closing(Sandbox.start(backend, limits)) as sandbox:
                 results = sandbox.run(source, inputs)
         except SandboxFault as fault:
             logger.warning("The %s sandbox failed: %s", backend, fault)
@@ -86,11 +86,7 @@ def _turns(process_id: int) -> _Turns:
 
 
 def check_settings(reward: Any, ways: Iterable[str]) -> None:
-    """Check the settings common to rewards that run in a sandbox: `extract`, one of `ways`, and three whole numbers.
-
-    Raises:
-        ConfigError: a value that cannot work.
-    """
+    """Raises `ConfigError` for settings of a reward in a sandbox that cannot work; `extract` is one of `ways`."""
     if reward.extract not in ways:
         raise ConfigError(f"extract is {reward.extract!r}; it must be one of {', '.join(ways)}.")
     if not reward.call_seconds > 0:
@@ -101,22 +97,5 @@ def check_settings(reward: Any, ways: Iterable[str]) -> None:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
 
 
-__all__ = [
-    "FAULT",
-    "OUTCOMES",
-    "SANDBOXES",
-    "BackendName",
-    "Extras",
-    "Limits",
-    "Outcome",
-    "Result",
-    "Sandbox",
-    "SandboxFault",
-    "SandboxName",
-    "check_settings",
-    "choose",
-    "fix_of",
-    "passed",
-    "probe",
-    "run_program",
-]
+__all__ = ["FAULT", "OUTCOMES", "SANDBOXES", "BackendName", "Extras", "Limits", "Outcome", "Result", "Sandbox"]
+__all__ += ["SandboxFault", "SandboxName", "check_settings", "choose", "fix_of", "passed", "probe", "run_program"]

@@ -6,13 +6,14 @@ as good as none. Where none is left, the `RewardError` names the fix for the err
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import platform
 import re
 import sys
-from typing import Literal
+from typing import Literal, get_args
 
 from podium.errors import ConfigError, RewardError, did_you_mean
 from podium.isolation.sandbox.confinement import BackendName, Limits, bubblewrap
@@ -22,7 +23,7 @@ from podium.isolation.sandbox.seccomp import ARCHITECTURES
 logger = logging.getLogger(__name__)
 
 SandboxName = Literal["auto", "bubblewrap", "landlock", "none"]
-SANDBOXES: tuple[str, ...] = ("auto", "bubblewrap", "landlock", "none")
+SANDBOXES: tuple[str, ...] = get_args(SandboxName)
 
 _PROBE = """
 import os, socket
@@ -41,7 +42,7 @@ print(int(input()) * 7)
 
 FIXES: tuple[tuple[str, str], ...] = (
     (
-        r"bubblewrap is not installed",
+        "bubblewrap is not installed",
         "install it: `apt-get install bubblewrap`, `dnf install bubblewrap` or `pacman -S bubblewrap`",
     ),
     (
@@ -110,7 +111,8 @@ def probe(backend: BackendName) -> str | None:
     if backend == "bubblewrap" and bubblewrap() is None:
         return "bubblewrap is not installed"
     try:
-        with Sandbox.start(backend, Limits(cpu_seconds=5, wall_seconds=15.0, total_seconds=20.0)) as sandbox:
+        limits = Limits(cpu_seconds=5, wall_seconds=15.0, total_seconds=20.0)
+        with contextlib.closing(Sandbox.start(backend, limits)) as sandbox:
             (result,) = sandbox.run(_PROBE, [{"stdin": "6"}])
     except SandboxFault as fault:
         return str(fault)

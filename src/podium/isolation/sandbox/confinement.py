@@ -32,43 +32,29 @@ _numbers = itertools.cycle(range(60_001, 61_001))
 MEGABYTE = 1 << 20
 _DEVICES = (("/dev/null", True), ("/dev/zero", False), ("/dev/urandom", False), ("/dev/random", False))
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
-_HARNESS = Path(__file__).with_name("inside.py")
-_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+_HARNESS = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+_ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Limits of one test; passing one is an outcome, not a fault."""
 
-    cpu_seconds: int = 1
-    """Processor time of a test."""
-    wall_seconds: float = 3.0
-    """Time of a test: more than `cpu_seconds`, since several run at once."""
-    total_seconds: float = 10.0
-    """Time of all tests of one program."""
-    memory_megabytes: int = 512
-    """Address space."""
-    output_bytes: int = 64 * 1024
-    """Limit of standard output, and of a returned value."""
-    lanes: int = min(2, cores())
-    """Tests at the same time, where there are many."""
-    go_on: bool = False
-    """Whether tests are run after one that took too long."""
+    cpu_seconds: int = 1  # processor time of a test
+    wall_seconds: float = 3.0  # time of a test: more than `cpu_seconds`, since several run at once
+    total_seconds: float = 10.0  # time of all tests of one program
+    memory_megabytes: int = 512  # address space
+    output_bytes: int = 64 * 1024  # limit of standard output, and of a returned value
+    lanes: int = min(2, cores())  # tests at the same time, where there are many
+    go_on: bool = False  # whether tests are run after one that took too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
     """Needs of a scorer besides the standard library."""
 
-    paths: tuple[str, ...] = ()
-    """Folders on `sys.path`, readable in the sandbox."""
+    paths: tuple[str, ...] = ()  # folders on `sys.path`, readable in the sandbox
     scorer: tuple[str, str, tuple[Any, ...]] | None = None
     """Source text, the function in it that makes the scorer, and its arguments."""
 
@@ -81,23 +67,21 @@ USUAL = Limits()
 class Launch:
     """How to start the harness, and the first message for it."""
 
-    command: tuple[str, ...]
-    """Ends with the harness; `{seccomp_fd}` stands for a descriptor with `seccomp`."""
+    command: tuple[str, ...]  # ends with the harness; `{seccomp_fd}` stands for a descriptor with `seccomp`
     environment: dict[str, str]
-    seccomp: bytes
-    """A filter for the launcher to load; empty where the harness loads its own."""
+    seccomp: bytes  # a filter for the launcher to load; empty where the harness loads its own
     setup: dict[str, Any]
 
 
 def launch(backend: BackendName, limits: Limits, extras: Extras = NO_EXTRAS) -> Launch:
-    """The command and the setup of one back end."""
+    """Make the command and the setup of one back end."""
     paths = readable_paths() + extras.paths
     setup: dict[str, Any] = {
         "limits": rlimits(limits, own_namespace=backend == "bubblewrap"),
         "paths": extras.paths,
         "scorer": extras.scorer,
     }
-    command: tuple[str, ...] = (interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", _harness())
+    command: tuple[str, ...] = (interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", _HARNESS)
     if backend != "none":
         setup["program_filter"] = seccomp.program()
     if backend == "landlock":
@@ -114,19 +98,16 @@ def launch(backend: BackendName, limits: Limits, extras: Extras = NO_EXTRAS) -> 
 
 def rlimits(limits: Limits, *, own_namespace: bool) -> dict[str, int]:
     """Limits of the harness and every test; the processor time is per test."""
+    # Since Linux 5.14 RLIMIT_NPROC counts the tasks of a user namespace, before that all of the user.
+    release = platform.release().split("-")[0].split(".")[:2]
     return {
         "RLIMIT_AS": limits.memory_megabytes * MEGABYTE,
         "RLIMIT_FSIZE": 16 * MEGABYTE,
         "RLIMIT_NOFILE": 64,
-        "RLIMIT_NPROC": 64 if own_namespace and _counts_per_namespace() else own_tasks() + 512,
+        "RLIMIT_NPROC": 64 if own_namespace and tuple(map(int, release)) >= (5, 14) else own_tasks() + 512,
         "RLIMIT_CORE": 0,
         "RLIMIT_SIGPENDING": 128,  # timers count as well
     }
-
-
-def _counts_per_namespace() -> bool:
-    """Since Linux 5.14 RLIMIT_NPROC counts the tasks of a user namespace, before that all of the user."""
-    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2]) >= (5, 14)
 
 
 @functools.cache
@@ -155,14 +136,6 @@ def readable_paths() -> tuple[str, ...]:
     own = [interpreter(), *(str(base / name) for name in ("lib", "lib64"))]
     found = [path for path in (*_LIBRARIES, "/etc/ld.so.cache", *own) if Path(path).exists()]
     return tuple(dict.fromkeys(found))
-
-
-@functools.cache
-def _harness() -> str:
-    return _HARNESS.read_text(encoding="utf-8")
-
-
-# --- bubblewrap ------------------------------------------------------------------------------------------------------
 
 
 def _bubblewrap(paths: Sequence[str]) -> tuple[str, ...]:

@@ -33,10 +33,10 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_
 _SECCOMP_MODE_FILTER = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _OWN_PID = 0x7FFFFFF1
-_PRIVATE_FDS = 10
-"""Descriptors from here on belong to the harness; a test has 0 to 3."""
+_PRIVATE_FDS = 10  # descriptors from here on belong to the harness; a test has 0 to 3
 _RESULT_FD = 3
 
+Json = Mapping[str, Any]
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -65,26 +65,21 @@ def receive(fd: int) -> Any:
 
 
 def _exactly(fd: int, size: int) -> bytes:
-    parts: list[bytes] = []
-    left = size
-    while left and (part := os.read(fd, min(left, 1 << 16))):
-        parts.append(part)
-        left -= len(part)
-    return b"" if left else b"".join(parts)
+    data = bytearray()
+    while len(data) < size and (part := os.read(fd, min(size - len(data), 1 << 16))):
+        data += part
+    return bytes(data) if len(data) == size else b""
 
 
-def send(fd: int, message: Mapping[str, Any]) -> None:
-    """One message."""
+def send(fd: int, message: Json) -> None:
+    """Write one message."""
     body = json.dumps(message).encode()
     data = memoryview(b"%016d" % len(body) + body)
     while data:
         data = data[os.write(fd, data) :]
 
 
-# --- dropping privileges ---------------------------------------------------------------------------------------------
-
-
-def prepare(setup: Mapping[str, Any]) -> dict[str, Any]:
+def prepare(setup: Json) -> dict[str, Any]:
     """Confines this process as far as its launcher has not, and loads what tests need."""
     if setup.get("uid"):
         os.setgroups([])
@@ -93,18 +88,22 @@ def prepare(setup: Mapping[str, Any]) -> dict[str, Any]:
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # no test may look into this process, or into another test
     for name, value in setup["limits"].items():
         _limit(getattr(resource, name), value)
+    abi = None
     if "landlock" in setup:
-        _drop_capabilities()
+        for capability in range(64):  # also of a root that keeps its uid: no other user could read the interpreter
+            libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+        _checked(libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
         _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         abi = landlock(setup["landlock"])
         load_filter(setup["filter"])
-    else:
-        abi = None
     sys.path[:0] = setup.get("paths", [])
     global _program_filter, _scorer
     _program_filter = setup.get("program_filter")
     if setup.get("scorer"):
-        _scorer = _load_scorer(setup["scorer"])
+        source, function, arguments = setup["scorer"]
+        module = types.ModuleType("scorer")
+        exec(compile(source, "<scorer>", "exec"), module.__dict__)
+        _scorer = getattr(module, function)(*arguments)
     gc.freeze()
     return {"landlock_abi": abi}
 
@@ -123,14 +122,6 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def _drop_capabilities() -> None:
-    """Also for a root that keeps its uid because no other user could read the interpreter."""
-    for capability in range(64):
-        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    _checked(libc.capset(header, nothing), "capset")
-
-
 def landlock(readable: Sequence[tuple[str, bool]]) -> int:
     """Nothing of the file system but what is listed, for reading; no TCP, no signals and no sockets to the outside.
 
@@ -142,9 +133,7 @@ def landlock(readable: Sequence[tuple[str, bool]]) -> int:
     ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0), "landlock_create_ruleset")
     for path, writable in readable:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        is_folder = os.path.isdir(path)
-        rights = 4 | 1 | 8 * is_folder | 2 * writable
-        rule = struct.pack("=Qi", rights, fd)
+        rule = struct.pack("=Qi", 4 | 1 | 8 * os.path.isdir(path) | 2 * writable, fd)
         _checked(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
         os.close(fd)
     _checked(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
@@ -165,19 +154,7 @@ _program_filter: Sequence[tuple[int, int, int, int]] | None = None
 _scorer: Callable[[Any, Any], float] | None = None
 
 
-def _load_scorer(spec: tuple[str, str, Sequence[Any]]) -> Callable[[Any, Any], float]:
-    """The scorer that the named function of the given source makes."""
-    source, function, arguments = spec
-    module = types.ModuleType("scorer")
-    exec(compile(source, "<scorer>", "exec"), module.__dict__)
-    scorer: Callable[[Any, Any], float] = getattr(module, function)(*arguments)
-    return scorer
-
-
-# --- tests -----------------------------------------------------------------------------------------------------------
-
-
-def run_tests(job: Mapping[str, Any], job_fd: int, null_fd: int) -> list[dict[str, Any]]:
+def run_tests(job: Json, job_fd: int, null_fd: int) -> list[dict[str, Any]]:
     """One result per test, in order. Many tests are dealt out to lanes, processes that run at the same time."""
     tests, end = job["tests"], time.monotonic() + job["limits"]["total_seconds"]
     count = job["limits"]["lanes"] if len(tests) >= _LEAST_FOR_LANES else 1
@@ -193,13 +170,10 @@ def run_tests(job: Mapping[str, Any], job_fd: int, null_fd: int) -> list[dict[st
     return [parts[index % count][index // count] for index in range(len(tests))]
 
 
-_LEAST_FOR_LANES = 8
-"""Fewer tests are over before another process is there."""
+_LEAST_FOR_LANES = 8  # fewer tests are over before another process is there
 
 
-def start_lane(
-    job: Mapping[str, Any], tests: Sequence[Mapping[str, Any]], end: float, job_fd: int, null_fd: int
-) -> tuple[int, int]:
+def start_lane(job: Json, tests: Sequence[Json], end: float, job_fd: int, null_fd: int) -> tuple[int, int]:
     """Forks the harness; its pid, and the descriptor that its results come from."""
     read, write = os.pipe()
     pid = os.fork()
@@ -212,9 +186,7 @@ def start_lane(
     return pid, read
 
 
-def run_lane(
-    job: Mapping[str, Any], tests: Sequence[Mapping[str, Any]], end: float, job_fd: int, null_fd: int
-) -> list[dict[str, Any]]:
+def run_lane(job: Json, tests: Sequence[Json], end: float, job_fd: int, null_fd: int) -> list[dict[str, Any]]:
     """One result per test. After a test that took too long the rest are not run: they would as well."""
     limits, stopped = job["limits"], False
     results: list[dict[str, Any]] = []
@@ -226,7 +198,7 @@ def run_lane(
     return results
 
 
-def run_test(job: Mapping[str, Any], test: Mapping[str, Any], end: float, job_fd: int, null_fd: int) -> dict[str, Any]:
+def run_test(job: Json, test: Json, end: float, job_fd: int, null_fd: int) -> dict[str, Any]:
     """Forks, feeds and watches one test; what it printed, what it returned and how it ended."""
     started, limits = time.monotonic(), job["limits"]
     stdin_r, stdin_w = os.pipe()
@@ -272,21 +244,16 @@ def watch(
                 elif not (part := os.read(fd, 1 << 16)):
                     poll.unregister(fd)
                     open_fds.discard(fd)
-                elif append(streams[fd], part, cap):
-                    return "overflow"
+                else:
+                    streams[fd].extend(part)
+                    if len(streams[fd]) > cap:
+                        del streams[fd][cap:]
+                        return "overflow"
             if not events:
                 return "timeout"
     finally:
         feed.close()
     return None
-
-
-def append(stream: bytearray, part: bytes, cap: int) -> bool:
-    """Whether the stream would become longer than the cap; it is cut there."""
-    stream += part
-    over = len(stream) > cap
-    del stream[cap:]
-    return over
 
 
 class Feed:
@@ -309,7 +276,6 @@ class Feed:
             self.close()
 
     def close(self) -> None:
-        """The end of input."""
         if self.is_open:
             os.close(self.fd)
         self.is_open = False
@@ -334,12 +300,7 @@ def reap(pid: int, ending: str | None, deadline: float) -> tuple[int, resource.s
 
 
 def outcome_of(
-    test: Mapping[str, Any],
-    status: int,
-    usage: resource.struct_rusage,
-    ending: str | None,
-    report: bytes,
-    limits: Mapping[str, Any],
+    test: Json, status: int, usage: resource.struct_rusage, ending: str | None, report: bytes, limits: Json
 ) -> dict[str, Any]:
     """How a test ended: by the kernel's account of its process first, by its own marks second."""
     marks = report.split(b"\n")
@@ -347,7 +308,10 @@ def outcome_of(
     code = os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status)
     spent = usage.ru_utime + usage.ru_stime
     late = code == signal.SIGXCPU or (code == signal.SIGKILL and spent >= limits["cpu_seconds"])
-    value, error = rest_of(marks, b"value "), rest_of(marks, b"error ")
+    value, error = (
+        next((mark[len(head) :].decode("utf-8", "replace") for mark in marks if mark.startswith(head)), None)
+        for head in (b"value ", b"error ")
+    )
     wants_value = "call" in test or "entry" in test
     outcomes = (
         (ending is not None, ending),
@@ -369,15 +333,10 @@ def outcome_of(
     }
 
 
-def rest_of(marks: Sequence[bytes], head: bytes) -> str | None:
-    """The rest of the first line that begins so."""
-    return next((mark[len(head) :].decode("utf-8", "replace") for mark in marks if mark.startswith(head)), None)
-
-
 # --- in the process of a test ----------------------------------------------------------------------------------------
 
 
-def child(job: Mapping[str, Any], test: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+def child(job: Json, test: Json, descriptors: Sequence[int]) -> None:
     """Never returns. From `load_filter` on, the program may do as it likes."""
     code = 1
     try:
@@ -390,14 +349,21 @@ def child(job: Mapping[str, Any], test: Mapping[str, Any], descriptors: Sequence
         if _program_filter is not None:
             load_filter(_program_filter)
         tell(b"shut")
-        code = score(test) if "entry" in test else run(job["source"], test)
+        if "entry" in test:
+            assert _scorer is not None
+            tell(b"parsed")
+            tell(b"ran")
+            tell_value(float(_scorer(test["answer"], test["entry"])))
+            code = 0
+        else:
+            code = run(job["source"], test)
     except BaseException as error:  # noqa: BLE001
         tell_error(error)
     finally:
         os._exit(code)
 
 
-def run(source: str, test: Mapping[str, Any]) -> int:
+def run(source: str, test: Json) -> int:
     """Runs the program, and calls its function where the test names one; returns the exit code."""
     by_stdin = "stdin" in test
     module = types.ModuleType("__main__" if by_stdin else "solution")
@@ -427,7 +393,7 @@ def end(code: int) -> int:
     return code & 0xFF
 
 
-def call(module: types.ModuleType, test: Mapping[str, Any]) -> Any:
+def call(module: types.ModuleType, test: Json) -> Any:
     """`function(*args)`; a dotted name goes through classes, which are made on the way."""
     target: Any = module
     for part in test["call"].split("."):
@@ -438,15 +404,6 @@ def call(module: types.ModuleType, test: Mapping[str, Any]) -> Any:
             tell(b"missing")
             os._exit(1)
     return target(*test.get("args", ()), **test.get("kwargs", {}))
-
-
-def score(test: Mapping[str, Any]) -> int:
-    """Run the scorer of the setup on an answer."""
-    assert _scorer is not None
-    tell(b"parsed")
-    tell(b"ran")
-    tell_value(float(_scorer(test["answer"], test["entry"])))
-    return 0
 
 
 def tell(mark: bytes) -> None:

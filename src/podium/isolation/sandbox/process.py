@@ -1,6 +1,6 @@
 """A running sandbox: started, spoken to within a time limit, and killed with all that is in it.
 
-with Sandbox.start("bubblewrap", Limits()) as sandbox:
+with contextlib.closing(Sandbox.start("bubblewrap", Limits())) as sandbox:
     results = sandbox.run("print(input())", [{"stdin": "7"}])  # [Result(outcome="ok", stdout="7\n", ...)]
 """
 
@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
 from podium.isolation.sandbox.confinement import NO_EXTRAS, BackendName, Extras, Launch, Limits, launch
@@ -38,10 +37,8 @@ Outcome = Literal[
 ]
 OUTCOMES: tuple[str, ...] = Outcome.__args__  # type: ignore[attr-defined]
 
-START_SECONDS = 30.0
-"""For the interpreter and what a scorer imports, on a busy machine."""
-GRACE_SECONDS = 5.0
-"""For the harness, beyond the time of all tests."""
+START_SECONDS = 30.0  # for the interpreter and what a scorer imports, on a busy machine
+GRACE_SECONDS = 5.0  # for the harness, beyond the time of all tests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +49,9 @@ class Result:
     stage: Literal["found", "parsed", "ran"] = "found"
     """How far the program came: its text was there, it compiled, it ran to its end (before any function was called)."""
     stdout: str = ""
-    value: str | None = None
-    """JSON of what the function returned."""
-    error: str | None = None
-    """Type and start of the exception."""
-    code: int | None = None
-    """Exit code, or number of the signal."""
+    value: str | None = None  # JSON of what the function returned
+    error: str | None = None  # type and start of the exception
+    code: int | None = None  # exit code, or number of the signal
     seconds: float = 0.0
 
 
@@ -73,10 +67,8 @@ class Sandbox:
     """One harness in its sandbox. Programs that should not meet need one each."""
 
     process: subprocess.Popen[bytes]
-    connection: socket.socket
-    """Its standard input and output."""
-    errors: BinaryIO
-    """Its standard error."""
+    connection: socket.socket  # its standard input and output
+    errors: BinaryIO  # its standard error
     limits: Limits
 
     @classmethod
@@ -116,7 +108,6 @@ class Sandbox:
         return [Result(**result) for result in answer["results"]]
 
     def close(self) -> None:
-        """Kills everything in it."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -124,12 +115,6 @@ class Sandbox:
         self.connection.close()
         self.errors.close()
         self.process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _exchange(self, messages: Sequence[Any], seconds: float, most_bytes: int) -> Any:
         """Send messages and read one of at most so many bytes, until the deadline. Raises `SandboxFault`."""
@@ -177,7 +162,11 @@ class Sandbox:
 
 def _spawn(plan: Launch, connection: socket.socket, errors: BinaryIO) -> subprocess.Popen[bytes]:
     """In a session of its own, without other descriptors, and without `preexec_fn`: a large trainer is not copied."""
-    seccomp_fd = _readable(plan.seccomp) if plan.seccomp else None
+    seccomp_fd = None
+    if plan.seccomp:
+        seccomp_fd, write = os.pipe()
+        os.write(write, plan.seccomp)  # it fits into the buffer of a pipe
+        os.close(write)
     try:
         return subprocess.Popen(
             [part.replace("{seccomp_fd}", str(seccomp_fd)) if len(part) < 32 else part for part in plan.command],
@@ -192,14 +181,6 @@ def _spawn(plan: Launch, connection: socket.socket, errors: BinaryIO) -> subproc
     finally:
         if seccomp_fd is not None:
             os.close(seccomp_fd)
-
-
-def _readable(data: bytes) -> int:
-    """A descriptor to read `data` from; it fits into the buffer of a pipe."""
-    read, write = os.pipe()
-    os.write(write, data)
-    os.close(write)
-    return read
 
 
 @functools.cache

@@ -13,11 +13,9 @@ import struct
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-Instruction = tuple[int, int, int, int]
-"""`struct sock_filter`: code, jump if true, jump if false, operand."""
+Instruction = tuple[int, int, int, int]  # `struct sock_filter`: code, jump if true, jump if false, operand
 
-OWN_PID = 0x7FFFFFF1
-"""Stands for the pid of the process that loads the program, which puts its own in."""
+OWN_PID = 0x7FFFFFF1  # stands for the pid of the process that loads the program, which puts its own in
 
 _PLAIN = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
@@ -54,10 +52,7 @@ sched_getaffinity 204 123, getpriority 140 141, getsid 124 156, getpgid 121 155
 """
 """Allowed for some arguments, or for the harness alone."""
 
-ARCHITECTURES: Mapping[str, tuple[int, int]] = {
-    "x86_64": (0xC000003E, 1),
-    "aarch64": (0xC00000B7, 2),
-}
+ARCHITECTURES: Mapping[str, tuple[int, int]] = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
 """Per `platform.machine()`: the kernel's number of it, and its column in the tables."""
 
 _LOAD, _EQUAL, _GREATER, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
@@ -90,16 +85,14 @@ def program(machine: str | None = None, *, harness: bool = False) -> list[Instru
     x32 = [(_AT_LEAST, 0, 1, _X32), _return(_KILL)] if machine == "x86_64" else []
     checks = _HARNESS if harness else _PROGRAM
     checked = numbers(machine, _CHECKED)
-    return [
-        _load(4),
-        (_EQUAL, 1, 0, arch),
-        _return(_KILL),
-        _load(0),
-        *x32,
-        *(step for name, check in checks.items() if name in checked for step in _only(checked[name], check)),
-        *(step for low, high in _ranges(numbers(machine, _PLAIN).values()) for step in _between(low, high)),
-        _return(_EPERM),
-    ]
+    rules: Check = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, arch), _return(_KILL), (_LOAD, 0, 0, 0), *x32]
+    for name, check in checks.items():
+        if name in checked:  # calls of another number jump over the check
+            rules += [(_EQUAL, 0, len(check), checked[name]), *check]
+    for low, high in _ranges(numbers(machine, _PLAIN).values()):
+        inside = [(_EQUAL, 0, 1, low)] if low == high else [(_AT_LEAST, 0, 2, low), (_GREATER, 1, 0, high)]
+        rules += [*inside, _return(_ALLOW)]
+    return [*rules, _return(_EPERM)]
 
 
 def packed(instructions: Iterable[Instruction]) -> bytes:
@@ -123,20 +116,13 @@ def numbers(machine: str, table: str = _PLAIN + "," + _CHECKED) -> dict[str, int
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
 
 
-# --- pieces ----------------------------------------------------------------------------------------------------------
-
-
-def _load(offset: int) -> Instruction:
-    return (_LOAD, 0, 0, offset)
-
-
 def _return(what: int) -> Instruction:
     return (_RETURN, 0, 0, what)
 
 
 def _argument(index: int, *, upper: bool = False) -> Instruction:
     """Half of an argument. The lower one is all that the kernel reads where these checks look."""
-    return _load(16 + 8 * index + 4 * upper)
+    return (_LOAD, 0, 0, 16 + 8 * index + 4 * upper)
 
 
 def _one_of(index: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> Check:
@@ -144,23 +130,10 @@ def _one_of(index: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> Check:
     return [_argument(index), (_AND, 0, 0, mask), *checks, _return(_EPERM)]
 
 
-def _with(index: int, bits: int) -> Check:
-    return [_argument(index), (_ANY_BIT, 0, 1, bits), _return(_ALLOW), _return(_EPERM)]
-
-
-def _without(index: int, bits: int) -> Check:
-    return [_argument(index), (_ANY_BIT, 0, 1, bits), _return(_EPERM), _return(_ALLOW)]
-
-
 def _null(index: int) -> Check:
     halves = [step for upper in (False, True) for step in (_argument(index, upper=upper), (_EQUAL, 1, 0, 0))]
     (first, no_first), (second, no_second) = halves[:2], halves[2:]
     return [first, no_first, _return(_EPERM), second, no_second, _return(_EPERM), _return(_ALLOW)]
-
-
-def _only(number: int, check: Check) -> list[Instruction]:
-    """The check for calls of that number; others jump over it."""
-    return [(_EQUAL, 0, len(check), number), *check]
 
 
 def _ranges(values: Iterable[int]) -> list[tuple[int, int]]:
@@ -175,13 +148,8 @@ def _ranges(values: Iterable[int]) -> list[tuple[int, int]]:
     return list(zip(starts, ends, strict=True))
 
 
-def _between(low: int, high: int) -> list[Instruction]:
-    if low == high:
-        return [(_EQUAL, 0, 1, low), _return(_ALLOW)]
-    return [(_AT_LEAST, 0, 2, low), (_GREATER, 1, 0, high), _return(_ALLOW)]
-
-
 _ANY: Check = [_return(_ALLOW)]
+_NO_NAMESPACES: Check = [_argument(0), (_ANY_BIT, 0, 1, _CLONE_NAMESPACES), _return(_EPERM)]
 _BOTH: Mapping[str, Check] = {
     "clone3": [_return(_ENOSYS)],  # its flags are in memory, where no filter sees them; libc falls back on `clone`
     "fcntl": _one_of(1, _SAFE_FCNTLS),
@@ -192,7 +160,7 @@ _BOTH: Mapping[str, Check] = {
 }
 _PROGRAM: Mapping[str, Check] = {
     **_BOTH,
-    "clone": [_argument(0), (_ANY_BIT, 0, 1, _CLONE_NAMESPACES), _return(_EPERM), *_with(0, _CLONE_THREAD)],
+    "clone": [*_NO_NAMESPACES, _argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _return(_ALLOW), _return(_EPERM)],
     "kill": _one_of(0, [OWN_PID]),
     "tgkill": _one_of(0, [OWN_PID]),
     "prctl": _one_of(0, _PR_NAMES),
@@ -201,14 +169,12 @@ _PROGRAM: Mapping[str, Check] = {
     **dict.fromkeys(("sched_getaffinity", "getsid", "getpgid"), _one_of(0, [0])),  # its own alone
     "getpriority": _one_of(1, [0]),
 }
+_FREE_FOR_THE_HARNESS = """
+fork vfork execve kill tgkill prctl prlimit64 setrlimit capset readlink readlinkat flock sched_getaffinity getpriority
+getsid getpgid
+"""
 _HARNESS: Mapping[str, Check] = {
     **_BOTH,
-    "clone": _without(0, _CLONE_NAMESPACES),
-    **dict.fromkeys(
-        (
-            *("fork", "vfork", "execve", "kill", "tgkill", "prctl", "prlimit64", "setrlimit", "capset", "readlink"),
-            *("readlinkat", "flock", "sched_getaffinity", "getpriority", "getsid", "getpgid"),
-        ),
-        _ANY,
-    ),
+    "clone": [*_NO_NAMESPACES, _return(_ALLOW)],
+    **dict.fromkeys(_FREE_FOR_THE_HARNESS.split(), _ANY),
 }

@@ -19,9 +19,7 @@ from decimal import Decimal
 from types import FrameType, TracebackType
 from typing import Any, Literal, get_args
 
-LONGEST_TEXT = 500
-"""Characters of an exception's text that are kept."""
-
+LONGEST_TEXT = 500  # characters of an exception's text that are kept
 LARGEST = 1e6
 """No reward is larger: single precision, which advantages have, would lose the differences that are learnt from."""
 
@@ -38,16 +36,13 @@ class Failure:
     """A call, or one of its values, that cannot be used."""
 
     kind: FailureKind
-    what: str
-    """Read behind the name of the function: `raised ValueError: no`, `ran over its limit of 60 s`."""
+    what: str  # read behind the name of the function: `raised ValueError: no`, `ran over its limit of 60 s`
     fix: str = ""
     code: str = "W010"
-    index: int | None = None
-    """The completion of the value, or the one in hand."""
+    index: int | None = None  # the completion of the value, or the one in hand
     trace: tuple[str, ...] = ()
     """Lines of the user's part of the traceback, or of where it was, the outermost call first."""
-    is_shape_error: bool = False
-    """Raised as where a function takes message lists for strings, or the other way round."""
+    is_shape_error: bool = False  # raised as where a function takes message lists for strings, or the other way round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +50,14 @@ class CallResult:
     """The values of a call, what the function logged, and what went wrong."""
 
     values: tuple[float | None, ...] = ()
-    extras: tuple[tuple[str, list[Any]], ...] = ()
-    """Columns given to `log_extra` in a worker."""
-    metrics: tuple[tuple[str, float], ...] = ()
-    """Numbers given to `log_metric` in a worker."""
-    failures: tuple[Failure, ...] = ()
-    """One of the whole call, or one for each value that cannot be used."""
+    extras: tuple[tuple[str, list[Any]], ...] = ()  # columns given to `log_extra` in a worker
+    metrics: tuple[tuple[str, float], ...] = ()  # numbers given to `log_metric` in a worker
+    failures: tuple[Failure, ...] = ()  # one of the whole call, or one for each value that cannot be used
     seconds: float = 0.0
-    error: BaseException | None = None
-    """The exception, if it was raised in this process."""
+    error: BaseException | None = None  # the exception, if it was raised in this process
 
     @property
     def failure(self) -> Failure | None:
-        """The failure of the whole call."""
         return next((each for each in self.failures if each.kind != "value"), None)
 
 
@@ -100,9 +90,6 @@ def _failure_from(sent: Mapping[str, Any]) -> Failure:
         trace=tuple(map(str, sent["trace"])),
         is_shape_error=bool(sent["is_shape_error"]),
     )
-
-
-# ---- returned ----
 
 
 def read_values(answer: Any) -> CallResult:
@@ -182,19 +169,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:40] + "..."
 
 
-# ---- raised ----
-
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 
 def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any]) -> Failure:
-    """An exception as data.
-
-    Args:
-        error: what was raised.
-        ours: files whose frames are not the user's.
-        completions: what the function was handed, the very objects.
-    """
+    """An exception as data. `ours`: files whose frames are not the user's; `completions`: the very objects handed."""
     tb = user_traceback(error, ours)
     entries = traceback.extract_tb(tb)
     while entries and entries[-1].filename in ours:  # what the user called of ours
@@ -207,7 +186,7 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
     at = f"line {entries[0].lineno} of {entries[0].filename}" if entries else ""
     return Failure(
         kind="raised",
-        what=f"raised {type(error).__name__}" + (f": {text}" if text else ""),
+        what=f"raised {type(error).__name__}" + f": {text}" * bool(text),
         fix=f"correct {at}; podium rewards test FILE:FUNCTION tries it" if at else "",
         index=in_hand([frame for frame, _ in traceback.walk_tb(tb)], completions),
         trace=trace_lines(entries),

@@ -40,12 +40,8 @@ class Handed(list[Any]):
             self._took(key % len(self))
         return value
 
-    def __reduce__(self) -> Any:
-        """Copies, pickled or not, are plain lists."""
+    def __reduce__(self) -> Any:  # copies, pickled or not, are plain lists
         return list, (list(self),)
-
-
-# ---- one request ----
 
 
 @functools.cache
@@ -97,9 +93,7 @@ class Logged:
         self.metrics: list[tuple[str, float]] = []
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        self.extras.append(
-            (str(column), [plain(value) for value in checked_extra(column, values, self.num_completions)])
-        )
+        self.extras.append((str(column), plain(checked_extra(column, values, self.num_completions))))
 
     def log_metric(self, name: str, value: Any) -> None:
         self.metrics.append((str(name), float(value)))
@@ -109,9 +103,8 @@ def checked_extra(column: str, values: Sequence[Any], num_completions: int) -> l
     """The values of a column that a reward adds; `ValueError` where it is not one for each completion."""
     values = list(values)
     if len(values) != num_completions:
-        raise ValueError(
-            f"log_extra({column!r}, ...) got {len(values)} values for {num_completions} completions; give one for each"
-        )
+        got = f"log_extra({column!r}, ...) got {len(values)} values for {num_completions} completions"
+        raise ValueError(f"{got}; give one for each")
     return values
 
 

@@ -79,7 +79,6 @@ def _receive(connection: socket.socket) -> bytes | None:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    """So many bytes; None where the connection ends before."""
     buffer = bytearray()
     while len(buffer) < count:
         chunk = connection.recv(min(count - len(buffer), 1 << 20))

@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError, did_you_mean
-from podium.isolation.workers.verl import as_reward, is_compute_score
+from podium.isolation.workers.verl import as_reward, is_compute_score, parameters_by_name
 
 GIVEN_TO_ALL = ("prompts", "completions", "completion_ids")
 
 
 def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) -> Callable[..., Any]:
-    """A reward function with `args` filled in; whatever makes reward functions is called with them.
-
-    Raises:
-        ConfigError: an argument that it does not take, or one that it needs and that is missing.
-    """
-    parameters = {each.name: each for each in _signature(found) or ()}
+    """A reward function with `args` filled in, or made with them. Raises `ConfigError` for unknown and missing ones."""
+    parameters = parameters_by_name(found)
     takes_any = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [arg for arg in args if arg not in parameters and not takes_any]
     if unknown:
@@ -31,13 +27,11 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
         return as_reward(functools.partial(found, **args) if args else found)
     needed = [each.name for each in parameters.values() if each.default is each.empty and each.name not in args]
     if needed and not args and inspect.isfunction(found):
-        raise ConfigError(
-            f"reward `{name}` asks for {', '.join(needed)}, and for none of {', '.join(GIVEN_TO_ALL)}, one of which "
-            "every reward takes.",
-            code="W001",
-            fix=f"write `def {found.__name__}(completions, **kwargs):`, with columns of the rows by their names; or "
-            "give it what it needs under `args`, if it makes a reward function",
-        )
+        what = f"reward `{name}` asks for {', '.join(needed)}, and for none of {', '.join(GIVEN_TO_ALL)}, one of which "
+        what += "every reward takes."
+        fix = f"write `def {found.__name__}(completions, **kwargs):`, with columns of the rows by their names; or "
+        fix += "give it what it needs under `args`, if it makes a reward function"
+        raise ConfigError(what, code="W001", fix=fix)
     try:
         return found(**args)
     except (TypeError, ValueError) as error:
@@ -53,9 +47,6 @@ def _makes_rewards(found: Callable[..., Any], parameters: Mapping[str, inspect.P
     given = set(GIVEN_TO_ALL) & set(parameters)
     catches_all = any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
     return inspect.isfunction(found) and not given and not catches_all and not inspect.iscoroutinefunction(found)
-
-
-# ---- describing ----
 
 
 def unwrapped(function: Any) -> Any:
@@ -90,14 +81,6 @@ def parameters_of(function: Any) -> list[inspect.Parameter] | None:
         own = list(inspect.signature(function, follow_wrapped=False).parameters.values())
         passes_on = all(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in own)
         return list(inspect.signature(function).parameters.values()) if passes_on else own
-    except (ValueError, TypeError):
-        return None
-
-
-def _signature(found: Any) -> list[inspect.Parameter] | None:
-    """The parameters of a call; a class has those of its `__init__`."""
-    try:
-        return list(inspect.signature(found).parameters.values())
     except (ValueError, TypeError):
         return None
 

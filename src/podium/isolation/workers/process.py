@@ -42,37 +42,27 @@ ENVIRONMENT = frozenset(
 )
 """Variables that every worker gets, with those that begin with `LC_`. Others, such as keys, have to be named."""
 
-LONGEST_REPLY = 1 << 28
-"""Bytes; whatever claims to be longer is no reply."""
-
-LISTEN_SECONDS = 0.1
-"""How often a waiting parent looks whether the worker still lives: a child of its may hold the connection open."""
-
-STACK_SECONDS = 0.2
-"""How long a worker at its limit gets to write down where it is."""
+LONGEST_REPLY = 1 << 28  # bytes; whatever claims to be longer is no reply
+LISTEN_SECONDS = 0.1  # between two looks whether the worker still lives: a child of its may hold the connection open
+STACK_SECONDS = 0.2  # how long a worker at its limit gets to write down where it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """A worker that did not answer and was ended."""
 
-    how: str
-    """`ran over its limit`, `ended its worker process with SIGSEGV`."""
+    how: str  # `ran over its limit`, `ended its worker process with SIGSEGV`
     is_overrun: bool
-    index: int | None
-    """The completion that it took last."""
-    trace: tuple[str, ...]
-    """Where it was, the outermost call first."""
-    output: tuple[str, ...] = ()
-    """Lines that it printed, with `output="kept"`."""
+    index: int | None  # the completion that it took last
+    trace: tuple[str, ...]  # where it was, the outermost call first
+    output: tuple[str, ...] = ()  # lines that it printed, with `output="kept"`
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
     """One process and the connection to it."""
 
-    target: str
-    """`module:function` or `file.py:function`: what answers requests there."""
+    target: str  # `module:function` or `file.py:function`: what answers requests there
     variables: tuple[str, ...] | None = ()
     """Environment variables that it gets besides `ENVIRONMENT`; None: all, and the GPUs."""
     output: Literal["shown", "kept", "dropped"] = "shown"
@@ -84,7 +74,6 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
@@ -113,7 +102,6 @@ class Worker:
         self.connection, self.received = ours, bytearray()
 
     def ask(self, request: Any, limit: float) -> dict[str, Any] | Lost:
-        """The reply to a request, within `limit` seconds."""
         return exchange([self], [framed(request)], limit)[0]
 
     def send(self, message: bytes, deadline: float) -> None:
@@ -123,7 +111,6 @@ class Worker:
         self.connection.sendall(LENGTH.pack(len(message)) + message)
 
     def reply(self, deadline: float) -> dict[str, Any] | Lost:
-        """The next reply."""
         try:
             end = self._receive(deadline)
             reply = json.loads(self.received[LENGTH.size : end])
@@ -137,7 +124,7 @@ class Worker:
     def _receive(self, deadline: float) -> int:
         """Read on until a reply is there; its end. Raises `TimeoutError` at the deadline, `EOFError` if none comes."""
         assert self.connection is not None
-        while (end := self._end_of_reply()) is None:
+        while (end := self._end_of_reply()) is None or len(self.received) < end:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError
@@ -153,15 +140,13 @@ class Worker:
         return end
 
     def _end_of_reply(self) -> int | None:
-        """None while a part is missing."""
+        """None while its length is not known."""
         if len(self.received) < LENGTH.size:
             return None
         (count,) = LENGTH.unpack_from(self.received)
         if count > LONGEST_REPLY:
             raise EOFError
-        return LENGTH.size + count if len(self.received) >= LENGTH.size + count else None
-
-    # ---- the end of a process ----
+        return LENGTH.size + count
 
     def _lost(self, *, overrun: bool) -> Lost:
         """End the process and report what can be known of its last moments."""
@@ -171,13 +156,9 @@ class Worker:
         taken, written = self._scratch_bytes()
         index = INDEX.unpack(taken)[0] if len(taken) == INDEX.size else NOTHING_TAKEN
         self.kill()
-        return Lost(
-            how=how,
-            is_overrun=overrun,
-            index=None if index < 0 else index,
-            trace=user_frames(written),
-            output=tuple(written.splitlines()) if self.output == "kept" else (),
-        )
+        output = tuple(written.splitlines()) if self.output == "kept" else ()
+        index = None if index < 0 else index
+        return Lost(how=how, is_overrun=overrun, index=index, trace=user_frames(written), output=output)
 
     def _how_it_ended(self) -> str:
         assert self.process is not None
@@ -193,10 +174,9 @@ class Worker:
     def _ask_for_stacks(self) -> None:
         """Have `faulthandler` write them, and wait until it has."""
         assert self.process is not None
-        before = len(self._scratch_bytes()[1])
+        size = before = len(self._scratch_bytes()[1])
         self.process.send_signal(signal.SIGUSR1)
-        until = time.monotonic() + STACK_SECONDS
-        size, last = before, -1
+        until, last = time.monotonic() + STACK_SECONDS, -1
         while time.monotonic() < until and (size == before or size != last):
             time.sleep(0.02)
             last, size = size, len(self._scratch_bytes()[1])
@@ -258,12 +238,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<na
 _ESCAPED = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
 """How `faulthandler` writes characters of a path that are not ASCII."""
 _CHILD = str(Path(__file__).with_name("child.py"))
-_BETWEEN = (
-    str(Path(__file__).parents[1]),
-    "<frozen importlib",
-    str(Path(asyncio.__file__).parent),
-    selectors.__file__,
-)
+_BETWEEN = (str(Path(__file__).parents[1]), "<frozen importlib", str(Path(asyncio.__file__).parent), selectors.__file__)
 """Files between ours and the user's, while a file is imported or an `async` function waits."""
 
 
@@ -287,20 +262,15 @@ def user_frames(stacks: str) -> tuple[str, ...]:
     return ()
 
 
-# ---- all child processes of this process ----
-
-
 class Killable(Protocol):
     """A worker, a sandbox: something that is or has a process."""
 
-    def kill(self) -> None:
-        """End the process."""
+    def kill(self) -> None: ...
 
 
 T = TypeVar("T", bound=Killable)
 
-POOLS_KEPT = 8
-"""Pools used last that stay when nothing refers to them any more."""
+POOLS_KEPT = 8  # pools used last that stay when nothing refers to them any more
 
 
 class Pool(Generic[T]):
@@ -312,8 +282,7 @@ class Pool(Generic[T]):
         self.lock = threading.Lock()
         weakref.finalize(self, _kill_all, self.workers, os.getpid())
 
-    def __reduce__(self) -> Any:
-        """Copies are the pool of this key in the process where they are made."""
+    def __reduce__(self) -> Any:  # copies are the pool of this key in the process where they are made
         return pool_of, (self.key, self.make)
 
     def take(self, count: int) -> list[T]:
@@ -329,8 +298,7 @@ _recent: deque[Pool[Any]] = deque(maxlen=POOLS_KEPT)
 def pool_of(key: tuple[Hashable, ...], make: Callable[[], T]) -> Pool[T]:
     """The pool under a key; a forked child has its own."""
     full = (os.getpid(), *key)
-    pool = _pools.get(full)
-    if pool is None:
+    if (pool := _pools.get(full)) is None:
         _pools[full] = pool = Pool(key, make)
     with contextlib.suppress(ValueError):
         _recent.remove(pool)

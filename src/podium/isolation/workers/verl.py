@@ -17,8 +17,7 @@ from podium.errors import RewardError
 
 _SIGNATURE = ("data_source", "solution_str", "ground_truth")
 _FILLED = (*_SIGNATURE, "extra_info")
-VERL_GOLD = ("ground_truth", "reward_model")
-"""Columns of which the dataset must have one."""
+VERL_GOLD = ("ground_truth", "reward_model")  # columns of which the dataset must have one
 
 
 def is_compute_score(function: Any) -> bool:
@@ -29,11 +28,16 @@ def is_compute_score(function: Any) -> bool:
     >>> is_compute_score(lambda completions, ground_truth: [1.0])
     False
     """
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
+    parameters = parameters_by_name(function)
     return all(name in parameters for name in _SIGNATURE) and "completions" not in parameters
+
+
+def parameters_by_name(function: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a call, of a class those of its `__init__`; none where Python cannot tell (written in C)."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 class ComputeScore:
@@ -45,8 +49,7 @@ class ComputeScore:
     [1.0, 0.0]
     """
 
-    row_wise = True
-    """Each completion by itself, so that `reward_workers` may share them out."""
+    row_wise = True  # each completion by itself, so that `reward_workers` may share them out
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -68,9 +71,8 @@ class ComputeScore:
     def _calls(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         num = len(completions)
         given = {name: columns[name] for name in self.parameters if columns.get(name) is not None}
-        given["solution_str"] = [
-            each if isinstance(each, str) else str(each[-1].get("content") or "") for each in completions
-        ]
+        texts = (each if isinstance(each, str) else str(each[-1].get("content") or "") for each in completions)
+        given["solution_str"] = list(texts)
         given["ground_truth"] = _ground_truth(columns)
         given.setdefault("data_source", [None] * num)
         if "extra_info" in self.parameters:
@@ -118,9 +120,8 @@ def _ground_truth(columns: Mapping[str, Any]) -> Sequence[Any]:
         return columns["ground_truth"]
     if columns.get("reward_model") is not None:
         return [each.get("ground_truth") if isinstance(each, Mapping) else None for each in columns["reward_model"]]
-    raise RewardError(
-        "a `compute_score` needs the column `ground_truth`, or `reward_model` with a `ground_truth` in it", code="W002"
-    )
+    what = "a `compute_score` needs the column `ground_truth`, or `reward_model` with a `ground_truth` in it"
+    raise RewardError(what, code="W002")
 
 
 def _scores(answers: Sequence[Any], log_extra: Callable[[str, list[Any]], None] | None) -> list[Any]:
