@@ -30,21 +30,22 @@ from podium.rewards.tester.evidence import (
 from podium.rewards.tester.probes import PROBES, Probe, number_probes
 from podium.rewards.tester.session import Session, group_of
 
-VARIANTS: Mapping[str, Callable[[Any], Any]] = {
-    "as text": str,
-    "without white space around it": lambda value: value.strip() if isinstance(value, str) else value,
-    "as numbers": lambda value: _number_or_same(value),
-    "as the final answer alone": gold_of,
-    "in lower case": lambda value: value.lower() if isinstance(value, str) else value,
-}
-"""Changes to the answer column after which the function may be able to compare with it."""
-
 
 def _number_or_same(value: Any) -> Any:
     number = as_number(str(value))
     if number is None:
         return value
     return int(number) if number == int(number) else number
+
+
+VARIANTS: Mapping[str, Callable[[Any], Any]] = {
+    "as text": str,
+    "without white space around it": lambda value: value.strip() if isinstance(value, str) else value,
+    "as numbers": _number_or_same,
+    "as the final answer alone": gold_of,
+    "in lower case": lambda value: value.lower() if isinstance(value, str) else value,
+}
+"""Changes to the answer column after which the function may be able to compare with it."""
 
 
 def gather(
@@ -89,20 +90,16 @@ def scores_in_a_form(
 
 def _with_forms(session: Session, evidence: Evidence) -> Evidence:
     rows = session.affordable_rows(2 * len(evidence.forms), 0.3)
-    wrong = {form.name: [form.write(case.wrong) for case in rows] for form in evidence.forms}
-    right = {**_right(rows, evidence), "the column as it is": [_raw(case, evidence.column) for case in rows]}
+    columns = [(case.gold, case.columns.get(evidence.column or "")) for case in rows]
+    as_it_is = [value if isinstance(value, str) and value.strip() != gold else None for gold, value in columns]
+    right = {**_in_forms(evidence, [case.gold for case in rows]), "the column as it is": as_it_is}
+    wrong = _in_forms(evidence, [case.wrong for case in rows])
     evidence = replace(evidence, gold=session.scores(right), wrong=session.scores(wrong))
     return replace(evidence, form=best_form(evidence))
 
 
-def _right(cases: Sequence[ProbeCase], evidence: Evidence) -> dict[str, list[str | None]]:
-    return {form.name: [form.write(case.gold) for case in cases] for form in evidence.forms}
-
-
-def _raw(case: ProbeCase, column: str | None) -> str | None:
-    """The column's own text, where it is more than the answer."""
-    value = case.columns.get(column or "")
-    return value if isinstance(value, str) and value.strip() != case.gold else None
+def _in_forms(evidence: Evidence, answers: Sequence[str]) -> dict[str, list[str | None]]:
+    return {form.name: [form.write(answer) for answer in answers] for form in evidence.forms}
 
 
 def best_form(evidence: Evidence) -> ReturnFormat | None:
@@ -136,8 +133,8 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     if not silent and (blind or not evidence.has_gold):
         return None
     cases, answers = session.cases, evidence.columns
-    texts = _right(cases, evidence)
-    wrong = {form.name: [form.write(case.wrong) for case in cases] for form in evidence.forms}
+    texts = _in_forms(evidence, [case.gold for case in cases])
+    wrong = _in_forms(evidence, [case.wrong for case in cases])
 
     def scores(texts: Texts, columns: Sequence[Mapping[str, Any]] | None = None, *, other_kind: bool = False) -> Scores:
         return session.scores(texts, columns=columns, other_kind=other_kind, quietly=True)
@@ -157,7 +154,7 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
         depends=any(differ(each, usual) for each in swapped),
         matrix=_matrix(session, evidence),
         prompt_numbers={
-            which: scores({form.name: _texts([probe], cases, form.write)[probe.name] for form in evidence.forms})
+            which: scores({form.name: [probe.make(case, form.write) for case in cases] for form in evidence.forms})
             for which in ("first", "last")
             for probe in PROBES
             if probe.name == f"{which} number of the question"
