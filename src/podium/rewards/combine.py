@@ -58,7 +58,6 @@ class Combined:
         self.__signature__ = _signature(self.parts, asks)
 
     def __call__(self, **arguments: Any) -> list[float | None]:
-        """One number or None per completion."""
         return self._joined([_answer(part, arguments) for part in self.parts], arguments)
 
     def _joined(self, answers: Sequence[Any], arguments: Mapping[str, Any]) -> list[float | None]:
@@ -84,7 +83,6 @@ class CombinedAsync(Combined):
     """The same where a part is `async`: those are awaited together."""
 
     async def __call__(self, **arguments: Any) -> list[float | None]:  # type: ignore[override]
-        """One number or None per completion."""
         waiting = {k: _answer(part, arguments) for k, part in enumerate(self.parts) if part.is_async}
         awaited = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
         answers = [awaited[k] if k in awaited else _answer(part, arguments) for k, part in enumerate(self.parts)]

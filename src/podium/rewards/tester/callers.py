@@ -156,7 +156,6 @@ class WorkerCaller:
         return ProbeResult(code=code, message=message, seconds=time.perf_counter() - start)
 
     def close(self) -> None:
-        """Kill the process."""
         self._worker.kill()
 
 
