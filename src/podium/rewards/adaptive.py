@@ -116,9 +116,8 @@ def adapted(state: AdaptiveState, settings: AdaptiveSettings, rewards_R: np.ndar
     known = rewards_R[~np.isnan(rewards_R)]
     if known.size == 0:
         return state
-    state = dataclasses.replace(
-        state, maximum=max(state.maximum, float(known.max())), minimum=min(state.minimum, float(known.min()))
-    )
+    maximum, minimum = max(state.maximum, float(known.max())), min(state.minimum, float(known.min()))
+    state = dataclasses.replace(state, maximum=maximum, minimum=minimum)
     threshold = _threshold(settings, state)
     if threshold is None:
         return state
@@ -188,8 +187,7 @@ class AdaptiveWeights:
 
     def weight_metrics(self) -> dict[str, float]:
         """`reward_weights/<name>` of what adapts."""
-        weights_K = self.weights_K
-        return {f"reward_weights/{self.names_K[k]}": float(weights_K[k]) for k in self.states}
+        return {f"reward_weights/{self.names_K[k]}": float(self.weights_K[k]) for k in self.states}
 
     def rate_metrics(self) -> dict[str, float]:
         """`rewards/<name>/success_rate` of what adapts, where something is known."""
@@ -199,12 +197,10 @@ class AdaptiveWeights:
 
     def to_json(self) -> dict[str, Any]:
         """The states by name, as plain numbers; JSON keeps every bit of a float."""
+        known = {k: dataclasses.asdict(state).items() for k, state in self.states.items()}
         return {
-            self.names_K[k]: {
-                name: None if value in (math.inf, -math.inf) else value
-                for name, value in dataclasses.asdict(state).items()
-            }
-            for k, state in self.states.items()
+            self.names_K[k]: {name: None if value in (math.inf, -math.inf) else value for name, value in own}
+            for k, own in known.items()
         }
 
     def restored(self, saved: Mapping[str, Any]) -> AdaptiveWeights:

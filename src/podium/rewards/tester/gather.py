@@ -1,6 +1,6 @@
 """Results of one reward function, from few calls: right and wrong answers in every form, probes, repetitions.
 
-    evidence = gather(caller, cases, column="answer", forms=FORMS)
+    evidence = gather(caller, Evidence(info=caller.info, cases=cases, column="answer", forms=FORMS), 60.0)
 
 `rules` interprets them.
 """
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from podium.records import Group, last_user_turn
+from podium.records import Group, Message, last_user_turn
 from podium.rewards.tester.callers import RewardCaller
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, as_number, gold_of
 from podium.rewards.tester.evidence import (
     Diagnosis,
     Evidence,
     Repeats,
-    Scores,
     Texts,
     alike,
     differ,
@@ -48,18 +48,9 @@ VARIANTS: Mapping[str, Callable[[Any], Any]] = {
 """Changes to the answer column after which the function may be able to compare with it."""
 
 
-def gather(
-    caller: RewardCaller,
-    cases: Sequence[ProbeCase],
-    *,
-    column: str | None,
-    forms: tuple[ReturnFormat, ...],
-    asked: tuple[str, ...] = (),
-    budget_seconds: float = 60.0,
-) -> Evidence:
+def gather(caller: RewardCaller, evidence: Evidence, budget_seconds: float) -> Evidence:
     """Score, in order: one answer a row; every form; whatever can show why answers do not score; repeats; probes."""
-    session = Session(caller=caller, cases=tuple(cases), budget_seconds=budget_seconds)
-    evidence = Evidence(info=caller.info, cases=session.cases, column=column, forms=forms, asked=asked)
+    session = Session(caller=caller, cases=evidence.cases, budget_seconds=budget_seconds)
     session.warm_up()
     if not session.failed_for_good:
         evidence = _with_forms(session, evidence)
@@ -76,16 +67,12 @@ def gather(
     )
 
 
-def scores_in_a_form(
-    caller: RewardCaller, cases: Sequence[ProbeCase], column: str | None, forms: tuple[ReturnFormat, ...]
-) -> bool:
-    """Whether right answers from this column, or this template, score above wrong ones in any form."""
-    session = Session(caller=caller, cases=tuple(cases), budget_seconds=10.0)
+def scores_in_a_form(caller: RewardCaller, evidence: Evidence) -> bool:
+    """Whether right answers from its column, or its template, score above wrong ones in any form."""
+    session = Session(caller=caller, cases=evidence.cases, budget_seconds=10.0)
     session.warm_up()
-    if session.failures:
-        return False
-    evidence = Evidence(info=caller.info, cases=session.cases, column=column, forms=forms)
-    return _with_forms(session, evidence).form is not None
+    # As if the function named no column: then more rows must agree.
+    return not session.failures and _with_forms(session, replace(evidence, asked=())).form is not None
 
 
 def _with_forms(session: Session, evidence: Evidence) -> Evidence:
@@ -136,18 +123,19 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     texts = _in_forms(evidence, [case.gold for case in cases])
     wrong = _in_forms(evidence, [case.wrong for case in cases])
 
-    def scores(texts: Texts, columns: Sequence[Mapping[str, Any]] | None = None, *, other_kind: bool = False) -> Scores:
-        return session.scores(texts, columns=columns, other_kind=other_kind, quietly=True)
+    scores = partial(session.scores, quietly=True)
 
-    def changed(change: Callable[[Any], Any] = lambda value: value, shift: int = 0) -> list[Mapping[str, Any]]:
-        """Columns of each row with the answer changed, of the row `shift` places on."""
+    def changed(change: Callable[[Any], Any] = lambda value: value, shift: int = 0) -> list[ProbeCase]:
+        """The rows with the answer changed, of the row `shift` places on."""
         others = [*cases[shift:], *cases[:shift]]
         answered = [{name: change(other.columns.get(name)) for name in answers} for other in others]
-        return [{**case.columns, **own} for case, own in zip(cases, answered, strict=True)]
+        return [replace(case, columns={**case.columns, **own}) for case, own in zip(cases, answered, strict=True)]
 
     usual = scores(texts)
     swapped = [scores(texts, changed(shift=shift)) for shift in (1, -1, max(2, len(cases) // 2) % len(cases))]
-    without = [{name: value for name, value in case.columns.items() if name not in answers} for case in cases]
+    kept = [{name: value for name, value in case.columns.items() if name not in answers} for case in cases]
+    without = [replace(case, columns=columns) for case, columns in zip(cases, kept, strict=True)]
+    turned = [replace(case, prompt=_other_kind(case)) for case in cases]
     takes_all = wants is None and evidence.column is not None
     return Diagnosis(
         looks=takes_all and differ(scores(texts, without), usual),
@@ -160,8 +148,13 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
             if probe.name == f"{which} number of the question"
         },
         variants={name: scores(texts, changed(change)) for name, change in VARIANTS.items()} if answers else {},
-        other_kind=(scores(texts, other_kind=True), scores(wrong, other_kind=True)),
+        other_kind=(scores(texts, turned), scores(wrong, turned)),
     )
+
+
+def _other_kind(case: ProbeCase) -> str | list[Message]:
+    """A plain prompt as a chat, or the other way round."""
+    return [{"role": "user", "content": case.prompt}] if isinstance(case.prompt, str) else case.prompt_text
 
 
 def _matrix(session: Session, evidence: Evidence) -> dict[str, np.ndarray]:

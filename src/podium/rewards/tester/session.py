@@ -62,7 +62,7 @@ class Session:
         texts = {"the right answer": [case.gold for case in self.cases]}
         self.scores(texts)
         if not self.failed_for_good:
-            result = self.call([entry[2] for entry in self._entries(texts)], check_inputs=True)
+            result = self.call([entry[2] for entry in self._entries(texts, self.cases)], check_inputs=True)
             self.mutated = result.mutated
             self.seconds_per_completion = result.seconds / len(self.cases)
 
@@ -74,22 +74,15 @@ class Session:
         """As many rows as can be scored with that many texts each, two at least."""
         return self.cases[: max(2, self.affordable(share) // num_texts)]
 
-    def scores(
-        self,
-        texts: Texts,
-        *,
-        columns: Sequence[Mapping[str, Any]] | None = None,
-        other_kind: bool = False,
-        quietly: bool = False,
-    ) -> Scores:
+    def scores(self, texts: Texts, cases: Sequence[ProbeCase] = (), *, quietly: bool = False) -> Scores:
         """Rows one after the other for each name, each completion a group of its own.
 
         So a function that is one place off is off by a row. Calls that fail are repeated in parts, and what fails alone
-        is noted, unless `quietly`. `columns`: of each row, in place of its own.
+        is noted, unless `quietly`. `cases`: the rows with changes.
         """
         found = {name: np.full(len(self.cases), np.nan) for name in texts}
         for part in self._calls(texts):
-            self._score(list(self._entries(part, columns, other_kind=other_kind)), found, quietly=quietly)
+            self._score(list(self._entries(part, cases or self.cases)), found, quietly=quietly)
         return found
 
     def _calls(self, texts: Texts) -> list[Texts]:
@@ -103,15 +96,12 @@ class Session:
             calls[-1][name] = made
         return list(calls)
 
-    def _entries(
-        self, texts: Texts, columns: Sequence[Mapping[str, Any]] | None = None, *, other_kind: bool = False
-    ) -> Iterator[Entry]:
+    def _entries(self, texts: Texts, cases: Sequence[ProbeCase]) -> Iterator[Entry]:
         most = MODEL_LETTERS if self.caller.info.is_model else math.inf
         for name, made in texts.items():
             for row, text in enumerate(made):
                 if text is not None and len(text) <= most:
-                    own = None if columns is None else columns[row]
-                    yield name, row, group_of(self.cases[row], [text], columns=own, other_kind=other_kind)
+                    yield name, row, group_of(cases[row], [text])
 
     def _score(self, entries: Sequence[Entry], into: Mapping[str, np.ndarray], *, quietly: bool) -> None:
         result = self.call([group for _, _, group in entries])
@@ -138,21 +128,10 @@ class Session:
         return codes.count("W016") >= 2 or not (ENDLESS - {"W016"}).isdisjoint(codes)
 
 
-def group_of(
-    case: ProbeCase, texts: Sequence[str], *, columns: Mapping[str, Any] | None = None, other_kind: bool = False
-) -> Group:
-    """Completions of a row; `other_kind`: of its chat prompt made plain, or the other way round."""
-    content: Any = case.prompt
-    if other_kind:
-        content = [{"role": "user", "content": content}] if isinstance(content, str) else case.prompt_text
-    prompt = Prompt(
-        id=case.row,
-        row=case.row,
-        token_ids=(),
-        text=case.prompt_text,
-        content=content,
-        columns=case.columns if columns is None else columns,
-    )
+def group_of(case: ProbeCase, texts: Sequence[str]) -> Group:
+    """Completions of a row."""
+    text, content, columns = case.prompt_text, case.prompt, case.columns
+    prompt = Prompt(id=case.row, row=case.row, token_ids=(), text=text, content=content, columns=columns)
     completions = (
         Completion(token_ids=_token_ids(text), logps=(), finish="stop", text=text, policy_step=0) for text in texts
     )
