@@ -259,9 +259,6 @@ def _batch(arguments: Mapping[str, Any]) -> Batch:
     )
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 

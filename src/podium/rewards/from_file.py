@@ -89,10 +89,11 @@ class FileReward:
         shares = _shares(num_completions, num_workers if self.row_wise else 1)
         self._load(len(shares))
         request = {"function": self._function, "services": tuple(services), "seed": random.getrandbits(32)}
-        messages = [
-            self._framed({**request, "arguments": _share_of(columns, share), "num_completions": len(share)})
-            for share in shares
-        ]
+        messages = []
+        for share in shares:
+            rows = slice(share.start, share.stop)
+            own = {name: values[rows] if isinstance(values, list) else values for name, values in columns.items()}
+            messages.append(self._framed({**request, "arguments": own, "num_completions": len(share)}))
         replies = exchange(self._workers().take(len(shares)), messages, FOR_EVER if limit is None else limit)
         results = [_result(each, limit) for each in replies]
         result = results[0] if len(results) == 1 else _joined(results, shares)
@@ -157,9 +158,6 @@ def file_reward(
     return FileReward(path, attribute, args=args, row_wise=row_wise, env=env, shown=file)
 
 
-# ---- there ----
-
-
 def _shares(num_completions: int, num_workers: int) -> list[range]:
     """Consecutive rows for each worker, as equal as they can be.
 
@@ -168,11 +166,6 @@ def _shares(num_completions: int, num_workers: int) -> list[range]:
     """
     count = max(1, min(num_workers, num_completions))
     return [range(i * num_completions // count, (i + 1) * num_completions // count) for i in range(count)]
-
-
-def _share_of(columns: Mapping[str, Any], share: range) -> dict[str, Any]:
-    rows = slice(share.start, share.stop)
-    return {name: values[rows] if isinstance(values, list) else values for name, values in columns.items()}
 
 
 def _plain_state(state: Any) -> Any:
@@ -189,8 +182,6 @@ def _can_be_pickled(value: Any) -> bool:
     except Exception:  # noqa: BLE001  any class may refuse in its own way
         return False
 
-
-# ---- and back ----
 
 OVERRUN_FIX = (
     "give what may hang a limit of its own (`timeout=...`), or raise `reward_timeout` (seconds a call; 0: no limit)"

@@ -128,9 +128,6 @@ def _score(result: Result) -> float | None:
     return min(1.0, max(0.0, score)) if result.outcome == "ok" and math.isfinite(score) else 0.0
 
 
-# --- workers ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True, kw_only=True)
 class _Worker:
     """A sandbox with reasoning-gym in it, started when first asked and again after a fault."""

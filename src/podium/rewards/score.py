@@ -196,9 +196,6 @@ def repeat_findings(
             )
 
 
-# --- calling ---------------------------------------------------------------------------------------------------------
-
-
 def _results(
     calls: Sequence[Call], rewards: Sequence[Reward], batch: Batch, settings: CallSettings, log_seconds: LogMetric
 ) -> list[CallResult]:
@@ -230,9 +227,6 @@ def _call(call: Call, num_completions: int, settings: CallSettings) -> CallResul
         return call.function.ask(call.arguments, num_completions=num_completions, limit=limit, num_workers=workers)
     with restored(call.label):
         return limited(call, settings.limit)
-
-
-# --- failures that do not end the run ---------------------------------------------------------------------------------
 
 
 def _with_failures(

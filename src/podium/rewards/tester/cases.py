@@ -119,9 +119,6 @@ def forms_for(texts: Iterable[str], templates: Iterable[str] = ()) -> tuple[Retu
     return (*FORMS, *(ReturnFormat(name=name, template=template) for name, template in more.items()))
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
 def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_rows: int) -> tuple[ProbeCase, ...]:
     """`num_rows` rows whose answers differ as far as possible, among the first thousand.
 
@@ -179,9 +176,6 @@ def _wrong_for(gold: str, place: int, golds: Sequence[str]) -> str:
     return next((other for other in far if not same_answer(other, gold)), made_up)
 
 
-# --- columns ---------------------------------------------------------------------------------------------------------
-
-
 def asked_columns(info: RewardInfo, columns: Iterable[str]) -> tuple[str, ...]:
     """Columns of the data that the signature names; with `**kwargs` also those in its code, as `x["name"]`."""
     named = {*(info.needs if info.wants is None else info.wants)}
@@ -219,9 +213,6 @@ def answer_candidates(asked: Sequence[str], row: Mapping[str, Any]) -> tuple[str
     fields = (f'"{name}": "{{{name}}}"' if isinstance(row[name], str) else f'"{name}": {{{name}}}' for name in asked)
     joined = [separator.join(f"{{{name}}}" for name in asked) for separator in (", ", " ")]
     return (*usual, *asked, f"{{{{{', '.join(fields)}}}}}", *joined)
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 def gold_of(value: Any) -> str | None:

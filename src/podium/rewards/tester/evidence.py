@@ -155,9 +155,6 @@ class Evidence:
         return (self.form or self.forms[1]).write
 
 
-# --- scores -----------------------------------------------------------------------------------------------------------
-
-
 def gains_of(gold: Scores, wrong: Scores, name: str) -> np.ndarray:
     """By how much the right answer beats the wrong one, in the rows where both have a value."""
     gains = np.subtract(gold.get(name, ()), wrong.get(name, ()))

@@ -105,9 +105,6 @@ def best_form(evidence: Evidence) -> ReturnFormat | None:
     return evidence.forms[-max(ranked)[-1]] if ranked else None
 
 
-# --- why right answers do not score ----------------------------------------------------------------------------------
-
-
 def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     """None where right answers score, and for a reward that can read neither the answer nor the question."""
     if evidence.form is not None:
@@ -166,8 +163,6 @@ def _matrix(session: Session, evidence: Evidence) -> dict[str, np.ndarray]:
     return {form.name: np.stack([scores[f"{form.name}|{j}"] for j in range(len(cases))], axis=1) for form in forms}
 
 
-# --- repetitions -----------------------------------------------------------------------------------------------------
-
 _LEADS = ("", "", "Or not. I would say it is:\n", "Once more.\nOne, two, three.\n", "So\n")
 
 
@@ -218,9 +213,6 @@ def _remembers(session: Session, groups: Sequence[Group]) -> bool | None:
     if any(values is None for pair in pairs for values in pair):
         return None
     return all(alike(one or (), other or ()) for one, other in zip(*pairs, strict=True))
-
-
-# --- probes ----------------------------------------------------------------------------------------------------------
 
 
 def _with_probes(session: Session, evidence: Evidence) -> Evidence:

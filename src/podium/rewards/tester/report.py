@@ -83,8 +83,6 @@ def _lines(evidence: Evidence) -> Iterator[ScoreLine]:
         yield ScoreLine(group="probe", text=text, values=tuple(values.tolist()), is_shared=False)
 
 
-# --- the weighted sum of several rewards -----------------------------------------------------------------------------
-
 NO_ANSWER = frozenset(probe.name for probe in PROBES if probe.code in {"W105", "W106", "W115", "W117"})
 
 
