@@ -33,13 +33,11 @@ class AdaptiveSettings:
     high: float = 0.8
     """Success rate over which it falls."""
     raise_by: float = 1.1
-    """Factor a round."""
+    """Factor a round, as is `lower_by`."""
     lower_by: float = 0.9
-    """Factor a round."""
     least: float = 0.25
-    """Bound, as a multiple of the weight that was given."""
+    """Bound, as is `most`, as a multiple of the weight that was given."""
     most: float = 4.0
-    """The upper bound, as the same multiple."""
     threshold: float | None = None
     """A completion succeeds above it; None: half of `maximum`."""
     maximum: float | None = None
@@ -93,7 +91,6 @@ class AdaptiveState:
     maximum: float = -math.inf
     """The largest reward seen."""
     minimum: float = math.inf
-    """The smallest."""
     rates: tuple[float, ...] = ()
     """Success rates of the last rounds, the latest last."""
 

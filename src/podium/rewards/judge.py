@@ -5,8 +5,7 @@
     - name: judge
       args: {base_url: "https://api.example.com/v1", model: some-model, api_key_env: JUDGE_KEY}
 
-The request is `template` with the fields filled in; the score in the reply is read by `extract`, must lie between `low`
-and `high`, and becomes a number from 0 to 1. A completion without one gets None, which is counted and logged.
+The request is `template` with the fields filled in; `extract` reads the score in the reply, from `low` to `high`.
 """
 
 from __future__ import annotations
