@@ -33,13 +33,11 @@ class AdaptiveSettings:
     high: float = 0.8
     """Success rate over which it falls."""
     raise_by: float = 1.1
-    """Factor a round."""
+    """Factor a round, as is `lower_by`."""
     lower_by: float = 0.9
-    """Factor a round."""
     least: float = 0.25
-    """Bound, as a multiple of the weight that was given."""
+    """Bound, as is `most`, as a multiple of the weight that was given."""
     most: float = 4.0
-    """The upper bound, as the same multiple."""
     threshold: float | None = None
     """A completion succeeds above it; None: half of `maximum`."""
     maximum: float | None = None
@@ -93,7 +91,6 @@ class AdaptiveState:
     maximum: float = -math.inf
     """The largest reward seen."""
     minimum: float = math.inf
-    """The smallest."""
     rates: tuple[float, ...] = ()
     """Success rates of the last rounds, the latest last."""
 
@@ -116,9 +113,8 @@ def adapted(state: AdaptiveState, settings: AdaptiveSettings, rewards_R: np.ndar
     known = rewards_R[~np.isnan(rewards_R)]
     if known.size == 0:
         return state
-    state = dataclasses.replace(
-        state, maximum=max(state.maximum, float(known.max())), minimum=min(state.minimum, float(known.min()))
-    )
+    maximum, minimum = max(state.maximum, float(known.max())), min(state.minimum, float(known.min()))
+    state = dataclasses.replace(state, maximum=maximum, minimum=minimum)
     threshold = _threshold(settings, state)
     if threshold is None:
         return state
@@ -188,8 +184,7 @@ class AdaptiveWeights:
 
     def weight_metrics(self) -> dict[str, float]:
         """`reward_weights/<name>` of what adapts."""
-        weights_K = self.weights_K
-        return {f"reward_weights/{self.names_K[k]}": float(weights_K[k]) for k in self.states}
+        return {f"reward_weights/{self.names_K[k]}": float(self.weights_K[k]) for k in self.states}
 
     def rate_metrics(self) -> dict[str, float]:
         """`rewards/<name>/success_rate` of what adapts, where something is known."""
@@ -199,12 +194,10 @@ class AdaptiveWeights:
 
     def to_json(self) -> dict[str, Any]:
         """The states by name, as plain numbers; JSON keeps every bit of a float."""
+        known = {k: dataclasses.asdict(state).items() for k, state in self.states.items()}
         return {
-            self.names_K[k]: {
-                name: None if value in (math.inf, -math.inf) else value
-                for name, value in dataclasses.asdict(state).items()
-            }
-            for k, state in self.states.items()
+            self.names_K[k]: {name: None if value in (math.inf, -math.inf) else value for name, value in own}
+            for k, own in known.items()
         }
 
     def restored(self, saved: Mapping[str, Any]) -> AdaptiveWeights:

@@ -137,9 +137,6 @@ def multiple_choice(
     return scores
 
 
-# --- one answer ------------------------------------------------------------------------------------------------------
-
-
 def _each(
     completions: Sequence[Any],
     answer: Sequence[Any],
@@ -147,10 +144,12 @@ def _each(
     right: Callable[[str, Any], float | None],
 ) -> list[float | None]:
     """`right` of what `take` finds; 0 where it finds nothing, None where there is no gold to compare with."""
-    return [
-        _best([right(_NOTHING if (found := take(text_of(each))) is None else found, one) for one in golds_of(gold)])
-        for each, gold in zip(completions, answer, strict=True)
-    ]
+    scores = []
+    for each, gold in zip(completions, answer, strict=True):
+        found = take(text_of(each))
+        verdicts = [right(_NOTHING if found is None else found, one) for one in golds_of(gold)]
+        scores.append(max((float(verdict) for verdict in verdicts if verdict is not None), default=None))
+    return scores
 
 
 _NOTHING = "\0no answer\0"
@@ -160,10 +159,6 @@ _NOTHING = "\0no answer\0"
 def golds_of(gold: Any) -> list[Any]:
     """The right answers of a row: one, or those of a list."""
     return [one for one in (gold if isinstance(gold, (list, tuple)) else [gold]) if one is not None]
-
-
-def _best(verdicts: Sequence[float | None]) -> float | None:
-    return max((float(verdict) for verdict in verdicts if verdict is not None), default=None)
 
 
 def _same(given: str, gold: Any) -> bool:

@@ -24,8 +24,6 @@ GRACE_SECONDS = 0.2
 
 @dataclass(slots=True)
 class _Pending:
-    """A call on its way."""
-
     call: Call
     run: Any
     """`_run` with a frame that names the function."""

@@ -41,7 +41,6 @@ class _Judged:
 
     @property
     def num_passed(self) -> int:
-        """Tests that passed."""
         return sum(map(passed, self.tests, self.results))
 
     @property

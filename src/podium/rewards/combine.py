@@ -18,13 +18,14 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from podium.errors import ConfigError, RewardError, as_line, did_you_mean
 from podium.isolation.workers.call_result import read_values
-from podium.rewards.joins import SCALES, Clip, Gate, Join, Normalise, Schedule, Sum
+from podium.rewards import joins
 from podium.rewards.registry import library_reward
 from podium.rewards.resolve import Reward, resolve_rewards
 from podium.rewards.results import Batch, error_of, fitted
@@ -50,14 +51,13 @@ class PartFailed(RuntimeError):
 class Combined:
     """A reward function made of others. Made by the functions of this file."""
 
-    def __init__(self, name: str, parts: Sequence[Reward], join: Join, asks: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, parts: Sequence[Reward], join: joins.Join, asks: Sequence[str] = ()) -> None:
         self.__name__ = name
         self.parts = tuple(parts)
         self.join = join
         self.__signature__ = _signature(self.parts, asks)
 
     def __call__(self, **arguments: Any) -> list[float | None]:
-        """One number or None per completion."""
         return self._joined([_answer(part, arguments) for part in self.parts], arguments)
 
     def _joined(self, answers: Sequence[Any], arguments: Mapping[str, Any]) -> list[float | None]:
@@ -83,7 +83,6 @@ class CombinedAsync(Combined):
     """The same where a part is `async`: those are awaited together."""
 
     async def __call__(self, **arguments: Any) -> list[float | None]:  # type: ignore[override]
-        """One number or None per completion."""
         waiting = {k: _answer(part, arguments) for k, part in enumerate(self.parts) if part.is_async}
         awaited = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
         answers = [awaited[k] if k in awaited else _answer(part, arguments) for k, part in enumerate(self.parts)]
@@ -108,7 +107,7 @@ def weighted(rewards: Sequence[Part], weights: Sequence[float] | None = None) ->
     factors = own if weights is None else list(weights)
     if len(factors) != len(rewards) or not all(map(_is_number, factors)):
         raise ConfigError(f"`weighted` needs one number as weight of each of its {len(rewards)} rewards: {factors}.")
-    return _combined("weighted", list(rewards), Sum(tuple(map(float, factors))))
+    return _combined("weighted", list(rewards), partial(joins.weighted_sum, weights_K=tuple(map(float, factors))))
 
 
 def gated(reward: Part, gate: Part, above: float = 0.0, otherwise: float = 0.0) -> Combined:
@@ -120,7 +119,8 @@ def gated(reward: Part, gate: Part, above: float = 0.0, otherwise: float = 0.0) 
     >>> right_if_tagged(completions=["<answer>7</answer>", "7"], answer=["7", "7"])
     [1.0, 0.0]
     """
-    return _combined("gated", [reward, gate], Gate(*_numbers(above=above, otherwise=otherwise)))
+    _check_numbers(above=above, otherwise=otherwise)
+    return _combined("gated", [reward, gate], partial(joins.gate, above=above, otherwise=otherwise))
 
 
 def clipped(reward: Part, low: float | None = None, high: float | None = None) -> Combined:
@@ -130,10 +130,11 @@ def clipped(reward: Part, low: float | None = None, high: float | None = None) -
     >>> at_most_half(completions=["<answer>7</answer>", "<answer>7", "7"])
     [0.5, 0.25, 0.0]
     """
-    given = _numbers(**{name: value for name, value in (("low", low), ("high", high)) if value is not None})
-    if not given or list(given) != sorted(given):
+    given = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
+    _check_numbers(**given)
+    if not given or list(given.values()) != sorted(given.values()):
         raise ConfigError(f"`clipped` needs `low` or `high`, and `low` not above `high`; they are {low} and {high}.")
-    return _combined("clipped", [reward], Clip(low, high))
+    return _combined("clipped", [reward], partial(joins.clip, low=low, high=high))
 
 
 def normalised(
@@ -149,8 +150,9 @@ def normalised(
     [1.0, -1.0, 0.0, 0.0]
     """
     _one_of("within", within, ("group", "round"))
-    _one_of("scale", scale, tuple(SCALES))
-    return _combined("normalised", [reward], Normalise(within, scale), asks=("prompts",))
+    _one_of("scale", scale, tuple(joins.SCALES))
+    join = partial(joins.normalise, within=within, scale=scale)
+    return _combined("normalised", [reward], join, asks=("prompts",))
 
 
 def scheduled(
@@ -181,16 +183,16 @@ def scheduled(
         raise ConfigError("`scheduled` takes `at`, as in `at: {0: 0.1, 100: 1}`, with `schedule: steps` and only then.")
     if steps is not None and steps < 1:
         raise ConfigError(f"`steps` must be 1 or more; it is {steps}.")
-    _numbers(start=start, end=end, **{f"at {step}": weight for step, weight in (at or {}).items()})
+    _check_numbers(start=start, end=end, **{f"at {step}": weight for step, weight in (at or {}).items()})
     table = tuple(sorted((int(step), float(weight)) for step, weight in (at or {}).items()))
-    join = Schedule(schedule, start, end, begin, steps, table)
+    join = partial(joins.times_weight, schedule=schedule, start=start, end=end, begin=begin, steps=steps, at=table)
     return _combined("scheduled", [reward], join, asks=("trainer_state",))
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _combined(kind: str, parts: Sequence[Part], join: Join, asks: Sequence[str] = ()) -> Combined:
+def _combined(kind: str, parts: Sequence[Part], join: joins.Join, asks: Sequence[str] = ()) -> Combined:
     rewards = resolve_rewards([_function(part, kind) for part in parts])
     name = kind if len(rewards) > 1 and kind == "weighted" else f"{kind}_{rewards[0].name}"
     return (CombinedAsync if any(each.is_async for each in rewards) else Combined)(name, rewards, join, asks)
@@ -257,18 +259,14 @@ def _batch(arguments: Mapping[str, Any]) -> Batch:
     )
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _numbers(**settings: Any) -> list[float]:
+def _check_numbers(**settings: Any) -> None:
     for name, value in settings.items():
         if not _is_number(value):
             raise ConfigError(f"`{name}` must be a finite number; it is {value!r}.")
-    return list(settings.values())
 
 
 def _one_of(setting: str, value: Any, choices: Sequence[str]) -> None:

@@ -89,15 +89,13 @@ class FileReward:
         shares = _shares(num_completions, num_workers if self.row_wise else 1)
         self._load(len(shares))
         request = {"function": self._function, "services": tuple(services), "seed": random.getrandbits(32)}
-        messages = [
-            self._framed({**request, "arguments": _share_of(columns, share), "num_completions": len(share)})
-            for share in shares
-        ]
+        messages = []
+        for share in shares:
+            rows = slice(share.start, share.stop)
+            own = {name: values[rows] if isinstance(values, list) else values for name, values in columns.items()}
+            messages.append(self._framed({**request, "arguments": own, "num_completions": len(share)}))
         replies = exchange(self._workers().take(len(shares)), messages, FOR_EVER if limit is None else limit)
-        results = [
-            _stopped(each, limit) if isinstance(each, Lost) or "refused" in each else result_from(each)
-            for each in replies
-        ]
+        results = [_result(each, limit) for each in replies]
         result = results[0] if len(results) == 1 else _joined(results, shares)
         for column, values in result.extras:
             services["log_extra"](column, values)
@@ -160,9 +158,6 @@ def file_reward(
     return FileReward(path, attribute, args=args, row_wise=row_wise, env=env, shown=file)
 
 
-# ---- there ----
-
-
 def _shares(num_completions: int, num_workers: int) -> list[range]:
     """Consecutive rows for each worker, as equal as they can be.
 
@@ -171,11 +166,6 @@ def _shares(num_completions: int, num_workers: int) -> list[range]:
     """
     count = max(1, min(num_workers, num_completions))
     return [range(i * num_completions // count, (i + 1) * num_completions // count) for i in range(count)]
-
-
-def _share_of(columns: Mapping[str, Any], share: range) -> dict[str, Any]:
-    rows = slice(share.start, share.stop)
-    return {name: values[rows] if isinstance(values, list) else values for name, values in columns.items()}
 
 
 def _plain_state(state: Any) -> Any:
@@ -193,8 +183,6 @@ def _can_be_pickled(value: Any) -> bool:
         return False
 
 
-# ---- and back ----
-
 OVERRUN_FIX = (
     "give what may hang a limit of its own (`timeout=...`), or raise `reward_timeout` (seconds a call; 0: no limit)"
 )
@@ -203,47 +191,42 @@ ODD_NUMBERS = ("W006", "W007")
 """Codes of values that are numbers, but none to train on."""
 
 
-def _stopped(reply: Mapping[str, Any] | Lost, limit: float | None) -> CallResult:
-    """The result of a call that gave none."""
+def _result(reply: Mapping[str, Any] | Lost, limit: float | None) -> CallResult:
     if not isinstance(reply, Lost):
+        if "refused" not in reply:
+            return result_from(reply)
         failure = Failure(kind="stopped", what=str(reply["refused"]), fix="pass columns of plain data", code="W017")
-        return CallResult(failures=(failure,))
-    how, code = reply.how, "W017"
-    fix = "run the function alone on this completion, to see what ends its process"
-    if reply.is_overrun:
-        how, fix, code = f"{reply.how} of {limit:g} s", OVERRUN_FIX, "W016"
-    failure = Failure(kind="stopped", what=how, fix=fix, code=code, trace=reply.trace, index=reply.index)
+    else:
+        how, code = reply.how, "W017"
+        fix = "run the function alone on this completion, to see what ends its process"
+        if reply.is_overrun:
+            how, fix, code = f"{reply.how} of {limit:g} s", OVERRUN_FIX, "W016"
+        failure = Failure(kind="stopped", what=how, fix=fix, code=code, trace=reply.trace, index=reply.index)
     return CallResult(failures=(failure,))
 
 
 def _joined(results: Sequence[CallResult], shares: Sequence[range]) -> CallResult:
     """The shares' results as one: all their values, or the first failure of a whole share."""
+    failures: list[Failure] = []
+    extras: dict[str, list[Any]] = {}
     for result, share in zip(results, shares, strict=True):
+        places = [None if each.index is None else each.index + share.start for each in result.failures]
+        own = [replace(each, index=place) for each, place in zip(result.failures, places, strict=True)]
         if result.failure is not None:
-            return replace(result, failures=(_shifted(result.failure, share.start),), extras=())
+            return replace(result, failures=tuple(each for each in own if each.kind != "value")[:1], extras=())
         if len(result.values) != len(share):
             came = f"returned {len(result.values)} values for {len(share)} completions, its share of them"
             fix = "return one number (or None) for each completion"
             return CallResult(failures=(Failure(kind="returned", what=came, fix=fix, code="W005"),))
-    extras: dict[str, list[Any]] = {}
-    for result in results:
-        for column, own in result.extras:
-            extras.setdefault(column, []).extend(own)
+        failures += own
+        for column, values in result.extras:
+            extras.setdefault(column, []).extend(values)
     return CallResult(
         values=tuple(value for result in results for value in result.values),
-        extras=tuple((column, own) for column, own in extras.items() if len(own) == shares[-1].stop),
+        extras=tuple((column, values) for column, values in extras.items() if len(values) == shares[-1].stop),
         metrics=tuple(metric for result in results for metric in result.metrics),
-        failures=tuple(
-            _shifted(each, share.start)
-            for result, share in zip(results, shares, strict=True)
-            for each in result.failures
-        ),
+        failures=tuple(failures),
     )
-
-
-def _shifted(failure: Failure, start: int) -> Failure:
-    """A failure of a share, by its place among all completions."""
-    return failure if failure.index is None else replace(failure, index=failure.index + start)
 
 
 def _parameters(described: Sequence[Sequence[Any]] | None) -> list[inspect.Parameter] | None:

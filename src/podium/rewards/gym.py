@@ -26,16 +26,7 @@ from podium.data.extract import tagged
 from podium.data.gym import check_task
 from podium.errors import RewardError
 from podium.isolation.machine import cores
-from podium.isolation.sandbox import (
-    BackendName,
-    Extras,
-    Limits,
-    Result,
-    Sandbox,
-    SandboxFault,
-    check_settings,
-    choose,
-)
+from podium.isolation.sandbox import BackendName, Extras, Limits, Result, Sandbox, SandboxFault, check_settings, choose
 from podium.isolation.workers.process import pool_of
 from podium.rewards.text import text_of
 
@@ -87,7 +78,7 @@ class ReasoningGym:
     def __call__(
         self, completions: Sequence[Any], metadata: Sequence[Any], answer: Sequence[Any] | None = None
     ) -> list[float | None]:
-        golds = answer if answer is not None else [None] * len(completions)
+        golds = [None] * len(completions) if answer is None else answer
         entries = [self._entry(own, gold, index) for index, (own, gold) in enumerate(zip(metadata, golds, strict=True))]
         texts = [text_of(completion) for completion in completions]
         answers = [text.strip() if self.extract == "raw" else tagged(text, "answer") for text in texts]
@@ -137,9 +128,6 @@ def _score(result: Result) -> float | None:
     return min(1.0, max(0.0, score)) if result.outcome == "ok" and math.isfinite(score) else 0.0
 
 
-# --- workers ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True, kw_only=True)
 class _Worker:
     """A sandbox with reasoning-gym in it, started when first asked and again after a fault."""
@@ -150,7 +138,6 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a sandbox."""
         return self.sandbox is not None
 
     def ask(self, tests: Sequence[Mapping[str, Any]]) -> list[Result]:

@@ -5,8 +5,7 @@
     - name: judge
       args: {base_url: "https://api.example.com/v1", model: some-model, api_key_env: JUDGE_KEY}
 
-The request is `template` with the fields filled in; the score in the reply is read by `extract`, must lie between `low`
-and `high`, and becomes a number from 0 to 1. A completion without one gets None, which is counted and logged.
+The request is `template` with the fields filled in; `extract` reads the score in the reply, from `low` to `high`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import logging
 import math
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -83,7 +81,7 @@ class Judge:
     max_parallel: int = 8
     temperature: float | None = 0.0
     max_tokens: int | None = 512
-    _known: OrderedDict[str, float] = field(init=False, repr=False, default_factory=OrderedDict)
+    _known: dict[str, float] = field(init=False, repr=False, default_factory=dict)
     """Verdicts by what was asked."""
 
     def __post_init__(self) -> None:
@@ -96,7 +94,7 @@ class Judge:
             raise ConfigError("a judge needs times above 0, `retries` of 0 or more and `max_parallel` of 1 or more.")
         extractor(self.extract)  # raises for what is none
         keyword = inspect.Parameter.KEYWORD_ONLY
-        needed = ["completions", *(["prompts"] if "{prompt}" in self.template else []), *self.columns]
+        needed = ["completions", *["prompts"] * ("{prompt}" in self.template), *self.columns]
         parameters = [inspect.Parameter(name, keyword) for name in needed]
         parameters += [inspect.Parameter(name, keyword, default=None) for name in ("log_extra", "log_metric")]
         object.__setattr__(self, "__signature__", inspect.Signature(parameters))
@@ -108,7 +106,6 @@ class Judge:
 
     @property
     def client(self) -> ChatClient:
-        """Sends the requests."""
         return ChatClient(
             url=self.base_url.rstrip("/") + "/chat/completions",
             key_variable=self.api_key_env,
@@ -133,7 +130,7 @@ class Judge:
         self._log(found, said, columns)
         self._known.update({key: score for key, score in scores.items() if score is not None})
         while len(self._known) > LARGEST_CACHE:
-            self._known.popitem(last=False)
+            del self._known[next(iter(self._known))]
         return found
 
     def score_of(self, reply: str) -> float | None:

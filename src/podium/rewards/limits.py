@@ -144,8 +144,6 @@ class Overrun(BaseException):
 
 @dataclass(slots=True)
 class _Watch:
-    """One call on the main thread."""
-
     limit: float
     completions: Any
     deadline: float

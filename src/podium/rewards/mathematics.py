@@ -38,10 +38,8 @@ def math_match(
     """
     take = extractor(extract)
     golds = [None if each is None else _as_boxed(_gold_of(str(each))) for each in answer]
-    texts = [_as_boxed(take(text_of(each))) for each in completions]
-    texts = [
-        None if text and gold and _cannot_be(text, gold) else text for text, gold in zip(texts, golds, strict=True)
-    ]
+    pairs = zip([_as_boxed(take(text_of(each))) for each in completions], golds, strict=True)
+    texts = [None if text and gold and _cannot_be(text, gold) else text for text, gold in pairs]
     return _scores(texts, golds, timeout_seconds, log_extra, shown=answer, repairs=True)
 
 

@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -47,15 +48,13 @@ def _folder() -> str | None:
 def _umask() -> int | None:
     """Read without setting it, which other threads would see."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
+        found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(found[1], 8) if found else None
     return None
 
 
-def _of_torch(read: str, *, default: Any = None) -> Callable[[], Any]:
-    """A reader of torch's state; `default` where it is not loaded."""
-    return lambda: getattr(sys.modules["torch"], read)() if "torch" in sys.modules else default
+def _of_torch(read: str) -> Callable[[], Any]:
+    return lambda: getattr(sys.modules["torch"], read)() if "torch" in sys.modules else None
 
 
 def _to_torch(write: str) -> Callable[[Any], None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podium.errors import ConfigError, as_line, did_you_mean
+from podium.rewards.resolve import SERVICES
 
 FACTORIES: dict[str, Callable[..., Callable[..., Any]]] = {}
 """Called with their settings, they give a reward function."""
@@ -46,17 +47,13 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
 
 def _try_settings(name: str, made: Callable[..., Any]) -> None:
     """Scores no completions at all, so that a setting that cannot work is found now and not in the first round."""
-    data = set(inspect.signature(LIBRARY[name]).parameters) - set(settings_of_reward(name)) - {*_SERVICES}
+    data = set(inspect.signature(LIBRARY[name]).parameters) - set(settings_of_reward(name)) - {*SERVICES}
     try:
         made(**{column: [] for column in data})
     except ConfigError as error:
         raise ConfigError(f"reward `{name}`: {error.what}", code=error.code, fix=error.fix) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"reward `{name}` cannot work with these settings: {error}") from error
-
-
-_SERVICES = ("trainer_state", "log_extra", "log_metric")
-"""Arguments of a reward that are no lists with an entry for each completion."""
 
 
 def settings_of_reward(name: str) -> dict[str, inspect.Parameter]:

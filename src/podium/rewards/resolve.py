@@ -20,7 +20,10 @@ from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward
 from podium.rewards.model import RewardModel
 
-GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+SERVICES = ("trainer_state", "log_extra", "log_metric")
+"""Arguments of a reward that are no lists with an entry for each completion."""
+
+GIVEN = ("prompts", "completions", "completion_ids", *SERVICES)
 """Arguments of every reward function besides the columns of the dataset."""
 
 

@@ -15,10 +15,11 @@ the run with a `RewardError` that names the function, the row and the start of t
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -74,40 +75,51 @@ def score(
     if not groups:
         return []
     batch = _batch(groups)
-    extras = _Extras(num_completions=len(batch))
+    extras: dict[str, Sequence[Any]] = {}
     services = {"trainer_state": trainer_state, "log_metric": log_metric or _ignore}
-    calls = [
-        Call(reward.function, _arguments(reward, batch, {**services, "log_extra": extras.logger(reward)}), str(reward))
-        for reward in rewards
-    ]
+    calls = []
+    for reward in rewards:
+        own = services | {"log_extra": _extra_logger(reward, extras, len(batch))}
+        calls.append(Call(reward.function, _arguments(reward, batch, own), str(reward)))
     results_K = _results(calls, rewards, batch, settings, log_seconds or _ignore)
     rewards_RK = np.array([result.values for result in results_K], np.float64).reshape(len(rewards), len(batch)).T
     if settings.on_error != "raise":
         rewards_RK = _with_failures(rewards_RK, results_K, rewards, groups, batch, settings, log_metric or _ignore)
     names_K = tuple(reward.name for reward in rewards)
     _warn_where_all_none(rewards_RK, names_K, batch)
-    return _by_group(groups, rewards_RK, names_K, extras.columns)
+    return [
+        ScoredGroup(
+            group=group,
+            names_K=names_K,
+            rewards_GK=rewards_RK[own].copy(),
+            extras={column: tuple(values[own]) for column, values in extras.items()},
+        )
+        for group, own in _with_places(groups)
+    ]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Extras:
-    """Collects what the reward functions hand to `log_extra`."""
+def _with_places(groups: Sequence[Group]) -> Iterator[tuple[Group, slice]]:
+    """Each group with the places of its completions in the round."""
+    ends = itertools.accumulate(len(group.completions) for group in groups)
+    for group, end in zip(groups, ends, strict=True):
+        yield group, slice(end - len(group.completions), end)
 
-    num_completions: int
-    columns: dict[str, list[Any]] = field(default_factory=dict)
 
-    def logger(self, reward: Reward) -> Callable[[str, Sequence[Any]], None]:
-        own: set[str] = set()
+def _extra_logger(
+    reward: Reward, columns: dict[str, Sequence[Any]], num_completions: int
+) -> Callable[[str, Sequence[Any]], None]:
+    """The `log_extra` of one reward function, which adds to `columns`."""
+    own: set[str] = set()
 
-        def log_extra(column: str, values: Sequence[Any]) -> None:
-            values = checked_extra(column, values, self.num_completions)
-            # Two functions may use one name for different things: a column never mixes them.
-            taken = column not in own and self.columns.get(column, values) != values
-            key = f"{column} ({reward.name})" if taken else column
-            own.add(key)
-            self.columns[key] = values
+    def log_extra(column: str, values: Sequence[Any]) -> None:
+        values = checked_extra(column, values, num_completions)
+        # Two functions may use one name for different things: a column never mixes them.
+        taken = column not in own and columns.get(column, values) != values
+        key = f"{column} ({reward.name})" if taken else column
+        own.add(key)
+        columns[key] = values
 
-        return log_extra
+    return log_extra
 
 
 def _ignore(name: str, value: float) -> None:
@@ -128,24 +140,17 @@ def _batch(groups: Sequence[Group]) -> Batch:
         columns={key: [prompt.columns.get(key) for prompt, _ in members] for key in keys},
         texts=[completion.text for _, completion in members],
         rows=[prompt.row for prompt, _ in members],
-        places=[f"{g} of {len(group.completions)}" for group in groups for g in range(1, len(group.completions) + 1)],
+        places=[f"{g} of {len(group.completions)}" for group in groups for g, _ in enumerate(group.completions, 1)],
     )
 
 
 def _arguments(reward: Reward, batch: Batch, services: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call: copies, so that the function can change nothing but its own."""
-    shared = {
-        **batch.columns,
-        "prompts": batch.prompts,
-        "completions": batch.completions,
-        "completion_ids": batch.completion_ids,
-    }
-
-    def takes(name: str) -> bool:
-        return reward.wants is None or name in reward.wants
-
-    copies = {name: _copied(values) for name, values in shared.items() if takes(name)}
-    return copies | {name: service for name, service in services.items() if takes(name)}
+    given = {name: getattr(batch, name) for name in GIVEN[:3]}
+    wanted = {**batch.columns, **given, **services}
+    if reward.wants is not None:
+        wanted = {name: value for name, value in wanted.items() if name in reward.wants}
+    return {name: value if name in services else _copied(value) for name, value in wanted.items()}
 
 
 def _copied(value: Any) -> Any:
@@ -191,16 +196,10 @@ def repeat_findings(
             )
 
 
-# --- calling ---------------------------------------------------------------------------------------------------------
-
-
 def _results(
     calls: Sequence[Call], rewards: Sequence[Reward], batch: Batch, settings: CallSettings, log_seconds: LogMetric
 ) -> list[CallResult]:
-    """The fitted result of each call, in the order of `calls`. The first failure ends it, where failures end the run.
-
-    One call after the other, then those that wait for something, together.
-    """
+    """The fitted result of each call, in their order. The first failure ends it, where failures end the run."""
     results: dict[int, CallResult] = {}
 
     def take(k: int, result: CallResult) -> None:
@@ -224,17 +223,10 @@ def _results(
 def _call(call: Call, num_completions: int, settings: CallSettings) -> CallResult:
     """One call that is not `async`, in the worker of its file or here."""
     if isinstance(call.function, FileReward):
-        return call.function.ask(
-            call.arguments,
-            num_completions=num_completions,
-            limit=settings.limit,
-            num_workers=settings.num_workers,
-        )
+        workers, limit = settings.num_workers, settings.limit
+        return call.function.ask(call.arguments, num_completions=num_completions, limit=limit, num_workers=workers)
     with restored(call.label):
         return limited(call, settings.limit)
-
-
-# --- failures that do not end the run ---------------------------------------------------------------------------------
 
 
 def _with_failures(
@@ -262,12 +254,9 @@ def _with_failures(
     if not isinstance(settings.on_error, str):
         rewards_RK = np.where(failed_RK, settings.on_error, rewards_RK)
     else:
-        start = 0
-        for group in groups:
-            own = slice(start, start + len(group.completions))
+        for _, own in _with_places(groups):
             partly_K = failed_RK[own].any(axis=0) & ~failed_RK[own].all(axis=0)
             rewards_RK[own][(failed_RK[own] & partly_K).any(axis=1)] = np.nan
-            start = own.stop
     _stop_where_too_few_are_scored(rewards_RK, failed_RK, errors_K)
     return rewards_RK
 
@@ -287,8 +276,6 @@ def _stop_where_too_few_are_scored(
             fix=first.fix,
         ) from first
 
-
-# --- after the calls -------------------------------------------------------------------------------------------------
 
 _warned: set[tuple[str, ...]] = set()
 
@@ -312,21 +299,3 @@ def _warn_where_all_none(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch
         batch.place(first),
         ", ".join(names_K),
     )
-
-
-def _by_group(
-    groups: Sequence[Group], rewards_RK: np.ndarray, names_K: tuple[str, ...], extras: Mapping[str, Sequence[Any]]
-) -> list[ScoredGroup]:
-    scored, start = [], 0
-    for group in groups:
-        own = slice(start, start + len(group.completions))
-        scored.append(
-            ScoredGroup(
-                group=group,
-                names_K=names_K,
-                rewards_GK=rewards_RK[own].copy(),
-                extras={column: tuple(values[own]) for column, values in extras.items()},
-            )
-        )
-        start = own.stop
-    return scored

@@ -9,7 +9,7 @@ calls in order, `rules` turns the results into findings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -129,15 +129,11 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
         asked = asked_columns(info, columns)
         candidates = (given,) if given else answer_candidates(asked, first) or (None,)
         tries = {column: make_cases(dataset, column, settings.num_rows) for column in candidates}
-        texts = [info.code_text, *(case.prompt_text for case in next(iter(tries.values())))]
+        texts = [info.code_text, *(case.prompt_text for case in tries[candidates[0]])]
         forms = forms_for(texts, settings.forms)
-        scoring: Iterable[str | None] = ()
-        if len(tries) > 1:
-            scoring = (column for column, cases in tries.items() if scores_in_a_form(caller, cases, column, forms))
-        column = next(iter(scoring), candidates[0])
-        evidence = gather(
-            caller, tries[column], column=column, forms=forms, asked=asked, budget_seconds=settings.budget_seconds
-        )
+        blank = [Evidence(info=info, cases=tries[each], column=each, forms=forms, asked=asked) for each in candidates]
+        scoring = (each for each in blank if len(tries) > 1 and scores_in_a_form(caller, each))
+        evidence = gather(caller, next(scoring, blank[0]), settings.budget_seconds)
     finally:
         caller.close()
     return report_of(evidence, [*_weight_findings(evidence, weight), *evaluate_rules(evidence)])

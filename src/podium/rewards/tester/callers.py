@@ -27,7 +27,7 @@ from podium.isolation.workers.functions import unwrapped
 from podium.isolation.workers.process import Lost, Worker
 from podium.records import Group
 from podium.rewards.model import RewardModel
-from podium.rewards.resolve import GIVEN, Reward, resolve_rewards
+from podium.rewards.resolve import SERVICES, Reward, resolve_rewards
 from podium.rewards.score import CallSettings, score
 
 FIRST_CALL_SECONDS = 30.0
@@ -156,7 +156,6 @@ class WorkerCaller:
         return ProbeResult(code=code, message=message, seconds=time.perf_counter() - start)
 
     def close(self) -> None:
-        """Kill the process."""
         self._worker.kill()
 
 
@@ -195,9 +194,6 @@ def _load(source: Source) -> Reward:
 
 
 RewardCaller = LocalCaller | WorkerCaller
-
-
-# --- one call --------------------------------------------------------------------------------------------------------
 
 
 def info_of(reward: Reward) -> RewardInfo:
@@ -249,7 +245,7 @@ def _watched(function: Any, changed: list[str]) -> Any:
     """The function, noting which of its arguments are other than before."""
 
     def watched(**arguments: Any) -> Any:
-        data = {name: value for name, value in arguments.items() if name not in GIVEN[3:]}
+        data = {name: value for name, value in arguments.items() if name not in SERVICES}
         before = copy.deepcopy(data)
         answer = function(**arguments)
         changed.extend(name for name, value in data.items() if not _same(value, before[name]))

@@ -28,7 +28,6 @@ MAX_ROWS_READ = 1000
 """Rows among which different answers are looked for."""
 
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")
-"""Columns that are not passed on to reward functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +101,6 @@ FORMS = tuple(
 )
 """The formats that rewards in use read. `forms_for` adds the tags of the prompts and of the function's own code."""
 
-_KNOWN_TAGS = frozenset({"answer", "think", "reasoning"})
-
 
 def forms_for(texts: Iterable[str], templates: Iterable[str] = ()) -> tuple[ReturnFormat, ...]:
     """`FORMS`, the tags in the texts, and templates with `{}` for the answer.
@@ -114,17 +111,12 @@ def forms_for(texts: Iterable[str], templates: Iterable[str] = ()) -> tuple[Retu
     '= 7'
     """
     found = (tag for text in texts for tag in re.findall(r"</([A-Za-z][\w-]{0,30})>", text))
-    tags = [tag for tag in dict.fromkeys(found) if tag not in _KNOWN_TAGS][:4]
-    more = {name: text for tag in tags for name, text in _in_tags(tag).items()} | {text: text for text in templates}
+    more = {}
+    for tag in [tag for tag in dict.fromkeys(found) if tag not in ("answer", "think", "reasoning")][:4]:
+        more[f"<{tag}> tags"] = f"<{tag}>{{}}</{tag}>"
+        more[f"<think>, then <{tag}>"] = f"<think>{_THOUGHT}</think>\n<{tag}>{{}}</{tag}>"
+    more |= {text: text for text in templates}
     return (*FORMS, *(ReturnFormat(name=name, template=template) for name, template in more.items()))
-
-
-def _in_tags(tag: str) -> dict[str, str]:
-    text = f"<{tag}>{{}}</{tag}>"
-    return {f"<{tag}> tags": text, f"<think>, then <{tag}>": f"<think>{_THOUGHT}</think>\n{text}"}
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
 
 
 def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_rows: int) -> tuple[ProbeCase, ...]:
@@ -184,9 +176,6 @@ def _wrong_for(gold: str, place: int, golds: Sequence[str]) -> str:
     return next((other for other in far if not same_answer(other, gold)), made_up)
 
 
-# --- columns ---------------------------------------------------------------------------------------------------------
-
-
 def asked_columns(info: RewardInfo, columns: Iterable[str]) -> tuple[str, ...]:
     """Columns of the data that the signature names; with `**kwargs` also those in its code, as `x["name"]`."""
     named = {*(info.needs if info.wants is None else info.wants)}
@@ -224,9 +213,6 @@ def answer_candidates(asked: Sequence[str], row: Mapping[str, Any]) -> tuple[str
     fields = (f'"{name}": "{{{name}}}"' if isinstance(row[name], str) else f'"{name}": {{{name}}}' for name in asked)
     joined = [separator.join(f"{{{name}}}" for name in asked) for separator in (", ", " ")]
     return (*usual, *asked, f"{{{{{', '.join(fields)}}}}}", *joined)
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 def gold_of(value: Any) -> str | None:

@@ -117,7 +117,6 @@ class Evidence:
 
     @property
     def has_gold(self) -> bool:
-        """Whether any row has a right answer."""
         return any(case.has_gold for case in self.cases)
 
     @property
@@ -128,7 +127,6 @@ class Evidence:
 
     @property
     def depends(self) -> bool:
-        """Whether the diagnosis found that scores depend on the answers."""
         return self.diagnosis is not None and self.diagnosis.depends
 
     @property
@@ -142,10 +140,9 @@ class Evidence:
         """The flags that show what a right answer looks like."""
         if len(self.asked) < 2:
             return "if answers are written in a form of your own, show it: --form 'Result => {}'"
-        column = ", ".join(f"{{{column}}}" for column in self.asked)
-        return (
-            f"show how a right answer is written, and in which form: --answer-column '{column}' --form 'Result => {{}}'"
-        )
+        columns = ", ".join(f"{{{column}}}" for column in self.asked)
+        how = "show how a right answer is written, and in which form"
+        return f"{how}: --answer-column '{columns}' --form 'Result => {{}}'"
 
     def finding(self, code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
         """A finding that begins with the function and where it is."""
@@ -156,9 +153,6 @@ class Evidence:
     def write(self) -> Callable[[str], str]:
         """The way answers are written in probes."""
         return (self.form or self.forms[1]).write
-
-
-# --- scores -----------------------------------------------------------------------------------------------------------
 
 
 def gains_of(gold: Scores, wrong: Scores, name: str) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Results of one reward function, from few calls: right and wrong answers in every form, probes, repetitions.
 
-    evidence = gather(caller, cases, column="answer", forms=FORMS)
+    evidence = gather(caller, Evidence(info=caller.info, cases=cases, column="answer", forms=FORMS), 60.0)
 
 `rules` interprets them.
 """
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from podium.records import Group, last_user_turn
+from podium.records import Group, Message, last_user_turn
 from podium.rewards.tester.callers import RewardCaller
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, as_number, gold_of
 from podium.rewards.tester.evidence import (
     Diagnosis,
     Evidence,
     Repeats,
-    Scores,
     Texts,
     alike,
     differ,
@@ -30,15 +30,6 @@ from podium.rewards.tester.evidence import (
 from podium.rewards.tester.probes import PROBES, Probe, number_probes
 from podium.rewards.tester.session import Session, group_of
 
-VARIANTS: Mapping[str, Callable[[Any], Any]] = {
-    "as text": str,
-    "without white space around it": lambda value: value.strip() if isinstance(value, str) else value,
-    "as numbers": lambda value: _number_or_same(value),
-    "as the final answer alone": gold_of,
-    "in lower case": lambda value: value.lower() if isinstance(value, str) else value,
-}
-"""Changes to the answer column after which the function may be able to compare with it."""
-
 
 def _number_or_same(value: Any) -> Any:
     number = as_number(str(value))
@@ -47,18 +38,19 @@ def _number_or_same(value: Any) -> Any:
     return int(number) if number == int(number) else number
 
 
-def gather(
-    caller: RewardCaller,
-    cases: Sequence[ProbeCase],
-    *,
-    column: str | None,
-    forms: tuple[ReturnFormat, ...],
-    asked: tuple[str, ...] = (),
-    budget_seconds: float = 60.0,
-) -> Evidence:
+VARIANTS: Mapping[str, Callable[[Any], Any]] = {
+    "as text": str,
+    "without white space around it": lambda value: value.strip() if isinstance(value, str) else value,
+    "as numbers": _number_or_same,
+    "as the final answer alone": gold_of,
+    "in lower case": lambda value: value.lower() if isinstance(value, str) else value,
+}
+"""Changes to the answer column after which the function may be able to compare with it."""
+
+
+def gather(caller: RewardCaller, evidence: Evidence, budget_seconds: float) -> Evidence:
     """Score, in order: one answer a row; every form; whatever can show why answers do not score; repeats; probes."""
-    session = Session(caller=caller, cases=tuple(cases), budget_seconds=budget_seconds)
-    evidence = Evidence(info=caller.info, cases=session.cases, column=column, forms=forms, asked=asked)
+    session = Session(caller=caller, cases=evidence.cases, budget_seconds=budget_seconds)
     session.warm_up()
     if not session.failed_for_good:
         evidence = _with_forms(session, evidence)
@@ -75,34 +67,26 @@ def gather(
     )
 
 
-def scores_in_a_form(
-    caller: RewardCaller, cases: Sequence[ProbeCase], column: str | None, forms: tuple[ReturnFormat, ...]
-) -> bool:
-    """Whether right answers from this column, or this template, score above wrong ones in any form."""
-    session = Session(caller=caller, cases=tuple(cases), budget_seconds=10.0)
+def scores_in_a_form(caller: RewardCaller, evidence: Evidence) -> bool:
+    """Whether right answers from its column, or its template, score above wrong ones in any form."""
+    session = Session(caller=caller, cases=evidence.cases, budget_seconds=10.0)
     session.warm_up()
-    if session.failures:
-        return False
-    evidence = Evidence(info=caller.info, cases=session.cases, column=column, forms=forms)
-    return _with_forms(session, evidence).form is not None
+    # As if the function named no column: then more rows must agree.
+    return not session.failures and _with_forms(session, replace(evidence, asked=())).form is not None
 
 
 def _with_forms(session: Session, evidence: Evidence) -> Evidence:
     rows = session.affordable_rows(2 * len(evidence.forms), 0.3)
-    wrong = {form.name: [form.write(case.wrong) for case in rows] for form in evidence.forms}
-    right = {**_right(rows, evidence), "the column as it is": [_raw(case, evidence.column) for case in rows]}
+    columns = [(case.gold, case.columns.get(evidence.column or "")) for case in rows]
+    as_it_is = [value if isinstance(value, str) and value.strip() != gold else None for gold, value in columns]
+    right = {**_in_forms(evidence, [case.gold for case in rows]), "the column as it is": as_it_is}
+    wrong = _in_forms(evidence, [case.wrong for case in rows])
     evidence = replace(evidence, gold=session.scores(right), wrong=session.scores(wrong))
     return replace(evidence, form=best_form(evidence))
 
 
-def _right(cases: Sequence[ProbeCase], evidence: Evidence) -> dict[str, list[str | None]]:
-    return {form.name: [form.write(case.gold) for case in cases] for form in evidence.forms}
-
-
-def _raw(case: ProbeCase, column: str | None) -> str | None:
-    """The column's own text, where it is more than the answer."""
-    value = case.columns.get(column or "")
-    return value if isinstance(value, str) and value.strip() != case.gold else None
+def _in_forms(evidence: Evidence, answers: Sequence[str]) -> dict[str, list[str | None]]:
+    return {form.name: [form.write(answer) for answer in answers] for form in evidence.forms}
 
 
 def best_form(evidence: Evidence) -> ReturnFormat | None:
@@ -121,9 +105,6 @@ def best_form(evidence: Evidence) -> ReturnFormat | None:
     return evidence.forms[-max(ranked)[-1]] if ranked else None
 
 
-# --- why right answers do not score ----------------------------------------------------------------------------------
-
-
 def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     """None where right answers score, and for a reward that can read neither the answer nor the question."""
     if evidence.form is not None:
@@ -136,35 +117,41 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     if not silent and (blind or not evidence.has_gold):
         return None
     cases, answers = session.cases, evidence.columns
-    texts = _right(cases, evidence)
-    wrong = {form.name: [form.write(case.wrong) for case in cases] for form in evidence.forms}
+    texts = _in_forms(evidence, [case.gold for case in cases])
+    wrong = _in_forms(evidence, [case.wrong for case in cases])
 
-    def scores(texts: Texts, columns: Sequence[Mapping[str, Any]] | None = None, *, other_kind: bool = False) -> Scores:
-        return session.scores(texts, columns=columns, other_kind=other_kind, quietly=True)
+    scores = partial(session.scores, quietly=True)
 
-    def changed(change: Callable[[Any], Any] = lambda value: value, shift: int = 0) -> list[Mapping[str, Any]]:
-        """Columns of each row with the answer changed, of the row `shift` places on."""
+    def changed(change: Callable[[Any], Any] = lambda value: value, shift: int = 0) -> list[ProbeCase]:
+        """The rows with the answer changed, of the row `shift` places on."""
         others = [*cases[shift:], *cases[:shift]]
         answered = [{name: change(other.columns.get(name)) for name in answers} for other in others]
-        return [{**case.columns, **own} for case, own in zip(cases, answered, strict=True)]
+        return [replace(case, columns={**case.columns, **own}) for case, own in zip(cases, answered, strict=True)]
 
     usual = scores(texts)
     swapped = [scores(texts, changed(shift=shift)) for shift in (1, -1, max(2, len(cases) // 2) % len(cases))]
-    without = [{name: value for name, value in case.columns.items() if name not in answers} for case in cases]
+    kept = [{name: value for name, value in case.columns.items() if name not in answers} for case in cases]
+    without = [replace(case, columns=columns) for case, columns in zip(cases, kept, strict=True)]
+    turned = [replace(case, prompt=_other_kind(case)) for case in cases]
     takes_all = wants is None and evidence.column is not None
     return Diagnosis(
         looks=takes_all and differ(scores(texts, without), usual),
         depends=any(differ(each, usual) for each in swapped),
         matrix=_matrix(session, evidence),
         prompt_numbers={
-            which: scores({form.name: _texts([probe], cases, form.write)[probe.name] for form in evidence.forms})
+            which: scores({form.name: [probe.make(case, form.write) for case in cases] for form in evidence.forms})
             for which in ("first", "last")
             for probe in PROBES
             if probe.name == f"{which} number of the question"
         },
         variants={name: scores(texts, changed(change)) for name, change in VARIANTS.items()} if answers else {},
-        other_kind=(scores(texts, other_kind=True), scores(wrong, other_kind=True)),
+        other_kind=(scores(texts, turned), scores(wrong, turned)),
     )
+
+
+def _other_kind(case: ProbeCase) -> str | list[Message]:
+    """A plain prompt as a chat, or the other way round."""
+    return [{"role": "user", "content": case.prompt}] if isinstance(case.prompt, str) else case.prompt_text
 
 
 def _matrix(session: Session, evidence: Evidence) -> dict[str, np.ndarray]:
@@ -175,8 +162,6 @@ def _matrix(session: Session, evidence: Evidence) -> dict[str, np.ndarray]:
     scores = session.scores(texts, quietly=True)
     return {form.name: np.stack([scores[f"{form.name}|{j}"] for j in range(len(cases))], axis=1) for form in forms}
 
-
-# --- repetitions -----------------------------------------------------------------------------------------------------
 
 _LEADS = ("", "", "Or not. I would say it is:\n", "Once more.\nOne, two, three.\n", "So\n")
 
@@ -228,9 +213,6 @@ def _remembers(session: Session, groups: Sequence[Group]) -> bool | None:
     if any(values is None for pair in pairs for values in pair):
         return None
     return all(alike(one or (), other or ()) for one, other in zip(*pairs, strict=True))
-
-
-# --- probes ----------------------------------------------------------------------------------------------------------
 
 
 def _with_probes(session: Session, evidence: Evidence) -> Evidence:

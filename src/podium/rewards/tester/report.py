@@ -83,8 +83,6 @@ def _lines(evidence: Evidence) -> Iterator[ScoreLine]:
         yield ScoreLine(group="probe", text=text, values=tuple(values.tolist()), is_shared=False)
 
 
-# --- the weighted sum of several rewards -----------------------------------------------------------------------------
-
 NO_ANSWER = frozenset(probe.name for probe in PROBES if probe.code in {"W105", "W106", "W115", "W117"})
 
 
@@ -98,9 +96,8 @@ def check_sum(reports: Sequence[RewardReport], weights: Sequence[float]) -> list
         return []
     tables = [{(line.group, line.text): line for line in report.lines if line.is_shared} for report in reports]
     shared = [key for key in tables[0] if all(key in table for table in tables)]
-    sums = {
-        key: combine(np.array([table[key].values for table in tables]).T, np.asarray(weights, float)) for key in shared
-    }
+    values = {key: np.array([table[key].values for table in tables]).T for key in shared}
+    sums = {key: combine(each, np.asarray(weights, float)) for key, each in values.items()}
     right = {text: values for (group, text), values in sums.items() if group == "right answer"}
     if not right:
         return []

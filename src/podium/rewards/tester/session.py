@@ -23,7 +23,6 @@ MOST_LETTERS = 100_000
 MODEL_LETTERS = 300
 """Greatest length of a text for a reward model, which may have no positions for longer ones."""
 
-
 Entry = tuple[str, int, Group]
 """Name and row of a completion to score, and the completion as a group of its own."""
 
@@ -63,8 +62,7 @@ class Session:
         texts = {"the right answer": [case.gold for case in self.cases]}
         self.scores(texts)
         if not self.failed_for_good:
-            entries = self._entries(texts, None, other_kind=False)
-            result = self.call([group for _, _, group in entries], check_inputs=True)
+            result = self.call([entry[2] for entry in self._entries(texts, self.cases)], check_inputs=True)
             self.mutated = result.mutated
             self.seconds_per_completion = result.seconds / len(self.cases)
 
@@ -76,22 +74,15 @@ class Session:
         """As many rows as can be scored with that many texts each, two at least."""
         return self.cases[: max(2, self.affordable(share) // num_texts)]
 
-    def scores(
-        self,
-        texts: Texts,
-        *,
-        columns: Sequence[Mapping[str, Any]] | None = None,
-        other_kind: bool = False,
-        quietly: bool = False,
-    ) -> Scores:
+    def scores(self, texts: Texts, cases: Sequence[ProbeCase] = (), *, quietly: bool = False) -> Scores:
         """Rows one after the other for each name, each completion a group of its own.
 
         So a function that is one place off is off by a row. Calls that fail are repeated in parts, and what fails alone
-        is noted, unless `quietly`. `columns`: of each row, in place of its own.
+        is noted, unless `quietly`. `cases`: the rows with changes.
         """
         found = {name: np.full(len(self.cases), np.nan) for name in texts}
         for part in self._calls(texts):
-            self._score(list(self._entries(part, columns, other_kind=other_kind)), found, quietly=quietly)
+            self._score(list(self._entries(part, cases or self.cases)), found, quietly=quietly)
         return found
 
     def _calls(self, texts: Texts) -> list[Texts]:
@@ -105,15 +96,12 @@ class Session:
             calls[-1][name] = made
         return list(calls)
 
-    def _entries(
-        self, texts: Texts, columns: Sequence[Mapping[str, Any]] | None, *, other_kind: bool
-    ) -> Iterator[Entry]:
+    def _entries(self, texts: Texts, cases: Sequence[ProbeCase]) -> Iterator[Entry]:
         most = MODEL_LETTERS if self.caller.info.is_model else math.inf
         for name, made in texts.items():
             for row, text in enumerate(made):
                 if text is not None and len(text) <= most:
-                    own = None if columns is None else columns[row]
-                    yield name, row, group_of(self.cases[row], [text], columns=own, other_kind=other_kind)
+                    yield name, row, group_of(cases[row], [text])
 
     def _score(self, entries: Sequence[Entry], into: Mapping[str, np.ndarray], *, quietly: bool) -> None:
         result = self.call([group for _, _, group in entries])
@@ -122,43 +110,28 @@ class Session:
                 into[name][row] = value
         elif not quietly:
             before = len(self.failures)
-            if len(entries) > 1 and not self.is_over and not self._hopeless():
-                self._score_parts(entries, into)
+            if len(entries) > 1 and not self.is_over and not self._is_hopeless:
+                names = [list(part) for _, part in groupby(entries, key=lambda entry: entry[0])]
+                for part in names if len(names) > 1 else [[entry] for entry in entries]:
+                    if len(names) > 1 or len(self.failures) == before:  # of one name the first failure is enough
+                        self._score(part, into, quietly=False)
             if len(self.failures) == before and result.code:  # it fails alone, or only together
                 name, row, group = entries[0]
                 text, code, message = group.completions[0].text, result.code, result.message
                 failure = Failure(probe=name, row=self.cases[row].row, text=text, code=code, message=message)
                 self.failures.append(failure)
 
-    def _score_parts(self, entries: Sequence[Entry], into: Mapping[str, np.ndarray]) -> None:
-        """By name, or of one name by row up to the first failure, which is enough to show."""
-        before = len(self.failures)
-        parts = [list(part) for _, part in groupby(entries, key=lambda entry: entry[0])]
-        for part in parts if len(parts) > 1 else [[entry] for entry in entries]:
-            if len(parts) > 1 or len(self.failures) == before:
-                self._score(part, into, quietly=False)
-
-    def _hopeless(self) -> bool:
+    @property
+    def _is_hopeless(self) -> bool:
         """Whether calls fail in a way that splitting them tells no more about."""
-        slow = sum(failure.code == "W016" for failure in self.failures)
-        return slow >= 2 or any(failure.code in ENDLESS - {"W016"} for failure in self.failures)
+        codes = [failure.code for failure in self.failures]
+        return codes.count("W016") >= 2 or not (ENDLESS - {"W016"}).isdisjoint(codes)
 
 
-def group_of(
-    case: ProbeCase, texts: Sequence[str], *, columns: Mapping[str, Any] | None = None, other_kind: bool = False
-) -> Group:
-    """Completions of a row; `other_kind`: of its chat prompt made plain, or the other way round."""
-    content: Any = case.prompt
-    if other_kind:
-        content = [{"role": "user", "content": content}] if isinstance(content, str) else case.prompt_text
-    prompt = Prompt(
-        id=case.row,
-        row=case.row,
-        token_ids=(),
-        text=case.prompt_text,
-        content=content,
-        columns=case.columns if columns is None else columns,
-    )
+def group_of(case: ProbeCase, texts: Sequence[str]) -> Group:
+    """Completions of a row."""
+    text, content, columns = case.prompt_text, case.prompt, case.columns
+    prompt = Prompt(id=case.row, row=case.row, token_ids=(), text=text, content=content, columns=columns)
     completions = (
         Completion(token_ids=_token_ids(text), logps=(), finish="stop", text=text, policy_step=0) for text in texts
     )

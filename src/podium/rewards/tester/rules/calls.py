@@ -101,9 +101,8 @@ def unstable(evidence: Evidence) -> Iterator[Finding]:
             fix = "keep nothing between calls: no global lists, counters or default arguments that grow"
         else:
             code, fix = "W111", "take the chance out, or seed it with the text itself"
-            why = (
-                "chance (or what earlier calls left behind) is part of the score, and becomes noise in every advantage"
-            )
+            why = "chance (or what earlier calls left behind) is part of the score, and becomes noise in every "
+            why += "advantage"
         yield evidence.finding(code, "warning", what, why, fix)
 
 

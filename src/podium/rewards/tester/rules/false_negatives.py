@@ -166,7 +166,8 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
     """W122: nothing is known about right and wrong answers, so that no test of them was made."""
     if evidence.form is not None or evidence.repeats.is_relative or evidence.failures or evidence.is_cut:
         return
-    what, why = "not tested on right and wrong answers: ", _NOTHING_KNOWN
+    what = "not tested on right and wrong answers: "
+    why = "tested were its calls, their repetition and order; texts that should not score could not be told"
     if evidence.info.is_model:
         fix = "look in the table at what right and wrong answers score"
         yield evidence.finding("W122", "note", f"{what}a reward model's scores are a matter of degree", why, fix)
@@ -177,6 +178,3 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
         what += "it reads no column of the data" + " that could be found in its code" * (evidence.info.wants is None)
         fix = "if it is about the right answer, name the column with --answer-column"
         yield evidence.finding("W122", "note", what, why, fix)
-
-
-_NOTHING_KNOWN = "tested were its calls, their repetition and order; texts that should not score could not be told"
