@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podium.errors import ConfigError, did_you_mean
+from podium.rewards import FACTORIES, LIBRARY
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Arguments of every reward; the others are columns and settings."""
@@ -60,8 +61,6 @@ class LibraryReward:
 
 def library_entry(name: str) -> LibraryReward:
     """A reward by name. Raises `ConfigError` for a name the library lacks."""
-    from podium.rewards import FACTORIES, LIBRARY
-
     if name not in LIBRARY:
         fix = did_you_mean(name, LIBRARY) or "podium rewards list"
         raise ConfigError(f"no reward `{name}` in the library.", fix=fix)
@@ -73,8 +72,6 @@ def library_entry(name: str) -> LibraryReward:
 
 def catalogue() -> str:
     """Names by family with the first sentence of each."""
-    from podium.rewards import LIBRARY
-
     families: dict[str, list[str]] = {}
     for reward in map(library_entry, LIBRARY):
         families.setdefault(reward.family, []).append(f"  {reward.name:<30} {reward.about}")
@@ -84,8 +81,7 @@ def catalogue() -> str:
 
 def entry(name: str) -> dict[str, Any]:
     """One reward as plain values."""
-    reward = library_entry(name)
-    settings = {}
+    reward, settings = library_entry(name), {}
     for key, each in reward.settings.items():
         default = None if key in reward.needed else each.default
         is_plain = default is None or isinstance(default, (bool, int, float, str, tuple, list, dict))

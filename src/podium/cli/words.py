@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError
+from podium.recipe import shipped_recipes
 from podium.recipe.document import Document
 from podium.recipe.flags import Overrides, parse_flags
 
@@ -42,6 +43,11 @@ def _name(dataset: Any) -> str:
     if not isinstance(dataset, str):
         return "mixture"
     return re.split(r"[/:]", dataset.partition("?")[0].rstrip("/"))[-1] or "run"
+
+
+def is_recipe(word: str) -> bool:
+    """Whether it is a YAML file or the name of a recipe that comes with Podium."""
+    return word.endswith((".yaml", ".yml")) or word in shipped_recipes()
 
 
 def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[list[str], Overrides]:
