@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from podium.runs.doctor import HealthReport
     from podium.runs.monitors import Issue
 
+
 class Level(StrEnum):
     """From which severity on the exit code is 1."""
 

@@ -60,7 +60,7 @@ def try_out(
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
-    from podium.cli.rewards_report import ExamineSettings, print_reports, reports_as_json, examine_rewards
+    from podium.cli.rewards_report import ExamineSettings, examine_rewards, print_reports, reports_as_json
 
     show_notes()
     settings = ExamineSettings(

@@ -1,4 +1,4 @@
-"""Printing for all verbs: lines, tables, findings, JSON. Text that a model wrote is data: no markup, no control codes."""
+"""Printing for all verbs: lines, tables, findings, JSON. Text that a model wrote is data: no markup, no controls."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ from podium.recipe.flags import Overrides, parse_flags
 def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, Overrides]:
     """`run.yaml --beta 0.1`; as for `trl grpo`, `--config run.yaml --beta 0.1`; or a dataset alone, `--dataset qa.csv`.
 
-    Raises:
-        ConfigError: no recipe and no dataset, or more than one recipe.
+    Raises `ConfigError` for no recipe and no dataset, or more than one recipe.
     """
     paths, flags = parse_flags(words)
     if "config" in flags:
@@ -51,11 +50,7 @@ def is_recipe(word: str) -> bool:
 
 
 def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[list[str], Overrides]:
-    """`runs/a runs/b --max_completion_length 64`: one model or run, or up to `most`.
-
-    Raises:
-        ConfigError: none, or too many.
-    """
+    """`runs/a runs/b --beta 0.1`: one model or run, or up to `most`. Raises `ConfigError` for none, or too many."""
     names, flags = parse_flags(words)
     if not 1 <= len(names) <= most:
         got = f"got {len(names)}: {', '.join(names)}" if names else "none given"
