@@ -14,7 +14,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 
 def list_rewards(as_json: AsJson = False) -> None:
     """List the rewards of the library, by family."""
-    from podium.cli.rewards_pages import LIBRARY, catalogue, entry
+    from podium.cli.rewards_pages import catalogue, entry
+    from podium.rewards import LIBRARY
 
     if as_json:
         print_json({"rewards": [entry(name) for name in LIBRARY]})
@@ -60,7 +61,8 @@ def try_out(
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
-    from podium.cli.rewards_report import ExamineSettings, examine_rewards, print_reports, reports_as_json
+    from podium.cli.rewards_report import examine_rewards, print_reports, reports_as_json
+    from podium.rewards.tester import ExamineSettings
 
     show_notes()
     settings = ExamineSettings(

@@ -33,18 +33,13 @@ def sample_groups(recipe: Recipe, num_prompts: int, save: str = "") -> tuple[Dia
         if save:
             _write_rates(Path(save), sampled.groups, recipe.accuracy)
         diagnosis = diagnose(sampled, trainer.args, recipe.accuracy)
-        took = _estimate(recipe, trainer, rows, held_out)
+        took = estimated(recipe, trainer, rows, held_out)
         peak = torch.cuda.max_memory_allocated() if trainer.args.device.type == "cuda" else peak_bytes()
         return diagnosis, [*took.rows(), ("peak memory so far", f"{peak / 1e9:.1f} GB")]
 
 
-def estimated(recipe: Recipe) -> TimeEstimate:
-    """The time of a run, from a trainer of its own."""
-    with opened(recipe) as (recipe, trainer, rows, held_out):
-        return _estimate(recipe, trainer, rows, held_out)
-
-
-def _estimate(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) -> TimeEstimate:
+def estimated(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) -> TimeEstimate:
+    """The time of a run, with its evaluations."""
     looked_at = 0 if held_out is None else sum(1 for _ in islice(held_out, recipe.eval_rows))
     return estimate_time(
         trainer.args,

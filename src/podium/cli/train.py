@@ -207,7 +207,13 @@ class StagesRun(_Job):
 
     def _began(self, stage: Stage, trainer: Any, inside: str | None) -> None:
         self.show_line(trainer)
-        print_on_main(introduction(stage, len(self.recipe.stages), inside))
+        names = ", ".join(spec.name for spec in stage.recipe.rewards) if stage.kind == "grpo" else "supervised"
+        until = f", until {stage.until.text}" if stage.until else ""
+        bound = f"at most {stage.max_steps} steps" if stage.until else f"{stage.max_steps} steps"
+        length = bound if stage.max_steps else f"{stage.recipe.config.get('num_train_epochs', 3):g} epochs"
+        on = f", going on from {inside}" if inside else ""
+        of = f"Stage {stage.number} of {len(self.recipe.stages)}, {stage.name}"
+        print_on_main(f"{of}: {names}; {length}{until}{on}")
 
     def train(self) -> Any:
         """Train every stage; the last trainer, None where all were done."""
@@ -224,16 +230,6 @@ class StagesRun(_Job):
 def folder_of(recipe: Recipe) -> Path:
     """The run's folder."""
     return Path(str(recipe.config["output_dir"]))
-
-
-def introduction(stage: Stage, count: int, inside: str | None) -> str:
-    """A stage that begins, in a line."""
-    names = ", ".join(spec.name for spec in stage.recipe.rewards) if stage.kind == "grpo" else "supervised"
-    until = f", until {stage.until.text}" if stage.until else ""
-    bound = f"at most {stage.max_steps} steps" if stage.until else f"{stage.max_steps} steps"
-    length = bound if stage.max_steps else f"{stage.recipe.config.get('num_train_epochs', 3):g} epochs"
-    on = f", going on from {inside}" if inside else ""
-    return f"Stage {stage.number} of {count}, {stage.name}: {names}; {length}{until}{on}"
 
 
 def ending(stage: Stage, entry: Mapping[str, Any]) -> str:

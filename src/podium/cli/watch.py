@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -82,7 +82,7 @@ def screen(run: Run, width: int, *, plain: bool = False) -> Group:
     title = plain_text(f"{run.name}, step {run.history[-1].step if run.history else 0}: {headline(metrics)}")
     last = run.findings.tail(3).to_dict("records")
     findings = [plain_text(f"{each['severity']}[{each['code']}] {each['what']}") for each in last]
-    drawn = [title, _curves(metrics, width, PLAIN_BARS if plain else BARS), *findings]
+    drawn: list[RenderableType] = [title, _curves(metrics, width, PLAIN_BARS if plain else BARS), *findings]
     if ends := best_and_worst(run.rollouts):
         rows = [(word, f"{reward:.2f}", completion) for word, reward, completion in ends]
         columns = dict.fromkeys(("", "reward", "completion"), "left")
