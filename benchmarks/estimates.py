@@ -111,10 +111,13 @@ def memory(names: Sequence[str]) -> bool:
 def quickstart(flags: Sequence[str]) -> dict[str, Any]:
     """Estimate on a trainer of its own, then the run: seconds of the steps and of both looks at held-out prompts."""
     from podium.cli.rollouts import estimated
+    from podium.cli.sample import opened
     from podium.cli.words import recipe_and_flags
     from podium.recipe import load
 
-    estimate = estimated(load(*recipe_and_flags(["quickstart", *flags], "train")))
+    with opened(load(*recipe_and_flags(["quickstart", *flags], "train"))) as parts:
+        estimate = estimated(*parts)
+    del parts  # the trainer, before another runs
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "podium", "train", "quickstart", *flags, "--output_dir", folder]
         started = time.perf_counter()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podium.cli.rewards import FIND, reward_by_name
+from podium.cli.rewards_report import FIND, reward_by_name
 from podium.rewards.tester import ExamineSettings, RewardReport, Source, examine, examine_source
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")

@@ -142,7 +142,7 @@ def test_curves_in_the_terminal_without_control_sequences(run_folder, monkeypatc
 )
 def test_no_number_is_cut_on_a_narrow_terminal(run_folder, monkeypatch, now, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr("podium.cli.terminal.console", Console(width=columns, highlight=False))
+    monkeypatch.setattr(sys.modules["podium.cli.watch"], "console", Console(width=columns, highlight=False))
     folder = run_folder(num_steps=20)
     result = CliRunner().invoke(app, ["watch", str(folder), "--text"])
     assert result.exit_code == 0, result.output

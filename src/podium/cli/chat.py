@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-HELP = "An empty line or Ctrl-D ends, /new starts over."
+from podium.cli.terminal import errors, plain_text, prepare_output
+from podium.records import clean
 
-SHOWN = 100
-"""Characters of a system prompt in the note."""
+HELP = "An empty line or Ctrl-D ends, /new starts over."
 
 
 def chat(
@@ -27,7 +27,6 @@ def chat(
 
     The system prompt and examples that preceded every question in training precede the talk, too.
     """
-    from podium.cli.terminal import errors, plain_text, prepare_output
     from podium.runs.find_model import find_model, load_model
     from podium.runs.shipping.prompt_prefix import opening
 
@@ -41,10 +40,9 @@ def chat(
 
 
 def _described(opening: Sequence[dict[str, str]]) -> str:
-    """The opening of a talk, in a line."""
     first, more = opening[0], len(opening) - 1
     also = f" and {more} more {'message' if more == 1 else 'messages'}" if more else ""
-    text = f"{first['role']} {textwrap.shorten(first['content'], SHOWN, placeholder='...')!r}{also}"
+    text = f"{first['role']} {textwrap.shorten(first['content'], 100, placeholder='...')!r}{also}"
     return f'The talk begins as the prompts of the training did, with {text}; `--system ""` leaves that out.'
 
 
@@ -94,8 +92,6 @@ def _answer(policy: Any, tokenizer: Any, turns: list[dict[str, str]], *, max_tok
 def _streamer(tokenizer: Any) -> Any:
     """transformers' streamer, which prints what the model wrote as it is: here without control sequences."""
     from transformers import TextStreamer
-
-    from podium.records import clean
 
     class CleanStreamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

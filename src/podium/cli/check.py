@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from podium.records import Finding
-
-FOUND = 1
-"""Exit code where something is an error."""
+from podium.cli.terminal import as_dicts, console, counted, fail_on_errors, print_findings, print_json, quiet
+from podium.errors import ConfigError
 
 
 def check(
@@ -34,9 +30,6 @@ def check(
     `podium explain CODE` says more about each.
     """
     gc.disable()  # a seventh of the time went into collections while modules load
-    from podium.cli.findings import has_errors, print_findings
-    from podium.cli.structured import findings, print_json
-    from podium.cli.terminal import console, quiet
     from podium.cli.words import recipe_and_flags
     from podium.recipe.checks import examine
 
@@ -63,28 +56,17 @@ def check(
                 console.print(f"Pass rates written to {save}; a recipe takes them as `pass_rates: {save}`.\n")
             print_findings(console, diagnosis.findings)
     if as_json:
-        print_json({"findings": findings(found), **extra})
+        print_json({"findings": as_dicts(found), **extra})
     else:
-        console.print(summary(str(path), found))
-    if has_errors(found):
-        raise typer.Exit(FOUND)
+        worst = next((finding.code for finding in found if finding.severity != "note"), None)
+        more = f"; `podium explain {worst}` says more" if worst else ""
+        console.print(f"{path}: {counted(found)}{more}")
+    fail_on_errors(found)
 
 
 def _check_save(save: str, rollouts: int) -> None:
-    """Said before the model is loaded."""
-    from podium.errors import ConfigError
-
     if save and not rollouts:
         what = f"--save {save}: nothing is measured without --rollouts."
         raise ConfigError(what, fix=f"--rollouts 200 --save {save}")
     if save and not Path(save).absolute().parent.is_dir():
         raise ConfigError(f"--save {save}: there is no folder {Path(save).parent}.")
-
-
-def summary(path: str, found: Sequence[Finding]) -> str:
-    """`run.yaml: 1 error, 2 warnings; podium explain D005 says more`."""
-    from podium.cli.findings import counted
-
-    worst = next((finding.code for finding in found if finding.severity != "note"), None)
-    more = f"; `podium explain {worst}` says more" if worst else ""
-    return f"{path}: {counted(found)}{more}"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podium.cli.eval import JsonOption, OutputOption
-from podium.cli.flags import takes_records
-from podium.cli.targets import EvalRequest
+from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_records
+from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError, did_you_mean
+from podium.runs.run import Run
 
 if TYPE_CHECKING:
     from podium.cli.targets import NamedModel
     from podium.evaluation import Comparison
-    from podium.evaluation.evaluate import EvalTask, Policy
+    from podium.evaluation.evaluate import EvalTask
     from podium.evaluation.saved import Saved
     from podium.recipe import Recipe
 
@@ -74,8 +74,7 @@ def _evaluate(
     """Both models on every set; a pair of saved evaluations for each."""
     from podium.cli.eval import evaluated, made_folder
     from podium.cli.targets import base_of, find_target, recipe_of, stem
-    from podium.cli.terminal import errors, plain_text, prepare_output
-    from podium.evaluation.evaluate import load, prepare, unload
+    from podium.evaluation.evaluate import Policy, load, prepare, unload
 
     given = find_target(names[-1])
     targets = (base_of(given) if len(names) == 1 else find_target(names[0]), given)
@@ -85,7 +84,15 @@ def _evaluate(
     tasks = _tasks(recipe, measuring, request, also, by)
     if not request.recipe and (note := _whose_rewards(targets, measuring)):
         errors.print(plain_text(f"note: {note}"), soft_wrap=True)
-    prepared = [prepare(policy, tasks) for policy in _policies(targets, recipe)]
+    names = [target.name for target in targets]
+    if names[0] == names[1]:
+        names = [f"{names[0]} (A)", f"{names[1]} (B)"]
+    sources = [target.source for target in targets]
+    config = recipe.quantization_config()
+    prepared = [
+        prepare(Policy(name=name, source=source, quantization_config=config), tasks)
+        for name, source in zip(names, sources, strict=True)
+    ]
     folder = made_folder(output, *targets)
     saved: list[list[Saved]] = []
     for model in prepared:
@@ -100,7 +107,7 @@ def _evaluate(
 def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: str, by: str | None) -> list[EvalTask]:
     """The set that decides, and the one of `also`: a recipe with rewards of its own, or data for the same ones."""
     from podium.cli.targets import recipe_of, task_of
-    from podium.recipe import shipped_recipes
+    from podium.cli.words import is_recipe
 
     task = task_of(recipe, request)
     columns = getattr(task.rows, "column_names", None)
@@ -109,8 +116,7 @@ def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: st
         raise ConfigError(what, fix=did_you_mean(by, columns))
     if not also:
         return [task]
-    is_recipe = also.endswith((".yaml", ".yml")) or also in shipped_recipes()
-    recipe_name, data = (also, "") if is_recipe else (request.recipe, also)
+    recipe_name, data = (also, "") if is_recipe(also) else (request.recipe, also)
     request = dataclasses.replace(request, recipe=recipe_name, data=data, split="")
     second = task_of(recipe_of(measuring, request), request)
     args = copy.copy(second.args)
@@ -118,20 +124,8 @@ def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: st
     return [task, dataclasses.replace(second, args=args)]
 
 
-def _policies(targets: Sequence[NamedModel], recipe: Recipe) -> Iterator[Policy]:
-    """A and B under names that differ."""
-    from podium.evaluation.evaluate import Policy
-
-    same = targets[0].name == targets[1].name
-    for letter, target in zip("AB", targets, strict=True):
-        name = f"{target.name} ({letter})" if same else target.name
-        yield Policy(name=name, source=target.source, quantization_config=recipe.quantization_config())
-
-
 def _whose_rewards(targets: Sequence[NamedModel], measuring: NamedModel) -> str:
     """Name the run whose rewards measure both, where they were trained on different ones."""
-    from podium.runs.run import Run
-
     runs = {target.run.resolve(): Run(folder=target.run) for target in targets if target.run is not None}
     given = [
         {key: run.given.get(key) for key in ("rewards", "reward_funcs", "reward_weights")} for run in runs.values()
@@ -150,8 +144,7 @@ def _whose_rewards(targets: Sequence[NamedModel], measuring: NamedModel) -> str:
 
 def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int, as_json: bool) -> None:
     from podium.cli.comparison import categories, changed_prompts, counts, differences
-    from podium.cli.structured import print_json
-    from podium.cli.terminal import console, errors, plain_text, prepare_output
+    from podium.evaluation import numbers
     from podium.evaluation.comparison import regression_check
 
     prepare_output()
@@ -162,7 +155,11 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
     for note in _notes(a, b, comparison):
         errors.print(plain_text(f"note: {note}"), soft_wrap=True)
     if as_json:
-        print_json(_contents(pairs, found, checks))
+        main, *rest = (
+            {**numbers(each), "completions": [str(saved.path) for saved in pair]}
+            for each, pair in zip(found, pairs, strict=True)
+        )
+        print_json({**main, "also": {**rest[0], "verdict": checks[1]} if rest else None})
         return
     console.print(differences(comparison, data[0]))
     console.print(plain_text(counts(comparison)), soft_wrap=True)
@@ -199,16 +196,3 @@ def _notes(a: Saved, b: Saved, comparison: Comparison) -> Iterator[str]:
     only_a, only_b = comparison.num_unpaired
     if only_a or only_b:
         yield f"{only_a + only_b} prompts are left out: {only_a} only A has answered, {only_b} only B."
-
-
-def _contents(
-    pairs: Sequence[tuple[Saved, Saved]], found: Sequence[Comparison], checks: Sequence[str]
-) -> Mapping[str, Any]:
-    """Everything as JSON; the regression check under `also`."""
-    from podium.evaluation import numbers
-
-    main, *rest = (
-        {**numbers(each), "completions": [str(saved.path) for saved in pair]}
-        for each, pair in zip(found, pairs, strict=True)
-    )
-    return {**main, "also": {**rest[0], "verdict": checks[1]} if rest else None}

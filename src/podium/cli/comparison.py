@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 
-from podium.cli.terminal import last_user_turn, plain_text, print_wrapped, table
+from podium.cli.terminal import console, plain_text, print_wrapped, table
 from podium.evaluation import Comparison, EvalSummary
 from podium.evaluation.comparison import ChangedPrompt, p_text, signed
 from podium.evaluation.saved import Saved
 from podium.evaluation.statistics import Interval
-from podium.records import ScoredGroup
+from podium.records import ScoredGroup, last_user_turn
+
+EXAMPLES = 3
+"""Held-out prompts whose completions are printed before and after."""
 
 # ---- one evaluation ----
 
 
 def evaluation_table(summary: EvalSummary) -> Table:
     """The numbers of one evaluation."""
-    rows = ((name, *_value_and_ends(interval)) for name, interval in named_numbers(summary))
+    rows = ((name, *str(interval).partition(" ")[::2]) for name, interval in named_numbers(summary))
     return table({"": "left", " ": "right", "95 % interval": "whole"}, rows)
-
-
-def _value_and_ends(interval: Interval) -> tuple[str, str]:
-    value, _, ends = str(interval).partition(" ")
-    return value, ends
 
 
 def named_numbers(summary: EvalSummary, *, every_k: bool = True) -> Iterator[tuple[str, Interval]]:
@@ -45,13 +43,7 @@ def named_numbers(summary: EvalSummary, *, every_k: bool = True) -> Iterator[tup
 # ---- a run, before and after ----
 
 
-def show_comparison(
-    console: Console,
-    summaries: Sequence[EvalSummary],
-    groups: Sequence[Sequence[ScoredGroup]],
-    verdict: str,
-    num: int,
-) -> None:
+def show_comparison(summaries: Sequence[EvalSummary], groups: Sequence[Sequence[ScoredGroup]], verdict: str) -> None:
     """Numbers of before and after with 95 % intervals, completions of the same prompts, and the verdict."""
     after = summaries[1]
     title = f"Held out: {after.num_prompts} prompts, {after.num_completions} completions (95 % intervals)"
@@ -59,16 +51,16 @@ def show_comparison(
     rows = ((name, str(a), str(b)) for (name, a), (_, b) in pairs)
     console.print()
     console.print(table({"": "left", "before": "whole", "after": "whole"}, rows, title=title))
-    console.print(_completions(groups[0], groups[1], num))
+    console.print(_completions(*groups))
     print_wrapped(console, plain_text(verdict))
     console.print()
 
 
-def _completions(before: Sequence[ScoredGroup], after: Sequence[ScoredGroup], num: int) -> Table:
+def _completions(before: Sequence[ScoredGroup], after: Sequence[ScoredGroup]) -> Table:
     """The first completion of evenly spread prompts: chosen by place, not by how it turned out."""
     rows = [
         (last_user_turn(of_b.group.prompt.content), *(each.group.completions[0].text for each in (of_a, of_b)))
-        for of_a, of_b in list(zip(before, after, strict=True))[:: max(1, len(after) // num)][:num]
+        for of_a, of_b in list(zip(before, after, strict=True))[:: max(1, len(after) // EXAMPLES)][:EXAMPLES]
     ]
     return table(dict.fromkeys(("prompt", "before", "after"), "left"), rows, title="Completions")
 

@@ -7,12 +7,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
+
+from podium.cli.terminal import STYLES, as_dicts, console, plain_text, print_json
 
 if TYPE_CHECKING:
     from podium.runs.doctor import HealthReport
     from podium.runs.monitors import Issue
-
-FAILED = 1
 
 
 class Level(StrEnum):
@@ -32,36 +33,23 @@ def doctor(
 
     The run may be finished, or still going on; logs of TRL and verl are read, too.
     """
-    from podium.cli.structured import findings, print_json
     from podium.runs.doctor import examine
 
     report = examine(run)
     found = [issue.finding for issue in report.issues]
     if as_json:
-        contents = {
-            "source": report.source,
-            "steps": len(report.history),
-            "has_completions": report.has_completions,
-            "findings": findings(found),
-            "conditions": [asdict(issue) for issue in report.issues],
-        }
-        print_json(contents)
+        about = {"source": report.source, "steps": len(report.history), "has_completions": report.has_completions}
+        print_json({**about, "findings": as_dicts(found), "conditions": [asdict(issue) for issue in report.issues]})
     else:
         _print(report)
     failing = {Level.error: ["error"], Level.warning: ["error", "warning"], Level.never: []}[fail_on]
     if any(finding.severity in failing for finding in found):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(1)
 
 
 def _print(report: HealthReport) -> None:
-    from rich.text import Text
-
-    from podium.cli.findings import STYLES
-    from podium.cli.terminal import console
-    from podium.records import clean
-
     last = report.history[-1].step if report.history else 0
-    lines = [Text(f"{clean(report.source)}: {report.head}")]
+    lines = [plain_text(f"{report.source}: {report.head}")]
     if not report.has_completions:
         lines.append(Text("Numbers only, no completions: what needs groups or texts could not be looked at."))
     if not report.issues:
@@ -70,8 +58,8 @@ def _print(report: HealthReport) -> None:
         finding = issue.finding
         severity = (f"{finding.severity} {finding.code}", STYLES[finding.severity])
         lines.append(Text.assemble(f"\n{number}. ", severity, f"  {_when(issue, last)}"))
-        for label, text in (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix)):
-            lines += [Text(f"   {label}{clean(text)}")] * bool(text)
+        parts = (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix))
+        lines += [plain_text(f"   {label}{text}") for label, text in parts if text]
     for line in lines:
         console.print(line, soft_wrap=True)
 

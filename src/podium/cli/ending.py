@@ -46,21 +46,16 @@ def going_on(folders: Sequence[Path]) -> str:
 
 
 def closing(steps: int, trained: float, total: float, folder: Path | None) -> str:
-    """Steps, seconds and memory of a run; no folder: no model was saved."""
+    """Steps, seconds and memory of a run, also of its tensors on a GPU; no folder: no model was saved."""
+    import torch
+
     from podium.trainer.progress import clock
 
     saved = f". Model saved in {folder}" if folder else ""
-    return f"{steps} steps in {clock(trained)}, all in {clock(total)}; {_peak_memory()}{saved}"
-
-
-def _peak_memory() -> str:
-    """The most memory that the process has had, and that its tensors have had on a GPU."""
-    import torch
-
-    host = f"peak memory {peak_bytes() / 1e9:.1f} GB"
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return host
-    return f"peak memory of the GPU {torch.cuda.max_memory_allocated() / 1e9:.1f} GB, {host} on the host"
+    memory = f"peak memory {peak_bytes() / 1e9:.1f} GB"
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        memory = f"peak memory of the GPU {torch.cuda.max_memory_allocated() / 1e9:.1f} GB, {memory} on the host"
+    return f"{steps} steps in {clock(trained)}, all in {clock(total)}; {memory}{saved}"
 
 
 def peak_bytes() -> int:

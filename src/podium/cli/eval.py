@@ -7,26 +7,26 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.live import Live
+from rich.text import Text
 
-from podium.cli.flags import takes_records
-from podium.cli.targets import EvalRequest, NamedModel
+from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_records
+from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError
+from podium.records import clean
+from podium.runs.run import EVALUATION
 
 if TYPE_CHECKING:
+    from podium.cli.targets import NamedModel
     from podium.evaluation import EvalSummary
     from podium.evaluation.evaluate import EvalTask, LoadedModel, Progress
     from podium.evaluation.saved import Saved
 
 FOLDER = Path("evaluations")
 """Folder of evaluations that belong to no run."""
-
-OutputOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Folder to write into; evaluation/ of the run, or evaluations/.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @takes_records
@@ -39,9 +39,7 @@ def evaluate(
     and settings are those of its run; any key of a recipe is a flag.
     """
     from podium.cli.comparison import evaluation_table
-    from podium.cli.structured import print_json
     from podium.cli.targets import find_target, recipe_of, stem, task_of
-    from podium.cli.terminal import console, plain_text, prepare_output
     from podium.cli.words import models_and_flags
     from podium.evaluation.evaluate import Policy, load, prepare
 
@@ -65,8 +63,6 @@ def evaluate(
 
 def made_folder(output: Path | None, *targets: NamedModel) -> Path:
     """Make the folder for evaluations: `output`, else one in the last run among the models, else `evaluations`."""
-    from podium.runs.run import EVALUATION
-
     runs = [target.run for target in targets if target.run is not None]
     folder = output or (runs[-1] / EVALUATION if runs else FOLDER)
     try:
@@ -104,15 +100,7 @@ def title(saved: Saved, summary: EvalSummary) -> str:
 @contextlib.contextmanager
 def progress_line(title: str) -> Iterator[Progress]:
     """One line on stderr, renewed on a terminal; elsewhere about ten lines in all."""
-    from rich.live import Live
-    from rich.text import Text
-
-    from podium.cli.terminal import errors
-    from podium.records import clean
-
-    started = time.perf_counter()
-    printed = 0.0
-    live = Live(console=errors, auto_refresh=False, transient=True) if errors.is_terminal else None
+    started, printed = time.perf_counter(), 0.0
 
     def on_progress(done: int, total: int | None) -> None:
         nonlocal printed
@@ -123,7 +111,8 @@ def progress_line(title: str) -> Iterator[Progress]:
             printed = done / total if total else 0.0
             errors.print(line, soft_wrap=True)
 
-    with live or contextlib.nullcontext():
+    on_terminal = errors.is_terminal
+    with Live(console=errors, auto_refresh=False, transient=True) if on_terminal else contextlib.nullcontext() as live:
         yield on_progress
 
 

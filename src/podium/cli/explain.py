@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
+from podium.cli.terminal import print_json
 from podium.runs import findings
 
 SECTIONS = {"What it means": "means", "Usual causes": "causes", "What to do": "fix"}
@@ -19,13 +20,11 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Explain a finding: meaning, usual causes, and what to do."""
-    pages = [findings.page(code)] if code else [findings.page(known) for known in findings.codes()]
     if as_json:
-        from podium.cli.structured import print_json
-
+        pages = map(findings.page, [code] if code else findings.codes())
         print_json({"pages": [_plain(page) for page in pages]})
     elif code:
-        Console().print(Markdown(pages[0]))
+        Console().print(Markdown(findings.page(code)))
     else:
         for known in findings.codes():
             typer.echo(f"{known}  {findings.title(known)}")

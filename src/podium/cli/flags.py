@@ -4,15 +4,47 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Annotated, Any, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_origin
+
+import typer
+
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Folder to write into; evaluation/ of the run, or evaluations/.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """Flags of an evaluation."""
+
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="A recipe with data, rewards and settings; of a run: its own.")
+    ] = ""
+    data: Annotated[
+        str, typer.Option("--data", help="A file, folder, hub id or builtin:task, instead of its data.")
+    ] = ""
+    split: Annotated[str, typer.Option("--split", help="Of the data; the held-out one unless given.")] = ""
+    k: Annotated[int | None, typer.Option("-k", min=1, help="pass@k, from as many completions of each prompt.")] = None
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", min=1, help="Completions of each prompt, where there are to be more than k."),
+    ] = None
+    greedy: Annotated[bool, typer.Option("--greedy", help="One completion: the likeliest token, always.")] = False
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", min=1e-6, help="Of sampling; `eval_temperature`, else the training's."),
+    ] = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Any key of a recipe."""
 
 
 def takes_records(verb: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter that is a dataclass by its `Annotated` fields, and fill the record when called.
 
-    >>> from dataclasses import dataclass
     >>> @dataclass
     ... class Size:
     ...     width: Annotated[int, "--width"] = 3
@@ -25,35 +57,23 @@ def takes_records(verb: Callable[..., None]) -> Callable[..., None]:
     >>> draw(width=4, colour="blue")
     Size(width=4, area=0) blue
     """
-    hints = get_type_hints(verb, include_extras=True)
-    hints.pop("return", None)
-    records = {name: tuple(_flags(hint)) for name, hint in hints.items() if is_dataclass(hint)}
+    own = inspect.signature(verb, eval_str=True).parameters
+    records = {name: _flags(each.annotation) for name, each in own.items() if is_dataclass(each.annotation)}
 
     @functools.wraps(verb)
     def called(**given: Any) -> None:
         for name, flags in records.items():
-            given[name] = hints[name](**{flag.name: given.pop(flag.name) for flag in flags})
+            given[name] = own[name].annotation(**{flag.name: given.pop(flag.name) for flag in flags})
         verb(**given)
 
     parameters = [
-        parameter
-        for own in inspect.signature(verb).parameters.values()
-        for parameter in records.get(own.name, [own.replace(annotation=hints[own.name], kind=own.KEYWORD_ONLY)])
+        flag for name, each in own.items() for flag in records.get(name, [each.replace(kind=each.KEYWORD_ONLY)])
     ]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
 
 
-def _flags(record: Any) -> Iterator[inspect.Parameter]:
-    hints = get_type_hints(record, include_extras=True)
-    for field in fields(record):
-        if get_origin(hints[field.name]) is Annotated:
-            annotation, default = hints[field.name], _default(field)
-            yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+def _flags(record: Any) -> list[inspect.Parameter]:
+    parameters = inspect.signature(record, eval_str=True).parameters.values()
+    return [each.replace(kind=each.KEYWORD_ONLY) for each in parameters if get_origin(each.annotation) is Annotated]

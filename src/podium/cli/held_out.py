@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from podium.evaluation import EvalScores, EvalSummary
-    from podium.recipe import Recipe
-    from podium.records import ScoredGroup
-    from podium.trainer.trainer import GRPOTrainer
+from podium.cli.comparison import show_comparison
+from podium.cli.targets import held_out_name
+from podium.cli.terminal import print_on_main
+from podium.evaluation import EvalScores, EvalSummary, accuracy_name, compare, measure, numbers, summarize
+from podium.evaluation.evaluate import how
+from podium.evaluation.saved import EvalSettings, save, write_json
+from podium.records import ScoredGroup
+from podium.runs import run
+from podium.trainer.rollouts import EVALUATION
+from podium.trainer.settings import sampling_settings
 
-EXAMPLES = 3
-"""Held-out prompts whose completions are printed before and after."""
+if TYPE_CHECKING:
+    from podium.recipe import Recipe
+    from podium.trainer.trainer import GRPOTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +34,6 @@ class HeldOutResult:
 
 def measure_held_out(recipe: Recipe, trainer: GRPOTrainer, rows: Any, when: str) -> HeldOutResult:
     """Sample every held-out prompt several times, score, and keep the numbers in the run's folder."""
-    from podium.cli.terminal import print_on_main
-    from podium.evaluation import accuracy_name, measure, numbers, summarize
-    from podium.evaluation.saved import save, write_json
-    from podium.runs.run import EVALUATION
-
     rows = list(itertools.islice(rows, recipe.eval_rows))
     print_on_main(f"{when} training: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
     groups = trainer.generate_completions(
@@ -42,20 +43,14 @@ def measure_held_out(recipe: Recipe, trainer: GRPOTrainer, rows: Any, when: str)
     measured = measure(groups, trainer.parts.advantage.weights_K, accuracy)
     result = HeldOutResult(numbers=summarize(measured), measured=measured, groups=groups)
     if trainer.is_world_process_zero():
-        folder = Path(str(recipe.config["output_dir"])) / EVALUATION
+        folder = Path(str(recipe.config["output_dir"])) / run.EVALUATION
         save(folder / f"{when}.parquet", _settings(recipe, trainer, measured, when), [groups])
         write_json(folder / f"{when}.json", {"temperature": recipe.eval_temperature, **numbers(result.numbers)})
     return result
 
 
-def _settings(recipe: Recipe, trainer: GRPOTrainer, measured: EvalScores, when: str) -> Any:
+def _settings(recipe: Recipe, trainer: GRPOTrainer, measured: EvalScores, when: str) -> EvalSettings:
     """Settings of the evaluation, as `podium eval` writes them."""
-    from podium.cli.targets import held_out_name
-    from podium.evaluation.evaluate import how
-    from podium.evaluation.saved import EvalSettings
-    from podium.trainer.rollouts import EVALUATION
-    from podium.trainer.settings import sampling_settings
-
     sampling = sampling_settings(
         trainer.args,
         trainer.parts.end_ids,
@@ -77,12 +72,6 @@ def _settings(recipe: Recipe, trainer: GRPOTrainer, measured: EvalScores, when: 
 
 def print_before_and_after(folder: Path, before: HeldOutResult, after: HeldOutResult) -> None:
     """Compare both on the same prompts: printed with a verdict, and kept in the run's folder."""
-    from podium.cli.comparison import show_comparison
-    from podium.cli.terminal import console
-    from podium.evaluation import compare, numbers
-    from podium.evaluation.saved import write_json
-    from podium.runs.run import EVALUATION
-
     found = compare(before.measured, after.measured, names=("before", "after"))
-    write_json(folder / EVALUATION / "comparison.json", numbers(found))
-    show_comparison(console, (before.numbers, after.numbers), (before.groups, after.groups), found.verdict, EXAMPLES)
+    write_json(folder / run.EVALUATION / "comparison.json", numbers(found))
+    show_comparison((before.numbers, after.numbers), (before.groups, after.groups), found.verdict)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from podium.errors import ConfigError
 
 
 def init(
@@ -51,17 +53,12 @@ def init(
     model = model or _ask("Which model: a Hugging Face id, a folder or", MACHINES[machine].model, yes=yes)
     texts = files(folder, Choices(task=task, machine=machine, model=model), own)
     write(folder, texts)
-    typer.echo(_closing(folder, texts))
+    commands = (f"cd {folder}", "python test_rewards.py", "podium check run.yaml", "podium train run.yaml")
+    typer.echo("\n  ".join([f"{folder} has {', '.join(texts)}. Next:", *commands]))
 
 
 def _ask(question: str, usual: str, *, yes: bool) -> str:
-    """Read an answer; `usual` for an empty line, and with --yes.
-
-    Raises:
-        ConfigError: the input has ended.
-    """
-    from podium.errors import ConfigError
-
+    """Read an answer; `usual` for an empty line, and with --yes. Raises `ConfigError` where the input has ended."""
     if yes:
         return usual
     try:
@@ -83,9 +80,3 @@ def _choose(question: str, table: Mapping[str, Any], usual: str, *, yes: bool) -
     while (word := _ask("Type one of them", usual, yes=yes)) not in table:
         typer.echo(f"`{word}` is none of {', '.join(table)}.")
     return word
-
-
-def _closing(folder: Path, names: Iterable[str]) -> str:
-    commands = ("python test_rewards.py", "podium check run.yaml", "podium train run.yaml")
-    typed = "\n".join(f"  {command}" for command in (f"cd {folder}", *commands))
-    return f"{folder} has {', '.join(names)}. Next:\n{typed}"

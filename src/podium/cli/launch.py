@@ -24,7 +24,10 @@ from pathlib import Path
 
 import typer
 
+from podium.cli.ending import going_on
+from podium.cli.words import recipe_and_flags
 from podium.errors import ConfigError, PodiumError, did_you_mean
+from podium.recipe import load
 from podium.records import clean
 
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
@@ -41,19 +44,12 @@ MISTAKE, INTERRUPTED = 2, 130
 
 
 def config_file(asked: str) -> Path:
-    """A file of accelerate's, or one of those that come with Podium, by name.
-
-    Raises:
-        ConfigError: neither.
-    """
+    """A file of accelerate's, or one of those that come with Podium, by name. Raises `ConfigError` for neither."""
     shipped = {file.stem: file for file in sorted(CONFIGS.glob("*.yaml"))}
     file = shipped.get(asked, Path(asked))
     if not file.is_file():
-        names = ", ".join(shipped)
-        raise ConfigError(
-            f"--accelerate {asked}: there is no such file, and it is not one of {names}.",
-            fix=did_you_mean(asked, shipped),
-        )
+        what = f"--accelerate {asked}: there is no such file, and it is not one of {', '.join(shipped)}."
+        raise ConfigError(what, fix=did_you_mean(asked, shipped))
     return file
 
 
@@ -165,12 +161,13 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
     if killed is not None and killed[1] == signal.SIGTERM and failed:
         killed = None  # by the launcher, since another had failed
     if killed is not None:
-        _print(killed_words(*killed))
+        typer.echo(killed_words(*killed), err=True)
     elif failed[:1] != [0]:
         file = folder / f"{failed[0]}.txt" if failed else folder / LAUNCHER
         text = file.read_text(errors="replace") if file.is_file() else ""
         who = f"Process {failed[0]}" if failed else "The launcher"
-        _print("\n".join([f"{who} wrote last:", *(clean(line) for line in text.splitlines()[-LAST_LINES:])]))
+        last = (clean(line) for line in text.splitlines()[-LAST_LINES:])
+        typer.echo("\n".join([f"{who} wrote last:", *last]), err=True)
     if MISTAKE not in codes.values():
         _keep(folder, words)
     if killed is not None:
@@ -183,11 +180,9 @@ def killed_in(log: str) -> tuple[str, int] | None:
 
     Of several it is the first that the launcher did not end itself, by SIGTERM, since another had failed.
     """
-    found = [(f"Process {rank}", int(number)) for rank, number in _KILLED.findall(log)]
+    killed = re.findall(r"rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: -(\d+)", log)
+    found = [(f"Process {rank}", int(number)) for rank, number in killed]
     return min(found, key=lambda one: one[1] == signal.SIGTERM, default=None)
-
-
-_KILLED = re.compile(r"rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: -(\d+)")
 
 
 def killed_words(who: str, number: int) -> str:
@@ -199,10 +194,6 @@ def killed_words(who: str, number: int) -> str:
 
 def _keep(folder: Path, words: Sequence[str]) -> None:
     """Logs into the run's own folder, if there is one, and how the run goes on."""
-    from podium.cli.ending import going_on
-    from podium.cli.words import recipe_and_flags
-    from podium.recipe import load
-
     with contextlib.suppress(PodiumError, OSError):
         recipe = load(*recipe_and_flags([word for word in words if word != "--no-eval"], "train"))
         output = Path(str(recipe.config["output_dir"]))
@@ -210,12 +201,8 @@ def _keep(folder: Path, words: Sequence[str]) -> None:
             (output / LOGS).mkdir(exist_ok=True)
             for file in folder.glob("*.txt"):
                 shutil.copy(file, output / LOGS / file.name)
-            _print(f"What the launcher and the other processes wrote is in {output / LOGS}")
-            _print(going_on([output, *(output / stage.folder for stage in recipe.stages)]))
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+            typer.echo(f"What the launcher and the other processes wrote is in {output / LOGS}", err=True)
+            typer.echo(going_on([output, *(output / stage.folder for stage in recipe.stages)]), err=True)
 
 
 # ---- in a process that was started so ----
@@ -248,23 +235,17 @@ def as_started() -> Iterator[None]:
         code = INTERRUPTED
         raise typer.Exit(code) from None
     except RuntimeError as error:
-        if not _lost_another(error):
+        from torch.distributed import DistError
+
+        signs = ("gloo", "closed by peer", "reset by peer")  # of a collective operation whose other side has gone
+        if not isinstance(error, DistError) and not any(sign in str(error) for sign in signs):
             raise
-        _print(
-            f"error: Another process of this run has ended, or cannot be reached: {clean(str(error).splitlines()[0])}"
-        )
+        first = clean(str(error).splitlines()[0])
+        typer.echo(f"error: Another process of this run has ended, or cannot be reached: {first}", err=True)
         raise typer.Exit(code) from None
     finally:
         with contextlib.suppress(OSError):  # the folder goes with the process that started this one
             (Path(folder) / f"{rank}.code").write_text(str(code))
-
-
-def _lost_another(error: RuntimeError) -> bool:
-    """Whether it is of a collective operation whose other side has gone."""
-    from torch.distributed import DistError
-
-    signs = ("gloo", "closed by peer", "reset by peer")
-    return isinstance(error, DistError) or any(sign in str(error) for sign in signs)
 
 
 def _connected(folder: Path) -> list[int]:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from podium.cli.terminal import prepare_output
+
 
 def merge(
     run: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or an adapter's folder.")],
@@ -19,7 +21,6 @@ def merge(
     ] = None,
 ) -> None:
     """Merge a run's adapter into its base, compare both on prompts of the run, and save one plain model."""
-    from podium.cli.terminal import prepare_output
     from podium.runs.find_model import find_model, run_of
     from podium.runs.shipping.export import export
 

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
+from podium.cli.terminal import prepare_output
+from podium.records import clean
+
 
 def push(
     run: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or a model's folder.")],
@@ -24,8 +27,6 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; no network.")] = False,
 ) -> None:
     """Send a model and its card to the hub, after showing which files, how large, where, and who will see them."""
-    from podium.cli.terminal import prepare_output
-    from podium.records import clean
     from podium.runs.find_model import find_model
     from podium.runs.shipping.card import title_of
     from podium.runs.shipping.export import is_merged, merged_folder

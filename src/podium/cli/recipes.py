@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from podium.cli.terminal import print_json
+from podium.errors import ConfigError, did_you_mean
+
 CLOSING = """\
 podium train NAME            runs one
 podium recipes NAME          prints one, to begin your own with: podium recipes NAME > run.yaml
@@ -19,7 +22,6 @@ def recipes(
     as_json: Annotated[bool, typer.Option("--json", help="The list as one JSON object.")] = False,
 ) -> None:
     """List the recipes that come with Podium; `podium train NAME` runs one."""
-    from podium.errors import ConfigError, did_you_mean
     from podium.recipe import shipped_recipes
 
     shipped = shipped_recipes()
@@ -29,8 +31,6 @@ def recipes(
     if name is not None:
         typer.echo(shipped[name].read_text(encoding="utf-8"), nl=False)
     elif as_json:
-        from podium.cli.structured import print_json
-
         listed = [{"name": each, **heading(file), "file": str(file)} for each, file in shipped.items()]
         print_json({"recipes": listed})
     else:

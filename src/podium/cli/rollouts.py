@@ -8,13 +8,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+import torch
+from rich.table import Table
 
+from podium.cli.ending import peak_bytes
+from podium.cli.sample import opened
+from podium.cli.terminal import table
+from podium.recipe.checks.rollouts import diagnose, measured_rates, sample
+from podium.recipe.estimates.duration import TimeEstimate, estimate_time, measure
+from podium.records import ScoredGroup
+
+if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.checks.verdict import Diagnosis
-    from podium.recipe.estimates.duration import TimeEstimate
-    from podium.records import ScoredGroup
     from podium.trainer.trainer import GRPOTrainer
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -22,29 +28,18 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def sample_groups(recipe: Recipe, num_prompts: int, save: str = "") -> tuple[Diagnosis, list[tuple[str, str]]]:
     """Load the model, sample, score; and the lines about memory and time. Pass rates are written into `save`."""
-    from podium.cli.sample import opened
-    from podium.recipe.checks.rollouts import diagnose, sample
-
     with opened(recipe) as (recipe, trainer, rows, held_out):
         sampled = sample(trainer, rows, num_prompts)
         if save:
             _write_rates(Path(save), sampled.groups, recipe.accuracy)
         diagnosis = diagnose(sampled, trainer.args, recipe.accuracy)
-        took = _estimate(recipe, trainer, rows, held_out)
-        return diagnosis, [*took.rows(), ("peak memory so far", f"{_peak(trainer.args.device.type) / 1e9:.1f} GB")]
+        took = estimated(recipe, trainer, rows, held_out)
+        peak = torch.cuda.max_memory_allocated() if trainer.args.device.type == "cuda" else peak_bytes()
+        return diagnosis, [*took.rows(), ("peak memory so far", f"{peak / 1e9:.1f} GB")]
 
 
-def estimated(recipe: Recipe) -> TimeEstimate:
-    """The time of a run, from a trainer of its own."""
-    from podium.cli.sample import opened
-
-    with opened(recipe) as (recipe, trainer, rows, held_out):
-        return _estimate(recipe, trainer, rows, held_out)
-
-
-def _estimate(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) -> TimeEstimate:
-    from podium.recipe.estimates.duration import estimate_time, measure
-
+def estimated(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) -> TimeEstimate:
+    """The time of a run, with its evaluations."""
     looked_at = 0 if held_out is None else sum(1 for _ in islice(held_out, recipe.eval_rows))
     return estimate_time(
         trainer.args,
@@ -56,42 +51,35 @@ def _estimate(recipe: Recipe, trainer: GRPOTrainer, rows: Any, held_out: Any) ->
 
 def _write_rates(file: Path, groups: Sequence[ScoredGroup], accuracy: str | None) -> None:
     """Write a temporary file and rename it, so that a stopped measurement keeps the older file."""
-    from podium.recipe.checks.rollouts import measured_rates
-
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in measured_rates(groups, accuracy)]
     beside = file.with_name(f".{file.name}.tmp")
     beside.write_text("".join(lines).encode("utf-8", "replace").decode("utf-8"), encoding="utf-8")
     beside.replace(file)
 
 
-def _peak(device: str) -> int:
-    import torch
-
-    from podium.cli.ending import peak_bytes
-
-    return torch.cuda.max_memory_allocated() if device == "cuda" else peak_bytes()
-
-
 def tables(seen: Diagnosis, run: Sequence[tuple[str, str]]) -> list[Table]:
     """A table of the rewards, one a row, and one of everything else."""
-    from rich import box
-    from rich.table import Table
-
     # Narrow enough for a terminal of 80 columns and a name of 20 letters.
-    rewards = Table(box=box.SIMPLE_HEAD, title="Rewards", title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("reward", "mean", "std", "from", "to", "histogram", "none", "~ length", "sec"):
-        rewards.add_column(name, justify="left" if name in ("reward", "histogram") else "right", no_wrap=True)
-    for each in seen.rewards:
-        numbers = (each.mean, each.std, each.low, each.high)
-        rewards.add_row(
-            each.name,
-            *(_number(value) for value in numbers),
-            bars(each.histogram),
-            f"{each.none_share:.0%}",
-            _number(each.length_correlation, "+.2f"),
-            f"{each.seconds:.2f}",
-        )
-    other = Table(box=box.SIMPLE_HEAD, show_header=False, title="Groups", title_justify="left")
+    columns = dict.fromkeys(
+        ("reward", "mean", "std", "from", "to", "histogram", "none", "~ length", "sec"), "right whole"
+    )
+    rewards = table(
+        {**columns, "reward": "left whole", "histogram": "left whole"},
+        [
+            (
+                each.name,
+                *map(_number, (each.mean, each.std, each.low, each.high)),
+                bars(each.histogram),
+                f"{each.none_share:.0%}",
+                _number(each.length_correlation, "+.2f"),
+                f"{each.seconds:.2f}",
+            )
+            for each in seen.rewards
+        ],
+        title="Rewards",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     rows = [
         ("groups with spread", f"{seen.spread_share:.0%} (DAPO's filter would drop {1 - seen.spread_share:.0%})"),
         ("pass rate by prompt", _pass_rates(seen.pass_rates)),
@@ -100,10 +88,9 @@ def tables(seen: Diagnosis, run: Sequence[tuple[str, str]]) -> list[Table]:
         ("entropy", f"{seen.entropy:.2f} nats a token"),
         *((f"correlation {pair}", _number(value, "+.2f")) for pair, value in seen.correlations.items()),
         ("sampling", f"{seen.tokens_per_second:,.0f} tokens a second"),
+        *run,
     ]
-    for row in (*rows, *run):
-        other.add_row(*row)
-    return [rewards, other]
+    return [rewards, table((("", "left"), ("", "left")), rows, title="Groups", show_header=False)]
 
 
 def bars(counts: Sequence[int]) -> str:

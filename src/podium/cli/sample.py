@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podium.cli.terminal import console, errors, prepare_output, print_json, quiet, table
+from podium.records import last_user_turn
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -30,8 +33,6 @@ def sample(
 
     RECIPE and flags are those of `podium train`.
     """
-    from podium.cli.structured import print_json
-    from podium.cli.terminal import console, errors, prepare_output
     from podium.cli.words import recipe_and_flags
     from podium.recipe import load
     from podium.recipe.assume import assumed_words
@@ -48,15 +49,13 @@ def sample(
         elif as_json:
             print_json({"groups": plain(scored, settings)})
         else:
-            for table in tables(scored, settings):
-                console.print(table)
+            for group in tables(scored, settings):
+                console.print(group)
 
 
 @contextlib.contextmanager
 def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
     """A recipe, its trainer, rows to train on and held-out ones (or None); files of the Trainer are thrown away."""
-    from podium.cli.terminal import quiet
-
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
         if recipe.stages:  # as training begins
             recipe = next(stage.recipe for stage in recipe.stages if stage.kind == "grpo")
@@ -95,8 +94,6 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
 
 def tables(scored: Sequence[ScoredGroup], settings: Any) -> list[Table]:
     """One table for each prompt: its completions with every reward, their weighted sum and the advantage."""
-    from podium.cli.terminal import last_user_turn, table
-
     columns = [(name, "right whole") for name in (*scored[0].names_K, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
     return [

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from podium.cli.terminal import errors, prepare_output
+
 
 def serve(
     run: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, a model's folder or a hub id.")],
@@ -19,7 +21,6 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
 ) -> None:
     """Serve a run's model with `transformers serve` or `vllm serve`. An adapter is merged into its folder first."""
-    from podium.cli.terminal import errors, prepare_output
     from podium.runs.find_model import MERGED, find_model
     from podium.runs.shipping.export import merged_folder
     from podium.runs.shipping.prompt_prefix import opening

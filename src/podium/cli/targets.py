@@ -4,45 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from podium.cli.flags import EvalRequest
+from podium.data.loading import DataSpec, load_data, shaped
+from podium.data.sources import load_splits
 from podium.errors import ConfigError
+from podium.evaluation import accuracy_name
+from podium.recipe import Recipe, load
+from podium.recipe.document import Document
+from podium.rewards.resolve import resolve_rewards
+from podium.runs.find_model import ModelSource, find_model
+from podium.runs.run import CONFIG, Run
 
 if TYPE_CHECKING:
-    from podium.data.loading import DataSpec
     from podium.evaluation.evaluate import EvalTask
-    from podium.recipe import Recipe
-    from podium.runs.find_model import ModelSource
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRequest:
-    """Flags of an evaluation."""
-
-    recipe: Annotated[
-        str, typer.Option("--recipe", help="A recipe with data, rewards and settings; of a run: its own.")
-    ] = ""
-    data: Annotated[
-        str, typer.Option("--data", help="A file, folder, hub id or builtin:task, instead of its data.")
-    ] = ""
-    split: Annotated[str, typer.Option("--split", help="Of the data; the held-out one unless given.")] = ""
-    k: Annotated[int | None, typer.Option("-k", min=1, help="pass@k, from as many completions of each prompt.")] = None
-    samples: Annotated[
-        int | None,
-        typer.Option("--samples", min=1, help="Completions of each prompt, where there are to be more than k."),
-    ] = None
-    greedy: Annotated[bool, typer.Option("--greedy", help="One completion: the likeliest token, always.")] = False
-    temperature: Annotated[
-        float | None,
-        typer.Option("--temperature", min=1e-6, help="Of sampling; `eval_temperature`, else the training's."),
-    ] = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Any key of a recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +36,6 @@ class NamedModel:
     def name(self) -> str:
         """Short, for tables and files: `quickstart`, `quickstart/checkpoint-20`, `smollm2-135m-instruct`.
 
-        >>> from podium.runs.find_model import ModelSource
         >>> NamedModel(given="runs/x/checkpoint-20", source=ModelSource(base=""), run=Path("runs/x")).name
         'x/checkpoint-20'
         """
@@ -71,9 +48,6 @@ class NamedModel:
 
 def find_target(name: str) -> NamedModel:
     """The model of a name on the command line. Raises `ModelError` where there is none."""
-    from podium.runs.find_model import find_model
-    from podium.runs.run import CONFIG
-
     source = find_model(name)
     folder = Path(name).expanduser()
     parents = [folder.resolve().parent] if folder.is_dir() and folder.resolve().name.startswith("checkpoint-") else []
@@ -83,8 +57,6 @@ def find_target(name: str) -> NamedModel:
 
 def base_of(target: NamedModel) -> NamedModel:
     """The model that a run started from. Raises `ConfigError` where it is no run."""
-    from podium.runs.run import CONFIG, Run
-
     if target.run is None:
         raise ConfigError(
             f"{target.given} belongs to no run, so there is no base to compare it with.", fix="podium compare A B"
@@ -98,10 +70,6 @@ def base_of(target: NamedModel) -> NamedModel:
 
 def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
     """The recipe to evaluate a model by: the one that is named, else that of its run, else flags alone."""
-    from podium.recipe import load
-    from podium.recipe.document import Document
-    from podium.runs.run import CONFIG, Run
-
     overrides: dict[str, Any] = {"report_to": "none", **request.overrides}
     if request.recipe:
         return load(request.recipe, overrides)
@@ -129,9 +97,7 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
 
 def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
     """Prompts, rewards and sampling."""
-    from podium.evaluation import accuracy_name
     from podium.evaluation.evaluate import EvalTask, decided
-    from podium.rewards.resolve import resolve_rewards
 
     count = num_completions(recipe, request)
     args = decided(recipe.arguments())
@@ -171,9 +137,6 @@ def num_completions(recipe: Recipe, request: EvalRequest) -> int:
 
 def rows_of(recipe: Recipe, request: EvalRequest) -> tuple[Any, str]:
     """The rows and their name: held-out ones unless others are requested."""
-    from podium.data.loading import load_data, shaped
-    from podium.data.sources import load_splits
-
     spec = recipe.data
     name = request.data or spec.dataset
     if request.data or request.split:

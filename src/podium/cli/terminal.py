@@ -1,20 +1,23 @@
-"""Printing for all verbs. Text that a model wrote is data: no markup, no control sequences."""
+"""Printing for all verbs: lines, tables, findings, JSON. Text that a model wrote is data: no markup, no controls."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from podium import records
-from podium.records import clean
+from podium.records import Finding, clean
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -37,20 +40,15 @@ Columns = Mapping[str, str] | Sequence[tuple[str, str]]
 """Titles, each with a kind: `left` or `right`; `whole` never wraps."""
 
 
-def table(columns: Columns, rows: Iterable[Sequence[str]], *, title: str | None = None) -> Table:
-    """A table of text of any origin."""
-    made = Table(title=plain_text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD)
+def table(columns: Columns, rows: Iterable[Sequence[str]], *, title: str | None = None, **options: Any) -> Table:
+    """A table of text of any origin; `options` are those of rich."""
+    made = Table(title=plain_text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, **options)
     for name, kind in columns.items() if isinstance(columns, Mapping) else columns:
         side: Literal["right", "left"] = "right" if "right" in kind else "left"
         made.add_column(plain_text(name), justify=side, overflow="fold", no_wrap="whole" in kind)
     for row in rows:
         made.add_row(*map(plain_text, row))
     return made
-
-
-def last_user_turn(content: Any) -> str:
-    """The last user message of a prompt, for the terminal."""
-    return clean(records.last_user_turn(content))
 
 
 def print_wrapped(to: Console, text: Text) -> None:
@@ -77,6 +75,67 @@ def print_on_main(text: str) -> None:
 def is_main() -> bool:
     """Whether this is the first, or the only, process of a run."""
     return int(os.environ.get("RANK", 0)) == 0
+
+
+# ---- findings, and JSON ----
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def print_findings(to: Console, found: Sequence[Finding]) -> None:
+    """Each finding on a few lines; why and fix of several equal ones below the last of them."""
+    for finding, following in zip_longest(found, found[1:]):
+        head = Text(f"{finding.severity}[{finding.code}] ", style=STYLES[finding.severity])
+        print_wrapped(to, head + plain_text(finding.what))
+        if following is not None and (following.code, following.fix) == (finding.code, finding.fix):
+            continue
+        for word, text in (("why", finding.why), ("fix", finding.fix)):
+            if text:
+                print_wrapped(to, Text(f"  {word}: ", style="dim") + plain_text(text))
+
+
+def counted(found: Sequence[Finding]) -> str:
+    """`1 error, 2 warnings`, or `nothing found`."""
+    counts = {severity: sum(finding.severity == severity for finding in found) for severity in STYLES}
+    listed = (f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count)
+    return ", ".join(listed) or "nothing found"
+
+
+def fail_on_errors(found: Iterable[Finding]) -> None:
+    """End with exit code 1 if there is an error among the findings."""
+    if any(finding.severity == "error" for finding in found):
+        raise typer.Exit(1)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one object, indented; findings under `findings`, NaN and infinity as null.
+
+    Everything outside ASCII is escaped: text that a model wrote may hold control sequences.
+    """
+    typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False))
+
+
+def as_dicts(found: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Findings for JSON: `code`, `severity`, `what`, `why`, `fix`, `step`."""
+    return [dataclasses.asdict(finding) for finding in found]
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has neither NaN nor infinity, and no numbers of numpy.
+
+    >>> without_nan({"mean": float("nan"), "values": (1.0, float("inf"))})
+    {'mean': None, 'values': [1.0, None]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(each) for each in value]
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        value = value.item()
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+# ---- notes of Podium, bars of others ----
 
 
 class _Notes(logging.Handler):

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podium.cli.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
+from podium.runs.occupied import occupying
+from podium.runs.redaction import without_secrets
+
 if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
@@ -63,9 +67,6 @@ def train(
 
 def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verbose: bool = False) -> None:
     """Everything `podium train` does."""
-    from podium.cli.terminal import is_main, prepare_output
-    from podium.runs.occupied import occupying
-
     started = time.perf_counter()
     recipe = _checked(path, overrides)
     os.environ.update(recipe.env)
@@ -80,8 +81,6 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     Raises:
         ConfigError: with all of them.
     """
-    from podium.cli.findings import print_findings
-    from podium.cli.terminal import errors, is_main, quiet
     from podium.recipe.checks import as_error, examine
     from podium.recipe.checks.table import NOT_HERE
 
@@ -101,7 +100,6 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
     from podium.cli.ending import closing, next_command, resumable
     from podium.cli.held_out import measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run
-    from podium.cli.terminal import is_main, print_on_main
 
     held_out = job.held_out if evaluate else None
     before = None if held_out is None else measure_held_out(job.recipe, job.judge(), held_out, "before")
@@ -134,8 +132,6 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
 
 def _end(trainer: Any) -> None:
     """Close what is open; a run that a finding has stopped has an exit code of its own."""
-    from podium.cli.terminal import print_on_main
-
     stopped = trainer.health.decision == "stop"
     if stopped:
         print_on_main("Training was stopped by a finding; `podium doctor` on the run's folder says more.")
@@ -161,7 +157,6 @@ class _Job:
 
     def show_line(self, trainer: Any) -> None:
         """Put the progress line in place of the Trainer's bar."""
-        from podium.cli.terminal import console
         from podium.trainer.progress import ProgressLine, show_line
 
         self.lines.append(show_line(trainer, ProgressLine(console)))
@@ -171,9 +166,6 @@ class SingleRun(_Job):
     """A recipe without stages: one trainer."""
 
     def __init__(self, recipe: Recipe) -> None:
-        from podium.cli.terminal import print_on_main
-        from podium.runs.redaction import without_secrets
-
         super().__init__(recipe)
         rows, self.held_out = recipe.load_rows()
         self.trainer = recipe.trainer(callbacks=[self.stop])
@@ -214,10 +206,14 @@ class StagesRun(_Job):
         return self.recipe.stages[-1].load_rows()[1]
 
     def _began(self, stage: Stage, trainer: Any, inside: str | None) -> None:
-        from podium.cli.terminal import print_on_main
-
         self.show_line(trainer)
-        print_on_main(introduction(stage, len(self.recipe.stages), inside))
+        names = ", ".join(spec.name for spec in stage.recipe.rewards) if stage.kind == "grpo" else "supervised"
+        until = f", until {stage.until.text}" if stage.until else ""
+        bound = f"at most {stage.max_steps} steps" if stage.until else f"{stage.max_steps} steps"
+        length = bound if stage.max_steps else f"{stage.recipe.config.get('num_train_epochs', 3):g} epochs"
+        on = f", going on from {inside}" if inside else ""
+        of = f"Stage {stage.number} of {len(self.recipe.stages)}, {stage.name}"
+        print_on_main(f"{of}: {names}; {length}{until}{on}")
 
     def train(self) -> Any:
         """Train every stage; the last trainer, None where all were done."""
@@ -234,16 +230,6 @@ class StagesRun(_Job):
 def folder_of(recipe: Recipe) -> Path:
     """The run's folder."""
     return Path(str(recipe.config["output_dir"]))
-
-
-def introduction(stage: Stage, count: int, inside: str | None) -> str:
-    """A stage that begins, in a line."""
-    names = ", ".join(spec.name for spec in stage.recipe.rewards) if stage.kind == "grpo" else "supervised"
-    until = f", until {stage.until.text}" if stage.until else ""
-    bound = f"at most {stage.max_steps} steps" if stage.until else f"{stage.max_steps} steps"
-    length = bound if stage.max_steps else f"{stage.recipe.config.get('num_train_epochs', 3):g} epochs"
-    on = f", going on from {inside}" if inside else ""
-    return f"Stage {stage.number} of {count}, {stage.name}: {names}; {length}{until}{on}"
 
 
 def ending(stage: Stage, entry: Mapping[str, Any]) -> str:

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from podium.cli.terminal import console, plain_text, table
+from podium.runs.run import Run, best_and_worst
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from rich.console import RenderableType
-
-    from podium.runs.run import Run
 
 EVERY_SECONDS = 2.0
 
@@ -48,11 +53,7 @@ def watch(
     """Watch a run while it trains: the report's page, live, on this machine only; or --text in the terminal."""
     if text:
         _watch_text(run, once=once)
-    else:
-        _serve(run, host, port, key)
-
-
-def _serve(run: Path, host: str, port: int, key: str) -> None:
+        return
     from podium.runs.report.live import PageServer
 
     with PageServer([run], host=host, port=port, key=key) as server:
@@ -61,11 +62,6 @@ def _serve(run: Path, host: str, port: int, key: str) -> None:
 
 
 def _watch_text(run: Path, *, once: bool) -> None:
-    from rich.live import Live
-
-    from podium.cli.terminal import console
-    from podium.runs.run import Run
-
     plain = not console.encoding.lower().startswith("utf")
     drawn = screen(Run.load(run), console.width, plain=plain)
     if once or not console.is_terminal:
@@ -77,20 +73,16 @@ def _watch_text(run: Path, *, once: bool) -> None:
             live.update(screen(Run.load(run), console.width, plain=plain), refresh=True)
 
 
-def screen(run: Run, width: int, *, plain: bool = False) -> RenderableType:
+def screen(run: Run, width: int, *, plain: bool = False) -> Group:
     """Curves, findings, and the best and the worst of the last completions."""
-    from rich.console import Group
-
-    from podium.cli.terminal import plain_text, table
     from podium.runs.report.series import finite_metrics
     from podium.runs.report.summary import headline
-    from podium.runs.run import best_and_worst
 
     metrics = finite_metrics(run)
     title = plain_text(f"{run.name}, step {run.history[-1].step if run.history else 0}: {headline(metrics)}")
     last = run.findings.tail(3).to_dict("records")
     findings = [plain_text(f"{each['severity']}[{each['code']}] {each['what']}") for each in last]
-    drawn = [title, _curves(metrics, width, PLAIN_BARS if plain else BARS), *findings]
+    drawn: list[RenderableType] = [title, _curves(metrics, width, PLAIN_BARS if plain else BARS), *findings]
     if ends := best_and_worst(run.rollouts):
         rows = [(word, f"{reward:.2f}", completion) for word, reward, completion in ends]
         columns = dict.fromkeys(("", "reward", "completion"), "left")
@@ -98,24 +90,20 @@ def screen(run: Run, width: int, *, plain: bool = False) -> RenderableType:
     return Group(*drawn)
 
 
-def _curves(metrics: DataFrame, width: int, bars: str) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("", overflow="fold")
+def _curves(metrics: DataFrame, width: int, bars: str) -> Table:
+    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    drawn.add_column("", overflow="fold")
     for step in (metrics.index[:1], metrics.index[-1:]):
-        table.add_column(f"step {step[0]}" if len(step) else "", justify="right", no_wrap=True, min_width=8)
+        drawn.add_column(f"step {step[0]}" if len(step) else "", justify="right", no_wrap=True, min_width=8)
     room = width - 48
     if room >= FEWEST_BARS:
-        table.add_column("", no_wrap=True)
+        drawn.add_column("", no_wrap=True)
     for name, label in CURVES.items():
         values = metrics[name].dropna().tolist() if name in metrics else []
         if values:
-            drawn = [Text(sparkline(values, room, bars))] if room >= FEWEST_BARS else []
-            table.add_row(label, f"{values[0]:.3g}", f"{values[-1]:.3g}", *drawn)
-    return table
+            curve = [Text(sparkline(values, room, bars))] if room >= FEWEST_BARS else []
+            drawn.add_row(label, f"{values[0]:.3g}", f"{values[-1]:.3g}", *curve)
+    return drawn
 
 
 def sparkline(values: list[float], width: int, bars: str = BARS) -> str:

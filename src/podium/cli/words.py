@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError
+from podium.recipe import shipped_recipes
 from podium.recipe.document import Document
 from podium.recipe.flags import Overrides, parse_flags
 
@@ -15,8 +16,7 @@ from podium.recipe.flags import Overrides, parse_flags
 def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, Overrides]:
     """`run.yaml --beta 0.1`; as for `trl grpo`, `--config run.yaml --beta 0.1`; or a dataset alone, `--dataset qa.csv`.
 
-    Raises:
-        ConfigError: no recipe and no dataset, or more than one recipe.
+    Raises `ConfigError` for no recipe and no dataset, or more than one recipe.
     """
     paths, flags = parse_flags(words)
     if "config" in flags:
@@ -44,12 +44,13 @@ def _name(dataset: Any) -> str:
     return re.split(r"[/:]", dataset.partition("?")[0].rstrip("/"))[-1] or "run"
 
 
-def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[list[str], Overrides]:
-    """`runs/a runs/b --max_completion_length 64`: one model or run, or up to `most`.
+def is_recipe(word: str) -> bool:
+    """Whether it is a YAML file or the name of a recipe that comes with Podium."""
+    return word.endswith((".yaml", ".yml")) or word in shipped_recipes()
 
-    Raises:
-        ConfigError: none, or too many.
-    """
+
+def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[list[str], Overrides]:
+    """`runs/a runs/b --beta 0.1`: one model or run, or up to `most`. Raises `ConfigError` for none, or too many."""
     names, flags = parse_flags(words)
     if not 1 <= len(names) <= most:
         got = f"got {len(names)}: {', '.join(names)}" if names else "none given"

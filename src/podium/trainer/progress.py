@@ -68,16 +68,16 @@ class _Progress(TrainerCallback):
         self.marks.append((time.perf_counter(), state.global_step, float(state.num_input_tokens_seen)))
 
     def open(self, state: TrainerState) -> None:
-        """Before the first step, on the main process."""
+        """Show that the first batch is checked, on the main process."""
 
     def show(self, state: TrainerState) -> None:
-        """After a step, and after its numbers are logged."""
+        """Update what is shown, after a step and after its numbers are logged."""
 
     def log(self, state: TrainerState) -> None:
-        """After numbers with a reward are logged, on the main process."""
+        """Print a line where there is no live one, after numbers with a reward are logged on the main process."""
 
     def close(self) -> None:
-        """After the last step; also called when training raises."""
+        """Leave the terminal as it was; also called when training raises."""
 
 
 class ProgressLine(_Progress):
@@ -99,7 +99,6 @@ class ProgressLine(_Progress):
         self._update(self.line(state))
 
     def log(self, state: TrainerState) -> None:
-        """Print a line every few steps where there is no live one."""
         every = math.ceil(state.max_steps / LINES) or 1
         due = state.global_step // every > self.printed // every or state.global_step in (1, state.max_steps)
         if self.live is None and due:
@@ -107,7 +106,6 @@ class ProgressLine(_Progress):
             self.console.print(Text(fitting(self.line(state), self.console.width)), soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
         if self.live is not None:
             self.live.stop()
             self.live = None

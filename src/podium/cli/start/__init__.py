@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from podium.cli.start.choices import MACHINES, TASKS, Choices
 from podium.cli.start.examples import EXAMPLES
 from podium.cli.start.own_data import OwnData, from_folder
@@ -46,6 +48,9 @@ def _values(folder: Path, choices: Choices, own: OwnData | None) -> dict[str, An
     """The variables of the templates."""
     task, machine = TASKS[choices.task], MACHINES[choices.machine]
     lora = machine.lora or choices.model not in (BUILTIN, machine.model)
+    system, fields = task.system, ("customer", "item", "quantity") if own is None else own.fields
+    if choices.task == "json" and fields:
+        system = f"Answer with one JSON object with the fields {', '.join(fields)}, and nothing else."
     return {
         "title": folder.resolve().name,
         "choices": choices,
@@ -55,7 +60,7 @@ def _values(folder: Path, choices: Choices, own: OwnData | None) -> dict[str, An
         "question": own.question if own else "question",
         "answer": (own.answer if own else "answer") if task.answered else None,
         "answer_from": "after ####" if own and own.after_hashes and task.answered else None,
-        "system": _system(choices.task, own),
+        "system": system,
         "example": own.example(choices.task) if own else task.example,
         "temperature": 1.0 if own else machine.temperature,  # as where a dataset alone is trained on
         "lora": lora,
@@ -64,20 +69,14 @@ def _values(folder: Path, choices: Choices, own: OwnData | None) -> dict[str, An
     }
 
 
-def _system(task: str, own: OwnData | None) -> str:
-    """The system message; for JSON with the fields of the first answer."""
-    fields = ("customer", "item", "quantity") if own is None else own.fields
-    if task != "json" or not fields:
-        return TASKS[task].system
-    return f"Answer with one JSON object with the fields {', '.join(fields)}, and nothing else."
-
-
 def check_free(folder: Path) -> None:
     """Raises `ConfigError`, with a name that is free, unless the folder is new or empty."""
     if folder.is_dir() and any(folder.iterdir()):
+        named = folder.with_name(folder.name or "run")
+        numbered = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
+        free = next(path for path in numbered if not path.exists())
         what = f"{folder} is there already and not empty, and nothing is ever overwritten. Take another name: "
-        what += f"podium init {free_name(folder)}"
-        raise ConfigError(what)
+        raise ConfigError(f"{what}podium init {free}")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; a new run is a folder. Take another name.")
 
@@ -94,13 +93,6 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}. Take another folder.") from error
 
 
-def free_name(folder: Path) -> Path:
-    """The folder with the first number behind its name that is not there yet."""
-    named = folder.with_name(folder.name or "run")
-    numbered = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
-    return next(path for path in numbered if not path.exists())
-
-
 def aligned(text: str) -> str:
     r"""Comments behind values one below the other.
 
@@ -111,13 +103,8 @@ def aligned(text: str) -> str:
 
 
 def _rendered(name: str, values: Mapping[str, Any]) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("podium.cli.start"),
-        undefined=StrictUndefined,
-        autoescape=False,  # YAML, Python and Markdown; what is the user's goes through `yaml`
-    )
+    # YAML, Python and Markdown are not escaped; what is the user's goes through `yaml`.
+    environment = Environment(loader=PackageLoader("podium.cli.start"), undefined=StrictUndefined, autoescape=False)
     environment.filters["yaml"] = in_yaml
     return environment.get_template(name).render(values).rstrip("\n") + "\n"
 

@@ -13,6 +13,7 @@ from typing import Any
 from podium.cli.start.choices import TASKS
 from podium.data.columns import ANSWERS, QUESTIONS, as_flags, named
 from podium.data.extract import last_number
+from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
 from podium.data.selection import is_held_out
 from podium.errors import ConfigError, did_you_mean
@@ -29,9 +30,8 @@ class OwnData:
     name: str
     """As the user wrote it."""
     question: str
-    """Column."""
     answer: str | None
-    """Column; None: there is none."""
+    """The columns; None: there is none with answers."""
     conversations: bool
     """Whether the questions are conversations, which no template is put around."""
     rows: tuple[Mapping[str, Any], ...]
@@ -104,8 +104,6 @@ def look_at(name: str, question: str | None = None, answer: str | None = None) -
         DataError: it is not there, or cannot be read.
         ConfigError: it has no column that can be the question, or not the one that is given.
     """
-    from podium.data.loading import DataSpec, load_data
-
     rows, _ = load_data(DataSpec(dataset=name, use_test_split="no"))
     first = tuple(itertools.islice(rows, LOOKED_AT))
     columns = list(first[0]) if first else list(rows.column_names or ())
