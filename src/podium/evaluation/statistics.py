@@ -83,31 +83,25 @@ def mean_interval(values_P: np.ndarray, *, level: float = LEVEL, resamples: int 
     >>> print(mean_interval(np.ones(8)))  # all the same: a bootstrap has nothing to draw from
     1.000
     """
-    from scipy.stats import bootstrap
+    from scipy.stats import bootstrap, norm, t
 
     known = values_P[~np.isnan(values_P)]
     value = float(known.mean()) if known.size else math.nan
     if known.size < FEWEST or np.ptp(known) == 0:
         return Interval(value=value, low=math.nan, high=math.nan)
+    quantile = math.sqrt(known.size / (known.size - 1)) * t.ppf((1 + level) / 2, known.size - 1)
     result = bootstrap(
         (known,),
         np.mean,
         vectorized=True,
         method="percentile",
-        confidence_level=_expanded(level, known.size),
+        confidence_level=min(float(2 * norm.cdf(quantile) - 1), 1 - 1e-9),
         n_resamples=resamples,
         batch=max(1, _BATCH // known.size),
         random_state=np.random.default_rng(0),
     )
     low, high = result.confidence_interval
     return Interval(value=value, low=float(low), high=float(high))
-
-
-def _expanded(level: float, count: int) -> float:
-    from scipy.stats import norm, t
-
-    quantile = math.sqrt(count / (count - 1)) * t.ppf((1 + level) / 2, count - 1)
-    return min(float(2 * norm.cdf(quantile) - 1), 1 - 1e-9)
 
 
 def share_interval(shares_P: np.ndarray, num_samples: int) -> Interval:

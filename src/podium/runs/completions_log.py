@@ -65,7 +65,6 @@ class CompletionsLog:
             self._upload(path, self.settings.hub_repo)
 
     def _upload(self, path: Path, repo: str) -> None:
-        """Send a file to the hub, in the background."""
         from huggingface_hub import HfApi
 
         api = HfApi(token=self.settings.hub_token)

@@ -76,33 +76,25 @@ def examine(path: str | Path) -> HealthReport:
         raise DataError(f"{path} has recorded no step yet. Look again when training has begun.")
     found = [issue for stage in run.parts for issue in _of_stage(stage)] if run.parts else _issues(run)
     wanted = run.environment.get("settings", {}).get("max_steps")
+    latest = run.parts[-1].run if run.parts else run  # the stages before it had other rewards
+    seen = MetricHistory(steps=latest.history, settings=run_settings(latest.environment))
     return HealthReport(
         source=str(path),
         history=run.history,
         issues=tuple(sorted(found, key=lambda issue: rank(issue.finding))),
         has_completions=not run.rollouts.empty,
-        reward=_rewards(run.parts[-1].run if run.parts else run),
+        reward=tuple(seen.series("reward").tolist()),
         planned=wanted if isinstance(wanted, int) and wanted > 0 and not run.parts else None,
     )
 
 
-def _rewards(run: Run) -> tuple[float, ...]:
-    """By step. In a run of several stages only the latest counts, since the others had other rewards."""
-    history = MetricHistory(steps=run.history, settings=run_settings(run.environment))
-    return tuple(history.series("reward").tolist())
-
-
 def _issues(run: Run) -> list[Issue]:
     """The detectors' issues, and the findings that others recorded: checks before the run, the proof."""
-    others = [Finding(**row) for row in run.findings.to_dict("records") if row["code"] not in DETECTORS]
-    steps = [_whole(finding.step) or 0 for finding in others]
-    return [
-        *diagnose(run.history, rounds_of(run), run_settings(run.environment)),
-        *(
-            Issue(finding=f, first_step=step, last_step=step, num_steps=1, in_a_row=1, said=f.severity)
-            for f, step in zip(others, steps, strict=True)
-        ),
-    ]
+    found = diagnose(run.history, rounds_of(run), run_settings(run.environment))
+    for other in (Finding(**row) for row in run.findings.to_dict("records") if row["code"] not in DETECTORS):
+        at = _whole(other.step) or 0
+        found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, in_a_row=1, said=other.severity))
+    return found
 
 
 def _whole(step: float | None) -> int | None:

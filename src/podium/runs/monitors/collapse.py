@@ -43,9 +43,7 @@ def spread_vanishes(history: MetricHistory) -> Detection | None:
 
 
 def duplicates_of(view: RoundView, top: float) -> float:
-    """Share of duplicates in groups that are not all at the highest reward: where the answer is known, all may well say
-    the same. Answers of a word or two, of which there are few, do not count.
-    """
+    """Share of duplicates, without groups that are all at the highest reward and answers of a word or two."""
     high_P = [np.nanmax(x) if np.isfinite(x).any() else -np.inf for x in view.reward_PG]
     counted_P = [
         not (flat and high >= top and high > 0) and tokens > SHORT

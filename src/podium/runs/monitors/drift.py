@@ -85,11 +85,8 @@ def gradient_spikes(history: MetricHistory) -> Detection | None:
 
 def sampler_disagrees(history: MetricHistory) -> Detection | None:
     """M135: sampling and training compute different log-probabilities for the same weights."""
-    own, trl = (
-        history.series("health/logp_gap_mean", last=3),
-        history.series("sampling/sampling_logp_difference/mean", last=3),
-    )
-    gap = own if len(own) else trl
+    own = history.series("health/logp_gap_mean", last=3)
+    gap = own if len(own) else history.series("sampling/sampling_logp_difference/mean", last=3)
     if len(gap) < 2 or not mean(gap) > 0.1:
         return None
     return Detection(
@@ -121,8 +118,8 @@ def steps_too_large(history: MetricHistory) -> Detection | None:
 def steps_too_small(history: MetricHistory) -> Detection | None:
     """M137: steps change the weights by next to nothing."""
     little = TOO_LITTLE[history.settings.adapter]
-    rows = [each.values for each in history.steps if each.values.get("grad_norm", 1.0) > 0]
-    rows = [row for row in rows if row.get("health/update_ratio") is not None]
+    every = (each.values for each in history.steps)
+    rows = [row for row in every if row.get("grad_norm", 1.0) > 0 and row.get("health/update_ratio") is not None]
     rate = float(np.fmax.reduce([row.get("learning_rate", np.nan) for row in rows], initial=0.0))
     moved = [row["health/update_ratio"] for row in rows if row.get("learning_rate", np.nan) >= 0.5 * rate][-20:]
     if len(moved) < 4 or rate <= 0 or not 0 < np.median(moved) < little:

@@ -68,7 +68,8 @@ def pays_for_length(history: MetricHistory) -> Detection | None:
     rounds = history.rounds[-8:]
     if len(rounds) < 3 or np.mean(history.pooled(lambda view: view.truncated_PG, last=8)) > 0.95:
         return None
-    lengths = {"characters": [view.characters_PG for view in rounds], "tokens": [view.tokens_PG for view in rounds]}
+    characters = [np.array([[len(text) for text in texts_G] for texts_G in view.texts_PG], float) for view in rounds]
+    lengths = {"characters": characters, "tokens": [view.tokens_PG for view in rounds]}
     found = {unit: _group_correlations(lengths_PG, rounds) for unit, lengths_PG in lengths.items()}
     telling = {unit: each for unit, each in found.items() if len(each) >= LEAST_GROUPS}
     if not telling:

@@ -64,11 +64,6 @@ class RoundView:
         return float(np.mean(shares)) if shares else 0.0
 
     @cached_property
-    def characters_PG(self) -> np.ndarray:
-        """Length of every completion in characters."""
-        return np.array([[len(text) for text in texts_G] for texts_G in self.texts_PG], float)
-
-    @cached_property
     def tags(self) -> Counter[str]:
         """Number of completions that contain each tag such as `<answer>`."""
         return Counter(tag for text in self.texts for tag in set(re.findall(r"<[a-z_]{2,20}>", text)))

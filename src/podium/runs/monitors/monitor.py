@@ -152,7 +152,8 @@ class Monitor:
     def _keep(self, code: str, detection: Detection, step: int) -> Finding | None:
         """Update the issue of this code; the finding, if it is to be reported."""
         before = self.issues.get(code)
-        gap = 0 if before is None else self._steps_since(before.last_step)
+        recent = self._steps[-FORGET_AFTER - 2 :]
+        gap = 0 if before is None else sum(each.step > before.last_step for each in recent)  # 1: detected a step ago
         in_a_row = before.in_a_row + 1 if before is not None and gap <= 1 else 1
         finding = Finding(code=code, step=step, **detection._asdict())
         after = DETECTORS[code].grows_after
@@ -174,10 +175,6 @@ class Monitor:
             said=finding.severity if is_new else before.said,
         )
         return finding if is_new else None
-
-    def _steps_since(self, step: int) -> int:
-        """Recorded steps after `step`; 1: it was the one before this."""
-        return sum(1 for each in self._steps[-FORGET_AFTER - 2 :] if each.step > step)
 
 
 WORSE: Mapping[Severity, Severity] = {"note": "warning", "warning": "error", "error": "error"}

@@ -66,10 +66,13 @@ def _split(rounds: Sequence[RoundView], low: float, high: float) -> tuple[float,
 
 def constant_reward(history: MetricHistory) -> Detection | None:
     """M102: a reward function has always returned the same number, and not zero."""
-    values = {name: history.rewards(k) for k, name in enumerate(history.names_K)}
-    same = {name: x for name, x in values.items() if len(x) and np.ptp(x) <= FLAT and abs(x[0]) > FLAT}
-    same = {name: x for name, x in same.items() if not _has_differed(history, name, float(x[0]))}
-    alone = len(same) == len(values)
+    same: dict[str, np.ndarray] = {}
+    for k, name in enumerate(history.names_K):
+        x, means = history.rewards(k), history.series(f"rewards/{name}/mean")
+        # Whatever gave another number in an earlier step has been learnt, which is no fault.
+        if len(x) and np.ptp(x) <= FLAT < abs(x[0]) and not (np.abs(means - x[0]) > 1e-6).any():
+            same[name] = x
+    alone = len(same) == len(history.names_K)
     if len(history.rounds) < 3 or not same or not (alone or min(map(len, same.values())) >= ENOUGH):
         return None
     said = some([f"{name} = {x[0]:.4g}" for name, x in same.items()])
@@ -79,11 +82,6 @@ def constant_reward(history: MetricHistory) -> Detection | None:
         why="A reward that is the same whatever the model writes prefers nothing, so its advantages are all zero.",
         fix="Score a few different texts by hand: `podium sample RECIPE -n 4` shows each completion with each reward.",
     )
-
-
-def _has_differed(history: MetricHistory, name: str, value: float) -> bool:
-    """Whether it gave anything else in an earlier step: then it has been learnt, which is no fault."""
-    return bool(np.nanmax(np.abs(history.series(f"rewards/{name}/mean") - value), initial=0.0) > 1e-6)
 
 
 def silent_reward(history: MetricHistory) -> Detection | None:
@@ -114,7 +112,12 @@ def looks_misspelt(history: MetricHistory, name: str) -> bool:
     """Whether a silent reward is about format, while some completions do have tags: one in ten, the same tag."""
     tags: Counter[str] = sum((view.tags for view in history.rounds), Counter())
     most = max(tags.values(), default=0) / max(sum(len(view.texts) for view in history.rounds), 1)
-    return any(word in name.lower() for word in FORMAT_WORDS) and most >= MISSPELT
+    return names_one_of(FORMAT_WORDS, name) and most >= MISSPELT
+
+
+def names_one_of(words: Sequence[str], name: str) -> bool:
+    """Whether a reward function's name contains one of these words."""
+    return any(word in name.lower() for word in words)
 
 
 def reward_flat(history: MetricHistory) -> Detection | None:
@@ -234,14 +237,10 @@ def flipped_reward(history: MetricHistory) -> Detection | None:
 
 def _about_answers(history: MetricHistory) -> list[tuple[str, np.ndarray, Severity]]:
     """Rewards that are about answers by their names, and last the total, which may have reasons of its own."""
-
-    def has(name: str, words: Sequence[str]) -> bool:
-        return any(word in name.lower() for word in words)
-
     found: list[tuple[str, np.ndarray, Severity]] = [
         (name, part, "error")
         for name, part in zip(history.names_K, _weighted(history), strict=True)
-        if has(name, ANSWER_WORDS) and not has(name, FORMAT_WORDS)
+        if names_one_of(ANSWER_WORDS, name) and not names_one_of(FORMAT_WORDS, name)
     ]
     return [*found, ("The total reward", history.pooled(lambda view: view.within(view.reward_PG)), "warning")]
 
@@ -284,10 +283,8 @@ def repeated_prompt(history: MetricHistory) -> Detection | None:
 def stuck_prompts(history: MetricHistory) -> Detection | None:
     """M110: prompts that are always solved or never."""
     seen = {question: x for question, x in history.visits.items() if len(x) >= 6}
-    if len(seen) < 8:
-        return None
     low, high = history.extremes
-    if high - low <= FLAT:
+    if len(seen) < 8 or high - low <= FLAT:
         return None
     never = [question for question, x in seen.items() if max(x) <= low + FLAT]
     always = [question for question, x in seen.items() if min(x) >= high - FLAT]

@@ -12,7 +12,7 @@ import numpy as np
 from podium.algorithm.advantages import FLAT
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
 from podium.runs.monitors.history import MetricHistory
-from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt
+from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt, names_one_of
 
 TURN = re.compile(r"<\|[a-z_]+\|>|\n\s*(?:user|human|assistant|system)\s*(?::|\n)", re.IGNORECASE)
 """The start of another turn, written out by the model."""
@@ -43,9 +43,8 @@ def _lengths(history: MetricHistory) -> tuple[float, float, float]:
     else:
         length, reward = history.series("completions/mean_length"), history.series("reward")
     count = min(len(length), len(reward))
-    return *history.change("completions/mean_length", 3, least=10), correlation(
-        length[len(length) - count :], reward[len(reward) - count :]
-    )
+    pays = correlation(length[len(length) - count :], reward[len(reward) - count :])
+    return *history.change("completions/mean_length", 3, least=10), pays
 
 
 def length_grows(history: MetricHistory) -> Detection | None:
@@ -131,8 +130,7 @@ def format_ignored(history: MetricHistory) -> Detection | None:
         return None
     for k, name in enumerate(history.names_K):
         values = history.rewards(k)
-        about_format = any(word in name.lower() for word in FORMAT_WORDS)
-        if about_format and len(values) >= 64 and np.abs(values).max() <= FLAT:
+        if names_one_of(FORMAT_WORDS, name) and len(values) >= 64 and np.abs(values).max() <= FLAT:
             return _no_format(history, name, len(values))
     return None
 

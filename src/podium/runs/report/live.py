@@ -117,11 +117,6 @@ class PageServer(ThreadingHTTPServer):
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{self.server_port}/" + (f"?key={self.key}" if self.key else "")
 
-    def is_meant(self, host: str | None) -> bool:
-        """Whether a request's `Host` is an address of this server, not a foreign name bound to it (DNS rebinding)."""
-        names = ("127.0.0.1", "localhost", "[::1]")
-        return bool(self.key) or host in {f"{name}:{self.server_port}" for name in names}
-
 
 def is_local(host: str) -> bool:
     """Whether only this machine can reach an address.
@@ -144,7 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(address.query).items()}
-        if not self.server.is_meant(self.headers.get("Host")):
+        hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        if not self.server.key and self.headers.get("Host") not in hosts:  # a foreign name bound to this address
             return self._say(HTTPStatus.FORBIDDEN, "not the address of this server")
         if not hmac.compare_digest(query.get("key", "").encode(), self.server.key.encode()):
             return self._say(HTTPStatus.FORBIDDEN, "the key is missing or wrong")

@@ -17,7 +17,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from podium.errors import ConfigError
 from podium.runs.html import asset, policy
@@ -58,22 +58,22 @@ def render(runs: Sequence[Run], *, live: str = "") -> str:
         live: version of the data: the page polls its own server for newer ones. Empty: a file without requests.
     """
     shown = [run_data(run, max_bytes=MAX_BYTES // len(runs)) for run in runs]
-    plotly = _plotly()
+    _, plotly, style_ids = _plotly()
     return render_template(
         "page.html",
         title=" and ".join(run.name for run in runs),
         policy=policy_of(live=bool(live)),
         style=asset("page.css"),
         script=_script(),
-        plotly=plotly.compressed,
-        plotly_ids=plotly.style_ids,
+        plotly=plotly,
+        plotly_ids=style_ids,
         data=in_element({"live": bool(live), "version": live, "runs": shown}),
     )
 
 
 def policy_of(*, live: bool) -> str:
     """The page's content security policy."""
-    return policy([_script(), _plotly().text], [asset("page.css"), ""], live=live)
+    return policy([_script(), _plotly()[0]], [asset("page.css"), ""], live=live)
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
@@ -110,19 +110,12 @@ def _script() -> str:
     return '"use strict";\n(() => {\n' + "\n".join(asset(name) for name in SCRIPTS) + "\n})();\n"
 
 
-class _Plotly(NamedTuple):
-    """Plotly's JavaScript: its text, its gzip form, and the ids of style elements that it looks for."""
-
-    text: str
-    compressed: str
-    style_ids: list[str]
-
-
 @functools.cache
-def _plotly() -> _Plotly:
+def _plotly() -> tuple[str, str, list[str]]:
+    """Plotly's JavaScript: its text, its gzip form in base64, and the ids of style elements that it looks for."""
     from plotly.offline import get_plotlyjs
 
     text = get_plotlyjs()
     compressed = base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
     # Its maps, which no page here has, would add a style by themselves unless an element of this name is there.
-    return _Plotly(text, compressed, sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', text))))
+    return text, compressed, sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', text)))

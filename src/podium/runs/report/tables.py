@@ -60,7 +60,9 @@ def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] |
     several = [f"pass_at.{k}" for k in last.get("pass_at") or {} if k != "1"]
     means = [f"means.{name}" for name in last.get("means") or {}]
     names = ["accuracy", *several, "reward", *means, "mean_tokens", "truncated"]
-    rows = [{"name": _label(name), "cells": [_cell(each, name) for each in results.values()]} for name in names]
+    labels = {name: name.removeprefix("means.").replace("pass_at.", "pass@") for name in names}
+    labels |= {"mean_tokens": "mean length, tokens", "truncated": "cut off at the limit"}
+    rows = [{"name": labels[name], "cells": [_cell(each, name) for each in results.values()]} for name in names]
     return {
         "columns": list(results),
         "rows": [row for row in rows if any(row["cells"])],
@@ -68,11 +70,6 @@ def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] |
         "num_completions": last.get("num_completions"),
         "verdict": str(evaluations.get("comparison", {}).get("verdict") or ""),
     }
-
-
-def _label(name: str) -> str:
-    labels = {"mean_tokens": "mean length, tokens", "truncated": "cut off at the limit"}
-    return labels.get(name, name.removeprefix("means.").replace("pass_at.", "pass@"))
 
 
 def _cell(result: Mapping[str, Any], name: str) -> dict[str, float] | None:
