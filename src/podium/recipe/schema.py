@@ -110,8 +110,7 @@ _CLASSES = (GRPOConfig, GRPOScriptArguments, trl.ModelConfig, trl.DatasetMixture
 @cache
 def key_types() -> Mapping[str, Any]:
     """Every key of a recipe and what its value must be."""
-    fields = ChainMap(*map(field_types, _CLASSES))
-    return {**fields, **OWN_KEYS, **WIDER}
+    return {**ChainMap(*map(field_types, _CLASSES)), **OWN_KEYS, **WIDER}
 
 
 @cache

@@ -76,9 +76,13 @@ def trials(setup: Setup) -> Iterator[Finding]:
                 seconds = _seconds(groups, reward)
         except PodiumError as error:
             yield from findings_of(error)
-        else:
-            yield from _slow(setup, reward, seconds)
-            yield from _tested(setup, reward, seconds)
+            continue
+        if setup.args is not None and seconds >= SLOW_SECONDS:
+            count = setup.args.generation_batch_size or 0
+            what = f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions"
+            fix = "do the slow part once for all completions, or write it with `async def` and await inside"
+            yield warning(code="W009", what=what, why="the model waits for it in every round", fix=fix)
+        yield from _tested(setup, reward, seconds)
 
 
 def _seconds(groups: Sequence[Group], reward: Reward) -> float:
@@ -123,15 +127,6 @@ def _tested(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
         worst = found[0]
         others = f" ({len(found) - 1} more)" if len(found) > 1 else ""
         yield replace(worst, severity="warning", what=f"{worst.what}{others}", fix=f"{worst.fix}; next: {more}")
-
-
-def _slow(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
-    if setup.args is None or seconds < SLOW_SECONDS:
-        return
-    count = setup.args.generation_batch_size or 0
-    what = f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions"
-    fix = "do the slow part once for all completions, or write it with `async def` and await inside"
-    yield warning(code="W009", what=what, why="the model waits for it in every round", fix=fix)
 
 
 def _groups(setup: Setup) -> list[Group]:

@@ -103,7 +103,7 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
     rewards_RK = np.concatenate([each.rewards_GK for each in groups])
     reward_PG = [combine(each.rewards_GK, sampled.weights_K) for each in groups]
     known = [x[~np.isnan(x)] for x in reward_PG]
-    spread = np.array([has_spread(x) for x in known])
+    spread = [has_spread(x) for x in known]
     flat = [float(x.mean()) for x, differs in zip(known, spread, strict=True) if x.size and not differs]
     lengths_R = np.array([len(completion.token_ids) for completion in completions])
     repeated = [len(e.group.completions) - len({c.token_ids for c in e.group.completions}) for e in groups]
@@ -113,7 +113,7 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
     made = Diagnosis(
         num_prompts=len(groups),
         num_completions=len(completions),
-        spread_share=float(spread.mean()),
+        spread_share=float(np.mean(spread)),
         flat_reward=float(np.mean(flat)) if flat else float("nan"),
         mean_reward=float(np.mean(np.concatenate(known))) if any(x.size for x in known) else float("nan"),
         pass_rates=_pass_rates(groups, accuracy),

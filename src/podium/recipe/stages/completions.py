@@ -1,8 +1,4 @@
-"""The right completion of a row, for a stage of supervised fine-tuning.
-
-right = Completions.of("<answer>{answer}</answer>", columns)
-right({"prompt": "2+2=", "answer": "4"})          # "<answer>4</answer>"
-"""
+"""The right completion of a row, for a stage of supervised fine-tuning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Gates: conditions on metrics that end a stage of training.
 
-    gate = parse_gate("rewards/answer_format/mean >= 0.9 for 3 steps")
-    gate.is_met([0.7, 0.91, 0.95, 0.93])
-
 Two forms: a bound that a metric holds for some steps in a row, and a plateau (`flat for 20 steps`). Pure functions of
 numbers under names.
 """
