@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Protocol
 
 from torch import nn
@@ -15,8 +16,7 @@ from podium.records import Completion, Group, Prompt, SamplingSettings
 
 
 class RolloutEngine(Protocol):
-    """Turns prompts into groups of completions. An engine inherits from it, and with that the defaults of what it can
-    do."""
+    """Turns prompts into groups of completions; a class inherits from it what engines are and do by default."""
 
     name: str = ""
     """As `rollout_engine` names it."""
@@ -55,19 +55,15 @@ def make_groups(
     """Groups from `sampled[p][g] = (token_ids, logps)`; a completion that ends in an end token has stopped."""
     ids = [token_ids for group in sampled for token_ids, _ in group]
     texts = iter(tokenizer.batch_decode(ids, skip_special_tokens=True))
-    return [
-        Group(
-            prompt=prompt,
-            completions=tuple(
-                Completion(
-                    token_ids=tuple(token_ids),
-                    logps=tuple(logps),
-                    finish="stop" if token_ids[-1] in settings.end_ids else "length",
-                    text=next(texts),
-                    policy_step=policy_step,
-                )
-                for token_ids, logps in group
-            ),
+
+    def completion(token_ids: list[int], logps: list[float]) -> Completion:
+        return Completion(
+            token_ids=tuple(token_ids),
+            logps=tuple(logps),
+            finish="stop" if token_ids[-1] in settings.end_ids else "length",
+            text=next(texts),
+            policy_step=policy_step,
         )
-        for prompt, group in zip(prompts, sampled, strict=True)
-    ]
+
+    pairs = zip(prompts, sampled, strict=True)
+    return [Group(prompt=prompt, completions=tuple(starmap(completion, group))) for prompt, group in pairs]

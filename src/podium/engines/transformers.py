@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,13 +51,8 @@ class TransformersEngine(RolloutEngine):
         with evaluation_mode(self.model), torch.no_grad(), self.precision():
             ids = self._generate(prompts, settings)
             logps = self._score(prompts, ids, settings)
-        return make_groups(
-            prompts,
-            [list(zip(*pair, strict=True)) for pair in zip(ids, logps, strict=True)],
-            self.tokenizer,
-            settings,
-            policy_step,
-        )
+        sampled = [list(zip(*pair, strict=True)) for pair in zip(ids, logps, strict=True)]
+        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
 
     def _generate(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[list[int]]]:
         device = next(self.model.parameters()).device
@@ -71,15 +67,11 @@ class TransformersEngine(RolloutEngine):
             torch.manual_seed(int(key & np.uint64(2**63 - 1)))
             # Else the folder's generation_config.json fills in what the settings leave open: min_p, suppressed tokens.
             with replaced([(base_model(self.model), "generation_config", GenerationConfig())]):
-                output = self.model.generate(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    generation_config=self._config(settings),
-                    tokenizer=self.tokenizer,
-                )
-        completions = [self._until_end(row, settings.end_ids) for row in output[:, width:].tolist()]
-        g = settings.num_completions
-        return [completions[i : i + g] for i in range(0, len(completions), g)]
+                given = {"input_ids": ids, "attention_mask": mask, "generation_config": self._config(settings)}
+                output = self.model.generate(**given, tokenizer=self.tokenizer)
+        drawn = output[:, width:].tolist()
+        lengths = [next((i for i, x in enumerate(row, 1) if x in settings.end_ids), len(row)) for row in drawn]
+        return _grouped([row[:length] for row, length in zip(drawn, lengths, strict=True)], settings)
 
     def _config(self, settings: SamplingSettings) -> GenerationConfig:
         return GenerationConfig(
@@ -97,11 +89,6 @@ class TransformersEngine(RolloutEngine):
                 **settings.extra,
             }
         )
-
-    @staticmethod
-    def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
-        end = next((i for i, token in enumerate(ids) if token in end_ids), len(ids) - 1)
-        return ids[: end + 1]
 
     def _score(
         self, prompts: Sequence[Prompt], ids: list[list[list[int]]], settings: SamplingSettings
@@ -122,5 +109,9 @@ class TransformersEngine(RolloutEngine):
             with tree_attention(self.model) if self.path == "shared" else contextlib.nullcontext():
                 logps_N = token_logps(self.model, packed, temperature=temperature, path=self.path).logps_N
             flat += [x.tolist() for x in packed.split(logps_N)]
-        g = settings.num_completions
-        return [flat[i : i + g] for i in range(0, len(flat), g)]
+        return _grouped(flat, settings)
+
+
+def _grouped(rows: list[Any], settings: SamplingSettings) -> list[list[Any]]:
+    g = settings.num_completions
+    return [rows[i : i + g] for i in range(0, len(rows), g)]

@@ -111,7 +111,7 @@ class TreeAttention:
             if self._can_join(query_THD, shape):
                 joined = Joined.apply(query_THD, key_TJD, value_TJD, *self._parts, shape.scaling)
                 return joined.to(query_HTD.dtype)
-            buckets, output_T = self._buckets(query_THD.device)
+            buckets, output_T = self._found = self._found or self.layout.buckets(query_THD.device)
             outputs = [
                 _bucket(bucket, query_THD, key_TJD, value_TJD, shape, self._mask(i, bucket, shape, dtype))
                 for i, bucket in enumerate(buckets)
@@ -120,7 +120,7 @@ class TreeAttention:
             return flat[output_T].to(query_HTD.dtype)
 
     def _can_join(self, query_THD: Tensor, shape: LayerShape) -> bool:
-        """Only the CPU's kernel gives the log-sum-exp; it knows no soft cap, and parts know no window."""
+        """Only the CPU's kernel gives the log-sum-exp; it takes no soft cap, and parts take no window."""
         plain = shape.softcap is None and not shape.dropout
         joins = kind_of(query_THD.device).joined_attention and plain
         return joins and (shape.window is None or self._reach < shape.window)
@@ -134,11 +134,6 @@ class TreeAttention:
     @cached_property
     def _reach(self) -> int:
         return self.layout.reach()
-
-    def _buckets(self, device: torch.device) -> tuple[tuple[Bucket, ...], Tensor]:
-        if self._found is None:
-            self._found = self.layout.buckets(device)
-        return self._found
 
     def _mask(self, i: int, bucket: Bucket, shape: LayerShape, dtype: torch.dtype) -> Tensor | None:
         """0 or minus infinity [B, 1, L, K], made once for all layers of a kind; None for a plain causal bucket."""
@@ -201,25 +196,14 @@ class Joined(torch.autograd.Function):
         by_query, by_key, by_value = (torch.zeros(x.shape, dtype=x.dtype) for x in (query_THD, key_TJD, value_TJD))
         for part, mask in zip(ctx.parts, ctx.masks, strict=True):
             query, key, value = _gathered(part, query_THD, key_TJD, value_TJD)
+            output, lse = (x[part.query_BL].transpose(1, 2) for x in (output_THD, lse_TH))
+            grad, causal = _without_padding(part, grads[0]), part.causal
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                _without_padding(part, grads[0]),
-                query,
-                key,
-                value,
-                output_THD[part.query_BL].transpose(1, 2),
-                lse_TH[part.query_BL].transpose(1, 2),
-                0.0,
-                part.causal,
-                attn_mask=mask,
-                scale=ctx.scaling,
+                grad, query, key, value, output, lse, 0.0, causal, attn_mask=mask, scale=ctx.scaling
             )
-            for total, places, own, grad in zip(
-                (by_query, by_key, by_value),
-                (part.query_BL, part.key_BK, part.key_BK),
-                (part.queries_N, part.keys_M, part.keys_M),
-                found,
-                strict=True,
-            ):
+            queries, keys = (part.query_BL, part.queries_N), (part.key_BK, part.keys_M)
+            totals = ((by_query, *queries), (by_key, *keys), (by_value, *keys))
+            for (total, places, own), grad in zip(totals, found, strict=True):
                 heads = grad.unflatten(1, (total.shape[1], -1)).sum(2)  # of a key's queries
                 total.index_add_(0, places.flatten()[own], heads.transpose(1, 2).flatten(0, 1)[own])
         return by_query, by_key, by_value, None, None, None
@@ -272,16 +256,9 @@ def _bucket(
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     if shape.softcap is not None:
         return _capped(query, key, value, mask, shape).transpose(1, 2)
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        dropout_p=shape.dropout,
-        scale=shape.scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    ).transpose(1, 2)
+    masked = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": query.shape[1] != key.shape[1]}
+    output = F.scaled_dot_product_attention(query, key, value, dropout_p=shape.dropout, scale=shape.scaling, **masked)
+    return output.transpose(1, 2)
 
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: LayerShape) -> Tensor:

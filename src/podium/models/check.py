@@ -45,7 +45,8 @@ def check_model_name(
         raise _file_error(path)
     elif _looks_like_a_path(name):
         near = _similar(path)
-        fix = as_line("model", _as_path(near[0]) if near else BUILTIN)
+        as_path = [folder if folder.startswith((".", "/", "~")) else f"./{folder}" for folder in near]
+        fix = as_line("model", as_path[0] if near else BUILTIN)
         raise ModelError(f"There is no folder {name}.{_listed(path, near)}", code="M001", fix=fix)
     else:
         config = _hub_config(name, path)
@@ -61,11 +62,6 @@ def _similar(path: Path) -> list[str]:
     """Folders beside a missing one whose names are near to it."""
     names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
-
-
-def _as_path(folder: str) -> str:
-    """As what can be no hub id."""
-    return folder if folder.startswith((".", "/", "~")) else f"./{folder}"
 
 
 def _listed(path: Path, near: list[str]) -> str:
@@ -89,7 +85,6 @@ def _file_error(path: Path) -> ModelError:
 
 
 def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
-    """The folder's config, after its files have been looked at."""
     if not (folder / "config.json").is_file():
         raise _no_config_error(folder)
     _check_weights_exist(folder)
@@ -116,8 +111,9 @@ def _no_config_error(folder: Path) -> ModelError:
             fix=f'To train on, in Python: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), '
             f'"{folder}", is_trainable=True)` is what to pass as `model`.',
         )
-    if checkpoints := sorted(folder.glob("checkpoint-*/config.json"), key=_checkpoint_number):
-        fix = f"Give one of them, as {checkpoints[-1].parent}."
+    if checkpoints := [path.parent for path in folder.glob("checkpoint-*/config.json")]:
+        steps = {path.name.removeprefix("checkpoint-"): path for path in sorted(checkpoints)}
+        fix = f"Give one of them, as {steps[max(steps, key=lambda step: int(step) if step.isdigit() else -1)]}."
         return ModelError(f"{folder} has no config.json, but checkpoints.", code="M016", fix=fix)
     if ggufs := sorted(folder.glob("*.gguf")):
         return _file_error(ggufs[0])
@@ -130,27 +126,16 @@ def _no_config_error(folder: Path) -> ModelError:
     )
 
 
-def _checkpoint_number(config: Path) -> int:
-    number = config.parent.name.removeprefix("checkpoint-")
-    return int(number) if number.isdigit() else -1
-
-
 def _check_weights_exist(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         missing = sorted({file for file in _read_json(index)["weight_map"].values() if not (folder / file).is_file()})
         if missing:
-            raise ModelError(
-                f"{folder} lacks {', '.join(missing)}, named in {index.name}.",
-                code="M017",
-                fix="Download or copy it again.",
-            )
+            what = f"{folder} lacks {', '.join(missing)}, named in {index.name}."
+            raise ModelError(what, code="M017", fix="Download or copy it again.")
     elif not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
-        raise ModelError(
-            f"{folder} has config.json but no weights (no *.safetensors).",
-            code="M017",
-            fix="Was the copy or the save cut short?",
-        )
+        what = f"{folder} has config.json but no weights (no *.safetensors)."
+        raise ModelError(what, code="M017", fix="Was the copy or the save cut short?")
 
 
 def _check_safetensors_whole(folder: Path) -> None:
@@ -159,9 +144,8 @@ def _check_safetensors_whole(folder: Path) -> None:
         expected = header and header[0] + max((entry["data_offsets"][1] for entry in header[1].values()), default=0)
         if expected != actual:
             size = f"{expected:,} bytes expected" if expected else "its header cannot be read"
-            raise ModelError(
-                f"{file} is damaged: {actual:,} bytes, {size}.", code="M008", fix="Download or copy it again."
-            )
+            what = f"{file} is damaged: {actual:,} bytes, {size}."
+            raise ModelError(what, code="M008", fix="Download or copy it again.")
 
 
 def safetensors_header(file: Path) -> tuple[int, dict[str, Any]] | None:
@@ -182,10 +166,10 @@ def _read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ModelError(f"{file} cannot be read as JSON: {error}", code="M016", fix=f"copy {file} again") from error
-    if not isinstance(value, dict):
-        what = f"{file} holds {type(value).__name__}, expected an object."
-        raise ModelError(what, code="M016", fix=f"copy {file} again")
-    return value
+    if isinstance(value, dict):
+        return value
+    what = f"{file} holds {type(value).__name__}, expected an object."
+    raise ModelError(what, code="M016", fix=f"copy {file} again")
 
 
 # ---- what kind of model ----
@@ -193,8 +177,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_code: bool, generates: bool) -> None:
     architectures = config.get("architectures") or []
-    if "auto_map" in config and not trust_remote_code and not _known_to_transformers(config):
-        raise own_code(name, sorted(set(map(str, config["auto_map"].values()))))
+    if "auto_map" in config and not trust_remote_code:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            raise own_code(name, sorted(set(map(str, config["auto_map"].values()))))
     if generates and architectures and not any(str(a).endswith(_GENERATORS) for a in architectures):
         raise ModelError(
             f"{name} is a {', '.join(architectures)}, which does not generate text; a causal language model is needed "
@@ -214,17 +201,10 @@ def own_code(name: str, files: Sequence[str] = ()) -> ModelError:
     )
 
 
-def _known_to_transformers(config: Mapping[str, Any]) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
 # ---- the hub ----
 
 
 def _hub_config(name: str, path: Path) -> dict[str, Any]:
-    """`config.json` of a hub id."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
         EntryNotFoundError,

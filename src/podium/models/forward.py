@@ -156,10 +156,7 @@ def _padded_inputs(pack: Pack) -> Inputs:
     return inputs, lambda hidden_RSD: hidden_RSD[pack.rollout_N, column_N], Places.of(np.arange(len(column_N)), device)
 
 
-FORWARDS: dict[AttentionPath, Callable[[Pack], Inputs]] = {
-    "shared": _shared_inputs,
-    "padded": _padded_inputs,
-}
+FORWARDS: dict[AttentionPath, Callable[[Pack], Inputs]] = {"shared": _shared_inputs, "padded": _padded_inputs}
 
 
 # ---- the head ----
@@ -203,7 +200,7 @@ class LogitAdjustment:
         return cls(scale=scale / temperature, cap=getattr(text, "final_logit_softcapping", None))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """In place where it can be."""
+        """Adjusted logits, in the memory of these."""
         if self.cap is None:
             return logits if self.scale == 1.0 else logits.mul_(self.scale)
         return logits.div_(self.cap).tanh_().mul_(self.cap * self.scale)
@@ -329,7 +326,6 @@ def _grad_logits(
     """
     adjusted = z.clone() if adjust.cap is not None else z
     logp = z.sub_(lse)
-    entropy_grad = None
     if of_entropy is not None:
         entropy, upstream = of_entropy
         p = logp.exp()
@@ -341,7 +337,7 @@ def _grad_logits(
         grad.mul_(-total[:, None]).index_put_((rows, targets), upstream, accumulate=True)
     else:
         grad.zero_()
-    if entropy_grad is not None:
+    if of_entropy is not None:
         grad.sub_(entropy_grad)
     return adjust.backward(grad, adjusted)
 
@@ -410,8 +406,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     handles: list[Any] = []
     in_4_bits = [m for m in model.modules() if getattr(m, "compute_dtype", None) in HALF]  # of bitsandbytes
     for module in model.modules():
-        halves = [p for p in module.parameters(recurse=False) if p.dtype in HALF]
-        if halves:
+        if halves := [p for p in module.parameters(recurse=False) if p.dtype in HALF]:
             wide = _Wide(halves)
             handles.append(module.register_forward_pre_hook(wide.enter))
             handles.append(module.register_forward_hook(wide.leave, always_call=True))
@@ -431,7 +426,6 @@ class _Wide:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        self._halves: list[Tensor] = []
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         self._halves = [p.data for p in self.parameters]

@@ -102,17 +102,15 @@ class Layout:
             query_BL, key_BK = _stacked(members)
             for i, row in enumerate(members):
                 output_T[row.queries] = offset + i * query_BL.shape[1] + np.arange(len(row.queries))
-            mask = None if members[0].mask is None else put(_stacked_masks(members, query_BL.shape[1]), device)
-            found.append(
-                Bucket(
-                    query_BL=put(query_BL, device),
-                    key_BK=put(key_BK, device),
-                    prefix_B=put(np.array([row.prefix for row in members]), device),
-                    mask_BLM=mask,
-                    position_T=position_T,
-                    causal=members[0].causal,
-                )
+            bucket = Bucket(
+                query_BL=put(query_BL, device),
+                key_BK=put(key_BK, device),
+                prefix_B=put(np.array([row.prefix for row in members]), device),
+                mask_BLM=None if members[0].mask is None else put(_stacked_masks(members, query_BL.shape[1]), device),
+                position_T=position_T,
+                causal=members[0].causal,
             )
+            found.append(bucket)
             offset += query_BL.size
         return tuple(found), put(output_T, device)
 
@@ -174,7 +172,8 @@ class _Row:
     def kind(self) -> tuple[bool, bool, bool, int, int]:
         """Rows of a kind are computed together: they have similar widths, or the same where no mask hides padding."""
         sizes = len(self.queries), len(self.keys)
-        return (self.mask is None, bool(self.prefix), self.open, *(sizes if self.open else map(_width, sizes)))
+        widths = sizes if self.open else (max(16, 1 << (n - 1).bit_length()) for n in sizes)  # powers of two
+        return (self.mask is None, bool(self.prefix), self.open, *widths)
 
 
 def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
@@ -187,7 +186,7 @@ def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
 
 
 class _Rows(NamedTuple):
-    """Attention rows as a whole, and the same in parts: over what is a text's own, and over what is before it."""
+    """Attention rows as a whole, and the same in parts: over a text's own tokens, and over those before it."""
 
     whole: list[_Row]
     own: list[_Row]
@@ -247,14 +246,9 @@ def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:
     """Independent sequences, one after the other, each causal, behind a trunk that all of them see."""
     starts = trunk + np.cumsum([0, *lengths[:-1]])
     texts = [np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
-    chunked = [_chunked(x) for x in texts]
-    return _layout(
-        [_Row(x, x) for x in texts],
-        [row for rows, _ in chunked for row in rows],
-        [row for _, rows in chunked for row in rows],
-        trunk=trunk,
-        positions_T=np.concatenate([np.arange(trunk), *(trunk + np.arange(n) for n in lengths)]),
-    )
+    own, shared = (list(itertools.chain(*rows)) for rows in zip(*map(_chunked, texts), strict=True))
+    positions_T = np.concatenate([np.arange(trunk), *(trunk + np.arange(n) for n in lengths)])
+    return _layout([_Row(x, x) for x in texts], own, shared, trunk=trunk, positions_T=positions_T)
 
 
 def _layout(rows: list[_Row], own: list[_Row], shared: list[_Row], *, trunk: int, positions_T: np.ndarray) -> Layout:
@@ -295,7 +289,6 @@ def _folded(paths: Sequence[np.ndarray]) -> _Row:
 
 
 def _by_kind(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """Rows of one kind and similar width, in powers of two."""
     kinds: dict[tuple[bool, bool, bool, int, int], list[_Row]] = {}
     for row in rows:
         kinds.setdefault(row.kind, []).append(row)
@@ -333,10 +326,6 @@ def _part(rows: Sequence[_Row]) -> Part:
 
 def _without_padding(lengths: Sequence[int], width: int) -> Tensor:
     return torch.from_numpy(np.concatenate([i * width + np.arange(n) for i, n in enumerate(lengths)]))
-
-
-def _width(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
 
 
 def _pad(index: np.ndarray, length: int) -> np.ndarray:

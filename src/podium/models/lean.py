@@ -76,10 +76,6 @@ def epsilon(module: nn.Module) -> float | None:
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))
 
 
-def _norm(module: nn.Module, x: Tensor) -> Tensor:
-    return RMSNorm.apply(x, module.weight, epsilon(module))
-
-
 def inverse_size(x: Tensor, epsilon: float) -> Tensor:
     """1 / sqrt(mean(x^2) + epsilon) over the last dimension, which is kept."""
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -174,13 +170,9 @@ class GatedProduct(torch.autograd.Function):
 
 
 def _is_lookup(module: nn.Module) -> bool:
-    if (
-        type(module) is not nn.Embedding
-        or module.weight.dtype != torch.float32
-        or not kind_of(module.weight.device).lean_layers
-    ):
+    if type(module) is not nn.Embedding or module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
         return False
-    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+    return module.weight.dtype == torch.float32 and kind_of(module.weight.device).lean_layers
 
 
 def _lookup(module: nn.Embedding, ids: Tensor) -> Tensor:
@@ -207,7 +199,7 @@ class Lookup(torch.autograd.Function):
 
 
 LAYERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Tensor], Tensor]], ...] = (
-    (is_norm, _norm),
+    (is_norm, lambda module, x: RMSNorm.apply(x, module.weight, epsilon(module))),
     (is_gated, _gated),
     (_is_lookup, _lookup),
 )

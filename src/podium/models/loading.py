@@ -57,12 +57,8 @@ class LoadSettings:
 
 def model_name(model: str | nn.Module) -> str:
     """A short name for output folders and messages."""
-    name = (
-        model
-        if isinstance(model, str)
-        else str(getattr(getattr(model, "config", None), "_name_or_path", "") or "model")
-    )
-    return name.rstrip("/").split("/")[-1].removeprefix("builtin:")
+    name = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "") or "model"
+    return str(name).rstrip("/").split("/")[-1].removeprefix("builtin:")
 
 
 def load_config(model: str | PreTrainedModel, settings: LoadSettings) -> PretrainedConfig:
@@ -70,10 +66,8 @@ def load_config(model: str | PreTrainedModel, settings: LoadSettings) -> Pretrai
     if not isinstance(model, str):
         return model.config
     check_model_name(model, needs_tokenizer=False, trust_remote_code=settings.trust_remote_code)
-    revision = settings.init_kwargs.get("revision")
-    return AutoConfig.from_pretrained(
-        resolve_model(model), revision=revision, trust_remote_code=settings.trust_remote_code
-    )
+    own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
+    return AutoConfig.from_pretrained(resolve_model(model), **own)
 
 
 def check_quantization(config: PretrainedConfig, settings: LoadSettings, device: torch.device) -> None:
@@ -93,11 +87,9 @@ def check_quantization(config: PretrainedConfig, settings: LoadSettings, device:
     asked = settings.quantization_config or given.get("quantization_config")
     asked = asked or getattr(config, "quantization_config", None) or {}
     values = asked if isinstance(asked, dict) else asked.to_dict()
-    bits = bits_of(values)
-    if not bits:
-        return
-    for error in rounding_errors(bits, device):
-        raise error
+    if bits := bits_of(values):
+        for error in rounding_errors(bits, device):
+            raise error
 
 
 def rounding_errors(bits: int, device: torch.device) -> Iterator[ModelError]:
@@ -133,15 +125,9 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
         if not source:
             what = "The model has no name to load a tokenizer from."
             raise ModelError(what, fix="Pass processing_class=your_tokenizer.")
-        revision = settings.init_kwargs.get("revision")
+        own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
         try:
-            given = AutoTokenizer.from_pretrained(
-                source,
-                revision=revision,
-                truncation_side="left",
-                padding_side="left",
-                trust_remote_code=settings.trust_remote_code,
-            )
+            given = AutoTokenizer.from_pretrained(source, truncation_side="left", padding_side="left", **own)
         except ValueError as error:
             if "trust_remote_code" not in str(error):
                 raise
@@ -155,11 +141,8 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
         raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
     if given.pad_token is None:
         if given.eos_token is None:
-            raise ModelError(
-                "The tokenizer has neither a pad token nor an end token.",
-                code="M006",
-                fix="Set tokenizer.eos_token first.",
-            )
+            what = "The tokenizer has neither a pad token nor an end token."
+            raise ModelError(what, code="M006", fix="Set tokenizer.eos_token first.")
         given.pad_token = given.eos_token
     return given
 
@@ -183,20 +166,23 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
         ConfigError: an adapter that does not fit.
         ModelError: weights of another configuration, quantized ones without an adapter, or nothing to train.
     """
-    _check_adapter(model, settings)
+    _check_given(model, settings)
     frozen = settings.peft_config is not None
-    policy = _from_name(model, settings, frozen=frozen) if isinstance(model, str) else _as_given(model, settings)
+    policy = _from_name(model, settings, frozen=frozen) if isinstance(model, str) else model
     quantized = is_quantized(policy)
     if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
-        raise ModelError(
-            "Quantized weights cannot be trained themselves.",
-            fix="Pass peft_config=LoraConfig(...) to train an adapter.",
-        )
+        what = "Quantized weights cannot be trained themselves."
+        raise ModelError(what, fix="Pass peft_config=LoraConfig(...) to train an adapter.")
     if settings.peft_config is not None:
         policy = _with_adapter(policy, settings.peft_config)
     elif isinstance(policy, PeftModel) and settings.needs_reference and not has_reference_adapter(policy):
         add_reference_adapter(policy)
-    _check_trainable(policy)
+    if not any(parameter.requires_grad for parameter in policy.parameters()):
+        raise ModelError(
+            "The model has no parameter to train: all of them are frozen.",
+            fix="Load an adapter with PeftModel.from_pretrained(..., is_trainable=True), or pass "
+            "peft_config=LoraConfig(...) for a new one.",
+        )
     if isinstance(policy, PeftModel) and settings.gradient_checkpointing:
         policy.enable_input_require_grads()
     if quantized:
@@ -217,15 +203,6 @@ def load_to_sample(model: str, adapter: Path | None, settings: LoadSettings) -> 
     return policy if adapter is None else PeftModel.from_pretrained(policy, adapter)
 
 
-def _check_trainable(policy: nn.Module) -> None:
-    if not any(parameter.requires_grad for parameter in policy.parameters()):
-        raise ModelError(
-            "The model has no parameter to train: all of them are frozen.",
-            fix="Load an adapter with PeftModel.from_pretrained(..., is_trainable=True), or pass "
-            "peft_config=LoraConfig(...) for a new one.",
-        )
-
-
 def _with_adapter(policy: PreTrainedModel, config: PeftConfig) -> PeftModel:
     try:
         return get_peft_model(policy, config)
@@ -237,14 +214,17 @@ def _with_adapter(policy: PreTrainedModel, config: PeftConfig) -> PeftModel:
         ) from None
 
 
-def _check_adapter(model: Any, settings: LoadSettings) -> None:
+def _check_given(model: Any, settings: LoadSettings) -> None:
+    if not isinstance(model, str):
+        for name in ("model_init_kwargs", "quantization_config"):
+            if getattr(settings, name.removeprefix("model_")):
+                logger.warning("%s is ignored: the model is instantiated already.", name)
     config = settings.peft_config
     if config is None:
         return
     if not isinstance(config, PeftConfig):
-        raise TypeError(
-            f"peft_config must be a PeftConfig such as peft.LoraConfig(...), not a {type(config).__name__}."
-        )
+        kind = type(config).__name__
+        raise TypeError(f"peft_config must be a PeftConfig such as peft.LoraConfig(...), not a {kind}.")
     if isinstance(model, PeftModel):
         raise ConfigError(
             "model is a PeftModel already and peft_config asks for another adapter.",
@@ -276,16 +256,6 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
         for found in judged(name, info, model.state_dict()):
             if found.severity == "error":
                 raise ModelError(f"{found.what}: {found.why}.", code=found.code, fix=found.fix)
-    return model
-
-
-def _as_given(model: PreTrainedModel | PeftModel, settings: LoadSettings) -> PreTrainedModel | PeftModel:
-    for name, value in (
-        ("model_init_kwargs", settings.init_kwargs),
-        ("quantization_config", settings.quantization_config),
-    ):
-        if value:
-            logger.warning("%s is ignored: the model is instantiated already.", name)
     return model
 
 
@@ -337,7 +307,7 @@ def keep_differentiable(model: nn.Module) -> None:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Every dropout layer to probability 0."""
+    """Set the probability of every dropout layer to 0."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

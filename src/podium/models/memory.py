@@ -65,9 +65,8 @@ def default_tokens_per_pack(
     config: PretrainedConfig, device: torch.device, *, half: bool, rounded: bool | None, budget: int | None = None
 ) -> int:
     """Tokens whose activations take what one pack may: `budget` bytes, or what the kind of device usually has."""
-    a_token = config.get_text_config().num_hidden_layers * activation_bytes_per_token(
-        config, half=half, rounded=rounded
-    )
+    a_layer = activation_bytes_per_token(config, half=half, rounded=rounded)
+    a_token = config.get_text_config().num_hidden_layers * a_layer
     if budget is None:
         return max(LEAST_PACK, kind_of(device).activation_bytes // a_token)
     return max(LEAST_PACK, round_down(max(budget, 0) // a_token))
@@ -89,7 +88,7 @@ def bytes_to_come(policy: nn.Module, *, half: bool, copies: bool) -> int:
     """
     parameters = list(policy.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
-    weights = sum(p.numel() * p.element_size() for p in parameters)
+    weights = sum(p.nbytes for p in parameters)
     casts = 2 * trained if half else 0
     return 12 * trained + casts + (weights if copies and not isinstance(policy, PeftModel) else 0)
 

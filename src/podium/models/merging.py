@@ -106,12 +106,11 @@ class BaseProof:
         return self.difference <= self.tolerance
 
     def __str__(self) -> str:
-        text = (
-            f"on this base {self.num_completions} recorded completions are {self.difference:.2g} nats a token from "
-            f"what the run recorded ({self.tolerance:g} allowed)"
-        )
         rounded = "; training saw its weights rounded to 4 or 8 bits, so this is close to the trained model, not equal"
-        return f"{text}{rounded if self.quantized else ''}"
+        return (
+            f"on this base {self.num_completions} recorded completions are {self.difference:.2g} nats a token from "
+            f"what the run recorded ({self.tolerance:g} allowed){rounded if self.quantized else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,19 +129,14 @@ class MergeProof:
     @property
     def passed(self) -> bool:
         """Whether the merged model is the trained one: close to it, and closer than to the base."""
-        return self.difference <= self.tolerance and self.carried
-
-    @property
-    def carried(self) -> bool:
-        """Whether what the adapter changed is still there."""
-        return not self.effect or self.difference <= LEAST_KEPT * self.effect
+        carried = not self.effect or self.difference <= LEAST_KEPT * self.effect
+        return self.difference <= self.tolerance and carried
 
     @property
     def apart(self) -> str:
         """The models that were compared, and their difference."""
-        trained = (
-            "trained model" if self.same_base else "adapter on this base" if self.effect is not None else "original"
-        )
+        on_its_base = self.base is not None and self.base.passed and not self.base.quantized
+        trained = "trained model" if on_its_base else "original" if self.effect is None else "adapter on this base"
         change = "" if self.effect is None else f"; the adapter itself changes {self.effect:.2g} nats"
         return (
             f"saved model and {trained} differ by at most {self.difference:.2g} nats ({self.tolerance:g} allowed) over "
@@ -155,11 +149,6 @@ class MergeProof:
         base = self.base or "whether this is the base that was trained on is not known: no completions to compare with"
         return f"{self.apart}; {base}"
 
-    @property
-    def same_base(self) -> bool:
-        """Whether the adapter is known to be on the very weights it was trained on."""
-        return self.base is not None and self.base.passed and not self.base.quantized
-
 
 @torch.no_grad()
 def expect(
@@ -167,7 +156,7 @@ def expect(
 ) -> Expected:
     """A model's predictions for some texts, with its adapter if it has one; and the effect of the adapter on them."""
     model.eval()
-    readings = tuple(_read(model, _ids(tokenizer, text)) for text in texts)
+    readings = tuple(_read(model, tokenizer, text) for text in texts)
     effect = None
     if isinstance(model, PeftModel):
         with model.disable_adapter():
@@ -264,14 +253,11 @@ def prove(
     return proof
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> Tensor:
-    """[1, T]. A rendered prompt may begin with the tokenizer's first token already."""
+def _read(model: Any, tokenizer: PreTrainedTokenizerBase, text: str) -> Reading:
+    # A rendered prompt may begin with the tokenizer's first token already.
     begun = tokenizer.bos_token is not None and text.startswith(str(tokenizer.bos_token))
     encoded = tokenizer(text, add_special_tokens=not begun, truncation=True, max_length=LONGEST)
-    return torch.tensor([encoded["input_ids"]])
-
-
-def _read(model: Any, ids_1T: Tensor) -> Reading:
+    ids_1T = torch.tensor([encoded["input_ids"]])
     logps_TV = _logps(model, ids_1T)
     logps_TK, likely_TK = logps_TV.topk(min(LIKELY, logps_TV.shape[-1]), -1)
     return Reading(ids_1T=ids_1T, likely_TK=likely_TK, logps_TK=logps_TK)

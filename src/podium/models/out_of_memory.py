@@ -26,8 +26,12 @@ def explained(doing: str, held: Callable[[], dict[str, int]], fix: Callable[[], 
         yield
     except torch.OutOfMemoryError as error:
         parts = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in held().items() if size)
+        device = ""
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            device = f"of the device's {total / 1e9:.1f} GB {free / 1e9:.1f} are free (other processes count, too); "
         raise ModelError(
-            f"The memory of the device was used up while {doing}. Held all the time: {parts}; {_of_device()}the rest "
+            f"The memory of the device was used up while {doing}. Held all the time: {parts}; {device}the rest "
             f"was needed for {doing} itself. torch says: {str(error).splitlines()[0][:200]}",
             code="M024",
             fix=fix(),
@@ -39,9 +43,9 @@ def held_by(model: nn.Module, optimizer: Any) -> dict[str, int]:
     parameters = list(model.parameters())
     states = optimizer.state.values() if optimizer is not None else ()
     return {
-        "weights": sum(map(_bytes, parameters)),
-        "gradients": sum(_bytes(p.grad) for p in parameters if p.grad is not None),
-        "optimizer states": sum(_bytes(x) for state in states for x in state.values() if isinstance(x, Tensor)),
+        "weights": sum(p.nbytes for p in parameters),
+        "gradients": sum(p.grad.nbytes for p in parameters if p.grad is not None),
+        "optimizer states": sum(x.nbytes for state in states for x in state.values() if isinstance(x, Tensor)),
     }
 
 
@@ -58,15 +62,3 @@ def fewer_rows(batch: int, group: int) -> str:
     if smaller:
         return as_line("per_device_train_batch_size", smaller) + ", with gradient_accumulation_steps twice as large"
     return as_line("num_generations", max(2, group // 2))
-
-
-def _bytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
-
-
-def _of_device() -> str:
-    """Free and total memory of the GPU as part of a sentence; empty where torch cannot tell."""
-    if not torch.cuda.is_available():
-        return ""
-    free, total = torch.cuda.mem_get_info()
-    return f"of the device's {total / 1e9:.1f} GB {free / 1e9:.1f} are free (other processes count, too); "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -171,44 +171,30 @@ def _side_by_side(completions: Sequence[Sequence[int]]) -> PrefixTree:
 def select_completions(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
     """The group with only the completions in `index`."""
 
-    def chosen(values: tuple[np.ndarray, ...] | None) -> tuple[np.ndarray, ...] | None:
-        return None if values is None else tuple(values[i] for i in index)
-
-    return TrainingGroup(
-        prompt_ids=group.prompt_ids,
-        completion_ids=tuple(group.completion_ids[i] for i in index),
-        advantages_G=group.advantages_G[list(index)],
-        sampled_logps=tuple(group.sampled_logps[i] for i in index),
-        old_logps=chosen(group.old_logps),
-        ref_logps=chosen(group.ref_logps),
-    )
+    per_completion = ("completion_ids", "sampled_logps", "old_logps", "ref_logps")
+    given = {name: values for name in per_completion if (values := getattr(group, name)) is not None}
+    chosen = {name: tuple(values[i] for i in index) for name, values in given.items()}
+    return replace(group, advantages_G=group.advantages_G[list(index)], **chosen)
 
 
-class _TreeGroup(NamedTuple):
-    """A group with the tree of its completions."""
+_TreeGroup = tuple[TrainingGroup, PrefixTree]
+"""A group with the tree of its completions."""
 
-    group: TrainingGroup
-    tree: PrefixTree
 
-    @classmethod
-    def of(cls, group: TrainingGroup) -> _TreeGroup:
-        return cls(group, prefix_tree(group.completion_ids))
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions in a pack without a trunk."""
-        return len(self.group.prompt_ids) + len(self.tree.token_ids)
+def _num_tokens(group: TrainingGroup, tree: PrefixTree) -> int:
+    """Positions in a pack without a trunk."""
+    return len(group.prompt_ids) + len(tree.token_ids)
 
 
 def _fit(groups: Iterable[TrainingGroup], budget: int) -> Iterable[_TreeGroup]:
     """Every group that is larger than the budget cut between its completions."""
     for group in groups:
-        whole = _TreeGroup.of(group)
-        room = max(budget, 2 * len(group.prompt_ids))
-        if whole.num_tokens <= room:
-            yield whole
+        tree, room = prefix_tree(group.completion_ids), max(budget, 2 * len(group.prompt_ids))
+        if _num_tokens(group, tree) <= room:
+            yield group, tree
         else:
-            yield from (_TreeGroup.of(select_completions(group, part)) for part in _cuts(group, room))
+            parts = (select_completions(group, part) for part in _cuts(group, room))
+            yield from ((part, prefix_tree(part.completion_ids)) for part in parts)
 
 
 def _cuts(group: TrainingGroup, room: int) -> Iterable[range]:
@@ -226,7 +212,7 @@ def _chunks(groups: Iterable[_TreeGroup], budget: int, trunk: int) -> Iterable[l
     """Consecutive groups, together at most `budget` tokens, of even size: five groups for a pack of four make 3 + 2."""
     groups = list(groups)
     room = max(budget, 2 * trunk) - trunk
-    sizes = [group.num_tokens - trunk for group in groups]
+    sizes = [_num_tokens(*group) - trunk for group in groups]
     packs = max(1, -(-sum(sizes) // room))
     even = min(room, -(-sum(sizes) // packs) + max(sizes, default=0) // 2)
     chunk: list[_TreeGroup] = []

@@ -16,7 +16,7 @@ import functools
 import itertools
 import operator
 import os
-import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,15 +36,19 @@ WORTH_IT = 1.3
 """Least advantage of bfloat16 products that is worth their rounding."""
 
 
+def _allocator(function: str, *arguments: int) -> None:
+    """Call a function of the C library, where it has it."""
+    if call := getattr(ctypes.CDLL(None), function, None):
+        call(*arguments)
+
+
 def release_free_memory() -> None:
     """Give what the C allocator keeps for later back to the system.
 
     Sampling and training allocate in different sizes; without this a run on a CPU keeps the holes of both and grows by
-    a quarter within some dozens of steps. Does nothing where the C library has no `malloc_trim`.
+    a quarter within some dozens of steps.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    _allocator("malloc_trim", 0)
 
 
 LARGE_BLOCK = 1 << 20
@@ -57,11 +61,9 @@ def return_large_blocks() -> None:
 
     Under checkpointing a layer's large results come and go between small ones that stay. The holes they leave took as
     much memory as checkpointing saves: an adapter on the built-in model, packs of 1,272 tokens, had its peak at 2.9 GB
-    and has it at 1.9 GB with this. Does nothing where the C library has no `mallopt`.
+    and has it at 1.9 GB with this.
     """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_MMAP_THRESHOLD, LARGE_BLOCK)
+    _allocator("mallopt", _MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 class Measured(NamedTuple):
@@ -79,12 +81,6 @@ class Measured(NamedTuple):
         return f"{self.float32:.0f} GFLOP/s in float32, {self.bfloat16:.0f} in bfloat16"
 
 
-@functools.cache
-def measured_products() -> Measured:
-    """`measure_products`, once a process, so that all decisions in it agree."""
-    return measure_products()
-
-
 def rounds_products(product_precision: str) -> bool:
     """Whether a CPU is to round the factors of products under this setting; `auto` measures."""
     return product_precision == "bfloat16" or (product_precision == "auto" and measured_products().bfloat16_pays)
@@ -92,28 +88,26 @@ def rounds_products(product_precision: str) -> bool:
 
 def measure_products(rows: int = 256, width: int = 576, inner: int = 1536, repeats: int = 5) -> Measured:
     """The rate of a product [rows, width] x [width, inner] in both precisions on this CPU, now; takes about 20 ms."""
-    rates = {}
+    rates: list[float] = []
     for dtype in (torch.float32, torch.bfloat16):
         x, weight = torch.ones(rows, width, dtype=dtype), torch.ones(inner, width, dtype=dtype)
-        F.linear(x, weight)
-        best = float("inf")
-        for _ in range(repeats):
-            start = time.perf_counter()
-            F.linear(x, weight)
-            best = min(best, time.perf_counter() - start)
-        rates[str(dtype).removeprefix("torch.")] = 2e-9 * rows * width * inner / best
-    return Measured(**rates)
+        seconds = timeit.repeat(functools.partial(F.linear, x, weight), number=1, repeat=1 + repeats)
+        rates.append(2e-9 * rows * width * inner / min(seconds[1:]))
+    return Measured(*rates)
+
+
+measured_products = functools.cache(measure_products)
+"""Called without arguments it measures once a process, so that all decisions in it agree."""
 
 
 ROUNDED = "_podium_rounded_weight"
 
-
-_steps_taken = itertools.count()
+_steps_taken = itertools.count(1)
 _latest_step = [0]
 
 
 def _count_step(*_: Any) -> None:
-    _latest_step[0] = 1 + next(_steps_taken)
+    _latest_step[0] = next(_steps_taken)
 
 
 # Fused optimizers write to weights without raising their version, so every step of any optimizer counts.
@@ -127,7 +121,6 @@ def _state(weight: Tensor) -> tuple[int, int, int]:
 
 NARROW = 64
 """Layers thinner than this (adapters) stay in float32: their products are cheap, and their changes small."""
-
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one parent that multiply one and the same input."""
@@ -437,11 +430,7 @@ class _Products(torch.autograd.Function):
         if any(needs_weights):
             parts = (grad16.flatten(0, -2).T @ x16.flatten(0, -2)).split([len(weight) for weight in ctx.weights])
             grad_weights = [
-                accumulated(weight, functools.partial(_add, part)) if needed else None
+                accumulated(weight, functools.partial(Tensor.add_, other=part)) if needed else None
                 for weight, part, needed in zip(ctx.weights, parts, needs_weights, strict=True)
             ]
         return grad_x, None, None, None, *grad_weights
-
-
-def _add(part: Tensor, total: Tensor) -> Tensor:
-    return total.add_(part)

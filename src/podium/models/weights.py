@@ -1,6 +1,4 @@
-"""Whether a model's files hold the weights that its config.json describes: names and shapes, as transformers matches
-them.
-"""
+"""Whether a model's files hold the weights that its config.json describes: names and shapes, as in transformers."""
 
 from __future__ import annotations
 
@@ -45,14 +43,8 @@ def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int,
         kind = AutoModelForCausalLM._model_mapping[type(config)]
         empty = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
         with quiet_transformers():
-            _, info = kind.from_pretrained(
-                None,
-                config=config,
-                state_dict=empty,
-                device_map="meta",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+            asked = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+            _, info = kind.from_pretrained(None, config=config, state_dict=empty, **asked)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError):
         return
     yield from judged(name, info, shapes)

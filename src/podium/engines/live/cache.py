@@ -10,7 +10,6 @@ key/value head, X prompt tokens, Y own tokens, K = X + Y keys, D width of a head
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -48,6 +47,11 @@ class Lanes:
             if old is not None:
                 new[:have_rows, :, :have_tokens] = old
             store[layer] = new
+
+    def first(self, layer: int, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first rows and tokens, rows and heads joined: views [rows * J, tokens, D]."""
+        keys, values = self.keys[layer], self.values[layer]
+        return keys[:rows, :, :tokens].flatten(0, 1), values[:rows, :, :tokens].flatten(0, 1)
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy whole rows, source -> target."""
@@ -106,11 +110,8 @@ class Prefill:
         """Attention output [T, H, D]; see `models.attention.Attends`."""
         dtype = attention_dtype(query_HTD)
         key_TJD, value_TJD = key_JTD.transpose(0, 1).to(dtype), value_JTD.transpose(0, 1).to(dtype)
-        lanes, trunk, slots = (
-            self.cache.prompts,
-            self.trunk,
-            slice(self.first_slot, self.first_slot + len(self.lengths)),
-        )
+        lanes, trunk = self.cache.prompts, self.trunk
+        slots = slice(self.first_slot, self.first_slot + len(self.lengths))
         lanes.ensure(shape.layer, key_TJD, slots.stop, trunk + max(self.lengths))
         for lane, new_TJD in ((lanes.keys[shape.layer], key_TJD), (lanes.values[shape.layer], value_TJD)):
             lane[slots, :, :trunk] = new_TJD[:trunk].transpose(0, 1)
@@ -138,6 +139,7 @@ class Decode:
         self.lockstep = int(own_R[0]) if (own_R == own_R[0]).all() else None
         prompt_R = np.array(prompt_lengths_S)[slots_R]
         self.own_R, self.prompt_R = put(own_R, device), put(prompt_R, device)
+        self.positions_1R = (self.prompt_R + self.own_R)[None]
         self.rows = torch.arange(len(slots_R), device=device)
         self.prompt_length = max(prompt_lengths_S)
         self.longest = int((prompt_R + own_R).max())
@@ -151,7 +153,7 @@ class Decode:
         with without_autocast(query_HTD.device.type):
             query_RHD, key_RJD, value_RJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
             own_keys, own_values = self._store(shape.layer, key_RJD, value_RJD)
-            prompt_keys, prompt_values = self._prompts(shape.layer)
+            prompt_keys, prompt_values = self.cache.prompts.first(shape.layer, self.grid.slots, self.prompt_length)
             rows, heads, width = query_RHD.shape
             query_RJQD = (query_RHD * shape.scaling).view(rows, key_RJD.shape[1], -1, width)
             keys = self.prompt_length + self.own_length
@@ -175,12 +177,7 @@ class Decode:
                 store[self.rows, :, self.own_R] = new
             else:
                 store[:rows, :, self.lockstep] = new
-        return _lanes(lanes.keys[layer], rows, self.own_length), _lanes(lanes.values[layer], rows, self.own_length)
-
-    def _prompts(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The prompts' keys and values [S * J, X, D]."""
-        prompts, size = self.cache.prompts, (self.grid.slots, self.prompt_length)
-        return _lanes(prompts.keys[layer], *size), _lanes(prompts.values[layer], *size)
+        return lanes.first(layer, rows, self.own_length)
 
     def _softmax(self, scores_RJQK: Tensor, shape: LayerShape) -> Tensor:
         if shape.softcap is not None:
@@ -200,19 +197,9 @@ class Decode:
         prompt = torch.arange(self.prompt_length, device=self.device)[None]
         seen = torch.cat([prompt < self.prompt_R[:, None], own <= self.own_R[:, None]], dim=1)
         if window is not None:
-            now = (self.prompt_R + self.own_R)[:, None]
+            now = self.positions_1R.T
             seen &= now - torch.cat([prompt.expand(len(now), -1), self.prompt_R[:, None] + own], dim=1) < window
         return torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, float("-inf"))[:, None, None]
-
-    @cached_property
-    def positions_1R(self) -> Tensor:
-        """Position ids [1, R] of the new tokens."""
-        return (self.prompt_R + self.own_R)[None]
-
-
-def _lanes(lane: Tensor, rows: int, tokens: int) -> Tensor:
-    """The first rows and tokens of a lane, heads and rows in one dimension: [rows * J, tokens, D], a view."""
-    return lane[:rows, :, :tokens].flatten(0, 1)
 
 
 class Grid:
@@ -240,9 +227,6 @@ class Grid:
 
     def rows(self, x_GPE: Tensor) -> Tensor:
         """The inverse: [S * J, M * Q, E] -> [R, J, Q, E]."""
-        grid_SJMQE = x_GPE.view(
-            self.slots, -1, self.rows_per_slot, x_GPE.shape[1] // self.rows_per_slot, x_GPE.shape[2]
-        )
-        if self.dense:
-            return grid_SJMQE.transpose(1, 2).flatten(0, 1)
-        return grid_SJMQE[self.slot_R, :, self.place_R]
+        queries = x_GPE.shape[1] // self.rows_per_slot
+        grid_SJMQE = x_GPE.view(self.slots, -1, self.rows_per_slot, queries, x_GPE.shape[2])
+        return grid_SJMQE.transpose(1, 2).flatten(0, 1) if self.dense else grid_SJMQE[self.slot_R, :, self.place_R]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from itertools import starmap
+from typing import Literal
 
 import numpy as np
 import torch
@@ -109,10 +109,6 @@ class WideHead:
             return logits if bias is None else logits + bias
 
 
-Choices = tuple[Tensor, Tensor, SamplingSettings, Tensor | None, Tensor]
-"""Arguments of `draw`."""
-
-
 class DecodingBatch:
     """The rows that one call of `generate` decodes at a time."""
 
@@ -136,7 +132,7 @@ class DecodingBatch:
             put(trunk + np.cumsum(lengths) - 1, self.device),
         )
         rows = [self.schedule.start(prompt) for prompt in chosen]
-        self._record(rows, [joined(list(starmap(draw, self._choices(rows, logits_PV, 0, self._seen(rows)))))])
+        self._record(rows, [joined(list(self._draw(rows, logits_PV, 0, self._seen(rows))))])
 
     def decode(self) -> None:
         """Some tokens for every running row, and one look at them; a row that ends in between draws a few in vain."""
@@ -149,24 +145,19 @@ class DecodingBatch:
         drawn: list[Drawn] = []
         for step in range(min(self.steps_per_look, self.schedule.settings.max_tokens - 1 - int(own_R.max()))):
             attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
-            logits_RV = self._forward(last_R, attends.positions_1R, attends, slice(None))
-            drawn.append(joined(list(starmap(draw, self._choices(rows, logits_RV, step, seen_RV)))))
+            logits_RV = self._forward(last_R, attends.positions_1R, attends)
+            drawn.append(joined(list(self._draw(rows, logits_RV, step, seen_RV))))
             last_R = drawn[-1].token_M  # of rows with one completion each, where there is another step
             if seen_RV is not None and len(last_R) == len(rows):
                 seen_RV.scatter_(1, last_R[:, None], True)
         self._record(rows, drawn)
 
-    def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Prefill | Decode, keep: Tensor | slice) -> Tensor:
-        """Logits [len(keep), V], in the precision of their product."""
-        outputs = self.model(
-            input_ids=ids_T[None],
-            position_ids=positions_1T,
-            attention_mask=None,
-            use_cache=False,
-            logits_to_keep=keep if isinstance(keep, Tensor) else 0,
-            podium=attends,
-        )
-        return outputs.logits[0]
+    def _forward(
+        self, ids_T: Tensor, positions_1T: Tensor, attends: Prefill | Decode, keep: Tensor | Literal[0] = 0
+    ) -> Tensor:
+        """Logits [len(keep), V], in the precision of their product; 0: of all tokens."""
+        given = {"input_ids": ids_T[None], "position_ids": positions_1T, "attention_mask": None, "podium": attends}
+        return self.model(**given, use_cache=False, logits_to_keep=keep).logits[0]
 
     def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
         """The one place where the device is waited for: what was drawn goes to the host and into the schedule."""
@@ -184,8 +175,8 @@ class DecodingBatch:
                 moves = self.schedule.append(running, tokens, logps)
                 self.cache.move(moves.rows, moves.slots)
 
-    def _choices(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Iterator[Choices]:
-        """Arguments of `draw` for the token of every completion that is `step` after its last known one.
+    def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Iterator[Drawn]:
+        """The token of every completion that is `step` after its last known one.
 
         Some rows at a time: what is drawn from at once stays in a processor's cache.
         """
@@ -204,7 +195,7 @@ class DecodingBatch:
                     row_M = np.arange(len(drawing))
                 logits = self._with_lengths(drawing, logits, step)
             uniform_ML = put(uniforms(keys, positions, levels(logits.shape[1])), self.device)
-            yield logits, uniform_ML, self.schedule.settings, seen, put(row_M, self.device)
+            yield draw(logits, uniform_ML, self.schedule.settings, seen, put(row_M, self.device))
 
     def _with_lengths(self, drawing: list[tuple[Row, CompletionKey]], logits_MV: Tensor, step: int) -> Tensor:
         """Only an end token is left where a completion must end, and none before."""
@@ -212,12 +203,9 @@ class DecodingBatch:
         ends = sorted(settings.end_ids)
         assert settings.lengths is not None
         assert ends, "exact lengths need an end token"
-        over_M = np.array(
-            [
-                len(row.token_ids) + step + 1 >= settings.lengths(self.schedule.prompts[row.prompt].id, x.completion)
-                for row, x in drawing
-            ]
-        )
+        ids = [self.schedule.prompts[row.prompt].id for row, _ in drawing]
+        lengths = [settings.lengths(prompt, x.completion) for prompt, (_, x) in zip(ids, drawing, strict=True)]
+        over_M = np.array([len(row.token_ids) + step for row, _ in drawing]) + 1 >= np.array(lengths)
         kept_M = logits_MV[:, ends[0]].clone()
         for end in ends:
             logits_MV[:, end] = float("-inf")

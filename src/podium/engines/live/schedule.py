@@ -69,9 +69,8 @@ class Schedule:
         self.waiting = deque(range(len(prompts)))
         self.rows: list[Row] = []
         self.slots: list[int] = []  # slot -> index of the prompt that holds it
-        self.done: list[list[tuple[list[int], list[float]] | None]] = [
-            [None] * settings.num_completions for _ in prompts
-        ]
+        none: list[tuple[list[int], list[float]] | None] = [None] * settings.num_completions
+        self.done = [list(none) for _ in prompts]
 
     def admit(self, most_tokens: int) -> list[list[int]]:
         """Prompts that get their rows now, in parts of at most so many tokens (or one prompt); their slots and rows
@@ -92,12 +91,9 @@ class Schedule:
     def start(self, prompt: int) -> Row:
         """The row of an admitted prompt, all its completions in it, in the next free slot."""
         settings = self.settings
-        keys = (
-            row_key(settings.seed, settings.round, self.prompts[prompt].id, g) for g in range(settings.num_completions)
-        )
-        row = Row(
-            prompt=prompt, slot=len(self.slots), completions=[CompletionKey(g, key) for g, key in enumerate(keys)]
-        )
+        stream = settings.seed, settings.round, self.prompts[prompt].id
+        completions = [CompletionKey(g, row_key(*stream, g)) for g in range(settings.num_completions)]
+        row = Row(prompt=prompt, slot=len(self.slots), completions=completions)
         self.slots.append(prompt)
         self.rows.append(row)
         return row

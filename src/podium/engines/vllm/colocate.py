@@ -116,7 +116,8 @@ class ColocatedEngine(RolloutEngine):
         self.tokenizer = tokenizer
         self.dtype: torch.dtype = llm.llm_engine.model_config.dtype
         self.casts_weights = self.dtype != torch.float32
-        self._group = _tensor_group(tensor_parallel_size)
+        # The processes that share an engine's weights with this one; None: this one alone.
+        self._group = torch.distributed.new_subgroups(tensor_parallel_size)[0] if tensor_parallel_size > 1 else None
         self._sleeps = sleeps
         self._run = uuid.uuid4().hex[:8]
         self._count = 0
@@ -174,16 +175,6 @@ class ColocatedEngine(RolloutEngine):
         finally:
             if self._sleeps:
                 self.llm.sleep(level=1)  # keeps the weights in main memory: a round may be sampled in several calls
-
-
-def _tensor_group(size: int) -> Any:
-    """The processes that share an engine's weights with this one; None: this one alone."""
-    if size == 1:
-        return None
-    processes = torch.distributed.get_world_size()
-    ranks = [list(range(first, first + size)) for first in range(0, processes, size)]
-    group, _ = torch.distributed.new_subgroups_by_enumeration(ranks)
-    return group
 
 
 def _with_others(prompts: Sequence[Prompt], group: Any) -> tuple[list[Prompt], slice]:

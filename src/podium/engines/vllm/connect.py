@@ -96,7 +96,7 @@ def prepare(settings: VllmSettings, model: Any, config: PretrainedConfig, *, wai
 
 def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server: Server, line: str) -> Served:
     info = _development(server, line)
-    [first, *others] = server.get("/v1/models")["data"]
+    [first, *others] = server.call("/v1/models")["data"]
     _check_model(model, config, str(first["root"]), server, line)
     longest, mode = int(first["max_model_len"]), str(info["model_config"]["logprobs_mode"])
     on_cpu = (info.get("device_config") or {}).get("device") == "cpu"
@@ -144,7 +144,7 @@ def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server
 
 def _development(server: Server, line: str) -> dict[str, Any]:
     """The server's configuration, from a server that has the routes for weights."""
-    version = str(server.get("/version")["version"])
+    version = str(server.call("/version")["version"])
     try:
         if Version(version) < OLDEST:
             raise misfit(

@@ -114,36 +114,32 @@ class Server:
 
     def info(self) -> dict[str, Any]:
         """Its whole configuration, as vLLM's `VllmConfig`."""
-        return dict(self.get("/server_info?config_format=json")["vllm_config"])
+        return dict(self.call("/server_info?config_format=json")["vllm_config"])
 
     def weight_version(self) -> str:
         """The word that came with its weights; `default` for those that it loaded itself."""
-        return str(self.get("/weight_info")["weight_version"])
+        return str(self.call("/weight_info")["weight_version"])
 
     def set_weight_version(self, word: str) -> None:
         """Say what its weights are."""
-        self.post("/update_weight_version", {"new_version": word})
+        self.call("/update_weight_version", {"new_version": word})
 
     def reload_weights(self, folder: str, *, refresh: bool) -> None:
         """Read a checkpoint, which the server must see under the same path; `refresh` as in `worker.podium_worker`."""
-        self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        self.call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         if refresh:
-            self.post("/collective_rpc", {"method": REFRESH})
+            self.call("/collective_rpc", {"method": REFRESH})
 
     def reset_prefix_cache(self) -> None:
         """Forget keys and values of earlier weights."""
         end = time.monotonic() + self.seconds
-        while self.post("/reset_prefix_cache", {}).get("success") is False:
+        while self.call("/reset_prefix_cache", {}).get("success") is False:
             if time.monotonic() >= end:
                 raise ServerSlow(f"The vLLM server at {self.url} keeps its prefix cache: requests are still running.")
             time.sleep(PAUSE_SECONDS / 10)
 
-    def get(self, route: str) -> dict[str, Any]:
-        """A JSON object."""
-        return self.post(route, None)
-
-    def post(self, route: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        """A JSON object; an empty one for an empty answer. Without a body it is a GET."""
+    def call(self, route: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A JSON object, by GET without a body and else by POST; an empty one for an empty answer."""
         timeout = httpx.Timeout(self.seconds, connect=CONNECT_SECONDS)
         try:
             with httpx.Client(timeout=timeout, **self._connection()) as client:
@@ -171,16 +167,12 @@ class Server:
             waiting = set(tasks)
             try:
                 while waiting:
-                    done, waiting = await asyncio.wait(
-                        waiting, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED
-                    )
+                    done, waiting = await asyncio.wait(waiting, timeout=self.seconds, return_when="FIRST_COMPLETED")
                     for task in done:
                         task.result()
                     if not done:
-                        raise ServerSlow(
-                            f"The vLLM server at {self.url} answered none of {len(waiting)} requests for "
-                            f"{self.seconds:g} s."
-                        )
+                        silent = f"answered none of {len(waiting)} requests for {self.seconds:g} s"
+                        raise ServerSlow(f"The vLLM server at {self.url} {silent}.")
                 return [task.result() for task in tasks]
             finally:
                 for task in waiting:
@@ -211,10 +203,9 @@ class Server:
             said = " ".join(response.text.split())[:LONGEST_EXCERPT]
             if "EngineDead" in said or "EngineCore encountered an issue" in said:
                 raise ServerGone(f"The engine of the vLLM server at {self.url} has died: {said}")
-            refused = ServerRefused(
-                f"The vLLM server at {self.url} answers {route} with HTTP {response.status_code}: {said}"
-            )
-            refused.status = response.status_code
+            status = response.status_code
+            refused = ServerRefused(f"The vLLM server at {self.url} answers {route} with HTTP {status}: {said}")
+            refused.status = status
             raise refused
         try:
             read = response.json() if response.content else {}

@@ -104,25 +104,23 @@ class Nccl(VLLMClient):
 
     def again(self, version: str) -> None:
         """NCCL's group died with the server."""
-        raise EngineError(
-            f"The vLLM server at {self.server.url} was started anew and has lost the weights; NCCL cannot join it "
-            "again."
-        )
+        lost = f"The vLLM server at {self.server.url} was started anew and has lost the weights"
+        raise EngineError(f"{lost}; NCCL cannot join it again.")
 
     # ---- what TRL's client asks of HTTP ----
 
     def _get(self, url: str, **kwargs: Any) -> dict[str, Any]:
-        return self.server.get(url.removeprefix(self.base_url))
+        return self.server.call(url.removeprefix(self.base_url))
 
     def _post(self, url: str, **kwargs: Any) -> dict[str, Any]:
-        return self.server.post(url.removeprefix(self.base_url), kwargs.get("json") or {})
+        return self.server.call(url.removeprefix(self.base_url), kwargs.get("json") or {})
 
     def get_server_info(self) -> dict[str, Any]:
         """The server's configuration."""
         return self.server.info()
 
     def _finish_weight_update(self) -> None:
-        self.server.post("/finish_weight_update", {"weight_version": self._version})
+        self.server.call("/finish_weight_update", {"weight_version": self._version})
 
 
 Transfer = Folder | Nccl
