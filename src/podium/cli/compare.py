@@ -71,7 +71,6 @@ def _check_only_saved(names: Sequence[str], request: EvalRequest, also: str) -> 
 def _evaluate(
     names: Sequence[str], request: EvalRequest, also: str, output: Path | None, by: str | None
 ) -> list[tuple[Saved, Saved]]:
-    """Both models on every set; a pair of saved evaluations for each."""
     from podium.cli.eval import evaluated, made_folder
     from podium.cli.targets import base_of, find_target, recipe_of, stem
     from podium.evaluation.evaluate import Policy, load, prepare, unload
@@ -87,11 +86,10 @@ def _evaluate(
     names = [target.name for target in targets]
     if names[0] == names[1]:
         names = [f"{names[0]} (A)", f"{names[1]} (B)"]
-    sources = [target.source for target in targets]
     config = recipe.quantization_config()
     prepared = [
-        prepare(Policy(name=name, source=source, quantization_config=config), tasks)
-        for name, source in zip(names, sources, strict=True)
+        prepare(Policy(name=name, source=target.source, quantization_config=config), tasks)
+        for name, target in zip(names, targets, strict=True)
     ]
     folder = made_folder(output, *targets)
     saved: list[list[Saved]] = []
@@ -188,7 +186,6 @@ _SHOULD_AGREE = ("data", "num_completions", "greedy", "temperature", "max_tokens
 
 
 def _notes(a: Saved, b: Saved, comparison: Comparison) -> Iterator[str]:
-    """Reasons why the models alone are not compared."""
     for name in _SHOULD_AGREE:
         of_a, of_b = getattr(a.settings, name), getattr(b.settings, name)
         if of_a != of_b:

@@ -65,7 +65,6 @@ def _print(report: HealthReport) -> None:
 
 
 def _when(issue: Issue, last: int) -> str:
-    """Since when, how often, and whether it is over."""
     if issue.first_step == issue.last_step:
         return f"in step {issue.first_step}" if issue.first_step else "before training"
     over = "" if issue.last_step >= last - 1 else ", not since"

@@ -73,7 +73,6 @@ def _ask(question: str, usual: str, *, yes: bool) -> str:
 
 
 def _choose(question: str, table: Mapping[str, Any], usual: str, *, yes: bool) -> str:
-    """One of the words of a table, asked for until it is one."""
     if yes:
         return usual
     typer.echo("\n".join([question, *(f"  {word:<10} {each.about}" for word, each in table.items())]))

@@ -195,7 +195,7 @@ def killed_words(who: str, number: int) -> str:
 def _keep(folder: Path, words: Sequence[str]) -> None:
     """Logs into the run's own folder, if there is one, and how the run goes on."""
     with contextlib.suppress(PodiumError, OSError):
-        recipe = load(*recipe_and_flags([word for word in words if word != "--no-eval"], "train"))
+        recipe = load(*recipe_and_flags([word for word in words if word not in ("--no-eval", "--verbose")], "train"))
         output = Path(str(recipe.config["output_dir"]))
         if output.is_dir():
             (output / LOGS).mkdir(exist_ok=True)

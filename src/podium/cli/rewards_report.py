@@ -55,7 +55,6 @@ def _sparing_torch() -> Iterator[None]:
 
 
 def _parsed(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """`key=value`, the value as in YAML."""
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:

@@ -14,6 +14,7 @@ from rich.table import Table
 from podium.cli.ending import peak_bytes
 from podium.cli.sample import opened
 from podium.cli.terminal import table
+from podium.cli.watch import BARS
 from podium.recipe.checks.rollouts import diagnose, measured_rates, sample
 from podium.recipe.estimates.duration import TimeEstimate, estimate_time, measure
 from podium.records import ScoredGroup
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.checks.verdict import Diagnosis
     from podium.trainer.trainer import GRPOTrainer
-
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 def sample_groups(recipe: Recipe, num_prompts: int, save: str = "") -> tuple[Diagnosis, list[tuple[str, str]]]:
@@ -99,7 +98,7 @@ def bars(counts: Sequence[int]) -> str:
     ' ▁█'
     """
     most = max(counts, default=0)
-    return "".join(" " if not count else _BARS[max(0, -(-count * 8 // most) - 1)] for count in counts)
+    return "".join(" " if not count else BARS[max(0, -(-count * 8 // most) - 1)] for count in counts)
 
 
 def _pass_rates(rates: Sequence[float]) -> str:

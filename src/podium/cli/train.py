@@ -76,11 +76,7 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verb
 
 
 def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
-    """The recipe, checked: warnings are printed; errors, and whatever this machine lacks, stop the run.
-
-    Raises:
-        ConfigError: with all of them.
-    """
+    """The recipe, checked: warnings are printed; errors, and whatever this machine lacks, are one `ConfigError`."""
     from podium.recipe.checks import as_error, examine
     from podium.recipe.checks.table import NOT_HERE
 
@@ -96,7 +92,6 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
 
 
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
-    """Training, with what is before and after it."""
     from podium.cli.ending import closing, next_command, resumable
     from podium.cli.held_out import measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run

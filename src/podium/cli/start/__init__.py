@@ -45,7 +45,6 @@ def files(folder: Path, choices: Choices, own: OwnData | None = None) -> dict[st
 
 
 def _values(folder: Path, choices: Choices, own: OwnData | None) -> dict[str, Any]:
-    """The variables of the templates."""
     task, machine = TASKS[choices.task], MACHINES[choices.machine]
     lora = machine.lora or choices.model not in (BUILTIN, machine.model)
     system, fields = task.system, ("customer", "item", "quantity") if own is None else own.fields
