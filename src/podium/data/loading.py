@@ -325,7 +325,9 @@ def _part(entry: Any, columns: Columns) -> DatasetSpec:
         what = f"A part of a mixture has {', '.join(PART_KEYS)}, `path` in any case; got {', '.join(map(str, entry))}."
         fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
         raise DataError(what, code="C003", fix=fix)
-    own = {key: tuple(entry[key] or ()) if key == "examples" else entry[key] for key in _COLUMN_KEYS if key in entry}
+    own = {key: entry[key] for key in _COLUMN_KEYS if key in entry}
+    if "examples" in own:
+        own["examples"] = tuple(own["examples"] or ())
     rest = {key: entry[key] for key in ("path", "weight", "config", "split") if entry.get(key) is not None}
     return DatasetSpec(**rest, columns=replace(columns, **own))
 

@@ -44,8 +44,7 @@ def run_program(
     results = [FAULT] * len(tests)
     for alone in (False, True):
         try:
-            turn = _turns(os.getpid()).taken(alone=alone)
-            with turn, contextlib.closing(Sandbox.start(backend, limits)) as sandbox:
+            with _turns(os.getpid()).taken(alone=alone), Sandbox.start(backend, limits) as sandbox:
                 results = sandbox.run(source, inputs)
         except SandboxFault as fault:
             logger.warning("The %s sandbox failed: %s", backend, fault)

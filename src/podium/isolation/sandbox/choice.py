@@ -6,7 +6,6 @@ as good as none. Where none is left, the `RewardError` names the fix for the err
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -111,8 +110,7 @@ def probe(backend: BackendName) -> str | None:
     if backend == "bubblewrap" and bubblewrap() is None:
         return "bubblewrap is not installed"
     try:
-        limits = Limits(cpu_seconds=5, wall_seconds=15.0, total_seconds=20.0)
-        with contextlib.closing(Sandbox.start(backend, limits)) as sandbox:
+        with Sandbox.start(backend, Limits(cpu_seconds=5, wall_seconds=15.0, total_seconds=20.0)) as sandbox:
             (result,) = sandbox.run(_PROBE, [{"stdin": "6"}])
     except SandboxFault as fault:
         return str(fault)

@@ -1,6 +1,6 @@
 """A running sandbox: started, spoken to within a time limit, and killed with all that is in it.
 
-with contextlib.closing(Sandbox.start("bubblewrap", Limits())) as sandbox:
+with Sandbox.start("bubblewrap", Limits()) as sandbox:
     results = sandbox.run("print(input())", [{"stdin": "7"}])  # [Result(outcome="ok", stdout="7\n", ...)]
 """
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
 from podium.isolation.sandbox.confinement import NO_EXTRAS, BackendName, Extras, Launch, Limits, launch
@@ -115,6 +116,12 @@ class Sandbox:
         self.connection.close()
         self.errors.close()
         self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
 
     def _exchange(self, messages: Sequence[Any], seconds: float, most_bytes: int) -> Any:
         """Send messages and read one of at most so many bytes, until the deadline. Raises `SandboxFault`."""
