@@ -37,37 +37,23 @@ _SMALL: Mapping[str, Any] = {
     # The usual 0.02 makes a model this narrow answer almost uniformly, which would hide mistakes in attention.
     "initializer_range": 0.2,
 }
-_LAYER_TYPES = ["sliding_attention", "full_attention"]
+_GEMMA: Mapping[str, Any] = {
+    **_SMALL,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "final_logit_softcapping": 3.0,
+}
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "llama": {**_SMALL, "model_type": "llama"},
     "mistral": {**_SMALL, "model_type": "mistral", "head_dim": 8, "sliding_window": 8},
     "qwen2": {**_SMALL, "model_type": "qwen2"},
     "qwen3": {**_SMALL, "model_type": "qwen3", "head_dim": 8},
-    "gemma2": {
-        **_SMALL,
-        "model_type": "gemma2",
-        "head_dim": 8,
-        "query_pre_attn_scalar": 8,
-        "sliding_window": 8,
-        "layer_types": _LAYER_TYPES,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0,
-    },
-    "gemma3": {
-        **_SMALL,
-        "model_type": "gemma3_text",
-        "head_dim": 8,
-        "query_pre_attn_scalar": 8,
-        "sliding_window": 8,
-        "layer_types": _LAYER_TYPES,
-        "final_logit_softcapping": 3.0,
-    },
+    "gemma2": {**_GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 2.0},
+    "gemma3": {**_GEMMA, "model_type": "gemma3_text"},
     "gpt2": {
-        "model_type": "gpt2",
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": 512,
+        **{"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512},
         "initializer_range": 0.2,
     },
 }

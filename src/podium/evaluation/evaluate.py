@@ -122,8 +122,7 @@ def prepare(policy: Policy, tasks: Sequence[EvalTask]) -> PreparedModel:
     """
     settings, source = load_settings(tasks[0].args, policy.quantization_config, None), policy.source
     config = loading.load_config(source.base, settings)
-    own = source.adapter is not None and (source.adapter / "tokenizer_config.json").is_file()
-    tokenizer = loading.load_tokenizer(str(source.adapter) if own else source.base, None, settings)
+    tokenizer = loading.load_tokenizer(source.tokenizer, None, settings)
     prepared = PreparedModel(policy=policy, config=config, tokenizer=tokenizer)
     for task in tasks:
         if task.total == 0:

@@ -24,7 +24,7 @@ from podium.data.columns import GOLD
 from podium.evaluation.statistics import mean_of_prompt
 from podium.records import Prompt, ScoredGroup, last_user_turn
 from podium.runs.monitors.hacking import in_common
-from podium.runs.recording import utf8
+from podium.runs.recording import nullable, utf8
 
 RIGHT = 1.0
 """Least reward with which a function that tells right from wrong means right."""
@@ -35,11 +35,8 @@ LONGEST_LABEL = 200
 LABEL = "column/"
 REWARD = "reward/"
 _COLUMNS: Mapping[str, pa.DataType] = {
-    "place": pa.int64(),
-    "row": pa.int64(),
-    "prompt_key": pa.string(),
-    "question": pa.string(),
-    "prompt": pa.string(),
+    **dict.fromkeys(("place", "row"), pa.int64()),
+    **dict.fromkeys(("prompt_key", "question", "prompt"), pa.string()),
     "completion_index": pa.int32(),
     "completion": pa.string(),
     "num_tokens": pa.int32(),
@@ -131,11 +128,8 @@ def table_of(groups: Sequence[ScoredGroup], labels: Sequence[str] | None = None)
     """A row for each completion; `labels`: columns of the dataset, None for all."""
     if labels is None:
         labels = list(dict.fromkeys(name for scored in groups for name in scored.group.prompt.columns))
-    types = {
-        **_COLUMNS,
-        **{f"{REWARD}{name}": pa.float64() for name in groups[0].names_K},
-        **{f"{LABEL}{name}": pa.string() for name in labels},
-    }
+    rewards = dict.fromkeys((f"{REWARD}{name}" for name in groups[0].names_K), pa.float64())
+    types = {**_COLUMNS, **rewards, **dict.fromkeys((f"{LABEL}{name}" for name in labels), pa.string())}
     rows = [row for scored in groups for row in _rows(scored, labels)]
     return pa.Table.from_pylist(rows, schema=pa.schema(types))
 
@@ -150,6 +144,7 @@ def _rows(scored: ScoredGroup, labels: Sequence[str]) -> list[dict[str, Any]]:
         "prompt": utf8(prompt.text),
         **{f"{LABEL}{name}": label(prompt.columns.get(name)) for name in labels},
     }
+    rewards_K = {f"{REWARD}{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)}
     return [
         {
             **common,
@@ -157,10 +152,7 @@ def _rows(scored: ScoredGroup, labels: Sequence[str]) -> list[dict[str, Any]]:
             "completion": utf8(completion.text),
             "num_tokens": len(completion.token_ids),
             "finish": completion.finish,
-            **{
-                f"{REWARD}{name}": None if np.isnan(x) else float(x)
-                for name, x in zip(scored.names_K, scored.rewards_GK[g], strict=True)
-            },
+            **{name: rewards_G[g] for name, rewards_G in rewards_K.items()},
         }
         for g, completion in enumerate(scored.group.completions)
     ]

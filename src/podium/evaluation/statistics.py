@@ -57,9 +57,6 @@ class Difference:
         return self.p_value < 1 - LEVEL
 
 
-# ---- one model ----
-
-
 def mean_of_prompt(values_PG: np.ndarray) -> np.ndarray:
     """[P, G] -> [P]: the mean of what is known of each prompt.
 
@@ -158,9 +155,6 @@ def _pass_at_k(right: np.ndarray, k: int) -> float:
     if n < k:
         return math.nan
     return 1.0 if n - c < k else float(1 - np.prod(1 - k / np.arange(n - c + 1, n + 1)))
-
-
-# ---- two models on the same prompts ----
 
 
 def paired_difference(

@@ -54,9 +54,6 @@ def atomic_folder(final: Path, *, is_main: bool = True, barrier: Callable[[], No
     barrier()
 
 
-# ---- errors of writing ----
-
-
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
     """Turn an error of writing a file or folder of a run into one message.
@@ -74,9 +71,8 @@ def storing(path: Path) -> Iterator[None]:
             raise
         saved = next((each for folder in path.parents[:2] for each in checkpoints(folder)), None)
         go_on = f"the same command with --resume_from_checkpoint true goes on from {saved}" if saved else "start again"
-        raise CheckpointError(
-            f"{path} cannot be written: {why}.", code="K003", fix=f"{_REMEDY[why]}; then {go_on}"
-        ) from error
+        what, fix = f"{path} cannot be written: {why}.", f"{_REMEDY[why]}; then {go_on}"
+        raise CheckpointError(what, code="K003", fix=fix) from error
 
 
 _FULL, _GONE = "the disk is full", "its folder is gone, removed or renamed while the run was writing there"
@@ -95,18 +91,14 @@ def _cause(folder: Path, error: Exception) -> str | None:
     text, number = str(error), getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "os error 28" in text:
         return _FULL
-    if not isinstance(error, OSError) and not any(
-        words in text for words in ("inline_container", "SerializationError", "I/O error")
-    ):
+    hidden = any(words in text for words in ("inline_container", "SerializationError", "I/O error"))
+    if not isinstance(error, OSError) and not hidden:
         return None
     if not folder.is_dir():
         return _GONE
     if shutil.disk_usage(folder).free < _LITTLE:
         return _FULL
     return _DENIED if number in (errno.EACCES, errno.EPERM, errno.EROFS) else None
-
-
-# ---- manifests ----
 
 
 def write_manifest(folder: Path) -> None:
@@ -165,9 +157,6 @@ def damage(folder: Path) -> str | None:
         if _sha256(path) != digest:
             return f"{name} has other contents than were written (sha256)"
     return None
-
-
-# ---- the checkpoints of a run ----
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -113,9 +113,8 @@ def reward_source(reward: RewardRecord) -> dict[str, str]:
     """The place of a reward function, and the sha256 of its file."""
     function = getattr(reward.function, "func", reward.function)
     with contextlib.suppress(TypeError, OSError):
-        file = getattr(function, "path", None) or inspect.getsourcefile(
-            function if callable(function) and hasattr(function, "__code__") else type(function)
-        )
+        code = function if hasattr(function, "__code__") else type(function)
+        file = getattr(function, "path", None) or inspect.getsourcefile(code)
         return {"where": reward.where, "sha256": hashlib.sha256(Path(file or "").read_bytes()).hexdigest()}
     return {"where": reward.where}
 

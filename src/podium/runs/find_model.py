@@ -41,6 +41,12 @@ class ModelSource:
         folder = self.adapter or Path(self.base)
         return folder if folder.is_dir() else None
 
+    @property
+    def tokenizer(self) -> str:
+        """The place of the tokenizer: beside the adapter if one was saved there, else the base."""
+        own = self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file()
+        return str(self.adapter) if own else self.base
+
 
 def find_model(name: str, *, base: str | None = None) -> ModelSource:
     """Find a model without loading it. A run's folder stands for its final model, else for its newest checkpoint.
@@ -137,8 +143,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     """The tokenizer saved beside the adapter, else the base's."""
     from transformers import AutoTokenizer
 
-    own = source.adapter is not None and (source.adapter / "tokenizer_config.json").is_file()
-    return AutoTokenizer.from_pretrained(str(source.adapter) if own else source.base)
+    return AutoTokenizer.from_pretrained(source.tokenizer)
 
 
 def with_adapter(model: Any, source: ModelSource) -> Any:

@@ -17,6 +17,7 @@ from typing import TextIO
 import psutil
 
 from podium.errors import ConfigError
+from podium.runs.run import json_object
 
 NAME = ".running"
 
@@ -67,11 +68,7 @@ def occupied(folder: Path) -> ConfigError | None:
                 return None
     except OSError:
         return None
-    try:
-        holder = json.loads(text)
-        holder = holder if isinstance(holder, dict) else {}
-    except ValueError:
-        holder = {}
+    holder = json_object(text)
     host, pid = holder.get("host"), holder.get("pid")
     here = host == socket.gethostname()
     if here and not _is_alive(holder):

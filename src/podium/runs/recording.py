@@ -31,7 +31,7 @@ from podium.data.columns import GOLD
 from podium.records import Finding, ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import checkpoints, step_of, storing
 from podium.runs.redaction import HIDDEN
-from podium.runs.run import FINDINGS, GROWING, METRICS, ROLLOUTS
+from podium.runs.run import FINDINGS, GROWING, METRICS, ROLLOUTS, json_object
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
         "num_tokens": [len(completion.token_ids) for completion in completions],
         "finish": [completion.finish for completion in completions],
         "mean_logp": [float(np.mean(c.logps)) if len(c.logps) else None for c in completions],
-        **{f"reward/{name}": _nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
-        "reward": _nullable(combine(scored.rewards_GK, weights_K)),
+        **{f"reward/{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
+        "reward": nullable(combine(scored.rewards_GK, weights_K)),
         "contains_answer": [None if gold is None else gold in completion.text for completion in completions],
     }
 
@@ -123,7 +123,8 @@ def utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _nullable(values: np.ndarray) -> list[float | None]:
+def nullable(values: np.ndarray) -> list[float | None]:
+    """Numbers for a table, NaN as null."""
     return [None if math.isnan(x) else float(x) for x in values.tolist()]
 
 
@@ -159,7 +160,6 @@ class RunFolder:
         self._append(METRICS, {"step": metrics.step, "time": round(self.clock(), 3), "values": values})
 
     def add_finding(self, finding: Finding) -> None:
-        """Append a line."""
         self._append(FINDINGS, asdict(finding))
 
     def add_rollouts(self, groups: Sequence[Rows]) -> None:
@@ -255,10 +255,8 @@ def set_aside(folder: Path, paths: Iterable[Path]) -> None:
 
 def _is_until(line: str, step: int) -> bool:
     """Whether a line is complete and of this step or one before it."""
-    try:
-        return (json.loads(line).get("step") or 0) <= step
-    except (ValueError, AttributeError):
-        return False
+    contents = json_object(line)
+    return bool(contents) and (contents.get("step") or 0) <= step
 
 
 def _write(table: pa.Table, path: Path) -> None:

@@ -249,8 +249,8 @@ def _renumbered(stages: tuple[Stage, ...]) -> Iterator[StepMetrics]:
     for stage in stages:
         before = dict(counts)
         for each in stage.run.history:
-            counts |= {name: before.get(name, 0.0) + each.values[name] for name in CUMULATIVE if name in each.values}
-            totals = {name: counts[name] for name in CUMULATIVE if name in each.values}
+            totals = {name: before.get(name, 0.0) + each.values[name] for name in CUMULATIVE if name in each.values}
+            counts |= totals
             yield StepMetrics(step=stage.offset + each.step, values={**each.values, **totals})
 
 
@@ -270,16 +270,17 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     """The objects of a JSON Lines file; incomplete lines (being written, or after a crash) are left out."""
     if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as file:
-            yield from filter(None, map(_object, file))
+            yield from filter(None, map(json_object, file))
 
 
 def _json(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError):
-        return _object(path.read_text(encoding="utf-8", errors="replace"))
+        return json_object(path.read_text(encoding="utf-8", errors="replace"))
     return {}
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """The object in a JSON text; empty if there is none."""
     try:
         value = json.loads(text)
     except ValueError:

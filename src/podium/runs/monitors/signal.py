@@ -163,16 +163,13 @@ def one_reward_carries(history: MetricHistory) -> Detection | None:
         return None
     live = [k for k, name in enumerate(names) if history.settings.weights.get(name, 1.0)]
     variance_K = np.array([np.nanvar(part) for part in _weighted(history)])
-    total = variance_K.sum()
-    if len(live) < 2 or total <= 0 or variance_K.max() < 0.98 * total:
-        return None
-    top = int(variance_K.argmax())
+    total, top = variance_K.sum(), int(variance_K.argmax())
     others = [names[k] for k in live if k != top and not _is_solved(history, k)]
-    if not others:
+    if len(live) < 2 or total <= 0 or variance_K[top] < 0.98 * total or not others:
         return None
     return Detection(
         severity="note",
-        what=f"{names[top]} makes {percent(variance_K.max() / total)} of differences within groups; {some(others)}: "
+        what=f"{names[top]} makes {percent(variance_K[top] / total)} of differences within groups; {some(others)}: "
         "none.",
         why="What hardly differs within groups is hardly learnt: the policy follows one reward alone.",
         fix=f"If {some(others)} should be learnt: partial credit, or multi_objective_aggregation: normalize_then_sum; "

@@ -126,9 +126,7 @@ def wrong_language(history: MetricHistory) -> Detection | None:
 
 def format_ignored(history: MetricHistory) -> Detection | None:
     """M146: a reward for the format is silent; completions have another one, or none."""
-    if len(history.rounds) < 4:
-        return None
-    for k, name in enumerate(history.names_K):
+    for k, name in enumerate(history.names_K if len(history.rounds) >= 4 else ()):
         values = history.rewards(k)
         if names_one_of(FORMAT_WORDS, name) and len(values) >= 64 and np.abs(values).max() <= FLAT:
             return _no_format(history, name, len(values))

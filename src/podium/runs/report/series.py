@@ -49,9 +49,6 @@ def finite_metrics(run: Run) -> DataFrame:
     return frame.where(np.isfinite(frame)).dropna(axis=1, how="all")
 
 
-# ---- curves ----
-
-
 def _named(names: Mapping[str, str]) -> Curves:
     """Curves by label and metric."""
     return lambda frame, run: [Curve(label, frame[name]) for label, name in names.items() if name in frame]

@@ -55,7 +55,8 @@ def card(
     """
     environment = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters |= {"text": text, "code": code, "fenced": fenced}
-    run, recorded = run_of(source), _recorded(run_of(source))
+    run = run_of(source)
+    recorded = _recorded(run)
     kind = "full" if source.adapter is None else "merged" if merged else "adapter"
     base = base or _base(source, run)
     checkpoint = None if run is None or source.folder is None else checkpoint_step(source.folder)
@@ -164,9 +165,6 @@ def _use(address: str, prefix: Sequence[Mapping[str, str]], *, has_chat_template
     )
 
 
-# ---- results ----
-
-
 def _results(run: Run) -> dict[str, Any] | None:
     """Evaluations before and after, as a table; None unless both exist."""
     before, after = (run.evaluations.get(when) for when in ("before", "after"))
@@ -202,9 +200,6 @@ def _number(value: Any, form: str) -> str:
         low, high, mean = value.get("low"), value.get("high"), _number(value.get("value"), "{:.3f}")
         return mean if low is None or high is None else f"{mean} [{low:.3f}, {high:.3f}]"
     return form.format(value) if isinstance(value, (int, float)) else ""
-
-
-# ---- escaping ----
 
 
 def text(value: object) -> str:

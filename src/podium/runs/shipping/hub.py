@@ -52,9 +52,6 @@ class UploadFile:
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
 
-# ---- files ----
-
-
 def files_to_send(
     source: ModelSource, *, address: str, base: str | None = None, include: Sequence[str] = ()
 ) -> tuple[UploadFile, ...]:
@@ -77,7 +74,12 @@ def files_to_send(
     files += [UploadFile(name=name, content=path) for name, path in _asked_for(source, include)]
     files = [UploadFile(name=CARD, content=_card(source, address, base).encode()), *files]
     for sent in files:
-        _check_no_secret(sent)
+        if not sent.name.endswith(TEXT):
+            continue
+        raw = sent.content if isinstance(sent.content, bytes) else sent.content.read_bytes()
+        text = raw.decode("utf-8", "replace")
+        if without_secrets(text) != text:
+            raise ConfigError(f"{sent.name} holds what looks like a token; nothing is sent. Take it out.")
     return tuple({sent.name: sent for sent in reversed(files)}.values())[::-1]
 
 
@@ -135,18 +137,6 @@ def _asked_for(source: ModelSource, patterns: Sequence[str]) -> Iterator[tuple[s
         if not found:
             raise ConfigError(f"--include {pattern}: no such file in {root.name}.")
         yield from found
-
-
-def _check_no_secret(sent: UploadFile) -> None:
-    if not sent.name.endswith(TEXT):
-        return
-    raw = sent.content if isinstance(sent.content, bytes) else sent.content.read_bytes()
-    text = raw.decode("utf-8", "replace")
-    if without_secrets(text) != text:
-        raise ConfigError(f"{sent.name} holds what looks like a token; nothing is sent. Take it out.")
-
-
-# ---- repositories ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

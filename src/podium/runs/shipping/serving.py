@@ -84,9 +84,8 @@ def _check_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(
-                f"Cannot listen on {host}:{port} ({error.strerror}).", fix="Give another: --port 8001, or --host."
-            ) from error
+            what = f"Cannot listen on {host}:{port} ({error.strerror})."
+            raise ConfigError(what, fix="Give another: --port 8001, or --host.") from error
 
 
 def become(made: ServerCommand) -> None:
