@@ -230,6 +230,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
     import dataclasses
 
     from podium import GRPOConfig, GRPOTrainer
+    from podium.engines.base import RolloutEngine
     from podium.trainer import rollouts
 
     model, tokenizer = load(shape, device)
@@ -256,7 +257,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
     )
     engine = trainer.parts.engine
 
-    class Forced:
+    class Forced(RolloutEngine):
         """The engine with the workload's lengths."""
 
         def generate(self, prompts: Any, settings: Any, **kwargs: Any) -> Any:

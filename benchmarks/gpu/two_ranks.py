@@ -121,6 +121,10 @@ class Fixed:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
 
+    def __getattr__(self, name: str) -> Any:
+        """Everything but `generate` is the engine's."""
+        return getattr(self.engine, name)
+
     def generate(self, prompts: Sequence[Any], settings: Any, **kwargs: Any) -> list[Any]:
         """One group per prompt; the losses of an on-policy step do not look at the engine's log-probabilities."""
         import numpy as np

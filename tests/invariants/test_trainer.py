@@ -72,8 +72,11 @@ def test_accumulation_does_not_matter(make_trainer: Callable, settings: dict[str
     assert_close(whole, parts)
 
 
+REUSED = {"num_iterations": 2, "steps_per_generation": 2}
+
+
 @pytest.mark.parametrize("loss_type", LOSSES)
-@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2, "steps_per_generation": 2}], ids=["once", "reused"])
+@pytest.mark.parametrize("settings", [{}, pytest.param(REUSED, marks=pytest.mark.slow)], ids=["once", "reused"])
 def test_skipping_groups_without_signal_changes_nothing(
     make_trainer: Callable, count_trained_tokens: Callable, loss_type: str, settings: dict[str, Any]
 ) -> None:

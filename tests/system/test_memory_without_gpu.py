@@ -43,7 +43,7 @@ def estimated(folder: Path, name: str, trained: Trained, *, checkpointing: bool)
 @pytest.mark.filterwarnings("ignore:Expected a tensor")  # the tracker's, of inputs that need no gradient
 @pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trained", ["full", "lora", "qlora"])
-@pytest.mark.parametrize("name", ["0.5B", "7B"])
+@pytest.mark.parametrize("name", ["0.5B", pytest.param("7B", marks=pytest.mark.slow)])
 def test_the_estimate_is_what_is_allocated(name: str, trained: Trained, checkpointing: bool, tmp_path: Path) -> None:
     """Part by part, within 15 %."""
     config = config_of(name)

@@ -259,8 +259,9 @@ def test_data_parallel_in_half_precision_steps_as_one_process(name: str, halves:
             assert float((step - other).norm()) <= 2**-7 * float(step.norm()), key  # one rounding of bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["full", "lora"])
-@pytest.mark.parametrize("world", [TOGETHER[0], pytest.param(TOGETHER[1], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("world", TOGETHER, ids=str)
 def test_in_half_precision_what_is_sampled_is_what_is_trained(world: World, name: str, halves: Any) -> None:
     """By autocast (DDP) or by FSDP2's policy, under which weights themselves are bfloat16 in a forward."""
     [step, *_] = [entry for entry in logs(halves(world), name, keep=("logp_gap",)) if "loss" in entry]

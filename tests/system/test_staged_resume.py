@@ -64,9 +64,7 @@ def test_the_runs_go_through_all_stages(name: str, undisturbed: Any) -> None:
         assert any(not torch.equal(before[key], after[key]) for key in before)
 
 
-@pytest.mark.parametrize(
-    "stage", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("stage", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4))])
 @pytest.mark.parametrize("name", RUNS)
 def test_killed_as_a_stage_begins(name: str, stage: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """Right behind a border, before a step of the next stage is done."""
