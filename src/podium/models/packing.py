@@ -1,4 +1,4 @@
-"""Ragged groups -> flat tensors: the only border between Python lists and tensors of tokens.
+"""Ragged groups -> flat tensors: the only boundary between Python lists and tensors of tokens.
 
 A pack is a tree without padding: first what all its prompts begin with (a system prompt, worked examples), the trunk;
 then each prompt's rest, once, and behind it the completions, which share common beginnings. `predict_N` says
