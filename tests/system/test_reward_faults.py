@@ -112,7 +112,7 @@ FAULTS: dict[str, str | list[float | None]] = {
     "string_value": "returned str '1.0' as value 2" + AT_CCC,
     "nested": r"returned list \[2\] as value 2" + AT_CCC,
     "odd_value": "returned Number without a repr as value 2" + AT_CCC,
-    "forgotten_await": "returned a coroutine that nobody awaited",
+    "forgotten_await": "returned a coroutine that was not awaited",
     # R15, hangs
     "sleeps": OVER + AT_CCC + ".*faulty_rewards.py",
     "busy": OVER + AT_CCC + ".* in spin",

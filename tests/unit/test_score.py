@@ -372,7 +372,7 @@ def test_bad_answers(answer, text, is_async):
 
 
 def test_a_coroutine_as_answer_names_the_cure(recwarn):
-    with pytest.raises(RewardError, match=r"a coroutine that nobody awaited(.|\n)*async def"):
+    with pytest.raises(RewardError, match=r"a coroutine that was not awaited(.|\n)*async def"):
         run(lambda completions: unfinished(completions))
     assert not [each for each in recwarn if "never awaited" in str(each.message)]
 

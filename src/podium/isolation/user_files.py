@@ -15,7 +15,7 @@ from podium.errors import ConfigError, did_you_mean
 
 
 def find_file(file: str, folder: Path) -> Path:
-    """Where a file is: in `folder`, else in the working directory. Raises `ConfigError` with similar names."""
+    """Path of a file in `folder`, else in the working directory. Raises `ConfigError` with similar names."""
     candidates = [base / Path(file).expanduser() for base in (folder, Path.cwd())]
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is not None:

@@ -48,7 +48,7 @@ class Recipe:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to set in the process that trains."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """Where each key was set: `run.yaml:7`, or `--flag`."""
+    """Place of each key: `run.yaml:7`, or `--flag`."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """The keys and values as written, flags included: the contents of `config.yaml` in the run's folder."""
     assumed: Mapping[str, Any] = field(default_factory=dict)

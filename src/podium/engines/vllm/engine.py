@@ -127,7 +127,7 @@ class ServerEngine(RolloutEngine):
             )
         if found != self._version + LOADING:
             logger.warning(
-                "The vLLM server at %s has weights %r, not %r: it was started anew, or somebody changed them. "
+                "The vLLM server at %s has weights %r, not %r: it was restarted, or somebody changed them. "
                 "Sending them again.",
                 self.server.url,
                 found,

@@ -104,7 +104,7 @@ class Nccl(VLLMClient):
 
     def again(self, version: str) -> None:
         """NCCL's group died with the server."""
-        lost = f"The vLLM server at {self.server.url} was started anew and has lost the weights"
+        lost = f"The vLLM server at {self.server.url} was restarted and has lost the weights"
         raise EngineError(f"{lost}; NCCL cannot join it again.")
 
     # ---- what TRL's client asks of HTTP ----

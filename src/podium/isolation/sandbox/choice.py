@@ -120,7 +120,7 @@ def probe(backend: BackendName) -> str | None:
 
 
 def fix_of(complaint: str) -> str:
-    """What to do about the error of a back end.
+    """The fix for the error of a back end.
 
     >>> fix_of("bwrap: No permissions to create new namespace, likely ...")[:21]
     'namespaces are denied'

@@ -147,7 +147,7 @@ def _no_list(answer: Any) -> Failure:
     elif inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()  # or Python complains that it was never awaited
-        what, code = f"a {kind} that nobody awaited", "W014"
+        what, code = f"a {kind} that was not awaited", "W014"
         fix = "write the reward itself with `async def`, and await inside"
     elif getattr(answer, "shape", ()):
         what, fix = f"a {kind} of shape {tuple(answer.shape)}", "return one dimension, for example with `.flatten()`"

@@ -66,7 +66,7 @@ class Worker:
     variables: tuple[str, ...] | None = ()
     """Environment variables that it gets besides `ENVIRONMENT`; None: all, and the GPUs."""
     output: Literal["shown", "kept", "dropped"] = "shown"
-    """Where its output goes: to our stderr, into `Lost.output`, or nowhere."""
+    """Destination of its output: our stderr, into `Lost.output`, or nowhere."""
     process: subprocess.Popen[bytes] | None = None
     connection: socket.socket | None = None
     scratch: BinaryIO | None = None

@@ -46,7 +46,7 @@ class Setup:
     """For messages: the recipe."""
     args: GRPOConfig | None = None
     places: Mapping[str, str] = field(default_factory=dict)
-    """Where a setting was made: `run.yaml:7`, or `--flag`."""
+    """Place of a setting: `run.yaml:7`, or `--flag`."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """A recipe's keys as written."""
     assumed: Mapping[str, Any] = field(default_factory=dict)
