@@ -28,7 +28,7 @@ Finish = Literal["stop", "length"]
 Severity = Literal["error", "warning", "note"]
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""Of findings, the gravest first."""
+"""Severities of findings, the most severe first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

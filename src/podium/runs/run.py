@@ -229,7 +229,7 @@ class Run:
 
 
 def best_and_worst(rollouts: pd.DataFrame) -> list[tuple[str, float, str]]:
-    """Of the last step's completions the best and the worst: which, reward, and the beginning of the text."""
+    """Best and worst completion of the last step: label, reward, and the beginning of the text."""
     last = rollouts[rollouts["step"] == rollouts["step"].max()] if len(rollouts) else rollouts
     rows = last.sort_values("reward").to_dict("records") if len(last) else []
     ends = (("best", rows[-1]), ("worst", rows[0])) if rows else ()

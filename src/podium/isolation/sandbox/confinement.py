@@ -178,7 +178,7 @@ def _can_disable_userns() -> bool:
 
 
 def _as_nobody(paths: Sequence[str]) -> tuple[str, ...]:
-    """If running as root, switch to the user `nobody` first, provided that user can read the interpreter."""
+    """Command that drops root for the user `nobody`; empty without root, or if `nobody` cannot read the interpreter."""
     setpriv = shutil.which("setpriv")
     if os.geteuid() != 0 or setpriv is None or not _nobody_may_read(paths):
         return ()

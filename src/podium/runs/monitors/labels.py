@@ -190,7 +190,7 @@ def suspicious_labels(history: MetricHistory) -> Detection | None:
 
 
 def _neighbours_are_learnt(each: AnsweredPrompt, agreed: Sequence[AnsweredPrompt]) -> bool:
-    """Of few answers: whether rows with this one's, and rows with the one that completions give, are mostly right."""
+    """Whether most rows with this answer, and most with the one given instead, are right, if each has four or more."""
     of_answer: dict[str, list[bool]] = defaultdict(list)
     for other in agreed:
         of_answer[other.gold].append(other.most == other.gold)
