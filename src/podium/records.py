@@ -154,6 +154,9 @@ class Finding:
     fix: str = ""
     """The setting to change or the command to type."""
     step: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the cure changes, in keys and values of a recipe; None takes a key out. Empty: the cure is no
+    setting."""
 
     def __str__(self) -> str:
         lines = [f"{self.severity}[{self.code}] {self.what}", f"  why: {self.why}", f"  fix: {self.fix}"]

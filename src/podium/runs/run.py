@@ -156,6 +156,8 @@ class Run:
         if self.parts:
             return _stacked([(part.run.findings, part.offset) for part in self.parts], ["step"], columns)
         rows = [{name: line.get(name) for name in columns} for line in _lines(self.folder / FINDINGS)]
+        for row in rows:
+            row["changes"] = row["changes"] or {}  # folders of earlier versions have none
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property

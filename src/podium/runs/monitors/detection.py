@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,8 @@ class Detection(NamedTuple):
     why: str
     fix: str
     """The setting to change."""
+    changes: Mapping[str, Any] = MappingProxyType({})
+    """The changed settings, as in `podium.records.Finding`."""
 
 
 Detector: TypeAlias = Callable[[MetricHistory], Detection | None]

@@ -155,7 +155,7 @@ class Monitor:
         recent = self._steps[-FORGET_AFTER - 2 :]
         gap = 0 if before is None else sum(each.step > before.last_step for each in recent)  # 1: detected a step ago
         in_a_row = before.in_a_row + 1 if before is not None and gap <= 1 else 1
-        finding = Finding(code=code, step=step, **detection._asdict())
+        finding = Finding(code=code, step=step, **{**detection._asdict(), "changes": dict(detection.changes)})
         after = DETECTORS[code].grows_after
         if after is not None and in_a_row >= after:
             finding = dataclasses.replace(finding, severity=WORSE[finding.severity])
