@@ -370,7 +370,7 @@ def test_short_answers_are_alike_by_nature(now: Now) -> None:
     long = found(lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"))["M122"]
     assert "do_sample" not in long.fix
     set_so = run_settings({"settings": {"top_k": 1, "generation_kwargs": {"do_sample": False}}})
-    assert set_so.narrowed == ("do_sample: false", "top_k: 1")
+    assert set_so.narrowed == {"do_sample": False, "top_k": 1}
     named = found(
         lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"),
         narrowed=set_so.narrowed,

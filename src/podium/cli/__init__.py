@@ -13,6 +13,7 @@ import typer
 from podium.cli.chat import chat
 from podium.cli.check import check
 from podium.cli.compare import compare
+from podium.cli.cure import cure
 from podium.cli.doctor import doctor
 from podium.cli.eval import evaluate
 from podium.cli.explain import explain
@@ -35,6 +36,7 @@ INTERRUPTED = 130
 ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Any key of a recipe is a flag; `podium.recipe.flags` reads them."""
 RECIPE = "RECIPE [OPTIONS] [--ANY_KEY VALUE]..."
+RUN_OR_RECIPE = "RUN_OR_RECIPE [OPTIONS] [--ANY_KEY VALUE]..."
 MODEL = "MODEL_OR_RUN [OPTIONS] [--ANY_KEY VALUE]..."
 MODELS = "A [B] [OPTIONS] [--ANY_KEY VALUE]..."
 
@@ -91,6 +93,7 @@ _VERBS: tuple[tuple[Callable[..., None], str], ...] = (
     (init, ""),
     (train, RECIPE),
     (check, RECIPE),
+    (cure, RUN_OR_RECIPE),
     (sample, RECIPE),
     (evaluate, MODEL),
     (compare, MODELS),

@@ -60,7 +60,8 @@ def check(
     else:
         worst = next((finding.code for finding in found if finding.severity != "note"), None)
         more = f"; `podium explain {worst}` says more" if worst else ""
-        console.print(f"{path}: {counted(found)}{more}")
+        patch = f"; patch: `podium cure {path}`" if any(finding.changes for finding in found) else ""
+        console.print(f"{path}: {counted(found)}{more}{patch}")
     fail_on_errors(found)
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from podium.cli.terminal import STYLES, as_dicts, console, plain_text, print_json
+from podium.errors import as_line
 
 if TYPE_CHECKING:
     from podium.runs.doctor import HealthReport
@@ -60,6 +61,9 @@ def _print(report: HealthReport) -> None:
         lines.append(Text.assemble(f"\n{number}. ", severity, f"  {_when(issue, last)}"))
         parts = (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix))
         lines += [plain_text(f"   {label}{text}") for label, text in parts if text]
+        lines += [plain_text(f"      {as_line(key, value)}") for key, value in finding.changes.items()]
+    if any(issue.finding.changes for issue in report.issues):
+        lines.append(plain_text(f"\npatch: podium cure {report.source}"))
     for line in lines:
         console.print(line, soft_wrap=True)
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from podium.errors import as_line
 from podium.records import Finding, clean
 
 
@@ -87,11 +88,17 @@ def print_findings(to: Console, found: Sequence[Finding]) -> None:
     for finding, following in zip_longest(found, found[1:]):
         head = Text(f"{finding.severity}[{finding.code}] ", style=STYLES[finding.severity])
         print_wrapped(to, head + plain_text(finding.what))
-        if following is not None and (following.code, following.fix) == (finding.code, finding.fix):
+        if following is not None and _cure(following) == _cure(finding):
             continue
         for word, text in (("why", finding.why), ("fix", finding.fix)):
             if text:
                 print_wrapped(to, Text(f"  {word}: ", style="dim") + plain_text(text))
+        for key, value in finding.changes.items():
+            print_wrapped(to, Text("    ") + plain_text(as_line(key, value)))
+
+
+def _cure(finding: Finding) -> tuple[object, ...]:
+    return finding.code, finding.fix, finding.changes
 
 
 def counted(found: Sequence[Finding]) -> str:
@@ -116,7 +123,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def as_dicts(found: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Findings for JSON: `code`, `severity`, `what`, `why`, `fix`, `step`."""
+    """Findings for JSON: `code`, `severity`, `what`, `why`, `fix`, `step`, `changes`."""
     return [dataclasses.asdict(finding) for finding in found]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from podium.errors import as_lines
 from podium.recipe.checks.setup import note, warning
 from podium.records import Finding
 from podium.trainer.config import GRPOConfig
@@ -31,6 +32,10 @@ LONGER = 4
 """Factor of the limit at which a few completions are sampled again, to see how long they become."""
 CERTAIN = 0.5
 """Nats a token, below which a higher temperature makes completions differ; above it, it makes them worse."""
+EXAMPLES = 2
+"""Rows of the dataset that the cure of a poor start puts into the prompt."""
+UNSURE = 3.0
+"""Nats a token, above which a temperature over 1 is one of the causes of a poor start."""
 NOISE = 5.0
 """Nats a token, as of 150 equal tokens, above which completions are hardly text. The built-in model has 2 at
 temperature 1; a fresh recipe without an example 4.8 at 1.15, and at 1.45 a word salad of 7.3."""
@@ -124,21 +129,31 @@ def _flat(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     easy, hard = rate > 0.5, rate < 0.1
     what = f"{1 - seen.spread_share:.0%} of the groups have equal rewards ({seen.flat_reward:.2f} on average); "
     what += "DAPO's filter drops them" + (": nearly all right" if easy else ": nearly all wrong" if hard else "")
-    fix = f"{_EASY if easy else _HARD}{_hotter(seen, args)}; then dynamic_sampling: true"
-    yield warning(code="R001", what=what, why="their advantages are 0: they cost sampling and teach nothing", fix=fix)
+    changes = {**({} if easy else {"examples": EXAMPLES}), **_temperature(seen, args)}
+    fix = f"{_EASY if easy else _HARD}{_tempered(seen, args)}; then dynamic_sampling: true"
+    why = "their advantages are 0: they cost sampling and teach nothing"
+    yield dataclasses.replace(warning(code="R001", what=what, why=why, fix=fix), changes=changes)
 
 
 _EASY = "harder prompts"
 _HARD = (
-    "one worked example in the prompt, in the form that the reward looks for (`examples:` in a recipe); then partial "
-    "credit in the reward, or easier prompts"
+    "worked examples in the prompt, in the form that the reward looks for (`examples: 2` takes two short rows); then "
+    "partial credit in the reward, or easier prompts"
 )
 
 
-def _hotter(seen: Diagnosis, args: GRPOConfig) -> str:
-    if not seen.entropy < CERTAIN:
-        return ""
-    return f"; temperature: {min(args.temperature + 0.3, 1.5):g}, as entropy is only {seen.entropy:.2f} nats a token"
+def _temperature(seen: Diagnosis, args: GRPOConfig) -> dict[str, Any]:
+    """The temperature as a change: higher where the policy is too sure to differ, and never higher than 1 elsewhere."""
+    hotter = round(min(args.temperature + 0.3, 1.5), 2)
+    if seen.entropy < CERTAIN:
+        return {"temperature": hotter} if hotter > args.temperature else {}
+    return {"temperature": 1.0} if seen.entropy > UNSURE and args.temperature > 1 else {}
+
+
+def _tempered(seen: Diagnosis, args: GRPOConfig) -> str:
+    changes = _temperature(seen, args)
+    only = "only " if seen.entropy < CERTAIN else ""
+    return f"; {as_lines(changes)}, as entropy is {only}{seen.entropy:.2f} nats a token" if changes else ""
 
 
 def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
@@ -155,10 +170,13 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         why = f"those that end are worth {seen.end_gain:.1f} standard deviations more, so the policy will learn to end"
     longer = f"max_completion_length: {needed}"
     shorter = "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?"
+    changes = {"max_completion_length": needed} if still < 0.05 else {}
+    if not changes and not learns:
+        changes = {"mask_truncated_completions": True}
     fix = longer if still < 0.05 else "nothing yet; watch completions/clipped_ratio fall" if learns else shorter
     what = f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}; "
     what += f"with {lengths.max():,} allowed, {ends}"
-    yield warning(code="R002", what=what, why=why, fix=fix)
+    yield dataclasses.replace(warning(code="R002", what=what, why=why, fix=fix), changes=changes)
 
 
 def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
@@ -168,10 +186,12 @@ def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     kind = "empty" if seen.empty_share >= seen.duplicate_share else "the same as another of their group"
     finding = note if seen.spread_share > FLAT_SHARE and kind != "empty" else warning
     why = "there is less to compare than num_generations says"
-    fix = _hotter(seen, args).removeprefix("; ") or (
+    changes = _temperature(seen, args) if kind != "empty" else {}
+    fix = (_tempered(seen, args).removeprefix("; ") if changes else "") or (
         "look at a prompt's end with `podium sample`" if kind == "empty" else "more different prompts or answers"
     )
-    yield finding(code="R003", what=f"{share:.0%} of the completions are {kind}", why=why, fix=fix)
+    what = f"{share:.0%} of the completions are {kind}"
+    yield dataclasses.replace(finding(code="R003", what=what, why=why, fix=fix), changes=changes)
 
 
 def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
@@ -180,8 +200,9 @@ def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         what = f"completions are close to noise: {seen.entropy:.1f} nats a token, as of {np.exp(seen.entropy):,.0f} "
         what += "equal tokens"
         why = "groups differ by accident, so a run would learn from accidents"
-        fix = f"{cooler}one worked example in the prompt; look at completions with `podium sample`"
-        yield warning(code="R010", what=what, why=why, fix=fix)
+        fix = f"{cooler}worked examples in the prompt (`examples: 2`); look at completions with `podium sample`"
+        changes = {"examples": EXAMPLES, **({"temperature": 1.0} if cooler else {})}
+        yield dataclasses.replace(warning(code="R010", what=what, why=why, fix=fix), changes=changes)
 
 
 def _constant(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
+from podium.errors import as_line, as_lines
 from podium.runs.monitors.detection import Detection, mean, percent
-from podium.runs.monitors.history import MetricHistory, RoundView, duplicate_share
+from podium.runs.monitors.history import COLD, LOW_ENTROPY, MetricHistory, RoundView, duplicate_share
 
-COLD = 0.3
-"""Temperatures below this hardly sample."""
 SHORT = 4
 """Tokens, the last one included, up to which equal completions are no evidence of how they were sampled."""
 
@@ -25,6 +26,7 @@ def spread_vanishes(history: MetricHistory) -> Detection | None:
     right = [view.contains_answer_PG.mean() for view in history.rounds[-5:]]
     known = bool(right) and bool(np.isfinite(right).all())
     solved = solved and (not known or float(np.mean(right)) >= 0.5)
+    changes = {} if solved else {**history.settings.slower(3), **_sampling_cure(history)}
     return Detection(
         severity="note" if solved else "warning",
         what=f"reward_std fell from {early:.3f} to {late:.3f}, while the reward went from {reward_early:.3f} to "
@@ -34,12 +36,19 @@ def spread_vanishes(history: MetricHistory) -> Detection | None:
         else "The prompts are solved."
         if known
         else "The highest reward is reached: the prompts are solved, or the reward has been outwitted.",
-        fix="Lower learning_rate; raise temperature or epsilon_high."
+        fix=f"Set {as_lines(changes)}."
+        if changes
+        else "Lower learning_rate; raise temperature or epsilon_high."
         if not solved
         else "Use harder prompts."
         if known
         else "Read completions (`podium sample RECIPE`); then use harder prompts, or mend the reward.",
+        changes=changes,
     )
+
+
+def _sampling_cure(history: MetricHistory) -> dict[str, Any]:
+    return history.settings.tempered(mean(history.series("entropy", last=3)))
 
 
 def duplicates_of(view: RoundView, top: float) -> float:
@@ -61,7 +70,12 @@ def duplicates(history: MetricHistory) -> Detection | None:
     reward_early, reward_late = history.change("reward", 3)
     better = reward_late > reward_early + 1e-6
     share, entropy = float(np.mean(shares)), mean(history.series("entropy", last=3))
-    sampled = entropy > 0.3  # a policy that is unsure, and yet always says the same
+    narrowed = history.settings.narrowed
+    inner = {name: f"generation_kwargs.{name}" if name == "do_sample" else name for name in narrowed}
+    sampled = entropy > LOW_ENTROPY  # a policy that is unsure, and yet always says the same
+    changes: dict[str, Any] = dict.fromkeys(inner.values())
+    if not narrowed:
+        changes = _sampling_cure(history) if sampled else {**_sampling_cure(history), **history.settings.slower(3)}
     return Detection(
         severity="note" if better else "error" if share >= 0.95 else "warning",
         what=f"{percent(share)} of completions repeat another of their group, over {len(shares)} rounds"
@@ -69,9 +83,14 @@ def duplicates(history: MetricHistory) -> Detection | None:
         why="Completions are not sampled but chosen: the likeliest token, or one random number for all."
         if sampled
         else "The policy has become so sure that sampling finds one text only.",
-        fix=f"Remove {', '.join(history.settings.narrowed)} from the settings and generation_kwargs."
-        if history.settings.narrowed
+        fix=f"Remove {', '.join(as_line(*each) for each in narrowed.items())} from the settings and generation_kwargs."
+        if narrowed
+        else f"Set {as_lines(changes)}."
+        if changes
+        else "Read completions (`podium sample RECIPE`): more different prompts, or longer answers."
+        if sampled
         else "Raise temperature, lower learning_rate, or go back to an earlier checkpoint.",
+        changes=changes,
     )
 
 
@@ -90,6 +109,7 @@ def too_cold(history: MetricHistory) -> Detection | None:
         f"{percent(flat)} of groups have equal rewards.",
         why="Below about 0.3 nearly always the likeliest token is drawn, so there is nothing to compare.",
         fix="Set temperature: 1.0. For sharper answers after training, lower it when generating, not when training.",
+        changes={"temperature": 1.0},
     )
 
 
@@ -99,12 +119,14 @@ def entropy_collapse(history: MetricHistory) -> Detection | None:
     if not (late < 0.1 * early and late < 0.15):
         return None
     reward_early, reward_late = history.change("reward", 3)
+    changes = {"epsilon_high": 0.28, **history.settings.slower(3)}
     return Detection(
         severity="error" if reward_late <= reward_early else "note",
         what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from {reward_early:.3f} "
         f"to {reward_late:.3f}.",
         why="A policy that is sure writes the same again and again: equal rewards, no advantage, no learning.",
-        fix="Raise epsilon_high to 0.28 (clip-higher) or temperature, set entropy_coef: 0.001, or lower learning_rate.",
+        fix=f"Set {as_lines(changes)} (clip-higher); next entropy_coef: 0.001.",
+        changes=changes,
     )
 
 
@@ -113,11 +135,13 @@ def entropy_explodes(history: MetricHistory) -> Detection | None:
     early, late = history.change("entropy", 2, least=4)
     if not late > 1.5 * early + 1.5:
         return None
+    changes = {**history.settings.slower(10), "max_grad_norm": 0.2, **history.settings.tempered(late)}
     return Detection(
         severity="error" if late > 5 else "warning",
         what=f"Entropy rose from {early:.2f} to {late:.2f} nats a token (as of {np.exp(late):,.0f} equal tokens).",
         why="Steps are too large: the model forgets how to write.",
-        fix="Lower learning_rate by ten; set max_grad_norm: 0.2 or beta: 0.04.",
+        fix=f"Set {as_lines(changes)}: a tenth of the learning_rate; next beta: 0.04.",
+        changes=changes,
     )
 
 
@@ -129,9 +153,12 @@ def repetition(history: MetricHistory) -> Detection | None:
     late, early = (float(np.mean([view.repetition for view in part])) for part in (rounds[-3:], rounds[:3]))
     if late < 0.4:
         return None
+    changes = history.settings.slower(3)
     return Detection(
         severity="error" if late > 0.7 else "warning",
         what=f"{percent(late)} of four-word sequences repeat in their completion ({percent(early)} at first).",
         why="The policy loops: long texts are rewarded, or it has been damaged by large steps.",
-        fix="Add a repetition penalty reward, lower max_completion_length or learning_rate.",
+        fix="Add a repetition penalty reward, lower max_completion_length or learning_rate"
+        + (f": {as_lines(changes)}." if changes else "."),
+        changes=changes,
     )

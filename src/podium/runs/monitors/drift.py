@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from podium.errors import as_lines
 from podium.runs.monitors.detection import Detection, mean, percent, trend
 from podium.runs.monitors.history import MetricHistory
 
@@ -25,11 +28,13 @@ def non_finite(history: MetricHistory) -> Detection | None:
         return None
     again = sum(not np.isfinite(each.values.get(bad[0], 0.0)) for each in history.steps[-3:])
     ruined = "health/update_ratio" in bad or again > 1
+    changes = {**history.settings.slower(10), "max_grad_norm": 1.0}
     return Detection(
         severity="error" if ruined else "warning",
         what=f"{', '.join(bad)} not finite in step {history.step}" + (": the weights are ruined." if ruined else "."),
         why="A product overflowed (float16), a division by zero in a custom loss or module, or rates far too high.",
-        fix="Resume from the checkpoint before; use bf16 instead of fp16, a lower learning_rate, max_grad_norm: 1.0.",
+        fix=f"Resume from the checkpoint before with {as_lines(changes)}; use bf16 instead of fp16.",
+        changes=changes,
     )
 
 
@@ -42,11 +47,13 @@ def kl_explodes(history: MetricHistory) -> Detection | None:
     rising = len(kl) >= 6 and now > 0.2 and now > 4 * mean(kl[-6:-3]) and trend(kl[-8:]) > 2
     if not (now > 0.5 or rising):
         return None
+    changes = {**history.settings.slower(10), "max_grad_norm": 0.2}
     return Detection(
         severity="error" if now > 1.0 else "warning",
         what=f"KL divergence from the reference is {now:.2f} nats a token; at first it was {mean(kl[:2]):.3f}.",
         why="Steps are too large for beta to hold the policy back; beyond 0.5 it no longer writes as it was taught.",
-        fix=f"Lower learning_rate by ten, or raise beta (now {history.settings.beta or 0:g}); set max_grad_norm: 0.2.",
+        fix=f"Set {as_lines(changes)}: a tenth of the rate; or raise beta (now {history.settings.beta or 0:g}).",
+        changes=changes,
     )
 
 
@@ -55,11 +62,14 @@ def clips_much(history: MetricHistory) -> Detection | None:
     share = history.series("clip_ratio/region_mean", last=3)
     if len(share) < 3 or not mean(share) > 0.3:
         return None
+    changes = history.settings.slower(3)
     return Detection(
         severity="warning",
         what=f"{percent(mean(share))} of token ratios are clipped, over {len(share)} steps.",
         why="The policy moves far while one round is trained on, and clipped tokens carry no gradient.",
-        fix="Lower learning_rate or num_iterations, or steps_per_generation.",
+        fix="Lower learning_rate or num_iterations, or steps_per_generation"
+        + (f": {as_lines(changes)}." if changes else "."),
+        changes=changes,
     )
 
 
@@ -74,12 +84,14 @@ def gradient_spikes(history: MetricHistory) -> Detection | None:
     spikes = int((recent > 10 * usual).sum())
     if norms[-1] <= 10 * usual and spikes < 3:
         return None
+    changes = {"max_grad_norm": max(round(2 * usual, 2), 0.01)}
     return Detection(
         severity="warning" if spikes >= 3 else "note",
         what=f"Gradient norm {recent.max():.3g} against a median of {usual:.3g}; {spikes} of the last {len(recent)} "
         "steps over ten times it.",
         why="Single rollouts with very unlikely tokens, or few groups with signal, make steps of random size.",
-        fix=f"Set max_grad_norm: {max(round(2 * usual, 2), 0.01):g}; more prompts a step.",
+        fix=f"Set {as_lines(changes)}; more prompts a step.",
+        changes=changes,
     )
 
 
@@ -97,6 +109,11 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
     )
 
 
+def _rate(rate: float) -> dict[str, Any]:
+    """A learning rate of one digit, as changes; empty for one that is no number."""
+    return {"learning_rate": float(f"{rate:.0e}")} if np.isfinite(rate) and rate > 0 else {}
+
+
 def steps_too_large(history: MetricHistory) -> Detection | None:
     """M136: a step changes the weights by a large share of themselves."""
     moved, rates = history.series("health/update_ratio", last=50), history.series("learning_rate", last=50)
@@ -106,12 +123,14 @@ def steps_too_large(history: MetricHistory) -> Detection | None:
     size, rate = float(np.nanmax(moved)), float(np.nanmax(rates)) if np.isfinite(rates).any() else np.nan
     flat = history.series("frac_reward_zero_std")
     ruined = mean(flat[-3:]) > 0.95 and flat[0] < 0.9
+    changes = _rate(rate * warns / size / 10)
     return Detection(
         severity="error" if size > errs or ruined else "warning",
         what=f"One step changed the weights by {100 * size:.1f} % of their size, at learning rate {rate:.1e}"
         + ("; since then all groups have equal rewards." if ruined else f"; {100 * warns:.1f} % is much."),
         why="Such steps overwrite what the model knows faster than rewards can tell what to keep.",
-        fix=f"Set learning_rate: {rate * warns / size / 10:.0e}.",
+        fix=f"Set {as_lines(changes) or 'a lower learning_rate'}.",
+        changes=changes,
     )
 
 
@@ -125,7 +144,7 @@ def steps_too_small(history: MetricHistory) -> Detection | None:
     if len(moved) < 4 or rate <= 0 or not 0 < np.median(moved) < little:
         return None
     size = float(np.median(moved))
-    usual = rate * 100 * little / size
+    changes = _rate(rate * 100 * little / size)
     share = mean(history.series("health/moved_share", last=10))
     lost = share < 0.5
     return Detection(
@@ -135,7 +154,8 @@ def steps_too_small(history: MetricHistory) -> Detection | None:
         why="The weights' precision swallows such updates."
         if lost
         else "At this pace a thousand steps change the weights by less than a thousandth part: the run goes nowhere.",
-        fix=f"Set learning_rate: {usual:.0e}" + ("; keep trained weights in float32." if lost else "."),
+        fix=f"Set {as_lines(changes)}" + ("; keep trained weights in float32." if lost else "."),
+        changes=changes,
     )
 
 
@@ -164,9 +184,11 @@ def adapter_rate_low(history: MetricHistory) -> Detection | None:
     rate = history.settings.learning_rate
     if not history.settings.adapter or rate is None or not 0 < rate < 8e-6 or len(history.steps) < 3:
         return None
+    changes = _rate(max(10 * rate, 1e-5))
     return Detection(
         severity="warning",
         what=f"learning_rate is {rate:.1e} with a LoRA adapter.",
         why="Adapters need about ten times the rate of full fine-tuning: few weights do the work.",
-        fix=f"Set learning_rate: {max(10 * rate, 1e-5):.0e} to 1e-4.",
+        fix=f"Set {as_lines(changes)}, at most 1e-4.",
+        changes=changes,
     )

@@ -24,6 +24,12 @@ NGRAM = 4
 
 PREFIX = "reward/"
 
+LOW_ENTROPY = 0.3
+"""Nats a token, below which a higher temperature makes completions differ."""
+
+COLD = 0.3
+"""Temperatures below this hardly sample."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundView:
@@ -132,14 +138,47 @@ class RunSettings:
     """Weights of the reward functions, by name."""
     adaptive: bool = False
     """Whether weights of rewards change by the step, so that the metric `reward` is no measure of progress."""
-    narrowed: tuple[str, ...] = ()
-    """Settings that keep sampling from the whole distribution, as `top_k: 1`."""
+    narrowed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that keep sampling from the whole distribution, as `{"top_k": 1}`."""
+    num_generations: int | None = None
+    generation_batch_size: int | None = None
+    """Completions of a generation round."""
+
+    def slower(self, factor: float) -> dict[str, Any]:
+        """The learning rate divided by `factor`, as changes; empty where it is unknown."""
+        return {} if not self.learning_rate else {"learning_rate": float(f"{self.learning_rate / factor:.1g}")}
+
+    def larger_groups(self) -> dict[str, Any]:
+        """Twice as many completions a prompt at the same number a round, as changes; empty where that leaves less than
+        two prompts."""
+        group, batch = self.num_generations, self.generation_batch_size
+        fits = group is not None and batch is not None and batch % (2 * group) == 0 and batch >= 4 * group
+        return {"num_generations": 2 * group} if fits and group is not None else {}
+
+    def tempered(self, entropy: float) -> dict[str, Any]:
+        """The temperature for a policy with this entropy in nats a token, as changes; empty where it is right.
+
+        Above 1 it goes back to 1, unless the policy is so sure that more makes completions differ.
+        """
+        now = self.temperature
+        if now is None or math.isnan(entropy):
+            return {}
+        cooler = 1.0 if now > 1 or now < COLD else now
+        wanted = max(1.0, min(now + 0.3, 1.5)) if entropy < LOW_ENTROPY else cooler
+        return {"temperature": round(wanted, 2)} if wanted != now else {}
 
 
 def run_settings(environment: Mapping[str, Any]) -> RunSettings:
     """The settings in the contents of `environment.json`."""
     given = environment.get("settings", {})
-    names = ("learning_rate", "temperature", "max_completion_length", "beta")
+    names = (
+        "learning_rate",
+        "temperature",
+        "max_completion_length",
+        "beta",
+        "num_generations",
+        "generation_batch_size",
+    )
     drawn = {**given, **(given.get("generation_kwargs") or {})}
     narrow = {
         "do_sample": drawn.get("do_sample") is False,
@@ -152,7 +191,7 @@ def run_settings(environment: Mapping[str, Any]) -> RunSettings:
         adapter=bool(environment.get("model", {}).get("adapter")),
         weights=dict(environment.get("reward_weights", {})),
         adaptive=bool(given.get("adaptive_rewards")),
-        narrowed=tuple(f"{name}: {str(drawn[name]).lower()}" for name, narrows in narrow.items() if narrows),
+        narrowed={name: drawn[name] for name, narrows in narrow.items() if narrows},
     )
 
 

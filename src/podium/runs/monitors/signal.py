@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
+from podium.errors import as_lines
 from podium.records import Severity
 from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, some, trend
 from podium.runs.monitors.history import MetricHistory, RoundView
@@ -31,8 +33,13 @@ def no_signal(history: MetricHistory) -> Detection | None:
     if len(shares) < 3 or not mean(shares) >= 0.8:
         return None
     wrong, right, known = _split(history.rounds[-5:], *history.extremes)
+    if right > wrong:
+        changes: dict[str, Any] = {"on_finding": {"M101": "stop"}}
+    else:
+        changes = {"examples": 2, **history.settings.tempered(mean(history.series("entropy", last=5)))}
     cure = {
-        "wrong": "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations",
+        "wrong": f"{as_lines(changes)}; give partial credit in the reward, use easier prompts or a stronger model, "
+        "or raise num_generations",
         "right": "use harder prompts, or stop here (`on_finding: {M101: stop}`)"
         + ("; the model has learnt what these can teach" if known else "; first read completions: is it earned?"),
     }
@@ -43,6 +50,7 @@ def no_signal(history: MetricHistory) -> Detection | None:
         what=f"In {percent(mean(shares))} of groups all rewards are equal{said}, over {len(shares)} steps.",
         why="An advantage compares completions of one prompt: where all are equal, nothing is learnt.",
         fix=f"{cure['right' if right > wrong else 'wrong']}; dynamic_sampling: true replaces such groups.",
+        changes=changes,
     )
 
 
@@ -103,8 +111,9 @@ def silent_reward(history: MetricHistory) -> Detection | None:
         else "Either the model cannot do it yet, or the function looks for something that completions never contain.",
         fix="`podium rewards test` tries right answers in several forms."
         if missed
-        else "Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); give partial "
-        "credit, a worked example in the prompt, or easier prompts.",
+        else "Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); worked examples in "
+        "the prompt (examples: 2), partial credit, or easier prompts.",
+        changes={} if missed else {"examples": 2},
     )
 
 
@@ -129,12 +138,16 @@ def reward_flat(history: MetricHistory) -> Detection | None:
     first, last, count = ends(reward)
     if z > 1.645 or last - first > 0.5 * float(np.nanstd(reward[:20])):
         return None
+    changes = {**history.settings.slower(1 / 3), **history.settings.larger_groups()}
     return Detection(
         severity="note" if len(reward) < 80 else "warning",
         what=f"The reward does not rise: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} of "
         f"{len(reward)}; Mann-Kendall z = {z:.1f}, a rise would be over 1.6.",
         why="There is signal in the groups, but steps are too small or too noisy to follow it.",
-        fix="Raise learning_rate threefold, or num_generations, or the prompts of a step.",
+        fix=f"Set {as_lines(changes)}; or more prompts a step."
+        if changes
+        else "Raise learning_rate threefold, or num_generations, or the prompts of a step.",
+        changes=changes,
     )
 
 
@@ -145,6 +158,7 @@ def reward_falls(history: MetricHistory) -> Detection | None:
         return None
     z, (first, last, count) = trend(reward[-40:]), ends(reward)
     drop = first - last
+    changes = history.settings.slower(10)
     if z > -2.6 or drop < 2 * float(np.nanstd(np.diff(reward))) / np.sqrt(3):
         return None
     return Detection(
@@ -152,7 +166,8 @@ def reward_falls(history: MetricHistory) -> Detection | None:
         what=f"The reward falls: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} "
         f"(Mann-Kendall z = {z:.1f}).",
         why="Steps are so large that the policy is damaged, or the weight of a reward has the wrong sign.",
-        fix="Lower learning_rate by ten; look at reward_weights.",
+        fix=f"{f'Set {as_lines(changes)}' if changes else 'Lower learning_rate by ten'}; look at reward_weights.",
+        changes=changes,
     )
 
 
@@ -174,6 +189,7 @@ def one_reward_carries(history: MetricHistory) -> Detection | None:
         why="What hardly differs within groups is hardly learnt: the policy follows one reward alone.",
         fix=f"If {some(others)} should be learnt: partial credit, or multi_objective_aggregation: normalize_then_sum; "
         "a larger weight takes from the others.",
+        changes={"multi_objective_aggregation": "normalize_then_sum"},
     )
 
 
@@ -256,6 +272,7 @@ def one_prompt_dominates(history: MetricHistory) -> Detection | None:
         what=f"One prompt made {percent(min(shares))} or more of all advantages in {len(shares)} steps in a row.",
         why="The step follows a single prompt, which is as noisy as a batch of one.",
         fix="More prompts a step (per_device_train_batch_size), dynamic_sampling: true, or scale_rewards: group.",
+        changes={"dynamic_sampling": True},
     )
 
 
@@ -294,4 +311,5 @@ def stuck_prompts(history: MetricHistory) -> Detection | None:
         f"{len(always)} always the highest, such as {listed}.",
         why="Their groups have no spread, so the tokens spent on them teach nothing.",
         fix="Leave them out of the dataset, or set dynamic_sampling: true.",
+        changes={"dynamic_sampling": True},
     )

@@ -10,12 +10,17 @@ from collections.abc import Callable
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
+from podium.errors import as_lines
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
 from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt, names_one_of
 
 TURN = re.compile(r"<\|[a-z_]+\|>|\n\s*(?:user|human|assistant|system)\s*(?::|\n)", re.IGNORECASE)
 """The start of another turn, written out by the model."""
+
+
+NO_LENGTH_BIAS = {"loss_type": "dr_grpo", "scale_rewards": "none"}
+"""Dr. GRPO: a loss that does not weigh tokens by the length of their completion."""
 
 
 def truncated(history: MetricHistory) -> Detection | None:
@@ -26,12 +31,14 @@ def truncated(history: MetricHistory) -> Detection | None:
     limit = history.settings.max_completion_length
     short = limit is not None and limit <= 8
     where = f"max_completion_length: {limit}" if limit else "the limit"
+    changes = {"max_completion_length": 4 * limit if limit else 1024}
     return Detection(
         severity="error" if min(share) > 0.95 else "warning",
         what=f"{percent(mean(share))} of completions are cut off at {where}, over {len(share)} steps.",
         why="A completion without its end rarely gets a reward, so the policy is told that nothing it writes is good."
         + (" So few tokens hold no answer." if short else ""),
-        fix=f"Set max_completion_length: {4 * limit if limit else 1024}; see mask_truncated_completions.",
+        fix=f"Set {as_lines(changes)}; see mask_truncated_completions.",
+        changes=changes,
     )
 
 
@@ -57,7 +64,9 @@ def length_grows(history: MetricHistory) -> Detection | None:
         what=f"Completions grew from {early:.0f} to {late:.0f} tokens, and length is paid: correlation {pays:.2f} with "
         "the reward.",
         why="Where longer means better paid, the policy learns to write more, not better.",
-        fix="Take length out of the reward, add a length penalty beyond what answers need, or loss_type: dr_grpo.",
+        fix="Take length out of the reward, add a length penalty beyond what answers need, or set "
+        f"{as_lines(NO_LENGTH_BIAS)}.",
+        changes=NO_LENGTH_BIAS,
     )
 
 
@@ -121,6 +130,7 @@ def wrong_language(history: MetricHistory) -> Detection | None:
         what=f"{percent(float(np.mean(shares)))} of completions are in another script than their prompt ({example}).",
         why="Nothing in the reward asks for the prompt's language, and the policy drifts to where it is surest.",
         fix="Add a reward for the language (weight 0.1 to 0.5), or set beta: 0.04.",
+        changes={"beta": 0.04},
     )
 
 
@@ -148,7 +158,8 @@ def _no_format(history: MetricHistory, name: str, count: int) -> Detection:
         severity="warning",
         what=f"{name} gave 0 to all of {count} completions; few have any tag{': ' if seen else ''}{seen}.",
         why="The model does not know the format, so it never gets the reward that would teach it.",
-        fix="Show the format in the system prompt, with one worked example; give partial credit for each tag.",
+        fix="Show the format in the system prompt, with worked examples (examples: 2); partial credit for each tag.",
+        changes={"examples": 2},
     )
 
 

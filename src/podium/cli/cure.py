@@ -1,0 +1,150 @@
+"""`podium cure`: a recipe with the settings that the findings about it, or about its run, ask for."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from podium.cli.terminal import console, counted, plain_text, quiet
+from podium.errors import ConfigError
+
+if TYPE_CHECKING:
+    from podium.recipe.cure import Prescription
+    from podium.recipe.document import Document
+    from podium.records import Finding
+
+
+def cure(
+    context: typer.Context,
+    codes: Annotated[str, typer.Option("--codes", help="Only the cures of these findings: R001,M122.")] = "",
+    rollouts: Annotated[
+        int, typer.Option("--rollouts", min=0, help="Of a recipe: sample from this many prompts for findings, too.")
+    ] = 0,
+    out: Annotated[str, typer.Option("--out", help="The file to write; without: NAME.cured.yaml.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, and write nothing.")] = False,
+) -> None:
+    """Write a recipe with the settings that findings ask for, and show each change with its reason.
+
+    RUN_OR_RECIPE is the folder of a run, whose findings and settings are read, or a recipe, which is checked. Where
+    two findings disagree about a setting, the graver one decides. Nothing is overwritten.
+    """
+    from podium.cli.words import recipe_and_flags
+    from podium.recipe.changes import differences
+    from podium.recipe.cure import patched, prescribe
+
+    given, flags = recipe_and_flags(context.args, "cure")
+    quiet()
+    document, found, folder = _of_run(given, flags) if _is_folder(given) else _of_recipe(given, flags, rollouts)
+    found = _wanted(found, codes)
+    prescribed = prescribe(found)
+    text = _text(document)
+    changed = differences(document.values, {**flags, **prescribed.changes})
+    console.print(plain_text(f"{document}: {counted(found)}"), soft_wrap=True)
+    _print(prescribed, document)
+    if not changed:
+        console.print("No setting is to be changed.")
+        return
+    target = Path(out) if out else _free(folder, document)
+    if out and target.exists():
+        raise ConfigError(f"--out {out}: the file exists, and nothing is overwritten.", fix="another name")
+    if not target.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {target.parent}.", fix=f"mkdir -p {target.parent}")
+    text = patched(text, document.values, {**flags, **prescribed.changes}, folder=document.folder, target=target)
+    if dry_run:
+        console.print("Nothing was written (--dry-run).")
+        return
+    with target.open("x", encoding="utf-8") as file:
+        file.write(text)
+    console.print(plain_text(f"Written: {target}. Next: podium train {target}"), soft_wrap=True)
+
+
+def _is_folder(given: str | Document) -> bool:
+    return isinstance(given, str) and Path(given).expanduser().is_dir()
+
+
+def _of_run(given: Any, flags: Any) -> tuple[Document, list[Finding], Path]:
+    """The settings and the findings of a run, most important first; the folder that its own is in."""
+    from podium.recipe.document import read_document
+    from podium.runs.doctor import examine
+    from podium.runs.run import CONFIG
+
+    folder = Path(given).expanduser()
+    found = [issue.finding for issue in examine(folder).issues]
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} has no {CONFIG}, so there is no recipe to change.", fix="podium cure RECIPE")
+    document = read_document(folder / CONFIG, str(folder))
+    if not {"dataset", "datasets", "dataset_name"} & document.values.keys():
+        what = f"{folder / CONFIG} names no dataset: a script started the run, and no recipe could."
+        listed = " ".join(each.fix for each in found if each.changes)
+        raise ConfigError(what, fix=listed and f"Change the script: {listed}")
+    return document, found, folder.resolve().parent
+
+
+def _of_recipe(given: Any, flags: Any, rollouts: int) -> tuple[Document, list[Finding], Path]:
+    """A recipe and what `podium check` finds, most important first; the folder for another one."""
+    from podium.recipe.checks import examine
+    from podium.recipe.document import SHIPPED, open_document
+    from podium.runs.monitors import rank
+
+    document = open_document(given)
+    if not document.is_file:
+        raise ConfigError("`podium cure` takes a recipe or the folder of a run.", fix="podium init, for a recipe")
+    checked = examine(document, flags, keep_rows=bool(rollouts))
+    found = checked.findings
+    if rollouts and checked.recipe is not None:
+        os.environ.update(checked.recipe.env)
+        from podium.cli.rollouts import sample_groups
+
+        found = [*found, *sample_groups(checked.recipe, rollouts)[0].findings]
+    return document, sorted(found, key=rank), Path() if document.folder == SHIPPED else document.folder
+
+
+def _wanted(found: Sequence[Finding], codes: str) -> list[Finding]:
+    wanted = {code.strip().upper() for code in codes.split(",") if code.strip()}
+    if missing := sorted(wanted - {finding.code for finding in found}):
+        there = ", ".join(dict.fromkeys(finding.code for finding in found)) or "none"
+        raise ConfigError(f"--codes: {', '.join(missing)} was not found here; found: {there}.")
+    return [finding for finding in found if not wanted or finding.code in wanted]
+
+
+def _text(document: Document) -> Any:
+    """The recipe as it is written."""
+    from podium.recipe.document import SHIPPED
+    from podium.runs.run import CONFIG
+
+    path = Path(document.name).expanduser()
+    path = path / CONFIG if path.is_dir() else path if path.is_file() else SHIPPED / path.name
+    return path.read_text(encoding="utf-8-sig")
+
+
+def _free(folder: Path, document: Document) -> Path:
+    """`NAME.cured.yaml`, or with the first number that is free."""
+    name = Path(document.name).expanduser()
+    stem = name.resolve().name if name.is_dir() else name.stem
+    stem = stem.removesuffix(".cured")
+    names = (f"{stem}.cured{number}.yaml" for number in itertools.chain([""], itertools.count(2)))
+    here = Path(os.path.relpath(folder)) if folder.is_absolute() else folder
+    return next(here / name for name in names if not (here / name).exists())
+
+
+def _print(prescribed: Prescription, document: Document) -> None:
+    """A line for each setting that changes, for each that was overruled, and for what is left to do by hand."""
+    from podium.recipe.changes import differences
+
+    for key, value in prescribed.changes.items():
+        finding = prescribed.reasons[key]
+        for change in differences(document.values, {key: value}) or [f"{key}: as it is"]:
+            console.print(plain_text(f"  {change}   ({finding.code}: {finding.what})"), soft_wrap=True)
+    for key, value, finding in prescribed.overruled:
+        by = prescribed.reasons[key].code
+        words = f"  {key}: not {value}, as {finding.code} would have it: {by} is graver, or its cause"
+        console.print(plain_text(words), soft_wrap=True)
+    if prescribed.by_hand:
+        console.print("Not by a setting:")
+    for finding in prescribed.by_hand:
+        console.print(plain_text(f"  {finding.code}: {finding.what}\n    fix: {finding.fix}"), soft_wrap=True)

@@ -1,0 +1,99 @@
+"""The changes of several findings as one: which setting changes, why, and what no setting cures.
+
+prescribed = prescribe(findings)
+text = apply_changes(recipe, prescribed.changes)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podium.recipe.changes import STAGES, apply_changes
+from podium.records import Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prescription:
+    """The cures of some findings together."""
+
+    changes: Mapping[str, Any]
+    """Values by dotted key."""
+    reasons: Mapping[str, Finding]
+    """By the same keys, the finding that a change is for."""
+    overruled: tuple[tuple[str, Any, Finding], ...]
+    """Key, value and finding of changes that a finding before them has decided otherwise."""
+    by_hand: tuple[Finding, ...]
+    """Findings that no setting cures."""
+
+
+def prescribe(findings: Sequence[Finding]) -> Prescription:
+    """Merge changes; of two values for one key the earlier finding's counts, so the gravest come first."""
+    changes: dict[str, Any] = {}
+    reasons: dict[str, Finding] = {}
+    overruled = []
+    for finding in findings:
+        for key, value in _flat(finding.changes):
+            if key not in changes:
+                changes[key], reasons[key] = value, finding
+            elif changes[key] != value:
+                overruled.append((key, value, finding))
+    by_hand = [finding for finding in findings if not finding.changes and finding.fix]
+    return Prescription(changes=changes, reasons=reasons, overruled=tuple(overruled), by_hand=tuple(by_hand))
+
+
+def _flat(changes: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def patched(
+    recipe: str | Mapping[str, Any],
+    values: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    *,
+    folder: Path,
+    target: Path,
+) -> str:
+    """The recipe's text with its changes, to be stored in `target`: reward files are still found, runs kept apart.
+
+    `values` are those of `recipe`, whose file lies in `folder`. Raises `ConfigError` as `apply_changes`.
+    """
+    moved: dict[str, Any] = {}
+    if folder.resolve() != target.parent.resolve():
+        moved = _moved_files(values, lambda file: _seen_from(file, folder, target.parent))
+    if isinstance(output := values.get("output_dir"), str):
+        moved["output_dir"] = f"{output.rstrip('/')}-{target.stem.rpartition('.')[2]}"
+    return apply_changes(apply_changes(recipe, moved), changes)
+
+
+def _moved_files(values: Mapping[str, Any], see: Callable[[str], str | None]) -> dict[str, Any]:
+    """Changes of the reward files that are named relative to the recipe, of all stages."""
+    changes: dict[str, Any] = {}
+    rewards = values.get("rewards")
+    for number, entry in enumerate(rewards if isinstance(rewards, list) else ()):
+        named = {"function": entry} if isinstance(entry, str) else entry
+        name = named.get("function") or named.get("name") if isinstance(named, Mapping) else None
+        file, colon, function = str(name or "").rpartition(":")
+        if colon and file.endswith(".py") and (path := see(file)):
+            moved = f"{path}:{function}"
+            changes.setdefault("rewards", {})[number] = moved if isinstance(entry, str) else {"function": moved}
+    stages = values.get(STAGES)
+    inner = {
+        number: each
+        for number, stage in enumerate(stages if isinstance(stages, list) else ())
+        if isinstance(stage, Mapping) and (each := _moved_files(stage, see))
+    }
+    return {**changes, **({STAGES: inner} if inner else {})}
+
+
+def _seen_from(file: str, before: Path, after: Path) -> str | None:
+    """The path of a file beside the old recipe, for the new one; None where it is not there, or the path is whole."""
+    path = before / file
+    return os.path.relpath(path, after) if not Path(file).is_absolute() and path.is_file() else None
