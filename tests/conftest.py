@@ -149,7 +149,8 @@ def make_trainer(tmp_path: Path, _trainer_loaded: None) -> MakeTrainer:
     Besides the fields of `GRPOConfig`: `model`, `rows`, `eval_rows` (rows, a dict of them or datasets) and the other
     arguments of `GRPOTrainer` by their names.
     """
-    from podium import GRPOConfig, GRPOTrainer
+    from podium import GRPOConfig
+    from podium.trainer.trainer import GRPOTrainer
 
     def make(
         rewards: Any = digits, *, model: Any = "llama", rows: Any = ROWS, eval_rows: Any = None, **given: Any

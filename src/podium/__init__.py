@@ -20,18 +20,18 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from podium import data, rewards
     from podium.algorithm import advantages, losses
+    from podium.cli.python_trainer import GRPOTrainer
     from podium.models import packing
     from podium.recipe.checks import check
     from podium.recipe.stages.api import Stages
     from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
     from podium.runs.run import Run
     from podium.trainer.config import GRPOConfig
-    from podium.trainer.trainer import GRPOTrainer
 
 _HOME = {
     "check": "podium.recipe.checks",
     "GRPOConfig": "podium.trainer.config",
-    "GRPOTrainer": "podium.trainer.trainer",
+    "GRPOTrainer": "podium.cli.python_trainer",
     "Completion": "podium.records",
     "Finding": "podium.records",
     "Group": "podium.records",

@@ -142,10 +142,10 @@ def test_long_lines_wrap_at_words(now: Say, width: int) -> None:
 
 @pytest.mark.defect("F12", "step lines at 80 columns")
 def test_a_step_line_keeps_whole_parts(now: Say) -> None:
-    line = "step 3/5  reward 1.250  groups with signal 75 %  1,000 tokens/s  0:04 left  loss 0.5"
+    line = "step 3/5  reward 1.250  right 25 %  length 31 tokens  0:04 left  and more than fits into 80 columns"
     assert fitting(line, 200) == line
-    assert fitting(line, 80) == line.partition("  loss")[0]
-    assert fitting(line, 40) == "step 3/5  reward 1.250"
+    assert fitting(line, 80) == line.partition("  and")[0]
+    assert fitting(line, 40) == "step 3/5  reward 1.250  right 25 %"
     now(fitting(line, 80))
 
 

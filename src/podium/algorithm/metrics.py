@@ -57,8 +57,11 @@ METRICS: Mapping[str, Metric] = {
     "health/logp_gap_max": Metric("nats", "The same for the token where it is largest."),
     "health/resident_bytes": Metric("bytes", "Memory of the process."),
     "health/device_bytes": Metric("bytes", "Memory of tensors on the GPU."),
-    "health/tokens_per_second": Metric("tokens/s", "Prompt and completion tokens of a step over its time."),
+    "health/tokens_per_second": Metric(
+        "tokens/s", "Prompt and completion tokens of a round over the time of its steps; at its last."
+    ),
     "finding/<code>": Metric("count", "1 in the log after a finding was said; `findings.jsonl` has its words."),
+    "accuracy": Metric("share", "Completions that are right, by the reward that counts as accuracy; only with one."),
     "resampled_prompts": Metric("prompts", "Prompts replaced for want of spread; only with `dynamic_sampling`."),
     "completions/mean_length": Metric("tokens", "Mean length of the completions, with their end token."),
     "completions/min_length": Metric("tokens", "Shortest completion."),
@@ -163,8 +166,31 @@ def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> Ro
     return RolloutTable(names_K=names_K, rows=np.array(rows, np.float64).reshape(-1, 3 + len(names_K)))
 
 
-def rollout_metrics(table: RolloutTable, advantages: Advantages) -> dict[str, float]:
-    """`completions/*`, `rewards/*`, `reward`, `reward_std`, `frac_reward_zero_std` of a whole round."""
+RIGHT = 1.0
+"""Least reward with which a function that tells right from wrong means right."""
+
+
+def right(rewards: np.ndarray) -> np.ndarray:
+    """1 or 0; NaN stays."""
+    return np.where(np.isnan(rewards), np.nan, (rewards >= RIGHT).astype(float))
+
+
+def accuracy_name(names: Sequence[str]) -> str | None:
+    """The reward function whose name suggests right or wrong.
+
+    >>> accuracy_name(["answer_format", "answer_correct"]), accuracy_name(["brevity"])
+    ('answer_correct', None)
+    """
+    words = ("accuracy", "correct", "match", "answer")
+    return next((name for word in words for name in names if word in name and "format" not in name), None)
+
+
+def rollout_metrics(table: RolloutTable, advantages: Advantages, accuracy: str | None = None) -> dict[str, float]:
+    """`completions/*`, `rewards/*`, `reward`, `reward_std`, `frac_reward_zero_std` of a whole round.
+
+    `accuracy`: the reward function whose share of right completions is a metric, too.
+    """
+    known = table.names_K.index(accuracy) if accuracy in table.names_K else None
     rewards = {
         f"rewards/{name}/{what}": of(table.rewards_RK[:, k])
         for k, name in enumerate(table.names_K)
@@ -175,6 +201,7 @@ def rollout_metrics(table: RolloutTable, advantages: Advantages) -> dict[str, fl
         "completions/clipped_ratio": nanmean(table.truncated_R),
         **_lengths(table.tokens_R[~table.truncated_R], "terminated_length"),
         **rewards,
+        **({} if known is None else {"accuracy": nanmean(right(table.rewards_RK[:, known]))}),
         "reward": nanmean(advantages.reward_PG),
         "reward_std": nanstd(advantages.reward_PG),
         "frac_reward_zero_std": nanmean(advantages.zero_std_PG),

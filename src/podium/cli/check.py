@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from podium.cli.terminal import as_dicts, console, counted, fail_on_errors, print_findings, print_json, quiet
+from podium.cli.next_command import print_next
+from podium.cli.terminal import (
+    as_dicts,
+    console,
+    counted,
+    fail_on_errors,
+    plain_text,
+    print_findings,
+    print_json,
+    print_wrapped,
+    quiet,
+)
 from podium.errors import ConfigError
+from podium.records import Finding
 
 
 def check(
@@ -58,11 +72,22 @@ def check(
     if as_json:
         print_json({"findings": as_dicts(found), **extra})
     else:
-        worst = next((finding.code for finding in found if finding.severity != "note"), None)
-        more = f"; `podium explain {worst}` says more" if worst else ""
-        patch = f"; patch: `podium cure {path}`" if any(finding.changes for finding in found) else ""
-        console.print(f"{path}: {counted(found)}{more}{patch}")
+        print_wrapped(console, plain_text(f"{path}: {counted(found)}"))
+        _print_next(context.args, found, rollouts=bool(rollouts))
     fail_on_errors(found)
+
+
+def _print_next(words: Sequence[str], found: Sequence[Finding], *, rollouts: bool) -> None:
+    """The worst finding's page where there is an error, else the next command on the same recipe."""
+    worst = next((finding for finding in found if finding.severity != "note"), None)
+    if len(words) == 1 and any(finding.changes for finding in found if finding.severity != "note"):
+        print_next("check, curable", recipe=shlex.join(words))
+        return
+    if worst is not None and worst.severity == "error":
+        print_next("check, errors", code=worst.code)
+        return
+    sampled = "check --rollouts, not ready" if worst is not None else "check --rollouts"
+    print_next(sampled if rollouts else "check", recipe=shlex.join(words))
 
 
 def _check_save(save: str, rollouts: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_records
+from podium.cli.next_command import print_next
 from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError, did_you_mean
 from podium.runs.run import Run
@@ -56,6 +57,8 @@ def compare(
     else:
         pairs = _evaluate(names, request, also, output, by)
     _show(pairs, by=by, examples=examples, as_json=as_json)
+    if not as_json and Path(names[-1]).is_dir():
+        print_next("compare", run=names[-1], merged=f"{Path(names[-1]).resolve().name}-merged")
 
 
 def _check_only_saved(names: Sequence[str], request: EvalRequest, also: str) -> None:

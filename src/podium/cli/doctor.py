@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from podium.cli.next_command import print_next
 from podium.cli.terminal import STYLES, as_dicts, console, plain_text, print_json
 from podium.errors import as_line
 
@@ -66,6 +67,8 @@ def _print(report: HealthReport) -> None:
         lines.append(plain_text(f"\npatch: podium cure {report.source}"))
     for line in lines:
         console.print(line, soft_wrap=True)
+    if report.has_completions:
+        print_next("doctor" if report.issues else "doctor, nothing found", run=report.source)
 
 
 def _when(issue: Issue, last: int) -> str:

@@ -49,7 +49,7 @@ def closing(steps: int, trained: float, total: float, folder: Path | None) -> st
     """Steps, seconds and memory of a run, also of its tensors on a GPU; no folder: no model was saved."""
     import torch
 
-    from podium.trainer.progress import clock
+    from podium.runs.pace import clock
 
     saved = f". Model saved in {folder}" if folder else ""
     memory = f"peak memory {peak_bytes() / 1e9:.1f} GB"
@@ -63,12 +63,3 @@ def peak_bytes() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def next_command(folder: Path, severities: Sequence[str]) -> str:
-    """The command to type after a run.
-
-    >>> next_command(Path("runs/a"), ["note"]), next_command(Path("runs/a"), ["note", "warning"])
-    ('Next: podium chat runs/a', 'Next: podium doctor runs/a')
-    """
-    return f"Next: podium {'doctor' if {'error', 'warning'} & set(severities) else 'chat'} {folder}"

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_records
+from podium.cli.next_command import print_next
 from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError
 from podium.records import clean
@@ -59,6 +60,8 @@ def evaluate(
         console.print(plain_text(title(saved, summary)), soft_wrap=True)
         console.print(evaluation_table(summary))
         console.print(plain_text(f"Written: {path} and {path.with_suffix('.json').name}"), soft_wrap=True)
+        if target.run is not None:
+            print_next("eval", model=name)
 
 
 def made_folder(output: Path | None, *targets: NamedModel) -> Path:
@@ -121,7 +124,7 @@ def progress(done: int, total: int | None, seconds: float) -> str:
     >>> progress(20, 80, 10.0), progress(20, None, 10.0)
     ('20/80 prompts, 0:30 left', '20 prompts, 0:10')
     """
-    from podium.trainer.progress import clock
+    from podium.runs.pace import clock
 
     if total is None:
         return f"{done} prompts, {clock(seconds)}"

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.cli.comparison import show_comparison
-from podium.cli.targets import held_out_name
 from podium.cli.terminal import print_on_main
-from podium.evaluation import EvalScores, EvalSummary, accuracy_name, compare, measure, numbers, summarize
+from podium.evaluation import EvalScores, EvalSummary, compare, measure, numbers, summarize
 from podium.evaluation.evaluate import how
 from podium.evaluation.saved import EvalSettings, save, write_json
 from podium.records import ScoredGroup
@@ -19,7 +18,6 @@ from podium.trainer.rollouts import EVALUATION
 from podium.trainer.settings import sampling_settings
 
 if TYPE_CHECKING:
-    from podium.recipe import Recipe
     from podium.trainer.trainer import GRPOTrainer
 
 
@@ -32,41 +30,44 @@ class HeldOutResult:
     groups: list[ScoredGroup]
 
 
-def measure_held_out(recipe: Recipe, trainer: GRPOTrainer, rows: Any, when: str) -> HeldOutResult:
-    """Sample every held-out prompt several times, score, and keep the numbers in the run's folder."""
-    rows = list(itertools.islice(rows, recipe.eval_rows))
-    print_on_main(f"{when} training: {len(rows)} held-out prompts, {recipe.eval_samples} completions each ...")
-    groups = trainer.generate_completions(
-        rows, num_generations=recipe.eval_samples, temperature=recipe.eval_temperature
-    )
-    accuracy = recipe.accuracy or accuracy_name(groups[0].names_K)
-    measured = measure(groups, trainer.parts.advantage.weights_K, accuracy)
+def measure_held_out(trainer: GRPOTrainer, rows: Any, when: str, *, folder: Path, data: str) -> HeldOutResult:
+    """Sample held-out prompts several times each, as `eval_rows`, `eval_samples` and `eval_temperature` set, and score.
+
+    The numbers are kept in the run's folder; `data` is the name of the rows.
+    """
+    args, parts = trainer.args, trainer.parts
+    rows = list(itertools.islice(rows, args.eval_rows))
+    print_on_main(f"{when} training: {len(rows)} held-out prompts, {args.eval_samples} completions each ...")
+    groups = trainer.generate_completions(rows, num_generations=args.eval_samples, temperature=args.eval_temperature)
+    measured = measure(groups, parts.advantage.weights_K, parts.accuracy)
     result = HeldOutResult(numbers=summarize(measured), measured=measured, groups=groups)
     if trainer.is_world_process_zero():
-        folder = Path(str(recipe.config["output_dir"])) / run.EVALUATION
-        save(folder / f"{when}.parquet", _settings(recipe, trainer, measured, when), [groups])
-        write_json(folder / f"{when}.json", {"temperature": recipe.eval_temperature, **numbers(result.numbers)})
+        settings = _settings(trainer, measured, model=f"{folder.resolve().name}, {when}", data=data)
+        save(folder / run.EVALUATION / f"{when}.parquet", settings, [groups])
+        contents = {"temperature": args.eval_temperature, **numbers(result.numbers)}
+        write_json(folder / run.EVALUATION / f"{when}.json", contents)
     return result
 
 
-def _settings(recipe: Recipe, trainer: GRPOTrainer, measured: EvalScores, when: str) -> EvalSettings:
+def _settings(trainer: GRPOTrainer, measured: EvalScores, *, model: str, data: str) -> EvalSettings:
     """Settings of the evaluation, as `podium eval` writes them."""
+    args, parts = trainer.args, trainer.parts
     sampling = sampling_settings(
-        trainer.args,
-        trainer.parts.end_ids,
-        num_completions=recipe.eval_samples,
+        args,
+        parts.end_ids,
+        num_completions=args.eval_samples,
         round_number=EVALUATION,
-        temperature=recipe.eval_temperature,
+        temperature=args.eval_temperature,
     )
-    rounded = getattr(trainer.parts.forward.precision, "enabled", None)
+    rounded = getattr(parts.forward.precision, "enabled", None)
     return EvalSettings(
-        model=f"{Path(str(recipe.config['output_dir'])).resolve().name}, {when}",
-        data=held_out_name(recipe.data),
+        model=model,
+        data=data,
         names=measured.names_K,
         weights=tuple(map(float, measured.weights_K)),
         accuracy=measured.accuracy,
         products="" if rounded is None else "bfloat16" if rounded else "float32",
-        **how(sampling, trainer.parts.engine),
+        **how(sampling, parts.engine),
     )
 
 

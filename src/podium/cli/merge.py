@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from podium.cli.next_command import print_next
 from podium.cli.terminal import prepare_output
 
 
@@ -33,3 +34,4 @@ def merge(
     typer.echo(f"{run}: {what}, saved in {made.dtype}")
     typer.echo(f"{made.proof}")
     typer.echo(f"{made.folder}  ({size:.1f} GB; README.md is its card)")
+    print_next("merge", out=str(made.folder))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
+from podium.cli.next_command import print_next
 from podium.cli.terminal import prepare_output
 from podium.records import clean
 
@@ -57,6 +58,7 @@ def push(
     if others := left_out(source, files):
         typer.echo(f"Not sent: {clean(', '.join(others))}")
     if repository is None:
+        print_next("push", run=run)
         return
     if not yes and not typer.confirm("Send these?"):
         typer.echo("Nothing was sent.")

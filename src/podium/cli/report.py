@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from podium.cli.next_command import print_next
 from podium.errors import ConfigError
 
 NAME = "report.html"
@@ -29,6 +30,8 @@ def report(
         output = runs[0] / NAME if len(runs) == 1 else Path(f"{names}.html")
     written = write_report(runs, output)
     typer.echo(f"{written}  ({written.stat().st_size / 1e6:.1f} MB)")
+    if len(runs) == 1:
+        print_next("report", run=str(runs[0]))
 
 
 def report_of_finished_run(folder: str | Path) -> str:

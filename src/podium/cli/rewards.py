@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Annotated
 
@@ -61,7 +62,9 @@ def try_out(
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
+    from podium.cli.next_command import print_next
     from podium.cli.rewards_report import examine_rewards, print_reports, reports_as_json
+    from podium.cli.words import is_recipe
     from podium.rewards.tester import ExamineSettings
 
     show_notes()
@@ -74,6 +77,12 @@ def try_out(
         print_json(reports_as_json(reports, total, found))
     else:
         print_reports(reports, found)
+        if found:
+            print_next("rewards test, findings", code=min(each.code for each in found))
+        elif is_recipe(target):
+            print_next("rewards test", recipe=shlex.quote(target))
+        else:
+            print_next("rewards test, a function", target=target, data=data)
     fail_on_errors(found)
 
 

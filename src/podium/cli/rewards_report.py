@@ -109,8 +109,7 @@ def print_reports(reports: Sequence[RewardReport], found: Sequence[Finding]) -> 
     tested = [report for report in reports if report.lines]
     if tested:
         console.print(score_table(tested))
-    more = f" `podium explain {min(finding.code for finding in found)}` says more." if found else ""
-    for text in (*map(_summary, tested), *(f"\n{finding}" for finding in found), f"\n{counted(found)}.{more}"):
+    for text in (*map(_summary, tested), *(f"\n{finding}" for finding in found), f"\n{counted(found)}."):
         console.print(plain_text(text))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podium.cli.next_command import print_next
 from podium.cli.terminal import console, errors, prepare_output, print_json, quiet, table
 from podium.records import last_user_turn
 
@@ -51,6 +53,8 @@ def sample(
         else:
             for group in tables(scored, settings):
                 console.print(group)
+        if not as_json:
+            print_next("sample", recipe=shlex.join(context.args))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podium.cli.next_command import next_line
 from podium.cli.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
 from podium.runs.occupied import occupying
 from podium.runs.redaction import without_secrets
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 STOPPED = 3
 """Exit code of a run that a finding has stopped."""
-
-NOTES = ("C040", "D051")
-"""Codes of the notes that are printed: inferred settings, rows left out for their pass rates."""
 
 
 def train(
@@ -77,7 +75,7 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verb
 
 def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     """The recipe, checked: warnings are printed; errors, and whatever this machine lacks, are one `ConfigError`."""
-    from podium.recipe.checks import as_error, examine
+    from podium.recipe.checks import as_error, examine, worth_saying
     from podium.recipe.checks.table import NOT_HERE
 
     quiet()
@@ -86,18 +84,20 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     if checked.recipe is None or wrong:
         raise as_error(str(path), wrong)
     if is_main():
-        printed = [each for each in checked.findings if each.severity == "warning" or each.code in NOTES]
-        print_findings(errors, printed)
+        print_findings(errors, worth_saying(checked.findings))
     return checked.recipe
 
 
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
-    from podium.cli.ending import closing, next_command, resumable
+    from podium.cli.ending import closing, resumable
     from podium.cli.held_out import measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run
+    from podium.cli.targets import held_out_name
 
     held_out = job.held_out if evaluate else None
-    before = None if held_out is None else measure_held_out(job.recipe, job.judge(), held_out, "before")
+    where: dict[str, Any] = {"folder": job.folder, "data": held_out_name(job.recipe.data)}
+    measures = held_out is not None and job.recipe.eval_rows > 0
+    before = measure_held_out(job.judge(), held_out, "before", **where) if measures else None
     begun = time.perf_counter()
     with resumable(job.folders, job.stop, is_main=is_main()):
         try:
@@ -110,7 +110,7 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
         print_on_main(f"All {len(job.recipe.stages)} stages are done. Model saved in {job.folder}")
         return
     if before is not None and not job.stopped:
-        after = measure_held_out(job.recipe, trainer, held_out, "after")
+        after = measure_held_out(trainer, held_out, "after", **where)
         if is_main():
             print_before_and_after(job.folder, before, after)
     steps, endings = job.summary()
@@ -122,14 +122,16 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
     if trainer.args.push_to_hub and not job.recipe.stages:
         trainer.push_to_hub(dataset_name=job.recipe.data.dataset)
     _end(trainer)
-    print_on_main(next_command(job.folder, [finding.severity for finding in trainer.health.found]))
+    doubtful = {"error", "warning"} & {finding.severity for finding in trainer.health.found}
+    print_on_main(next_line("train, with warnings" if doubtful else "train", run=str(job.folder)))
 
 
 def _end(trainer: Any) -> None:
     """Close what is open; a run that a finding has stopped has an exit code of its own."""
     stopped = trainer.health.decision == "stop"
     if stopped:
-        print_on_main("Training was stopped by a finding; `podium doctor` on the run's folder says more.")
+        print_on_main("Training was stopped by a finding.")
+        print_on_main(next_line("train, with warnings", run=str(trainer.args.output_dir)))
     if hasattr(trainer, "end"):  # transformers 5.18 and later: trackers and process groups
         trainer.end()
     if stopped:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from podium.evaluation.measured import EvalScores, right
+from podium.algorithm.metrics import right
+from podium.evaluation.measured import EvalScores
 from podium.evaluation.statistics import Interval, mean_interval, mean_of_prompt, pass_at_k, share_interval
 
 

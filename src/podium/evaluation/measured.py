@@ -20,14 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from podium.algorithm.advantages import combine
+from podium.algorithm.metrics import right
 from podium.data.columns import GOLD
 from podium.evaluation.statistics import mean_of_prompt
 from podium.records import Prompt, ScoredGroup, last_user_turn
 from podium.runs.monitors.hacking import in_common
 from podium.runs.recording import nullable, utf8
-
-RIGHT = 1.0
-"""Least reward with which a function that tells right from wrong means right."""
 
 LONGEST_LABEL = 200
 """Characters of a column's value by which prompts can be told apart."""
@@ -112,11 +110,6 @@ class EvalScores:
             truncated_PG=self.truncated_PG[index],
             labels={name: [values[i] for i in index] for name, values in self.labels.items()},
         )
-
-
-def right(rewards: np.ndarray) -> np.ndarray:
-    """1 or 0; NaN stays."""
-    return np.where(np.isnan(rewards), np.nan, (rewards >= RIGHT).astype(float))
 
 
 def measure(groups: Sequence[ScoredGroup], weights_K: Sequence[float] | np.ndarray, accuracy: str | None) -> EvalScores:
@@ -207,13 +200,3 @@ def label(value: Any) -> str | None:
         return None
     text = utf8(str(value))
     return text if len(text) <= LONGEST_LABEL else None
-
-
-def accuracy_name(names: Sequence[str]) -> str | None:
-    """The reward function whose name suggests right or wrong.
-
-    >>> accuracy_name(["answer_format", "answer_correct"]), accuracy_name(["brevity"])
-    ('answer_correct', None)
-    """
-    words = ("accuracy", "correct", "match", "answer")
-    return next((name for word in words for name in names if word in name and "format" not in name), None)

@@ -15,7 +15,7 @@ from podium.data.columns import Columns
 from podium.data.conditions import Condition, parse_condition
 from podium.data.loading import DatasetSpec, DataSpec, contradictions, read_parts
 from podium.data.sources import check_exists
-from podium.errors import PodiumError, as_line, did_you_mean
+from podium.errors import PodiumError, as_line
 from podium.models.builtin import BUILTIN
 from podium.recipe.assume import OLD_NAMES, assume
 from podium.recipe.document import Document, Place, Problem, Reader, in_order, variables
@@ -36,6 +36,7 @@ from podium.recipe.schema import (
 from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
 from podium.trainer.config import has_bfloat16
+from podium.trainer.rules import unknown_accuracy
 
 _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
     "lora_r": ("r", 16),
@@ -68,7 +69,6 @@ def survey_recipe(
     config = reader.config(rewards)
     reader.check_needed(rewards, needs_rewards=needs_rewards)
     resume = values.get("resume_from_checkpoint")
-    named = ("accuracy", "eval_samples", "eval_temperature", "eval_rows")
     recipe = Recipe(
         name=document.name,
         model=values.get("model", ""),
@@ -81,7 +81,6 @@ def survey_recipe(
         given={**document.values, **overrides},
         assumed=assumed,
         **made,
-        **{key: values[key] for key in named if key in values},
     )
     return recipe, in_order(reader.problems)
 
@@ -311,9 +310,6 @@ class _RecipeReader(Reader):
         ):
             if not there:
                 self.problems.append(Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix))
-        wanted = self.values.get("accuracy")
-        names = [callable_name(spec.function) for spec in rewards]
-        if wanted and names and wanted not in names:
-            listed = ", ".join(names)
-            fix = did_you_mean(wanted, names) or as_line("accuracy", names[0])
-            self.refuse(f"`accuracy` names no reward here ({listed}): `{wanted}`.", "accuracy", fix=fix)
+        error = unknown_accuracy(self.values.get("accuracy"), [callable_name(spec.function) for spec in rewards])
+        if error is not None:
+            self.refuse(error, "accuracy")

@@ -37,14 +37,6 @@ class Recipe:
     config: Mapping[str, Any]
     """Arguments of `GRPOConfig`."""
     resume: str | bool | None = None
-    accuracy: str | None = None
-    """Name of the reward that tells right (at least 1) from wrong; None: the one whose name sounds like it."""
-    eval_samples: int = 4
-    """Completions per held-out prompt, before and after."""
-    eval_temperature: float | None = None
-    """Temperature of those completions; None: as in training."""
-    eval_rows: int = 200
-    """Most held-out prompts that are sampled, before and after."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to set in the process that trains."""
     places: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +49,31 @@ class Recipe:
     """`CheckedRows`, where a check has read them; None: rows are loaded when they are needed."""
     stages: tuple[Stage, ...] = ()
     """The parts of a run in stages, in order; the other fields are then those of the last, by which it is judged."""
+
+    @property
+    def accuracy(self) -> str | None:
+        """Name of the reward that tells right (at least 1) from wrong; None: the one whose name suggests it."""
+        return self._setting("accuracy")
+
+    @property
+    def eval_samples(self) -> int:
+        """Completions per held-out prompt, before and after."""
+        return self._setting("eval_samples")
+
+    @property
+    def eval_temperature(self) -> float | None:
+        """Temperature of those completions; None: as in training."""
+        return self._setting("eval_temperature")
+
+    @property
+    def eval_rows(self) -> int:
+        """Most held-out prompts that are sampled, before and after."""
+        return self._setting("eval_rows")
+
+    def _setting(self, name: str) -> Any:
+        from podium.trainer.config import GRPOConfig
+
+        return self.config.get(name, getattr(GRPOConfig, name))
 
     def arguments(self) -> GRPOConfig:
         """The run's `GRPOConfig`. Raises `ConfigError` for a contradiction, with the line of what is named first."""

@@ -45,10 +45,6 @@ OWN_KEYS: Mapping[str, Any] = {
     "difficulty": str | None,
     "rewards": list[Any],
     "lora": dict[str, Any] | None,
-    "accuracy": str | None,
-    "eval_samples": int,
-    "eval_temperature": float | None,
-    "eval_rows": int,
     "env": dict[str, Any],
     "datasets": list[dict[str, Any]],
     "torch_dtype": str | None,
@@ -95,9 +91,6 @@ _LISTED_CHOICES: Mapping[str, tuple[str, ...]] = {
 
 _LIMITS: Mapping[str, tuple[float, float, str]] = {
     **RANGES,
-    "eval_samples": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
-    "eval_temperature": (1e-6, 100.0, "0.001 draws the likeliest completion"),
-    "eval_rows": (1, float("inf"), "to look at no held-out prompts there is `--no-eval`"),
     **{key: (1, float("inf"), "it is the rank of an adapter's matrices") for key in ("r", "lora_r")},
     "lora_alpha": (1e-9, float("inf"), "it scales the adapter, and 0 takes it away"),
     "lora_dropout": (0.0, 1.0, "it is a probability"),

@@ -17,6 +17,7 @@ from transformers.trainer_utils import set_seed
 
 from podium.algorithm.advantages import AdvantageSettings
 from podium.algorithm.losses import EntropyControl, LossSettings, skips_zero_advantage
+from podium.algorithm.metrics import accuracy_name
 from podium.data.check import checked_rows
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import is_read_once
@@ -40,6 +41,7 @@ from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.rounds import Plan, PromptOrder
+from podium.trainer.rules import unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
     completions_log_settings,
@@ -88,6 +90,8 @@ class TrainingPlan:
     served: Served | Colocated | None
     """vLLM, where it samples."""
     rewards: tuple[Reward, ...]
+    accuracy: str | None
+    """The reward function that tells right from wrong; None: there is none."""
     advantage: AdvantageSettings
     adaptive: AdaptiveWeights
     """The weights at the start of the run."""
@@ -142,8 +146,11 @@ def before_weights(given: Given) -> TrainingPlan:
         raise error
     rewards = reward_records(given.reward_funcs, given.reward_processing_classes, args)
     advantage = advantage_settings(args, len(rewards))
+    names = [reward.name for reward in rewards]
+    if (unknown := unknown_accuracy(args.accuracy, names)) is not None:
+        raise unknown
     _say_idle_workers(args, rewards)
-    adaptive = AdaptiveWeights.of([reward.name for reward in rewards], advantage.weights_K, args.adaptive_rewards)
+    adaptive = AdaptiveWeights.of(names, advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
     config = loading.load_config(model, load)
     if isinstance(model, str):
@@ -164,6 +171,7 @@ def before_weights(given: Given) -> TrainingPlan:
         tokenizer=tokenizer,
         served=served,
         rewards=rewards,
+        accuracy=args.accuracy or accuracy_name(names),
         advantage=advantage,
         adaptive=adaptive,
         builder=builder,

@@ -98,6 +98,14 @@ class GRPOConfig(trl.GRPOConfig):
         "What becomes of a reward function that raises, runs over its limit or returns no finite number: "
         "`raise` ends the run, `none` leaves it out, a number is taken in its place.",
     )
+    accuracy: str | None = option(
+        None,
+        "Name of the reward function that tells right (at least 1) from wrong. None: the one whose name suggests it "
+        "(accuracy, correct, match, answer).",
+    )
+    eval_samples: int = option(4, "Completions per held-out prompt, before and after training.")
+    eval_temperature: float | None = option(None, "Temperature of those completions. None: as in training.")
+    eval_rows: int = option(200, "Most held-out prompts that are sampled before and after training. 0: none.")
     reward_workers: int = option(1, "Processes for each reward function from a file that judges every row by itself.")
     adaptive_rewards: dict[str, Any] | None = option(
         None,

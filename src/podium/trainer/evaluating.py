@@ -88,7 +88,7 @@ class EvaluationMixin(Trainer):
         rows, parts, measured = list(cast(Any, dataloader.dataset)), self.parts, Measurements()
         scored = self._sample(rows, parts.args.num_generations_eval or parts.args.num_generations)
         table, result = gathered_advantages([*scored.values()], [*scored], PolicyState.of(self))
-        measured.add(rollout_metrics(table, result))
+        measured.add(rollout_metrics(table, result, parts.accuracy))
         _, counted_PG = trained_on(table, result, parts)
         groups = [
             select_completions(training_group(group, result.advantages_PG[i]), np.flatnonzero(counted_PG[i]).tolist())

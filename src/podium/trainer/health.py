@@ -29,6 +29,7 @@ from podium.records import Finding, ScoredGroup, StepMetrics
 from podium.runs import checkpoint, environment
 from podium.runs.doctor import rounds_of
 from podium.runs.monitors import Monitor, run_settings
+from podium.runs.pace import steps_per_round
 from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, ENVIRONMENT, Run
@@ -90,7 +91,8 @@ class Health(TrainerCallback):
         self._gaps: list[Tensor] = []
         self._probe: WeightProbe | None = None
         self._learning_rate = 0.0
-        self._num_tokens = 0.0
+        self._num_tokens, self._seconds = 0.0, 0.0
+        self._steps_per_round = steps_per_round(vars(self.args))
         self._spent = 0.0
         self._rollbacks = 0
         self._went_back: Finding | None = None
@@ -123,6 +125,7 @@ class Health(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._probe = WeightProbe(kwargs["model"]) if isinstance(kwargs.get("model"), nn.Module) else None
         self.decision = None
+        self._num_tokens, self._seconds = float(state.num_input_tokens_seen), 0.0
         if not (self.args.record and self._is_main):
             return
         with self._timed():
@@ -161,7 +164,7 @@ class Health(TrainerCallback):
         decision = None
         if self._is_main:
             with self._timed():
-                metrics = StepMetrics(step=state.global_step, values=self._step_values())
+                metrics = StepMetrics(step=state.global_step, values=self._step_values(state))
                 self.latest = metrics.values
                 self.folder.add_metrics(metrics)
                 rounds, self._rounds = self._rounds, []
@@ -186,8 +189,8 @@ class Health(TrainerCallback):
 
     # ---- numbers ----
 
-    def _step_values(self) -> dict[str, float]:
-        """All measurements of this step, with those of the process."""
+    def _step_values(self, state: TrainerState) -> dict[str, float]:
+        """All measurements of this step, with those of the process; speed where a generation round ends."""
         own = {"learning_rate": self._learning_rate, "health/resident_bytes": float(psutil.Process().memory_info().rss)}
         if torch.cuda.is_available():
             own["health/device_bytes"] = float(torch.cuda.memory_allocated())
@@ -197,10 +200,14 @@ class Health(TrainerCallback):
             self._gaps = []
         self.measured.add("train", {name: value for name, value in own.items() if name != "learning_rate"})
         values = {**self.measured.take_step(), **own}
-        tokens, self._num_tokens = values.get("num_tokens", 0.0) - self._num_tokens, values.get("num_tokens", 0.0)
-        if tokens > 0 and values.get("step_time", 0) > 0:
-            values["health/tokens_per_second"] = tokens / values["step_time"]
-            self.measured.add("train", {"health/tokens_per_second": values["health/tokens_per_second"]})
+        self._seconds += values.get("step_time", 0.0)
+        tokens = float(state.num_input_tokens_seen)
+        if state.global_step % self._steps_per_round == 0:
+            speed = (tokens - self._num_tokens) / self._seconds if self._seconds > 0 else 0.0
+            if speed > 0:
+                values["health/tokens_per_second"] = speed
+                self.measured.add("train", {"health/tokens_per_second": speed})
+            self._num_tokens, self._seconds = tokens, 0.0
         spent, self._spent = self._spent, 0.0
         self.measured.add("train", {"time/monitor_seconds": spent})
         return {**values, "time/monitor_seconds": spent}

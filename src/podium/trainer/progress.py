@@ -1,11 +1,11 @@
-"""The line that training shows: step, reward, share of groups with signal, tokens a second, time left."""
+"""The line that training shows: step, reward, share of right completions, their length, time left."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,17 +16,64 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils.import_utils import is_in_notebook
 
 from podium.runs.html import render
+from podium.runs.monitors.detection import percent
+from podium.runs.pace import clock, steps_per_round, typical_seconds
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
 
-WINDOW = 8
-"""Optimizer steps over which speed is averaged."""
+NUMBERS: Mapping[str, Callable[[float], str]] = {
+    "reward": "reward {:.3f}".format,
+    "accuracy": lambda share: f"right {percent(share)}",
+    "completions/mean_length": "length {:.0f} tokens".format,
+}
+"""Metrics on the line. The loss is not among them: GRPO's is near 0 by construction, whatever is learnt."""
+
+_ROUND = ("steps_per_generation", "num_iterations", "gradient_accumulation_steps")
 
 LINES = 10
 """About as many lines a whole run has in a file or pipe."""
 
 FIRST = "sampling and checking the first batch, which takes longer than a step"
+
+
+@dataclass(slots=True)
+class Pace:
+    """Seconds of the steps of a run, evaluations and checkpoints apart, and of what is to come.
+
+    The first step is left out: it holds the proof, and completions that have not learnt to end.
+    """
+
+    per_round: int = 1
+    """Optimizer steps of a generation round."""
+    first: int = 1
+    """Number of the first step."""
+    seconds: list[float] = field(default_factory=list)
+    """Of the steps after the first."""
+    others: float = 0.0
+    """Of evaluations and checkpoints, which come again."""
+    _mark: float | None = None
+
+    def step_ended(self) -> None:
+        """After every optimizer step, before its evaluation and checkpoint."""
+        now = time.perf_counter()
+        if self._mark is not None:
+            self.seconds.append(now - self._mark)
+        self._mark = now
+
+    def interrupted(self) -> None:
+        """After an evaluation or a checkpoint."""
+        now = time.perf_counter()
+        if self._mark is not None:
+            self.others += now - self._mark
+            self._mark = now
+
+    def left(self, step: int, max_steps: int) -> float | None:
+        """Seconds from the end of a step to that of the run; None: not known yet."""
+        typical = typical_seconds(self.seconds, self.per_round)
+        if typical is None:
+            return None
+        return (max_steps - step) * (typical + self.others / (step - self.first + 1))
 
 
 class _Progress(TrainerCallback):
@@ -35,21 +82,23 @@ class _Progress(TrainerCallback):
     def __init__(self) -> None:
         self.logs: dict[str, float] = {}
         self.rewards: dict[int, float] = {}
-        self.marks: deque[tuple[float, int, float]] = deque(maxlen=WINDOW + 1)
-        self.first = True
+        self.pace = Pace()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._mark(state)
-        self.first = True
+        settings = {name: getattr(args, name, None) for name in _ROUND}
+        self.pace = Pace(per_round=steps_per_round(settings), first=state.global_step + 1)
         if state.is_world_process_zero:
             self.open(state)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if self.first:  # includes the proof, and completions that have not learnt to end: no measure of speed
-            self.marks.clear()
-            self.first = False
-        self._mark(state)
+        self.pace.step_ended()
         self.show(state)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.pace.interrupted()
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.pace.interrupted()
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self.logs |= dict(logs or {})
@@ -62,10 +111,8 @@ class _Progress(TrainerCallback):
         self.close()
 
     def line(self, state: TrainerState) -> str:
-        return describe(state.global_step, state.max_steps, self.logs, tuple(self.marks))
-
-    def _mark(self, state: TrainerState) -> None:
-        self.marks.append((time.perf_counter(), state.global_step, float(state.num_input_tokens_seen)))
+        left = self.pace.left(state.global_step, state.max_steps)
+        return describe(state.global_step, state.max_steps, self.logs, left)
 
     def open(self, state: TrainerState) -> None:
         """Show that the first batch is checked, on the main process."""
@@ -164,29 +211,15 @@ def fitting(line: str, width: int) -> str:
     return "  ".join(parts)
 
 
-def describe(step: int, max_steps: int, logs: Mapping[str, float], marks: tuple[tuple[float, int, float], ...]) -> str:
-    """The line; `marks` are (seconds, optimizer step, tokens so far) of the latest steps.
+def describe(step: int, max_steps: int, logs: Mapping[str, float], left: float | None) -> str:
+    """The line; `left` are the seconds to come, None where they are not known.
 
-    >>> logs = {"reward": 1.25, "frac_reward_zero_std": 0.25}
-    >>> describe(3, 5, logs, ((0.0, 1, 0.0), (4.0, 3, 4000.0)))
-    'step 3/5  reward 1.250  groups with signal 75 %  1,000 tokens/s  0:04 left'
+    >>> logs = {"reward": 1.25, "accuracy": 0.25, "completions/mean_length": 31.4}
+    >>> describe(3, 5, logs, 4.0)
+    'step 3/5  reward 1.250  right 25 %  length 31 tokens  0:04 left'
     """
     parts = [f"step {step}/{max_steps}"]
-    if "reward" in logs:
-        parts.append(f"reward {logs['reward']:.3f}")
-    if "frac_reward_zero_std" in logs:
-        parts.append(f"groups with signal {100 * (1 - logs['frac_reward_zero_std']):.0f} %")
-    seconds, steps, tokens = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
-    if steps > 0 and seconds > 0:
-        parts += [f"{tokens / seconds:,.0f} tokens/s", f"{clock((max_steps - step) * seconds / steps)} left"]
+    parts += [form(logs[name]) for name, form in NUMBERS.items() if logs.get(name) is not None]
+    if step < max_steps:
+        parts.append("... left" if left is None else f"{clock(left)} left")
     return "  ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    """
-    >>> clock(75), clock(3725)
-    ('1:15', '1:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -122,7 +122,9 @@ class Rollouts:
             measured.add({"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
         table, result = gathered_advantages(sampled.scored, sampled.places, now)
         weights = now.weights.after(table.rewards_RK)
-        measured.add({**rollout_metrics(table, result), **now.weights.weight_metrics(), **weights.rate_metrics()})
+        measured.add(
+            {**rollout_metrics(table, result, parts.accuracy), **now.weights.weight_metrics(), **weights.rate_metrics()}
+        )
         staleness = now.step - sampled.policy_step
         if parts.args.async_rollouts:
             measured.add({"rollouts/staleness": staleness})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -17,7 +17,7 @@ import yaml
 from podium.algorithm.advantages import AGGREGATIONS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError, as_line, did_you_mean
 from podium.runs.findings import codes
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,9 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "top_p": (1e-6, 1.0, "it is a share of probability"),
     "top_k": (0, math.inf, "0 switches it off"),
     "min_p": (0.0, 1.0, "it is a share of the likeliest token's probability"),
+    "eval_samples": (1, math.inf, "to look at no held-out prompts there is eval_rows: 0"),
+    "eval_temperature": (1e-6, 100.0, "0.001 draws the likeliest completion"),
+    "eval_rows": (0, math.inf, "0 looks at no held-out prompts"),
     "repetition_penalty": (1e-6, math.inf, "1 switches it off"),
     "learning_rate": (0.0, 1000.0, "a negative rate climbs away from the reward, and no optimizer bears a higher one"),
     "weight_decay": (0.0, math.inf, "a negative one makes all weights grow"),
@@ -409,3 +412,11 @@ def actions(given: Any) -> dict[str, str]:
         if wish not in ACTIONS:
             raise ConfigError(f"on_finding for {code} is {wish!r}; it must be one of {', '.join(ACTIONS)}.")
     return wishes
+
+
+def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | None:
+    """The error of an `accuracy` that is none of the reward functions' names."""
+    if not wanted or not names or wanted in names:
+        return None
+    what = f"`accuracy` names no reward here ({', '.join(names)}): `{wanted}`."
+    return ConfigError(what, code="C030", fix=did_you_mean(wanted, names) or as_line("accuracy", names[0]))

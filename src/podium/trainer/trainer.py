@@ -42,7 +42,7 @@ from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.trainer.assembly import NOT_SUPPORTED, Given, Parts, after_weights, before_weights
+from podium.trainer.assembly import NOT_SUPPORTED, Given, Parts, TrainingPlan, after_weights, before_weights
 from podium.trainer.attributes import with_attributes
 from podium.trainer.checkpointing import CheckpointMixin
 from podium.trainer.config import GRPOConfig, refuse_unknown
@@ -107,10 +107,15 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             peft_config=peft_config,
             not_supported=not_supported,
         )
-        self._begin(after_weights(before_weights(given)), callbacks or [], optimizers)
+        self._begin(after_weights(self._plan(given)), callbacks or [], optimizers)
+
+    def _plan(self, given: Given) -> TrainingPlan:
+        """The run before its weights are loaded, checked."""
+        plan = before_weights(given)
+        warn_unlike_paper(plan.args)
+        return plan
 
     def _begin(self, parts: Parts, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any]) -> None:
-        warn_unlike_paper(parts.args)
         self.parts = parts
         self.entropy, self.weights = parts.entropy, parts.adaptive
         self.round: Round | None = None
@@ -305,6 +310,12 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self._measured.add("train", {**values, "step_time": step_time})
         self._measured.add("step", {"loss": sum(gather_object([float(self._loss)]))})
         self._loss, self._step_started = 0.0, time.perf_counter()
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's, whose time belongs to no step."""
+        begun = time.perf_counter()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._step_started += time.perf_counter() - begun
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The Trainer's numbers and ours; the last log of a run also carries what has come in since the one before."""

@@ -17,12 +17,16 @@ from podium.errors import ConfigError, PodiumError, with_fix
 from podium.recipe.document import open_document, variables
 from podium.records import Finding
 
+NOTES = ("C040", "D051", "W123")
+"""Codes of notes to print when training starts: inferred settings, rows left out for their pass rates, the accuracy."""
+
 if TYPE_CHECKING:
     from podium.recipe.document import Document
     from podium.recipe.recipe import Recipe
+    from podium.trainer.assembly import Given
     from podium.trainer.config import GRPOConfig
 
-__all__ = ["Checked", "as_error", "check", "check_recipe", "examine"]
+__all__ = ["Checked", "as_error", "check", "check_arguments", "check_recipe", "examine", "worth_saying"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +72,41 @@ def check(
     from podium.recipe.checks.process import process_as_it_was
 
     with process_as_it_was({}):
-        from podium.recipe.checks.setup import from_arguments, from_recipe
-        from podium.recipe.checks.table import findings, findings_in
+        from podium.recipe.checks.setup import from_recipe
+        from podium.recipe.checks.table import findings_in
         from podium.recipe.recipe import Recipe
         from podium.recipe.stages.plan import Surveyed
         from podium.trainer.assembly import Given
 
         if not isinstance(model, Recipe):
-            return findings(from_arguments(Given(**given, not_supported={})))
+            return check_arguments(Given(**given, not_supported={}))[0]
         stages = [Surveyed(recipe=stage.recipe, stage=stage) for stage in model.stages]
         surveyed = stages or [Surveyed(recipe=model)]
         return findings_in(surveyed, [from_recipe(each) for each in surveyed])
+
+
+def check_arguments(given: Given) -> tuple[list[Finding], Given]:
+    """Findings about a trainer's arguments, errors first; and the arguments, with rows that need no second look."""
+    from podium.recipe.checks.process import process_as_it_was
+
+    with process_as_it_was({}):
+        from podium.recipe.checks.setup import from_arguments
+        from podium.recipe.checks.table import findings
+
+        setup = from_arguments(given)
+        found = findings(setup)
+        train, evaluation = given.train_dataset, given.eval_dataset
+        if setup.builder is not None and not any(finding.severity == "error" for finding in found):
+            if setup.train is not None:
+                train = setup.train.checked(train)
+            if setup.evaluation is not None and not isinstance(evaluation, Mapping):
+                evaluation = setup.evaluation.checked(evaluation)
+        return found, replace(given, train_dataset=train, eval_dataset=evaluation)
+
+
+def worth_saying(found: Sequence[Finding]) -> list[Finding]:
+    """The findings to print when training starts: warnings, and notes about what is assumed or left out."""
+    return [each for each in found if each.severity == "warning" or each.code in NOTES]
 
 
 def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> list[Finding]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import TrainerState
 
+from podium.algorithm.metrics import accuracy_name
 from podium.data.columns import GOLD
 from podium.data.row import check_row
-from podium.errors import PodiumError, RewardError, as_line
-from podium.evaluation.measured import accuracy_name
+from podium.errors import PodiumError, RewardError
 from podium.isolation.workers.functions import unwrapped
 from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.records import Completion, Finding, Group, Prompt
@@ -22,6 +22,7 @@ from podium.rewards.model import RewardModel
 from podium.rewards.resolve import Reward, check_rewards
 from podium.rewards.score import score
 from podium.rewards.tester import quick_test
+from podium.trainer.rules import unknown_accuracy
 from podium.trainer.settings import advantage_settings
 
 SLOW_SECONDS = 0.05
@@ -35,6 +36,8 @@ def needs(setup: Setup) -> Iterator[Finding]:
     """Missing columns, and weights of another number."""
     survey, args = setup.train, setup.args
     if args is not None and setup.rewards:
+        unknown = unknown_accuracy(args.accuracy, [reward.name for reward in setup.rewards])
+        yield from [] if unknown is None else findings_of(unknown)
         try:
             advantage_settings(args, len(setup.rewards))
         except PodiumError as error:
@@ -99,7 +102,7 @@ def _is_own(reward: Reward) -> bool:
 
 def accuracy(setup: Setup) -> Iterator[Finding]:
     """The reward that counts as accuracy, where only names tell."""
-    if not setup.given or "accuracy" in setup.given or not any(map(_is_own, setup.rewards)):
+    if setup.args is None or setup.args.accuracy is not None or not any(map(_is_own, setup.rewards)):
         return
     names = [reward.name for reward in setup.rewards]
     name = accuracy_name(names)
@@ -110,14 +113,16 @@ def accuracy(setup: Setup) -> Iterator[Finding]:
     else:
         return
     why = "held-out accuracy, pass rates and verdicts are of that reward; where there is none, of the weighted sum"
-    yield note(code="W123", what=what, why=why, fix=as_line("accuracy", name or names[0]))
+    yield note(code="W123", what=what, why=why, fix=setup.line("accuracy", name or names[0]))
 
 
 def _tested(setup: Setup, reward: Reward, seconds: float) -> Iterator[Finding]:
     """The worst finding of the reward tester about a function of the user's, by a few rows."""
     if setup.train is None or not _is_own(reward):
         return
-    more = f"podium rewards test {setup.name if setup.given else 'FILE:FUNCTION --data FILE'}"
+    more = (
+        f"podium rewards test {setup.name}" if setup.given else f"podium.rewards.examine({reward.name}, train_dataset)"
+    )
     if reward.is_async or seconds > TESTED_SECONDS:
         what = f"{reward} was not tested on right and wrong answers here: {seconds:.2g} s a completion"
         yield note(code="W122", what=what, fix=more)

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podium.algorithm.advantages import combine, has_spread
+from podium.algorithm.metrics import RIGHT, accuracy_name
 from podium.data.selection import fingerprint
 from podium.errors import ConfigError
-from podium.evaluation import accuracy_name
-from podium.evaluation.measured import RIGHT
 from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
 from podium.records import ScoredGroup
 from podium.rewards.score import score

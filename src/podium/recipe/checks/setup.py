@@ -19,7 +19,7 @@ from podium.data.loading import Loaded, OpenData
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
-from podium.errors import ConfigError, DataError, PodiumError
+from podium.errors import ConfigError, DataError, PodiumError, as_line
 from podium.models.loading import model_name
 from podium.recipe.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.recipe.checks.public import DATASETS, unasked_dataset
@@ -89,7 +89,7 @@ class Setup:
 
     def line(self, key: str, value: object) -> str:
         """The text that sets a key: a line of YAML, or an argument of `GRPOConfig`."""
-        return f"{key}: {value}" if self.given else f"{key}={value}"
+        return as_line(key, value) if self.given else f"{key}={value!r}"
 
 
 def with_args(rule: Callable[[Setup, GRPOConfig], Iterable[Finding]]) -> Callable[[Setup], Iterable[Finding]]:

@@ -40,9 +40,9 @@ from podium.models.devices import kind_of
 from podium.models.packing import common_beginning
 from podium.records import Prompt, TrainingGroup
 from podium.rewards.score import score
+from podium.runs.pace import clock
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.progress import clock
 from podium.trainer.rollouts import EVALUATION, PolicyState, round_prompts, training_group
 from podium.trainer.rounds import Plan, RoundKey, Share, TrialSettings, micro_batches
 from podium.trainer.snapshot import preserve_training_state

@@ -1,0 +1,49 @@
+"""The command to type after each verb: the last line that it prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+import typer
+
+from podium.records import clean
+
+NEXT: Mapping[str, str] = {
+    "init": "podium check {recipe}",
+    "rewards test": "podium check {recipe}",
+    "rewards test, a function": "podium check --dataset {data} --rewards {target}",
+    "rewards test, findings": "podium explain {code}",
+    "check": "podium check {recipe} --rollouts 8",
+    "check, errors": "podium explain {code}",
+    "check, curable": "podium cure {recipe}",
+    "check --rollouts": "podium train {recipe}",
+    "check --rollouts, not ready": "podium sample {recipe}",
+    "sample": "podium train {recipe}",
+    "train": "podium chat {run}",
+    "train, with warnings": "podium doctor {run}",
+    "train, in Python": "podium report {run}",
+    "eval": "podium compare {model}",
+    "doctor": "podium report {run}",
+    "doctor, nothing found": "podium compare {run}",
+    "report": "podium compare {run}",
+    "compare": "podium merge {run} --out {merged}",
+    "merge": "podium chat {out}",
+    "push": "podium push {run}",
+}
+"""By verb and outcome, with the places of what the user gave."""
+
+
+def next_line(outcome: str, recipe: str = "", **given: str) -> str:
+    """`next: podium ...`, to be pasted into a shell; `recipe` is a command line's words, joined for a shell already.
+
+    >>> next_line("doctor", run="runs/my run"), next_line("check", recipe="run.yaml --bf16")
+    ("next: podium report 'runs/my run'", 'next: podium check run.yaml --bf16 --rollouts 8')
+    """
+    quoted = {name: shlex.quote(clean(value)) for name, value in given.items()}
+    return f"next: {NEXT[outcome].format(recipe=clean(recipe), **quoted)}"
+
+
+def print_next(outcome: str, recipe: str = "", **given: str) -> None:
+    """Print the line, never wrapped, so that it can be copied."""
+    typer.echo(next_line(outcome, recipe, **given))
