@@ -232,7 +232,7 @@ def judged(expression: str, head: str = HEAD) -> str:
     return f"{head}    return [{expression} for text, right in zip(texts, answer)]\n"
 
 
-_COMPARE = Repair(words=("right answer", "compare", "answer"))
+_COMPARE = Repair(words=("compare with", "better completions"))
 
 REWARDS: Mapping[str, Mistake] = {
     "reads the question column": Mistake(
@@ -241,20 +241,20 @@ REWARDS: Mapping[str, Mistake] = {
         reward=judged("float(text.strip() == right)", HEAD.replace("answer,", "question,")).replace(
             "zip(texts, answer)", "zip(texts, question)"
         ),
-        repair=Repair(words=("`answer`",)),
+        repair=Repair(words=("`answer`", "answer from its form")),
     ),
     "compares with a line end": Mistake(
         kind="reward",
         codes=("W101", "W119", "W008"),
         reward=judged(r'float(text == right + "\n")'),
-        repair=Repair(words=("white space", "strip", "right answer")),
+        repair=Repair(words=("white space", "strip")),
     ),
     "labels in capitals": Mistake(
         kind="reward",
         codes=("W101", "W119", "W008"),
         task="labels",
         reward=judged("float(text.strip() == right.upper())"),
-        repair=Repair(words=("case", "lower", "right answer")),
+        repair=Repair(words=("case", "capitals")),
     ),
     "a part is enough": Mistake(
         kind="reward",
@@ -262,14 +262,17 @@ REWARDS: Mapping[str, Mistake] = {
         task="labels",
         reward=judged("float(any(word in text for word in (right, right[:3])))"),
         settings={"examples": None, "max_completion_length": 16},
-        repair=Repair(words=("whole answer", "extract", "compare")),
+        repair=Repair(words=("compare it alone", "`==`")),
     ),
     "the same for everything": Mistake(kind="reward", codes=("W008", "W120"), reward=judged("1.0"), repair=_COMPARE),
     "None for everything": Mistake(
         kind="reward", codes=("W008", "W101", "W120", "R008"), reward=judged("None"), repair=_COMPARE
     ),
     "the sign is wrong": Mistake(
-        kind="reward", codes=("W102", "W101"), reward=judged("-float(text.strip() == right)"), repair=_COMPARE
+        kind="reward",
+        codes=("W102", "W101"),
+        reward=judged("-float(text.strip() == right)"),
+        repair=Repair(words=("sign",)),
     ),
     "length is paid": Mistake(
         kind="reward",
@@ -282,25 +285,25 @@ REWARDS: Mapping[str, Mistake] = {
         kind="reward",
         codes=("W010",),
         reward=judged("float(text.split()[0] == right)"),
-        repair=Repair(words=("empty", "completion")),
+        repair=Repair(words=("such texts", "correct line")),
     ),
     "raises for a text without a number": Mistake(
         kind="reward",
         codes=("W010",),
         reward=judged("float(float(text) == float(right))"),
-        repair=Repair(words=("completion",)),
+        repair=Repair(words=("such texts", "correct line")),
     ),
     "gives words for numbers": Mistake(
         kind="reward",
         codes=("W004",),
         reward=judged('"yes" if text.strip() == right else "no"'),
-        repair=Repair(words=("number",)),
+        repair=Repair(words=("return numbers", "return a number")),
     ),
     "gives one number for the batch": Mistake(
         kind="reward",
         codes=("W003", "W005"),
         reward=HEAD + "    return sum(text.strip() == right for text, right in zip(texts, answer)) / len(texts)\n",
-        repair=Repair(words=("list",)),
+        repair=Repair(words=("return a list",)),
     ),
     "messages taken for texts": Mistake(
         kind="reward",
@@ -309,19 +312,19 @@ REWARDS: Mapping[str, Mistake] = {
 def correct(completions, answer, **kwargs):
     return [float(text.strip() == right) for text, right in zip(completions, answer)]
 """,
-        repair=Repair(words=("content",)),
+        repair=Repair(words=("content", "such texts", "correct line")),
     ),
     "asks for a column that is not there": Mistake(
         kind="reward",
         codes=("W002",),
         reward=REWARD.replace("answer,", "solution,").replace("texts, answer", "texts, solution"),
-        repair=Repair(words=("answer",)),
+        repair=Repair(words=("rename", "`answer`")),
     ),
     "a function of another name": Mistake(
         kind="reward",
         codes=("W013",),
         reward=REWARD.replace("correct(", "is_correct("),
-        repair=Repair(words=("correct",)),
+        repair=Repair(words=("`is_correct`",)),
     ),
     "tags that no prompt asks for": Mistake(
         kind="reward",
@@ -338,17 +341,20 @@ def correct(completions, answer, **kwargs):
         codes=("R006", "M106", "W121", "W102"),
         reward=REWARD + REWARD.replace("correct(", "brief(").replace("[float(", "[1 - float("),
         settings={"rewards": ["rewards.py:correct", "rewards.py:brief"]},
+        repair=Repair(words=("sign", "leave one out")),
     ),
     "a negative weight": Mistake(
         kind="reward",
         codes=("W102", "W101", "W121", "M107"),
         settings={"rewards": [{"function": "rewards.py:correct", "weight": -1.0}]},
+        repair=Repair(words=("`weight: 1`",)),
     ),
     "weight 0": Mistake(
         kind="reward",
-        codes=("W121", "C037", "M101", "W015"),
+        codes=("W121", "W008"),
         reward=REWARD + "def brief(completions, **kwargs):\n    return [1.0 for _ in completions]\n",
         settings={"rewards": [{"function": "rewards.py:correct", "weight": 0.0}, "rewards.py:brief"]},
+        repair=Repair(words=("raise the weight",)),
     ),
 }
 
@@ -372,7 +378,7 @@ def _half(change: Callable[[Row], Row]) -> Callable[[list[Row]], list[Row]]:
 
 DATA: Mapping[str, Mistake] = {
     "answers shuffled": Mistake(
-        kind="data", codes=("M155",), rows=_shuffled, before=False, repair=Repair(words=("join", "answers", "row"))
+        kind="data", codes=("M155",), rows=_shuffled, before=False, repair=Repair(words=("columns were put together",))
     ),
     "answers are sentences": Mistake(
         kind="data",
@@ -384,7 +390,7 @@ DATA: Mapping[str, Mistake] = {
         kind="data",
         codes=("W116",),
         rows=_each(question=lambda row: f"{row['question']} (answer: {row['answer']})"),
-        repair=Repair(words=("answer", "prompt")),
+        repair=Repair(words=("out of the `prompt`",)),
     ),
     "empty questions": Mistake(
         kind="data",
@@ -402,14 +408,14 @@ DATA: Mapping[str, Mistake] = {
         kind="data",
         codes=("D041",),
         rows=lambda rows: [*rows, *_shuffled(rows), *_shuffled(_shuffled(rows))],
-        repair=Repair(words=("row",)),
+        repair=Repair(words=("wrong rows",)),
     ),
     "one label alone": Mistake(
         kind="data",
-        codes=("M101", "M110", "M159", "W120"),
+        codes=("D046",),
         task="labels",
         rows=lambda rows: [row for row in rows if row["answer"] == "positive"],
-        repair=Repair(words=("row", "answer", "label")),
+        repair=Repair(words=("rows with other answers",)),
     ),
     "plain prompts for a chat model": Mistake(
         kind="data",
@@ -424,8 +430,7 @@ DATA: Mapping[str, Mistake] = {
     "the instruction contradicts the reward": Mistake(
         kind="data",
         codes=("M101", "M103", "M141"),
-        task="labels",
-        settings={"examples": None, "system": "Write a long and friendly sentence about the review."},
+        settings={"examples": None, "system": "Tell a long and friendly story about the number."},
         before=False,
     ),
     "examples in another form": Mistake(
@@ -458,7 +463,7 @@ def setting(*codes: str, task: str = "numbers", before: bool = True, **settings:
 
 
 SETTINGS: Mapping[str, Mistake] = {
-    "learning rate 1e-7": setting("C037", "M137", learning_rate=1e-7),
+    "learning rate 1e-7": setting("C037", learning_rate=1e-7),
     "learning rate 1e-2": setting("C022", learning_rate=1e-2),
     "learning rate 0": setting("C026", learning_rate=0.0),
     "adapter at 1e-6": setting("C021", learning_rate=1e-6, lora={"r": 8}),

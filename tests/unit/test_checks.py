@@ -234,6 +234,7 @@ DATA = [
     Case(code="D033", rows=bad("x" * 1_200_000), says=("rows.jsonl: 1 prompts have over a million characters (row 40)",), cure="look", severity="warning", name="large"),
     Case(code="D034", keys={"dataset": "./scripted"}, files={"scripted/scripted.py": "import datasets\n"}, says=("scripted",), cure="then dataset: scripted.jsonl"),
     Case(code="D035", keys={"dataset": "nobody/nothing"}, says=("`nobody/nothing` is no file or folder here", "hub"), cure="hf auth login"),
+    Case(code="D046", rows=[{**row, "answer": "yes"} for row in ROWS], says=("rows.jsonl: `answer` is `yes` in all of 40 rows",), cure="rows with other answers", severity="warning"),
     Case(code="D050", keys={"dataset": "openai/gsm8k"}, says=("openai/gsm8k (7,473 rows", "the hub cannot be reached", "were not checked"), cure="podium check", severity="warning"),
     Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl", "column `image` holds images"), cure="text only"),
     Case(code="D037", rows=[*ROWS, {"prompt": "x=", "answer": "so " * 20}], says=("1 values of `answer`", "max_completion_length 16", "row 40: 60 tokens"), cure="max_completion_length: 60", severity="warning"),
