@@ -27,7 +27,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm docs dist bench bench-generation bench-curves bench-scale bench-stages results lint health
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm docs dist bench bench-generation bench-curves bench-cures bench-scale bench-stages results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,6 +96,9 @@ bench-generation: .venv/.ok ## generation alone: live against generate (and vLLM
 
 bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds: reward by steps, accuracy after
 	$(BIN)/python -m benchmarks.curves
+
+bench-cures: .venv/.ok ## planted mistakes of beginners, named and cured, on three seeds: an hour and a half
+	$(BIN)/python -m benchmarks.cures
 
 health: .venv/.ok ## health monitors on real runs: false alarms and misses, half an hour
 	$(BIN)/python -m benchmarks.health

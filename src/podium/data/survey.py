@@ -110,6 +110,8 @@ class Column:
     nulls: RowCount = field(default_factory=RowCount)
     long: RowCount = field(default_factory=RowCount)  # answers that are longer than a completion may be
     longest: tuple[int, int] = (0, -1)  # tokens of the longest answer that was measured, and its row
+    first: Any = None  # the first value that is not null
+    differ: bool = False  # whether a later one is another
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,6 +212,8 @@ class RowSurvey:
                 column.nulls.add(index)
             else:
                 column.kinds[type(value).__name__] += 1
+                column.first = value if column.first is None else column.first
+                column.differ = column.differ or not isinstance(value, (str, int, float)) or value != column.first
 
     def _add_good(self, index: int, row: Mapping[str, Any]) -> None:
         prompt = row["prompt"]

@@ -14,7 +14,7 @@ from podium.data.check import column_problems, mixtures, no_rows, too_few
 from podium.data.columns import GOLD
 from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT
-from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, RowSurvey
+from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
 from podium.errors import PodiumError
 from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
@@ -280,6 +280,25 @@ def _without_nulls(setup: Setup, name: str) -> str:
 
 def _asks(reward: Reward, column: str) -> bool:
     return column not in GIVEN and (column in reward.needs or (reward.wants is not None and column in reward.wants))
+
+
+SAME_ANSWERS = 16
+"""Rows from which on a single answer for all of them is suspect."""
+
+
+def same_answers(setup: Setup) -> Iterator[Finding]:
+    """Training rows that all have one short answer."""
+    survey = setup.train
+    if survey is None:
+        return
+    for name, column in survey.columns.items():
+        value, count = column.first, survey.num_rows - column.nulls.count
+        if name not in GOLD or column.differ or count < SAME_ANSWERS or not 0 < len(str(value)) <= SHORT_ANSWER:
+            continue
+        if any(_asks(reward, name) for reward in setup.rewards):
+            what = f"{survey.name}: `{name}` is `{value}` in all of {count:,} rows"
+            why = "one text that ignores the prompt earns every reward, and that is what is learnt"
+            yield warning(code="D046", what=what, why=why, fix="add rows with other answers, or shuffle a sorted file")
 
 
 _TEXTS = {"str", "int", "float", "bool"}

@@ -32,7 +32,10 @@ from podium.trainer.settings import vllm_settings
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
 FULL_RATES = ((1e9, 2e-5), (0.0, 1e-4))
-"""(parameters from, rate): a learning rate for all weights is suspect above."""
+"""(parameters from, rate): a learning rate for all weights is suspect above; usual is a fifth of it, and for an adapter
+ten times that."""
+TOO_LOW = 0.01
+"""A learning rate for all weights is suspect below this share of the usual one."""
 FEW_GENERATIONS = 4
 FEW_GROUPS = 4
 COLD, HOT = 0.3, 2.0
@@ -54,18 +57,22 @@ def learning_rate(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     size = setup.model.num_parameters if setup.model is not None else 0
     sized = f" of a model with {size / 1e9:.1f} billion parameters" if size >= 1e9 else ""
     high = next(limit for parameters, limit in FULL_RATES if size >= parameters)
-    at = setup.at("learning_rate")
+    at, usual = setup.at("learning_rate"), high / 5 * (10 if lora else 1)
     if rate == 0:
-        fix = setup.line("learning_rate", "1e-5" if lora else "1e-6")
+        fix = setup.line("learning_rate", f"{usual:g}")
         yield warning(code="C026", what=f"{at} is 0: nothing is learnt", fix=fix)
     elif lora and rate < LORA_RATE:
         what = f"{at} is {rate:g} for a LoRA adapter, a rate for training all weights"
         why = "an adapter starts at zero and needs about ten times the rate; at this one rewards hardly move"
-        yield warning(code="C021", what=what, why=why, fix=setup.line("learning_rate", f"{max(10 * rate, 1e-5):g}"))
+        yield warning(code="C021", what=what, why=why, fix=setup.line("learning_rate", f"{usual:g}"))
+    elif not lora and rate < TOO_LOW * usual:
+        what = f"{at} is {rate:g} for all weights{sized}; usual is {usual:g}"
+        why = "a step changes the weights by less than their precision can show, and the run goes nowhere"
+        yield warning(code="C037", what=what, why=why, fix=setup.line("learning_rate", f"{usual:g}"))
     elif not lora and rate > high:
         what = f"{at} is {rate:g} for all weights{sized}, a rate for a LoRA adapter"
         why = "the policy breaks within a few steps: its text turns to noise and does not come back"
-        fix = setup.line("learning_rate", f"{min(rate / 10, high / 5):g}") + ", or train an adapter (`lora: {r: 16}`)"
+        fix = setup.line("learning_rate", f"{min(rate / 10, usual):g}") + ", or train an adapter (`lora: {r: 16}`)"
         yield warning(code="C022", what=what, why=why, fix=fix)
 
 

@@ -51,6 +51,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     data.repeats,
     data.leaks,
     data.unusable_answers,
+    data.same_answers,
     data.mixed_types,
     data.long_answers,
     data.odd_text,
