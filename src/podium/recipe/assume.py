@@ -95,7 +95,7 @@ def _of_data(known: Mapping[str, Any], model: str) -> dict[str, Any]:
         proposal = propose(table, **given, model=model, tagged=bool(_READ_TAGS.intersection(map(str, rewards))))
     except PodiumError:
         return made
-    return {**made, **proposal.settings}
+    return dict(proposal.settings)
 
 
 def read_table(known: Mapping[str, Any], *, has_test: bool = False) -> Table:

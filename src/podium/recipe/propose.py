@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from podium.data.columns import Columns
 from podium.data.query import as_json
@@ -419,31 +419,39 @@ def _examples(table: Table, columns: Columns, share: float) -> list[dict[str, An
     """Short rows that are not held out, as different as can be: few equal answers, few words in common."""
     asked = parse(columns.prompt).columns if columns.prompt else ("prompt",)
     told = parse(columns.answer).columns if columns.answer else ("answer",)
-    found = []
+    found: dict[str, tuple[int, _Candidate]] = {}
     for row in table.rows[:LOOKED_AT]:
         example = {name: _one(row.get(name)) for name in dict.fromkeys((*asked, *told))}
         if any(value is None or isinstance(value, (list, tuple)) for value in example.values()):
             continue
         example = {name: _text(value) for name, value in example.items()}
-        size = sum(map(len, example.values()))
+        size, question = sum(map(len, example.values())), plain(" ".join(example[name] for name in asked))
         if 0 < size <= LONGEST_EXAMPLE and not is_held_out(columns.identity(row), share):
-            words = set(plain(" ".join(example[name] for name in asked)).split())
-            found.append((size, example, plain(" ".join(example[name] for name in told)), words))
-    middle = sorted(size for size, *_ in found)[len(found) // 2] if found else 0
-    rest = [(example, answer, words) for size, example, answer, words in found if size <= 1.5 * middle]
-    taken: list[tuple[dict[str, Any], str, set[str]]] = []
-    while rest and len(taken) < min(NUM_EXAMPLES, max(1, len(table.rows) // 10), len(table.rows) - 1):
+            answer = plain(" ".join(example[name] for name in told))
+            found.setdefault(question, (size, _Candidate(example, answer, frozenset(question.split()))))
+    middle = sorted(size for size, _ in found.values())[len(found) // 2] if found else 0
+    rest = [candidate for size, candidate in found.values() if size <= 1.5 * middle]
+    taken: list[_Candidate] = []
+    most = min(NUM_EXAMPLES, max(1, len(table.rows) // 10), len(found) - 1)  # one question is left to train on
+    while rest and len(taken) < most:
         best = min(range(len(rest)), key=lambda index: (*_likeness(rest[index], taken), index))
         taken.append(rest.pop(best))
-    return [example for example, *_ in taken]
+    return [dict(each.example) for each in taken]
 
 
-def _likeness(
-    row: tuple[dict[str, Any], str, set[str]], taken: Sequence[tuple[dict[str, Any], str, set[str]]]
-) -> tuple[int, float]:
-    """How many examples have the same answer, and the largest share of words in common with one."""
-    overlaps = [len(row[2] & words) / max(1, len(row[2] | words)) for _, _, words in taken]
-    return sum(answer == row[1] for _, answer, _ in taken), max(overlaps, default=0.0)
+class _Candidate(NamedTuple):
+    """A row that may become an example."""
+
+    example: Mapping[str, str]
+    answer: str
+    words: frozenset[str]
+    """Of the question."""
+
+
+def _likeness(row: _Candidate, taken: Sequence[_Candidate]) -> tuple[int, float]:
+    """The number of examples with the same answer, and the largest share of words in common with one."""
+    overlaps = [len(row.words & each.words) / max(1, len(row.words | each.words)) for each in taken]
+    return sum(each.answer == row.answer for each in taken), max(overlaps, default=0.0)
 
 
 def _in_tags(example: Mapping[str, Any], told: Sequence[str]) -> dict[str, Any]:
