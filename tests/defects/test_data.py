@@ -262,15 +262,20 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize(("header", "flags"), COLUMNS)
-def test_columns_of_other_names_are_one_error_whose_cure_works(
+def test_two_columns_of_other_names_are_told_and_of_three_it_is_one_error_whose_cure_works(
     folder: Path, model: str, now: Callable[[str], None], header: str, flags: str
 ) -> None:
     (folder / "t.csv").write_text(COMMAS.replace("question,answer", header))
     words = "--dataset t.csv"
-    found = check(words, model)
+    assert not errors(told := check(words, model)), said(told)
+    assert all(f'"{{{each}}}"' in told[0].what for each in header.split(",")), said(told)
+    lines = [f"{line},{number}" for number, line in enumerate(COMMAS.splitlines())]
+    (folder / "three.csv").write_text("\n".join(["x,y,z", *lines[1:]]) + "\n")
+    found = check("--dataset three.csv", model)
     assert [each.code for each in found] == ["D001"], said(found)
-    assert found[0].fix.startswith(flags)
-    assert not errors(cured := check(f"{words} {flags}", model)), said(cured)
+    assert found[0].fix.startswith('--prompt "{x}" --answer "{y}"')
+    for line in (f"{words} {flags}", f"--dataset three.csv {found[0].fix.partition(';')[0]}"):
+        assert not errors(cured := check(line, model)), said(cured)
     now(said(found))
     names = dict(zip(("prompt", "answer"), (f"{{{each}}}" for each in header.split(",")), strict=True))
     train, _ = load("t.csv", **names)
@@ -570,12 +575,14 @@ def test_init_takes_the_columns(folder: Path, model: str, now: Callable[[str], N
     from podium.cli import app
     from podium.recipe.assume import assume
 
-    (folder / "t.csv").write_text(COMMAS.replace("question,answer", "frage,antwort"))
-    refused = CliRunner().invoke(app, ["init", "one", "--data", "t.csv", "--yes"])
+    lines = [f"{line},{number}" for number, line in enumerate(COMMAS.splitlines())]
+    (folder / "t.csv").write_text("\n".join(["frage,antwort,nummer", *lines[1:]]) + "\n")
+    init = ["init", "one", "--data", "t.csv", "--yes", "--no-sample"]
+    refused = CliRunner().invoke(app, init)
     assert refused.exit_code == 2
     now(refused.stderr)
     flags = shlex.split(re.search(r"fix: (--prompt .*)", " ".join(refused.stderr.split()))[1])
-    assert CliRunner().invoke(app, ["init", "one", "--data", "t.csv", "--yes", *flags]).exit_code == 0
+    assert CliRunner().invoke(app, [*init, *flags]).exit_code == 0
     recipe = yaml.safe_load((folder / "one" / "run.yaml").read_text())
     assumed = assume({"dataset": "t.csv", "prompt": "{frage}", "answer": "{antwort}"}, alone=True)
     alike = (
@@ -606,7 +613,7 @@ def test_init_names_a_column_that_is_not_there(folder: Path, now: Callable[[str]
 
     (folder / "t.csv").write_text(COMMAS)
     refused = CliRunner().invoke(app, ["init", "one", "--data", "t.csv", "--yes", "--answer", "anser"])
-    assert "has no column `anser`; it has question, answer" in " ".join(refused.stderr.split())
+    assert "there is no column `anser`; the columns are `question`, `answer`" in " ".join(refused.stderr.split())
     assert "Did you mean `answer`?" in refused.stderr
     now(refused.stderr)
 

@@ -55,8 +55,8 @@ def test_check_says_what_was_assumed_and_finds_nothing_wrong(cli: Cli) -> None:
     for piece in (
         'note[C040] assumed: prompt "{question}", answer "{expert_answer}", system',
         '"numeric_match", "weight": 2',
-        "held_out 0.1",
-        "qa.csv: 177 rows",
+        "held_out 0.2",
+        "qa.csv: 161 rows",
     ):
         assert piece in out
 
@@ -66,10 +66,10 @@ def test_train_and_its_record_trained_again_give_the_same_weights(cli: Cli) -> N
     code, out, err = cli(f"train --dataset qa.csv --max_steps 2 --rewards mine.py:right {SMALL}")
     assert code == 0, err
     assert "note[C040] assumed: prompt" in err
-    assert "model: 177 prompts, rewards right" in out
+    assert "model: 161 prompts, rewards right" in out
     assert "before training: 3 held-out prompts" in out
     record = yaml.safe_load(Path("runs/qa/config.yaml").read_text())
-    assert (record["prompt"], record["answer"], record["held_out"]) == ("{question}", "{expert_answer}", 0.1)
+    assert (record["prompt"], record["answer"], record["held_out"]) == ("{question}", "{expert_answer}", 0.2)
     code, _, err = cli("train runs/qa/config.yaml --no-eval --output_dir again")
     assert code == 0, err
     assert "assumed" not in err
@@ -93,17 +93,17 @@ def test_measured_pass_rates_filter_and_order_the_next_run(cli: Cli) -> None:
     code, out, err = cli(f"check {base} --rollouts 200 --save rates.jsonl")
     assert code == 0, err
     rows = [json.loads(line) for line in Path("rates.jsonl").read_text().splitlines()]
-    assert len(rows) == 177
+    assert len(rows) == 161
     assert all(row["pass_rate"] == row["right"] / 4 and row["completions"] == 4 for row in rows)
     solved = sum(row["pass_rate"] in (0, 1) for row in rows)
-    assert 0 < solved < 177
+    assert 0 < solved < 161
     code, out, err = cli(f"check {base} --pass_rates rates.jsonl")
     assert code == 0, err
-    assert f"note[D051] qa.csv: {solved} of 177 rows are left out by their pass rates" in out
+    assert f"note[D051] qa.csv: {solved} of 161 rows are left out by their pass rates" in out
     code, out, err = cli(f"train {base} --pass_rates rates.jsonl --order easy_first --no-eval --max_steps 1")
     assert code == 0, err
-    assert f"{solved} of 177 rows are left out by their pass rates" in err
-    assert f"{177 - solved} prompts" in out
+    assert f"{solved} of 161 rows are left out by their pass rates" in err
+    assert f"{161 - solved} prompts" in out
 
 
 def test_reasoning_gym_brings_its_verifier(cli: Cli) -> None:
@@ -118,13 +118,13 @@ def test_reasoning_gym_brings_its_verifier(cli: Cli) -> None:
     [
         ("train", "podium train --dataset qa.csv"),
         ("train --dataset none.csv", "There is no file or folder none.csv. Similar: "),
-        ("train --dataset odd.csv", "no `prompt` column; the columns are `alpha`, `beta`"),
+        ("train --dataset odd.csv", "no `prompt` column; the columns are `alpha`, `beta`, `gamma`"),
         ("check --dataset qa.csv --save rates.jsonl", "nothing is measured without --rollouts"),
         ("check --dataset qa.csv --rollouts 2 --save none/rates.jsonl", "there is no folder none"),
     ],
 )
 def test_mistakes_are_one_message(cli: Cli, line: str, message: str) -> None:
-    Path("odd.csv").write_text("alpha,beta\n" + "1,2\n" * 40)
+    Path("odd.csv").write_text("alpha,beta,gamma\n" + "1,2,3\n" * 40)
     code, out, err = cli(line)
     assert code == 2
     assert message.replace("Similar: ", "") in err
@@ -171,7 +171,7 @@ def test_what_was_written_is_not_assumed(cli: Cli) -> None:
     assert "eval_dataset" not in made
     assert "held_out" not in assumed(rows, "x.csv", eval_dataset="qa.csv")
     with pytest.raises(ConfigError, match="no `rewards`"):
-        assumed("alpha,beta\n1,2\n", "odd.csv")
+        assumed("alpha,beta,gamma\n1,2,3\n", "odd.csv")
 
 
 @pytest.mark.parametrize(("flags", "rate"), [({}, 3e-5), ({"use_peft": True}, 3e-4), ({"lora": {"r": 8}}, 3e-4)])

@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.cli.start import in_yaml
 from podium.cli.start.choices import MACHINES, TASKS
+from podium.cli.start.recipe_file import in_yaml
 from podium.recipe.checks import check_recipe
 from podium.testing import save_tiny_model
 
@@ -24,7 +24,8 @@ def cli(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, stdin: str = "") -> tuple[int, str, str]:
-        result = CliRunner().invoke(app, list(words), input=stdin)
+        more = ["--no-sample"] * (words[0] == "init" and "--sample" not in words)
+        result = CliRunner().invoke(app, [*words, *more], input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.stdout, result.stderr
@@ -97,25 +98,26 @@ def test_the_readme_names_what_is_there(cli, tmp_path):
 # ---- rows of one's own ----
 
 OWN = {
-    "numbers": ("question,expert_answer", ["2+2?,4", "3+4?,7"], "number", {"answer": "{expert_answer}"}),
-    "words": ("Prompt,Response", ["Capital of France?,Paris", "Of Italy?,Rome"], "exact", {"prompt": "{Prompt}"}),
-    "solutions": ("problem,solution", ["2+2?,it is #### 4", "3+4?,so #### 7"], "number", {"answer_from": "after ####"}),
-    "objects": ("query,output", ['Ana 4,"{""name"": ""Ana""}"', 'Ben 7,"{""name"": ""Ben""}"'], "json", {}),
-    "no answers": ("id,query", ["1,Why?", "2,What for?"], "format", {"prompt": "{query}"}),
+    "numbers": ("question,expert_answer", ["2+2?,4", "3+4?,7"], "a number", {"answer": "{expert_answer}"}),
+    "words": ("Prompt,Response", ["Capital of France?,Paris", "Of Italy?,Rome"], "a short text", {"prompt": "{Prompt}"}),
+    "solutions": ("problem,solution", ["2+2?,it is #### 4", "3+4?,so #### 7"], "####", {"answer_from": "after ####"}),
+    "objects": ("query,output", ['Ana 4,"{""name"": ""Ana""}"', 'Ben 7,"{""name"": ""Ben""}"'], "a JSON object", {}),
+    "no answers": ("id,query", ["1,Why?", "2,What for?"], TASKS["format"].about, {"prompt": "{query}"}),
+    "other names": ("frage,antwort", ["Wie viel ist 2+2?,4", "Und 3+4?,7"], "a number", {"prompt": "{frage}"}),
 }
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_columns_and_task_are_found_in_rows_of_ones_own(cli, tmp_path, monkeypatch, name):
-    header, rows, task, keys = OWN[name]
+def test_columns_and_shape_are_found_in_rows_of_ones_own(cli, tmp_path, monkeypatch, name):
+    header, rows, about, keys = OWN[name]
     (tmp_path / "mine.csv").write_text("\n".join([header, *rows * 1]) + "\n")
     code, out, err = cli("init", "run", "--data", "mine.csv", "--yes")
     assert code == 0, err
     recipe = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     assert recipe["dataset"] == "../mine.csv"
-    assert "mine.csv" not in out
     assert keys.items() <= recipe.items()
-    assert (tmp_path / "run" / "README.md").read_text().count(TASKS[task].about) == 1
+    assert (tmp_path / "run" / "README.md").read_text().count(about) == 1
+    assert ("Columns: `frage` as the question" in out) is (name == "other names")
     assert not list((tmp_path / "run").glob("data.*"))
 
 
@@ -138,7 +140,9 @@ def test_conversations_get_no_template(cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [
-        ("a,b\n1,2\n", (), "which column is the question? It has a, b"),
+        ("a,b,c\n1,2,3\n", (), "cannot be told; the columns are `a`, `b`, `c`.\n  fix: --prompt \"{a}\" --answer"),
+        ("a,b\n1,2\n", ("--prompt", "d"), "--prompt: there is no column `d`; the columns are `a`, `b`."),
+        ("question,a,b\nWhy?,1,2\n", (), 'has no column with answers (its columns: question, a, b).\n  fix: name it: --answer'),
         ("question\nWhy?\n", ("--task", "exact"), "has no column with answers"),
         ("question,answer\nWhy?,because\n", ("--task", "number"), "`because` is no number"),
         ("question,answer\nWhy?,because\n", ("--task", "json"), "Take --task exact"),
@@ -160,6 +164,147 @@ def test_an_own_model_is_trained_with_an_adapter(cli, tmp_path, monkeypatch):
     recipe = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     assert recipe["lora"]["r"] == 16
     assert wrong(tmp_path / "run", monkeypatch) == []
+
+
+# ---- a table and a sentence ----
+
+SENTENCE = "Say whether a review is good or bad"
+
+
+def reviews(folder: Path, name: str = "reviews.csv") -> None:
+    rows = [f"The {thing} was {word}.,{label}" for thing in "film soup book hotel car".split() for word, label in WORDS]
+    (folder / name).write_text("\n".join(["review,label", *rows]) + "\n")
+
+
+WORDS = [(word, "good") for word in "great fine lovely superb charming nice".split()] + [
+    (word, "bad") for word in "awful dirty boring rude broken poor".split()
+]
+
+
+def test_a_table_and_a_sentence_are_a_recipe_in_a_folder_of_its_name(cli, tmp_path, monkeypatch):
+    reviews(tmp_path)
+    code, out, err = cli("init", "reviews.csv", "--task", SENTENCE, "-y")
+    assert code == 0, err
+    assert "Columns: `review` as the question and `label` as the answer" in out
+    assert "the answer is one of few labels (bad, good)" in out
+    text = (tmp_path / "reviews" / "run.yaml").read_text()
+    recipe = yaml.safe_load(text)
+    assert recipe["system"] == f"{SENTENCE}. Answer with one of these alone: bad, good."
+    assert {each["label"] for each in recipe["examples"]} == {"good", "bad"}
+    assert recipe["accuracy"] == "exact_match"
+    lines = [line for line in text.splitlines() if line and not line.startswith((" ", "#", "rewards:"))]
+    assert all(" # " in line for line in lines)
+    assert wrong(tmp_path / "reviews", monkeypatch) == []
+
+
+def test_both_ways_to_begin_with_a_table_have_the_same_settings(cli, tmp_path):
+    from podium.recipe.assume import assume
+
+    reviews(tmp_path)
+    assert cli("init", "reviews.csv", "-y")[0] == 0
+    written = yaml.safe_load((tmp_path / "reviews" / "run.yaml").read_text())
+    assumed = assume({"dataset": "reviews.csv"}, alone=True)
+    assert {*written} - {*assumed} == {"dataset", "output_dir"}
+    written["learning_rate"] = float(written["learning_rate"])
+    assert {key: written[key] for key in assumed} == assumed
+
+
+def test_a_reward_file_takes_the_place_of_the_accuracy_reward(cli, tmp_path, monkeypatch):
+    reviews(tmp_path)
+    assert cli("init", "reviews.csv", "-y", "--reward-file", "--to", "mine")[0] == 0
+    recipe = yaml.safe_load((tmp_path / "mine" / "run.yaml").read_text())
+    assert recipe["rewards"] == [{"function": "rewards.py:right", "weight": 2}]
+    assert recipe["accuracy"] == "right"
+    for line in ([sys.executable, "test_rewards.py"], [sys.executable, "-m", "ruff", "check", "."]):
+        assert subprocess.run(line, cwd=tmp_path / "mine", capture_output=True, timeout=60).returncode == 0
+    assert wrong(tmp_path / "mine", monkeypatch) == []
+
+
+@pytest.mark.parametrize("shape", ["plain", "bare-number"])
+def test_reward_files_for_tables_pass_their_tests_and_can_fail(tmp_path, shape):
+    from podium.cli.start import _reward_files
+
+    for name, text in _reward_files(shape, {}).items():
+        (tmp_path / name).write_text(text)
+    run = [sys.executable, "test_rewards.py"]
+    assert subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(rewards.read_text().replace("    return [", "    return [0.5 + 0.0 * ", 1))
+    assert subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=60).returncode == 1
+
+
+def test_a_folder_of_data_is_a_table_and_its_run_stands_beside_it(cli, tmp_path):
+    (tmp_path / "mine").mkdir()
+    reviews(tmp_path / "mine", "train.csv")
+    code, _, err = cli("init", "mine", "-y")
+    assert code == 0, err
+    assert yaml.safe_load((tmp_path / "mine-run" / "run.yaml").read_text())["dataset"] == "../mine"
+
+
+def test_a_template_may_name_several_columns(cli, tmp_path, monkeypatch):
+    rows = "".join(f"{n},{n % 7},{n * 2}\n" for n in range(60))
+    (tmp_path / "sums.csv").write_text("a,b,c\n" + rows)
+    code, _, err = cli("init", "sums.csv", "-y", "--question", "{a} and {b}?", "--answer", "c")
+    assert code == 0, err
+    recipe = yaml.safe_load((tmp_path / "sums" / "run.yaml").read_text())
+    assert (recipe["prompt"], recipe["answer"]) == ("{a} and {b}?", "{c}")
+    assert recipe["examples"][0].keys() == {"a", "b", "c"}
+    assert wrong(tmp_path / "sums", monkeypatch) == []
+
+
+def test_text_of_a_table_is_data_in_the_recipe(cli, tmp_path):
+    rows = [{"question": f"{n}: {{x}} \x7f\u2028 # '\" ü 😀\n- a", "answer": f"{n} {{y}}: z"} for n in range(40)]
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = cli("init", "odd.jsonl", "-y", "--task", "Write {braces} as they are.")
+    assert code == 0, err
+    recipe = yaml.safe_load((tmp_path / "odd" / "run.yaml").read_text())
+    assert all(example in rows for example in recipe["examples"])
+    assert recipe["system"].startswith("Write {{braces}} as they are.")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("none.csv", "-y"), "There is no file or folder none.csv."),
+        (("-y",), "podium init TABLE.csv --task"),
+        ((), "podium init TABLE.csv --task"),
+        (("new", "-y", "--task", "Sort the words."), "a sentence and columns are for a table of yours"),
+    ],
+)
+def test_a_table_that_is_missing_is_one_message(cli, words, message):
+    code, _, err = cli("init", *words)
+    assert code == 2
+    assert message in err
+
+
+def test_a_folder_that_is_there_gets_another_name(cli, tmp_path):
+    reviews(tmp_path)
+    assert cli("init", "reviews.csv", "-y")[0] == 0
+    assert "Take another name: podium init reviews.csv --to reviews-2" in cli("init", "reviews.csv", "-y")[2]
+
+
+def test_columns_and_the_sentence_are_asked_for_at_a_terminal(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("podium.cli.start.asking.at_terminal", lambda *, yes: not yes)
+    (tmp_path / "t.csv").write_text("a,b,c\n" + "".join(f"{n} red?,{n % 2},x\n" for n in range(40)))
+    code, out, err = cli("init", "t.csv", stdin="d\na\nb\nAnswer with 0 or 1.\n")
+    assert code == 0, err
+    assert "`d` is none of a, b, c" in out
+    recipe = yaml.safe_load((tmp_path / "t" / "run.yaml").read_text())
+    assert (recipe["prompt"], recipe["answer"]) == ("{a}", "{b}")
+    assert recipe["system"].startswith("Answer with 0 or 1. Answer with the number")
+
+
+def test_a_small_model_is_sampled_and_judged_at_the_end(cli, tmp_path):
+    reviews(tmp_path)
+    folder = save_tiny_model(tmp_path / "model")
+    code, out, err = cli("init", "reviews.csv", "-y", "--model", str(folder), "--sample")
+    assert code == 0, err
+    assert "Before training" in out
+    assert "8 groups of 8: " in out
+    assert "not ready: R001" in out
+    assert "cd reviews" in out
+    code, out, _ = cli("init", "reviews.csv", "-y", "--model", "not/here", "--sample", "--to", "other")
+    assert (code, "Nothing was sampled" in out) == (0, True)
 
 
 # ---- nothing is overwritten ----
@@ -199,7 +344,7 @@ def test_questions_are_asked_for_what_is_not_given(cli, tmp_path):
 def test_an_input_that_ends_names_the_flags(cli, tmp_path):
     code, _, err = cli("init", "run", stdin="\nnumber\n")
     assert code == 2
-    assert "Give --data, --task, --machine and --model, or --yes" in err
+    assert "or --task, --machine and --model, or --yes" in err
     assert not (tmp_path / "run").exists()
 
 

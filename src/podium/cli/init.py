@@ -1,8 +1,7 @@
-"""`podium init NAME`: a folder to begin with, from four questions."""
+"""`podium init TABLE`: a folder to begin with, from a table and one sentence; `podium init NAME`: from an example."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,69 +12,119 @@ from podium.errors import ConfigError
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="The folder to make.")],
+    target: Annotated[
+        str, typer.Argument(help="Your rows: a file, a folder, a dataset; or a name for a new folder with an example.")
+    ] = "",
     data: Annotated[
-        str | None, typer.Option("--data", help="Your rows: a CSV or JSONL file, or any dataset. Else an example.")
-    ] = None,
+        str, typer.Option("--data", help="Your rows, where the argument is the name of the new folder.")
+    ] = "",
+    to: Annotated[str, typer.Option("--to", help="The folder to make. Else it is called as the table is.")] = "",
     prompt: Annotated[
-        str | None, typer.Option("--prompt", help="The column with the question, of --data. Else found by its name.")
+        str | None,
+        typer.Option("--prompt", "--question", help="The question: a column, or a template such as '{a} + {b} = ?'."),
     ] = None,
-    answer: Annotated[str | None, typer.Option("--answer", help="The column with the right answer, of --data.")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", help="The right answer: a column, or a template.")] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="What is rewarded: number, exact, json, code or format.")
+        str | None,
+        typer.Option("--task", help="A sentence: what should the model do? Or number, exact, json, code or format."),
     ] = None,
+    reward_file: Annotated[
+        bool, typer.Option("--reward-file", help="Write a reward function of your own and its test, too.")
+    ] = False,
     machine: Annotated[
         str | None, typer.Option("--machine", help="Where it will be trained: cpu, small-gpu or large-gpu.")
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="builtin:..., a Hugging Face id or a folder. Else one that fits.")
     ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample/--no-sample", help="Sample a few rows at the end, for a verdict.")
+    ] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what is not given is as usual.")] = False,
 ) -> None:
-    """Write a folder with a recipe, data, a reward function, its test, and what to type. Never overwrites.
+    """Write a folder with a recipe for a table of yours, or for an example, and what to type. Never overwrites.
 
-    What is not given as a flag is asked.
+    Columns, rewards, worked examples and the completion limit follow from the rows. What is not given is asked.
     """
-    from podium.cli.start import check_free, files, write
-    from podium.cli.start.choices import MACHINES, TASKS, Choices, known
-    from podium.cli.start.own_data import look_at
+    from podium.cli.start import RECIPE, check_free, write
+    from podium.cli.start.choices import MACHINES, known
+    from podium.cli.start.own_data import Wishes, folder_for, is_dataset, of_words
 
-    folder = Path(name).expanduser()
-    check_free(folder)
-    task, machine = known(task, TASKS, "--task"), known(machine, MACHINES, "--machine")
-    if data is None:
-        data = _ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
-    own = look_at(data, prompt, answer) if data else None
-    task = task or _choose("What is rewarded?", TASKS, own.likely_task if own else "number", yes=yes)
-    if own is not None:
-        own.check(task)
-    machine = machine or _choose("Where will it be trained?", MACHINES, "cpu", yes=yes)
-    model = model or _ask("Which model: a Hugging Face id, a folder or", MACHINES[machine].model, yes=yes)
-    texts = files(folder, Choices(task=task, machine=machine, model=model), own)
+    machine = known(machine, MACHINES, "--machine")
+    word, sentence = of_words(task)
+    if not data and target and is_dataset(target):
+        target, data = "", target
+    data = data or _rows(target, yes=yes)
+    folder = Path(to or target or folder_for(data)).expanduser()
+    check_free(folder, "" if target and not data else f"{data} --to")
+    wishes = Wishes(prompt=prompt, answer=answer, word=word, sentence=sentence, reward_file=reward_file)
+    if data:
+        texts, remarks = _of_table(folder, data, wishes, machine or "cpu", model, yes=yes)
+    else:
+        texts, remarks = _of_example(folder, wishes, machine, model, yes=yes), []
     write(folder, texts)
-    commands = (f"cd {folder}", "python test_rewards.py", "podium check run.yaml", "podium train run.yaml")
-    typer.echo("\n  ".join([f"{folder} has {', '.join(texts)}. Next:", *commands]))
+    typer.echo("\n".join([*remarks, f"{folder} has {', '.join(texts)}."]))
+    if sample:
+        _sample(folder / RECIPE)
+    first = ["python test_rewards.py"] if "rewards.py" in texts else []
+    commands = (f"cd {folder}", *first, "podium check run.yaml", "podium train run.yaml")
+    typer.echo("\n  ".join(["Next:", *commands]))
 
 
-def _ask(question: str, usual: str, *, yes: bool) -> str:
-    """Read an answer; `usual` for an empty line, and with --yes. Raises `ConfigError` where the input has ended."""
-    if yes:
-        return usual
-    try:
-        return str(typer.prompt(question, default=usual, show_default=bool(usual))).strip()
-    except typer.Abort:
-        if sys.stdin.isatty():
-            raise KeyboardInterrupt from None
-        raise ConfigError(
-            "not every question was answered.",
-            fix="Give --data, --task, --machine and --model, or --yes for what is usual.",
-        ) from None
+def _rows(target: str, *, yes: bool) -> str:
+    """The table, where none was named; empty for an example."""
+    from podium.cli.start.asking import ask, at_terminal
+
+    if not target and not at_terminal(yes=yes):
+        what = "podium init takes a table of yours, or a name for a new folder with an example."
+        raise ConfigError(what, fix='podium init TABLE.csv --task "What the model should do."; or podium init my-run -y')
+    return ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
 
 
-def _choose(question: str, table: Mapping[str, Any], usual: str, *, yes: bool) -> str:
-    if yes:
-        return usual
-    typer.echo("\n".join([question, *(f"  {word:<10} {each.about}" for word, each in table.items())]))
-    while (word := _ask("Type one of them", usual, yes=yes)) not in table:
-        typer.echo(f"`{word}` is none of {', '.join(table)}.")
-    return word
+def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | None, *, yes: bool) -> dict[str, str]:
+    """The files of an example."""
+    from podium.cli.start import example_files
+    from podium.cli.start.asking import ask, choose
+    from podium.cli.start.choices import MACHINES, TASKS, Choices
+
+    if wishes.sentence or wishes.prompt or wishes.answer:
+        what = "a sentence and columns are for a table of yours, and none is named."
+        raise ConfigError(what, fix='podium init TABLE.csv --task "What the model should do."')
+    word = wishes.word or choose("What is rewarded?", TASKS, "number", yes=yes)
+    machine = machine or choose("Where will it be trained?", MACHINES, "cpu", yes=yes)
+    model = model or ask("Which model: a Hugging Face id, a folder or", MACHINES[machine].model, yes=yes)
+    return example_files(folder, Choices(task=word, machine=machine, model=model))
+
+
+def _of_table(
+    folder: Path, data: str, wishes: Any, machine: str, model: str | None, *, yes: bool
+) -> tuple[dict[str, str], list[str]]:
+    """The files of a run on a table, and what was chosen, in lines."""
+    from podium.cli.start import example_files, own_files
+    from podium.cli.start import asking
+    from podium.cli.start.choices import MACHINES, Choices
+    from podium.cli.start.own_data import from_folder, proposed, rows_of, with_columns
+
+    table, asks = rows_of(data), asking.at_terminal(yes=yes)
+    choices = Choices(task=wishes.word or "format", machine=machine, model=model or MACHINES[machine].model)
+    wishes = with_columns(table, wishes, asks=asks)
+    if asks and wishes.word is None and not wishes.sentence:
+        wishes = wishes.with_sentence(asking.ask("What should the model do? One sentence", "", yes=False))
+    made = proposed(table, data, wishes, choices.model)
+    remarks = [f"Columns: {made.remark}."] if made.remark else []
+    if wishes.word == "format" or not made.shape:
+        own: Mapping[str, Any] = {"dataset": from_folder(data, folder)}
+        own = {**own, "prompt": made.settings["prompt"]} if "prompt" in made.settings else own
+        return example_files(folder, choices, own), remarks
+    remarks.append(f"{data}: the answer is {made.about}.")
+    return own_files(folder, choices, data, made, reward_file=wishes.reward_file), remarks
+
+
+def _sample(recipe: Path) -> None:
+    from podium.cli.start.first_look import can_sample, first_look
+    from podium.recipe.document import open_document
+
+    if can_sample(str(open_document(recipe).values["model"]), recipe.parent):
+        first_look(recipe)
+    else:
+        typer.echo("Nothing was sampled: the model is not on this machine, or large. `podium check run.yaml --rollouts 8`")

@@ -24,13 +24,13 @@ TEMPLATES = ("prompt", "answer", "system")  # keys that hold templates
 # Usual names of columns, the likeliest first; others are proposed and not assumed.
 QUESTIONS = ("question", "prompt", "problem", "instruction", "query")
 ANSWERS = ("expert_answer", "answer", "solution", "completion", "output", "response", "target")
-_ALSO_QUESTIONS = ("input", "text", "sentence", "messages", "conversations", "prompts")
-_ALSO_ANSWERS = ("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions")
+ALSO_QUESTIONS = ("input", "text", "sentence", "messages", "conversations", "prompts")
+ALSO_ANSWERS = ("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions")
 
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
 """Names of columns with the right answer, for rewards and reports."""
 
-_NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
+NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
 """Columns that are neither question nor answer."""
 
 RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
@@ -240,10 +240,10 @@ def likely(names: Sequence[str]) -> tuple[str, str | None]:
     >>> likely(["id", "frage", "antwort"]), likely(["text", "label"]), likely(["x"])
     (('frage', 'antwort'), ('text', 'label'), ('x', None))
     """
-    rest = [name for name in names if name.casefold() not in _NOT_ASKED] or list(names) or ["COLUMN"]
-    answer = named(rest[1:] if len(rest) == 2 else rest, (*ANSWERS, *_ALSO_ANSWERS))
+    rest = [name for name in names if name.casefold() not in NOT_ASKED] or list(names) or ["COLUMN"]
+    answer = named(rest[1:] if len(rest) == 2 else rest, (*ANSWERS, *ALSO_ANSWERS))
     asked = [name for name in rest if name != answer] or rest
-    question = named(asked, (*QUESTIONS, *_ALSO_QUESTIONS)) or asked[0]
+    question = named(asked, (*QUESTIONS, *ALSO_QUESTIONS)) or asked[0]
     return question, answer or next((name for name in rest if name != question), None)
 
 

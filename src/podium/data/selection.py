@@ -116,7 +116,8 @@ class RowTransform:
 
     @property
     def selects(self) -> bool:
-        return bool(self.filter) or self.held_out is not None or self.rates is not None
+        given = (self.filter, self.columns.examples)
+        return any(given) or self.held_out is not None or self.rates is not None
 
     def check_names(self, names: Sequence[str], dataset: str) -> None:
         """Raises `DataError` for columns that the dataset lacks (C061, D052)."""
@@ -127,7 +128,7 @@ class RowTransform:
 
 @dataclass(slots=True)
 class RowFilter:
-    """One pass of rows through a transform, counted."""
+    """One pass of rows through a transform, counted. Rows that are worked examples of the prompt are left out."""
 
     transform: RowTransform
     num_seen: int = 0
@@ -135,6 +136,11 @@ class RowFilter:
     num_kept: int = 0
     num_measured: int = 0  # rows whose prompts have a measured pass rate
     dropped: Counter[str] = field(default_factory=Counter)
+    _examples: frozenset[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        columns = self.transform.columns
+        self._examples = frozenset(fingerprint(columns.identity(example)) for example in columns.examples)
 
     def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The row with its prompt and answer; None: it is left out."""
@@ -143,7 +149,10 @@ class RowFilter:
         if not all(condition(row) for condition in self.transform.filter):
             return None
         self.num_met += 1
-        if share is not None and is_held_out(columns.identity(row), share) is not self.transform.wants_held_out:
+        question = columns.identity(row)
+        if share is not None and is_held_out(question, share) is not self.transform.wants_held_out:
+            return None
+        if self._examples and fingerprint(question) in self._examples:
             return None
         made = columns(row) if columns.changes else row
         rate = None if rates is None else rates.rate(made.get("prompt"))

@@ -8,17 +8,14 @@ answer, one prompt in ten held out, the built-in model. Assumed values become a 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from podium.data import gym
-from podium.data.columns import Columns, usual
 from podium.data.loading import DataSpec, first_rows, is_lines, part_splits
-from podium.data.selection import is_held_out
-from podium.data.templates import parse
 from podium.errors import PodiumError
 from podium.models.builtin import BUILTIN
+from podium.recipe.propose import ADAPTER, READ, RUN, SMALL_MODEL, Table, propose
 
 OLD_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",
@@ -28,62 +25,9 @@ OLD_NAMES: Mapping[str, str] = {
 }
 """TRL's spellings of keys that have a shorter one here."""
 
-LOOKED_AT = 200
-"""Rows by which columns and answers are judged."""
-HELD_OUT = 0.1
-"""Share of the prompts."""
-LONGEST_EXAMPLE = 500
-"""Characters of a row that is shown as an example."""
-
-_RUN: Mapping[str, Any] = {
-    "per_device_train_batch_size": 64,
-    "num_generations": 8,
-    "temperature": 1.0,
-    "loss_type": "dapo",
-    "eval_samples": 4,
-    "eval_temperature": 1.0,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-}
-_SMALL_MODEL: Mapping[str, Any] = {
-    "learning_rate": 3e-5,
-    "lr_scheduler_type": "linear",
-    "adam_beta2": 0.99,
-    "max_grad_norm": 1.0,
-}
-"""Settings for the built-in model, as in the recipe `quickstart`; other models have TRL's defaults."""
-
-_ADAPTER: Mapping[str, Any] = {"learning_rate": 3e-4, "lora_target_modules": "all-linear"}
-"""Settings for an adapter on the built-in model, as in the recipe `csv`."""
-
-_IN_TAGS = "Put the final answer inside tags, like this: <answer>{}</answer>."
-
-_NUMBERS: Mapping[str, Any] = {
-    "system": "Answer inside tags like this: <answer>7</answer>.",
-    "rewards": ["answer_format", {"name": "numeric_match", "weight": 2}],
-    "accuracy": "numeric_match",
-    "max_completion_length": 32,
-}
-_WORKED: Mapping[str, Any] = {
-    "answer_from": "after ####",
-    "system": "Work it out step by step. " + _IN_TAGS.format("7"),
-    "rewards": [
-        {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.0}, "weight": 0.5},
-        {"name": "numeric_match", "weight": 2},
-    ],
-    "accuracy": "numeric_match",
-    "max_completion_length": 256,
-}
-_TEXTS: Mapping[str, Any] = {
-    "system": _IN_TAGS.format("your answer"),
-    "rewards": [
-        "answer_format",
-        {"name": "exact_match", "args": {"extract": ["tag:answer", "text"], "ignore_case": True}, "weight": 2},
-    ],
-    "accuracy": "exact_match",
-    "max_completion_length": 64,
-}
+_IN_TAGS = "Put the final answer inside tags, like this: <answer>your answer</answer>."
+_READ_TAGS = frozenset({"answer_correct", "answer_format", "xml_format", "xml_format_partial"})
+"""Rewards of the library that find the answer inside tags alone."""
 
 
 def assume(written: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
@@ -98,7 +42,7 @@ def assume(written: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
         if len(tasks) == 1:
             made["accuracy"] = "reasoning_gym"
         if not {"system", "examples"} & {**known, **made}.keys():
-            made["system"] = _IN_TAGS.format("your answer")
+            made["system"] = _IN_TAGS
     return {key: value for key, value in made.items() if key not in known}
 
 
@@ -122,94 +66,51 @@ def _gym_tasks(known: Mapping[str, Any]) -> list[str]:
 
 def _of_run(known: Mapping[str, Any]) -> dict[str, Any]:
     model = known.get("model", BUILTIN)
-    made = {"model": model, **_of_data(known), **_RUN, **(_SMALL_MODEL if model == BUILTIN else {})}
+    made = {"model": model, **_of_data(known, model)}
     if model == BUILTIN and known.get("use_peft"):
-        made |= _ADAPTER
+        made |= ADAPTER
     elif model == BUILTIN and known.get("lora"):
-        made["learning_rate"] = _ADAPTER["learning_rate"]
-    if _gym_tasks(known):
-        made["max_completion_length"] = 64
-        for key in ("rewards", "accuracy", "system"):
-            made.pop(key, None)
+        made["learning_rate"] = ADAPTER["learning_rate"]
+    if "num_train_epochs" in known:
+        made.pop("max_steps", None)  # which would win
     if "rewards" in known:
         made.pop("accuracy", None)
+    if "system" in known:
+        made.pop("examples", None)  # their form may be another one
     return made
 
 
-def _of_data(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates, rewards and the split, as far as the first rows tell."""
+def _of_data(known: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """The proposal for the dataset; the settings of the run alone, where its rows or columns tell nothing."""
+    made = {**RUN, **(SMALL_MODEL if model == BUILTIN else {})}
+    if _gym_tasks(known):
+        return {**made, "max_completion_length": 64}
     dataset = known.get("dataset")
     if not isinstance(dataset, str):
-        return {}
+        return made
+    given = {key: known.get(key) for key in ("prompt", "answer", "answer_from")}
+    rewards = [each.get("name") if isinstance(each, Mapping) else each for each in _listed(known.get("rewards"))]
+    try:
+        table = read_table(known, has_test="eval_dataset" in known)
+        proposal = propose(table, **given, model=model, tagged=bool(_READ_TAGS.intersection(map(str, rewards))))
+    except PodiumError:
+        return made
+    return dict(proposal.settings)
+
+
+def read_table(known: Mapping[str, Any], *, has_test: bool = False) -> Table:
+    """The first rows of the dataset that keys of a recipe name. Raises `DataError` where it cannot be read."""
+    dataset = known["dataset"]
     spec = DataSpec(
         dataset=dataset,
         dataset_config=known.get("dataset_config"),
         dataset_train_split=str(known.get("dataset_train_split", "train")),
     )
-    try:
-        [part] = spec.all_parts
-        rows = first_rows(spec, part, LOOKED_AT)
-        has_test = "eval_dataset" in known or (
-            not is_lines(dataset) and "test" in part_splits(spec, part, streaming=True)
-        )
-    except PodiumError:
-        return {}
-    if not rows:
-        return {}
-    made = _columns(list(rows[0]), rows)
-    columns = Columns(**{key: known.get(key, made.get(key)) for key in ("prompt", "answer", "answer_from")})
-    answers = [answer for row in rows if (answer := columns(row).get("answer")) is not None]
-    made |= _judged_by(answers) if answers else {}
-    if not isinstance(columns.question(rows[0]), str):
-        made.pop("system", None)  # a conversation has its own instructions
-    elif "system" not in known and "answer_from" not in made and (example := _example(columns, rows)):
-        made["examples"] = [example]
-    sides = {is_held_out(columns.identity(row), HELD_OUT) for row in rows}  # of one question there is only one
-    return made if has_test or len(sides) == 1 else {**made, "held_out": HELD_OUT}
+    [part] = spec.all_parts
+    rows = first_rows(spec, part, READ)
+    has_test = has_test or (not is_lines(dataset) and "test" in part_splits(spec, part, streaming=True))
+    return Table(names=tuple(dict.fromkeys(name for row in rows for name in row)), rows=tuple(rows), has_test=has_test)
 
 
-def _example(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
-    """A short row that is not held out, with its answer in tags: small models follow an example, not a rule."""
-    asked = parse(columns.prompt).columns if columns.prompt else ("prompt",)
-    told = parse(columns.answer).columns if columns.answer else ("answer",)
-    for row in rows:
-        text = {name: str(row.get(name)) for name in (*asked, *told) if row.get(name) is not None}
-        fits = len(text) == len({*asked, *told}) and sum(map(len, text.values())) <= LONGEST_EXAMPLE
-        if len(told) == 1 and fits and not is_held_out(columns.identity(row), HELD_OUT):
-            return {**text, told[0]: f"<answer>{text[told[0]]}</answer>"}
-    return None
-
-
-def _columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Templates for the usual names; none where the rows have `prompt` already."""
-    found = usual(names)
-    if found is None:
-        return {}
-    question, answer = found
-    made = {}
-    if question != "prompt":
-        both = question == "instruction" and any(row.get("input") for row in rows)
-        made["prompt"] = "{instruction}\n\n{input}" if both else f"{{{question}}}"
-    if answer != "answer" or not isinstance(rows[0].get("answer"), str):
-        made["answer"] = f"{{{answer}}}"
-    return made
-
-
-def _judged_by(answers: Sequence[Any]) -> Mapping[str, Any]:
-    """How to compare with answers like these."""
-    texts = [str(answer) for answer in answers]
-    if all("####" in text for text in texts):
-        return _WORKED
-    return _NUMBERS if all(map(_is_number, texts)) else _TEXTS
-
-
-def _is_number(text: str) -> bool:
-    """
-    >>> _is_number("1,000.5"), _is_number("-7"), _is_number("3 apples"), _is_number("nan")
-    (True, True, False, False)
-    """
-    plain = text.strip().replace(",", "")
-    try:
-        return math.isfinite(float(plain))
-    except ValueError:
-        return False
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

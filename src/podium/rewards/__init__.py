@@ -16,7 +16,7 @@ from podium.data.gym import gym_rows
 from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_closeness, numeric_match
 from podium.rewards.code import CodeStages, CodeTests
 from podium.rewards.combine import PARTS, clipped, gated, normalised, scheduled, weighted
-from podium.rewards.coverage import answer_f1, keyword_coverage
+from podium.rewards.coverage import answer_f1, keyword_coverage, text_similarity
 from podium.rewards.format import (
     answer_format,
     regex_format,
@@ -77,7 +77,7 @@ LIBRARY.update(
             *(forbidden_patterns, group_diversity, ideal_length, json_format, json_match, json_schema),
             *(keyword_coverage, language, math_match, multiple_choice, numeric_closeness, numeric_match),
             *(reasoning_accuracy_reward, regex_format, required_patterns, think_format, think_format_reward),
-            *(token_budget, xml_format, xml_format_partial),
+            *(text_similarity, token_budget, xml_format, xml_format_partial),
         )
     },
     **FACTORIES,
@@ -132,6 +132,7 @@ __all__ = [
     "resolve_weights",
     "scheduled",
     "score",
+    "text_similarity",
     "think_format",
     "think_format_reward",
     "token_budget",

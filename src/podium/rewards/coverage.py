@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from podium.data.extract import Extract, extractor
-from podium.errors import ConfigError
+from podium.errors import ConfigError, as_line
 from podium.rewards.answers import golds_of
 from podium.rewards.text import text_of
 from podium.rewards.words import STOP_WORDS, words_of
@@ -69,6 +71,37 @@ def answer_f1(
     return scores
 
 
+def text_similarity(
+    completions: Sequence[Any],
+    answer: Sequence[Any],
+    *,
+    unit: Literal["character", "word"] = "character",
+    extract: Extract = ("tag:answer", "text"),
+) -> list[float | None]:
+    """How near the final answer is to the `answer` column: 1 - Levenshtein's distance / the longer length, 0 to 1.
+
+    Partial credit for spelling, dates, and lists whose order counts: 1 for the same text, white space around it aside.
+    Keep a reward for the right answer beside it, of a larger weight. Compared are characters, or words (in any case and
+    without punctuation) with `unit: word`. Where the column holds a list, the nearest of its entries counts. None where
+    it holds nothing. Time and memory grow with the product of both lengths; completions are cut at twice the answer's
+    length and 64 units more, where the similarity is below one half in any case.
+
+    >>> text_similarity(["2024-05-01", "2024-06-01", "May"], answer=["2024-05-01"] * 3)
+    [1.0, 0.9, 0.0]
+    >>> text_similarity(["cat, dog, ant", "ant, cat, dog"], answer=["ant, cat, dog"] * 2, unit="word")
+    [0.3333333333333333, 1.0]
+    """
+    if unit not in ("character", "word"):
+        raise ConfigError(f"`unit` must be character or word; it is {unit!r}.", fix=as_line("unit", "character"))
+    take, units = extractor(extract), words_of if unit == "word" else list
+    scores = []
+    for each, gold in zip(completions, answer, strict=True):
+        given = units((take(text_of(each)) or "").strip())
+        known = [_similarity(given, right) for one in golds_of(gold) if (right := units(str(one).strip()))]
+        scores.append(max(known, default=None))
+    return scores
+
+
 def _covered(text: str, phrases: Sequence[Sequence[str]], max_words: int | None) -> float | None:
     if not phrases:
         return None
@@ -77,6 +110,21 @@ def _covered(text: str, phrases: Sequence[Sequence[str]], max_words: int | None)
         return 0.0
     joined = " " + " ".join(words) + " "
     return sum(f" {' '.join(phrase)} " in joined for phrase in phrases) / len(phrases)
+
+
+def _similarity(given: Sequence[str], gold: Sequence[str]) -> float:
+    """1 - the least number of insertions, deletions and replacements over the longer length."""
+    longer = max(len(given), len(gold))
+    given = given[: 2 * len(gold) + 64]
+    codes = {each: code for code, each in enumerate({*given, *gold})}
+    gold_G = np.array([codes[each] for each in gold])
+    steps = np.arange(len(gold) + 1)
+    distances = steps
+    for row, each in enumerate(given, start=1):
+        replaced = np.minimum(distances[:-1] + (gold_G != codes[each]), distances[1:] + 1)
+        distances = np.minimum.accumulate(np.concatenate([[row], replaced]) - steps) + steps  # insertions
+    cut = longer - max(len(given), len(gold))
+    return max(0.0, float(longer - cut - distances[-1]) / longer)
 
 
 _ARTICLES = frozenset({"a", "an", "the"})

@@ -1,16 +1,14 @@
-"""`podium init`: a folder with a recipe, a small dataset, a reward of one's own and its test.
+"""`podium init`: a folder with a recipe, and for an example a small dataset, a reward of one's own and its test.
 
     choices = Choices(task="number", machine="cpu", model="builtin:smollm2-135m-instruct")
-    write(Path("my-run"), files(Path("my-run"), choices))
+    write(Path("my-run"), example_files(Path("my-run"), choices))
 
-The files are made from the templates beside this one.
+`recipe_file` writes the recipe; the other files are made from the templates beside this one.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,65 +17,114 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from podium.cli.start.choices import MACHINES, TASKS, Choices
 from podium.cli.start.examples import EXAMPLES
-from podium.cli.start.own_data import OwnData, from_folder
+from podium.cli.start.own_data import from_folder
+from podium.cli.start.recipe_file import recipe_text
 from podium.errors import ConfigError
-from podium.models.builtin import BUILTIN
+from podium.recipe.propose import RUN, Proposal
 
 RECIPE = "run.yaml"
-COMMENTS = 39
-"""Column where comments behind a value stand."""
+_OWN_REWARD = {"function": "rewards.py:right", "weight": 2}
 
 
-def files(folder: Path, choices: Choices, own: OwnData | None = None) -> dict[str, str]:
-    """Name and text of every file of a new run. `own` is the dataset that `choices.data` names."""
+def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Name and text of every file of a run on an example. `own` has `dataset` and `prompt` of a table without answers."""
+    task, machine = TASKS[choices.task], MACHINES[choices.machine]
     name, make = EXAMPLES[choices.task]
     data = {} if own else {name: make()}
-    values = _values(folder, choices, own)
-    values["dataset"] = from_folder(own.name, folder) if own else name
-    values["num_rows"] = sum(text.count("\n") for text in data.values()) - name.endswith(".csv")
+    settings = {
+        "model": from_folder(choices.model, folder),
+        **({"dataset": name, "prompt": "{question}"} if own is None else own),
+        "system": task.system,
+        **({"examples": [dict(zip(("question", "answer"), task.example, strict=True))]} if task.example and not own else {}),
+        "held_out": 0.2,
+        "rewards": task.rewards,
+        "accuracy": task.accuracy,
+        **RUN,
+        "max_completion_length": max(task.tokens, machine.tokens),
+        "temperature": machine.temperature,
+        **choices.settings,
+        "seed": 1,
+    }
+    about = task.about[0].upper() + task.about[1:]
+    head = f"{about}. Written by `podium init`: {choices.task}, {choices.machine}."
+    values = {
+        **_values(folder, choices, task.about, settings),
+        "num_rows": sum(text.count("\n") for text in data.values()) - name.endswith(".csv"),
+        "tested": choices.task in ("number", "exact", "json"),
+    }
     return {
-        RECIPE: aligned(_rendered("run.yaml.j2", values)),
+        RECIPE: recipe_text({**settings, "output_dir": "runs/first"}, head),
         **data,
-        "rewards.py": _rendered(f"rewards-{choices.task}.py.j2", values),
-        "test_rewards.py": _rendered(f"test_rewards-{choices.task}.py.j2", values),
-        "README.md": _rendered("README.md.j2", values),
+        **_reward_files(choices.task, values),
+        "README.md": _rendered("README.md.j2", {**values, "files": ["rewards.py", *data]}),
     }
 
 
-def _values(folder: Path, choices: Choices, own: OwnData | None) -> dict[str, Any]:
-    task, machine = TASKS[choices.task], MACHINES[choices.machine]
-    lora = machine.lora or choices.model not in (BUILTIN, machine.model)
-    system, fields = task.system, ("customer", "item", "quantity") if own is None else own.fields
-    if choices.task == "json" and fields:
-        system = f"Answer with one JSON object with the fields {', '.join(fields)}, and nothing else."
+def own_files(
+    folder: Path, choices: Choices, dataset: str, proposal: Proposal, *, reward_file: bool
+) -> dict[str, str]:
+    """Name and text of every file of a run on a table. `reward_file`: with a reward function of the user's own."""
+    places = {"model": from_folder(choices.model, folder), "dataset": from_folder(dataset, folder)}
+    settings = {**proposal.settings, **places}
+    if choices.machine != "cpu" or "learning_rate" not in settings:
+        settings |= choices.settings
+    reward_file = reward_file and proposal.shape not in ("code", "long")
+    if reward_file:
+        others = [each for each in settings["rewards"] if _name(each) != settings["accuracy"]]
+        settings |= {"rewards": [_OWN_REWARD, *others], "accuracy": "right"}
+    head = f"{dataset}: the answer is {proposal.about}. Written by `podium init`."
+    values = {
+        **_values(folder, choices, proposal.about, settings),
+        "num_rows": 0,
+        "tested": proposal.settings.get("accuracy") is not None,
+    }
+    return {
+        RECIPE: recipe_text({**settings, "output_dir": "runs/first"}, " ".join(head.split())),
+        **(_reward_files(_TEMPLATES.get(proposal.shape, "plain"), values) if reward_file else {}),
+        "README.md": _rendered("README.md.j2", {**values, "files": ["rewards.py"] if reward_file else []}),
+    }
+
+
+_TEMPLATES: Mapping[str, str] = {"worked": "number", "json": "json", "number": "bare-number"}
+"""By shape, the reward file that is written; the others compare texts."""
+
+
+def _name(reward: Any) -> Any:
+    return reward.get("name") if isinstance(reward, Mapping) else reward
+
+
+def _values(folder: Path, choices: Choices, about: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "title": folder.resolve().name,
-        "choices": choices,
-        "task": task,
-        "machine": machine,
-        "own": own,
-        "question": own.question if own else "question",
-        "answer": (own.answer if own else "answer") if task.answered else None,
-        "answer_from": "after ####" if own and own.after_hashes and task.answered else None,
-        "system": system,
-        "example": own.example(choices.task) if own else task.example,
-        "temperature": 1.0 if own else machine.temperature,  # as where a dataset alone is trained on
-        "lora": lora,
-        "rate": f"{max(machine.learning_rate, 2e-5) if lora else machine.learning_rate:g}".replace("e-0", "e-"),
-        "tokens": max(task.tokens, machine.tokens),
+        "model": choices.model,
+        "about": about,
+        "where": MACHINES[choices.machine].about,
+        "dataset": settings["dataset"],
+        "lora": "lora" in settings,
     }
 
 
-def check_free(folder: Path) -> None:
-    """Raises `ConfigError`, with a name that is free, unless the folder is new or empty."""
+def _reward_files(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "rewards.py": _rendered(f"rewards-{name}.py.j2", values),
+        "test_rewards.py": _rendered(f"test_rewards-{name}.py.j2", values),
+    }
+
+
+def check_free(folder: Path, flag: str = "") -> None:
+    """Raises `ConfigError`, with a name that is free, unless the folder is new or empty.
+
+    `flag`: the words before the folder, where it is not the one argument of `podium init`.
+    """
+    words = f"podium init {flag} ".replace("  ", " ")
     if folder.is_dir() and any(folder.iterdir()):
         named = folder.with_name(folder.name or "run")
         numbered = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
         free = next(path for path in numbered if not path.exists())
         what = f"{folder} is there already and not empty, and nothing is ever overwritten. Take another name: "
-        raise ConfigError(f"{what}podium init {free}")
+        raise ConfigError(f"{what}{words}{free}")
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; a new run is a folder. Take another name.")
+        raise ConfigError(f"{folder} is a file; a new run is a folder. Take another name: {words}{folder}-run")
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
@@ -92,28 +139,7 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}. Take another folder.") from error
 
 
-def aligned(text: str) -> str:
-    r"""Comments behind values one below the other.
-
-    >>> aligned("a: 1  # one\n# all\nlonger: 22  # two\n").splitlines()[0].index("#")
-    39
-    """
-    return re.sub(r"^(?!\s*#)(.*\S)  # ", lambda found: found[1].ljust(COMMENTS - 1) + " # ", text, flags=re.MULTILINE)
-
-
 def _rendered(name: str, values: Mapping[str, Any]) -> str:
-    # YAML, Python and Markdown are not escaped; what is the user's goes through `yaml`.
+    # Python and Markdown are not escaped: what is the user's stands in the README and the recipe alone.
     environment = Environment(loader=PackageLoader("podium.cli.start"), undefined=StrictUndefined, autoescape=False)
-    environment.filters["yaml"] = in_yaml
     return environment.get_template(name).render(values).rstrip("\n") + "\n"
-
-
-def in_yaml(value: str) -> str:
-    r"""A text as YAML: as it is where that is safe, else in double quotes.
-
-    >>> in_yaml("../my data.csv"), in_yaml("builtin:x"), in_yaml("a: b"), in_yaml("{question}"), in_yaml("x\n#y")
-    ('../my data.csv', 'builtin:x', '"a: b"', '"{question}"', '"x\\n#y"')
-    """
-    plain = re.fullmatch(r"(?:\.{0,2}/)*[A-Za-z](?:[\w./<>,?+-]|:(?! |$)| (?!#))*(?<![ :])", value, re.ASCII)
-    words = value.casefold() in ("true", "false", "null", "yes", "no", "on", "off")
-    return value if plain and not words else json.dumps(value, ensure_ascii=False)

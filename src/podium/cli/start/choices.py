@@ -9,6 +9,7 @@ from typing import Any
 from podium.data.tasks import ORDER_EXAMPLE
 from podium.errors import ConfigError, did_you_mean
 from podium.models.builtin import BUILTIN
+from podium.recipe.propose import SMALL_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +19,21 @@ class Task:
     about: str
     """For the question, and the first line of the recipe."""
     system: str
-    """The system message; shows the form, as rows of the user's own come without a worked example."""
+    """The system message."""
     example: tuple[str, str] | None = None
     """A question and its answer in full, for the data that is written: a turn in front of every prompt."""
     accuracy: str
     """The reward that says right or wrong."""
     tokens: int
     """Longest completion of a model that answers at once."""
-    answered: bool = True
-    """Whether rows need an answer to compare with."""
+    rewards: tuple[Any, ...]
+    """As in a recipe; a function in `rewards.py` is the user's own."""
+    shape: str = ""
+    """The shape of answers in `podium.recipe.propose` that the word stands for with a table of one's own; empty: none,
+    the form alone is rewarded."""
 
+
+_TAGS_IN_PLACE = {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.01}}
 
 TASKS: Mapping[str, Task] = {
     "number": Task(
@@ -36,6 +42,8 @@ TASKS: Mapping[str, Task] = {
         example=("What is 3 + 4?", "<answer>7</answer>"),
         accuracy="right",
         tokens=24,
+        rewards=({"function": "rewards.py:right", "weight": 2}, _TAGS_IN_PLACE),
+        shape="number",
     ),
     "exact": Task(
         about="the right word or phrase inside answer tags",
@@ -43,6 +51,8 @@ TASKS: Mapping[str, Task] = {
         example=("Which word comes first in the alphabet, sea or car?", "<answer>car</answer>"),
         accuracy="right",
         tokens=24,
+        rewards=({"function": "rewards.py:right", "weight": 2}, _TAGS_IN_PLACE),
+        shape="text",
     ),
     "json": Task(
         about="a JSON object whose fields are right",
@@ -50,6 +60,8 @@ TASKS: Mapping[str, Task] = {
         example=ORDER_EXAMPLE,
         accuracy="right",
         tokens=48,
+        rewards=({"function": "rewards.py:right", "weight": 2}, "json_format"),
+        shape="json",
     ),
     "code": Task(
         about="Python code that passes tests",
@@ -60,6 +72,11 @@ TASKS: Mapping[str, Task] = {
         ),
         accuracy="code_stages",
         tokens=48,
+        rewards=(
+            {"name": "code_stages", "args": {"extract": "fence", "timeout": 1, "sandbox": "auto"}},
+            {"function": "rewards.py:short", "weight": 0.1},
+        ),
+        shape="code",
     ),
     "format": Task(
         about="the form alone: reasoning tags, then answer tags",
@@ -70,7 +87,7 @@ TASKS: Mapping[str, Task] = {
         ),
         accuracy="xml_format",
         tokens=96,
-        answered=False,
+        rewards=("xml_format", "xml_format_partial", {"function": "rewards.py:reasons", "weight": 0.5}),
     ),
 }
 """By the word that is typed."""
@@ -131,6 +148,20 @@ class Choices:
     task: str
     machine: str
     model: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keys of a recipe that the machine and the model decide."""
+        machine, made = MACHINES[self.machine], dict[str, Any](SMALL_MODEL)
+        lora, rate = machine.lora or self.model not in (BUILTIN, machine.model), machine.learning_rate
+        made |= {"learning_rate": max(rate, 2e-5) if lora else rate, "max_steps": machine.max_steps}
+        if machine.dtype:
+            made["dtype"] = machine.dtype
+        if machine.tokens_per_pack:
+            made["tokens_per_pack"] = machine.tokens_per_pack
+        if lora:
+            made["lora"] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
+        return made
 
 
 def known(word: str | None, table: Mapping[str, Any], flag: str) -> str | None:

@@ -1,138 +1,139 @@
-"""The columns of a user's dataset and the kind of its answers, for `podium init --data`."""
+"""A table of the user's own, for `podium init`: its name, its rows, its answers against the word of `--task`."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from podium.cli.start.choices import TASKS
-from podium.data.columns import ANSWERS, QUESTIONS, as_flags, named
+from podium.cli.start.asking import one_of
+from podium.cli.start.choices import TASKS, known
+from podium.data.columns import NOT_ASKED, Columns
 from podium.data.extract import last_number
+from podium.data.files import kind_of
 from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
-from podium.data.selection import is_held_out
-from podium.errors import ConfigError, did_you_mean
-from podium.recipe.assume import HELD_OUT, LONGEST_EXAMPLE
+from podium.data.sources import check_exists
+from podium.errors import ConfigError
+from podium.recipe.answer_columns import chosen_columns
+from podium.recipe.assume import read_table
+from podium.recipe.propose import LOOKED_AT, SHAPES, Proposal, Table, propose, shape_of
 
-LOOKED_AT = 50
-"""Rows that decide the kind of answer."""
+
+def is_dataset(word: str) -> bool:
+    """Whether a word is data that is there, or the name of a task or of a dataset of a hub; else it is a new folder's.
+
+    >>> is_dataset("builtin:additions"), is_dataset("openai/gsm8k"), is_dataset("my-run"), is_dataset("../my-run")
+    (True, True, False, False)
+    """
+    path = Path(word).expanduser()
+    if path.is_dir():
+        return any(kind_of(each) for each in path.iterdir()) or (path / "dataset_dict.json").is_file()
+    if path.exists() or kind_of(path) or re.match(r"(builtin|reasoning-gym):|[^?]+\.py:\w", word):
+        return True
+    owner, slash, name = word.partition("/")
+    return bool(slash and owner and name) and "/" not in name and owner not in (".", "..", "~") and not Path(owner).is_dir()
+
+
+def folder_for(dataset: str) -> Path:
+    """The folder of a run on a dataset: its name, in the working directory.
+
+    >>> [str(folder_for(each)) for each in ("data/reviews.csv.gz", "openai/gsm8k", "reasoning-gym:chain_sum?size=9")]
+    ['reviews', 'gsm8k', 'chain_sum']
+    """
+    last = re.split(r"[/:]", dataset.partition("?")[0].rstrip("/"))[-1]
+    path = Path(dataset).expanduser()
+    stem = last.lstrip(".").split(".")[0] if kind_of(path) or path.is_file() else last
+    return Path(f"{stem}-run" if path.is_dir() and Path(stem).exists() else stem or "run")
+
+
+def rows_of(dataset: str) -> Table:
+    """The rows that a proposal looks at. Raises `DataError` for data that is not there, or cannot be read."""
+    check_exists(dataset)
+    load_data(DataSpec(dataset=dataset, use_test_split="no"))  # every line of a file, for its errors
+    return read_table({"dataset": dataset})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnData:
-    """A dataset that is there."""
+class Wishes:
+    """Words of the command line about a table; None or empty: it is to be told from the rows."""
 
-    name: str
-    """As the user wrote it."""
-    question: str
-    answer: str | None
-    """The columns; None: there is none with answers."""
-    conversations: bool
-    """Whether the questions are conversations, which no template is put around."""
-    rows: tuple[Mapping[str, Any], ...]
-    """The first `LOOKED_AT`."""
-    has_tests: bool
+    prompt: str | None = None
+    answer: str | None = None
+    word: str | None = None
+    """One of `TASKS`."""
+    sentence: str = ""
+    reward_file: bool = False
 
-    @property
-    def answers(self) -> tuple[Any, ...]:
-        """Answers of the first rows."""
-        return tuple(row[self.answer] for row in self.rows if row[self.answer] is not None) if self.answer else ()
-
-    @property
-    def likely_task(self) -> str:
-        """The task that the answers look like."""
-        if self.has_tests:
-            return "code"
-        if self.answer is None:
-            return "format"
-        return next(task for task, looks in _LOOKS.items() if all(map(looks, self.answers)))
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Fields of the first answer, if that is a JSON object."""
-        first = next(iter(self.answers), None)
-        found = as_json(first) if isinstance(first, str) else first
-        return tuple(map(str, found)) if isinstance(found, Mapping) else ()
-
-    @property
-    def after_hashes(self) -> bool:
-        """Whether answers end with `#### 7`, as those of GSM8K do."""
-        return bool(self.answers) and all("####" in str(answer) for answer in self.answers)
-
-    def example(self, task: str) -> tuple[str, str] | None:
-        """A short row that is not held out, with its answer in the form of a task: small models follow an example."""
-        form = _FORMS.get(task)
-        if form is None or self.answer is None or self.conversations or self.after_hashes:
-            return None
-        for row in self.rows:
-            asked, told = row[self.question], row[self.answer]
-            short = asked is not None and told is not None and len(f"{asked}{told}") <= LONGEST_EXAMPLE
-            if short and not is_held_out(asked, HELD_OUT):
-                return str(asked), form.format(told if isinstance(told, str) else json.dumps(told, ensure_ascii=False))
-        return None
-
-    def check(self, task: str) -> None:
-        """Raises `ConfigError` for a task that these rows cannot be judged by."""
-        if task == "code" and not self.has_tests:
-            raise ConfigError(
-                f"{self.name} has no column `tests`, which `--task code` needs: a list of "
-                '{"call": "double", "args": [2], "expected": 4}, as JSON text. Without --data an example is written.'
-            )
-        if TASKS[task].answered and task != "code" and self.answer is None:
-            raise ConfigError(
-                f"{self.name} has no column with answers (looked for {', '.join(ANSWERS)}); `--task {task}` compares "
-                "with them.",
-                fix='Name it: --answer "{COLUMN}"; or take --task format.',
-            )
-        fits = _FITS.get(task, lambda _: True)
-        bad = next((answer for answer in self.answers if not fits(answer)), None)
-        if self.answer is not None and bad is not None:
-            what = f"{self.name}: the answer `{str(bad)[:60]}` is no {_NOUNS[task]}, which `--task {task}` needs. "
-            what += f"Take --task {self.likely_task}."
-            raise ConfigError(what)
+    def with_sentence(self, sentence: str) -> Wishes:
+        """The same with a sentence that was typed."""
+        return replace(self, sentence=sentence)
 
 
-def look_at(name: str, question: str | None = None, answer: str | None = None) -> OwnData:
-    """The columns of a dataset and its first answers; the columns are found by their names where they are not given.
+def of_words(task: str | None) -> tuple[str | None, str]:
+    """The word of `TASKS`, or the sentence, that `--task` gave. Raises `ConfigError` for a single word of neither kind.
 
-    Raises:
-        DataError: it is not there, or cannot be read.
-        ConfigError: it has no column that can be the question, or not the one that is given.
+    >>> of_words("number"), of_words("Sort the words."), of_words(None)
+    (('number', ''), (None, 'Sort the words.'), (None, ''))
     """
-    rows, _ = load_data(DataSpec(dataset=name, use_test_split="no"))
-    first = tuple(itertools.islice(rows, LOOKED_AT))
-    columns = list(first[0]) if first else list(rows.column_names or ())
-    answer = _given(answer, columns, "--answer", name) or named(columns, ANSWERS)
-    rest = [each for each in columns if each != answer]
-    question = _given(question, columns, "--prompt", name) or named(rest, QUESTIONS)
-    if question is None:
-        what = f"{name}: which column is the question? It has {', '.join(columns) or 'none'}; none is named "
-        what += f"{', '.join(QUESTIONS)}."
-        raise ConfigError(what, fix=as_flags(columns).partition(";")[0])
-    return OwnData(
-        name=name,
-        question=question,
-        answer=answer,
-        rows=first,
-        conversations=bool(first) and not isinstance(first[0][question], str),
-        has_tests="tests" in columns,
-    )
+    if task is not None and task not in TASKS and len(task.split()) > 1:
+        return None, task
+    return known(task, TASKS, "--task"), ""
 
 
-def _given(written: str | None, columns: Sequence[str], flag: str, name: str) -> str | None:
-    """The column that a flag names, with or without braces."""
-    if written is None:
-        return None
-    column = written.removeprefix("{").removesuffix("}")
-    if column not in columns:
-        what = f"{flag}: {name} has no column `{column}`; it has {', '.join(columns)}."
-        raise ConfigError(what, fix=did_you_mean(column, columns) or f'{flag} "{{{next(iter(columns), "COLUMN")}}}"')
-    return column
+def with_columns(table: Table, wishes: Wishes, *, asks: bool) -> Wishes:
+    """The same with the columns of question and answer, asked for where they cannot be told.
+
+    Raises `ConfigError`, with the flags to type, where they cannot and no question can be asked.
+    """
+    try:
+        chosen_columns(table.names, table.rows[:LOOKED_AT], wishes.prompt, wishes.answer)
+    except ConfigError as error:
+        if not asks or error.code != "D001":
+            raise
+        prompt = wishes.prompt or one_of(f"Which column is the question ({', '.join(table.names)})", table.names)
+        rest = [name for name in table.names if name != prompt]
+        answer = wishes.answer or one_of(f"Which column is the right answer ({', '.join(rest)})", rest)
+        return replace(wishes, prompt=prompt, answer=answer)
+    return wishes
+
+
+def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
+    """The proposal for a table. Raises `ConfigError` for a task that the answers do not fit, and where none are there."""
+    word = wishes.word
+    given = {"prompt": wishes.prompt, "answer": wishes.answer, "sentence": wishes.sentence, "model": model}
+    if word == "code" and "tests" not in table.names:
+        raise ConfigError(
+            f"{name} has no column `tests`, which `--task code` needs: a list of "
+            '{"call": "double", "args": [2], "expected": 4}, as JSON text. Without a table an example is written.'
+        )
+    shape = None if word is None else TASKS[word].shape or None
+    answers = _answers(table, wishes)
+    questions_alone = sum(each.casefold() not in NOT_ASKED for each in table.names) == 1
+    if not answers and "tests" not in table.names and (shape is not None or (word is None and not questions_alone)):
+        wanted = f"; `--task {word}` compares with them" if word else ""
+        what = f"{name} has no column with answers (its columns: {', '.join(table.names)}){wanted}."
+        raise ConfigError(what, fix='name it: --answer "{COLUMN}"; or reward the form alone: --task format')
+    bad = next((answer for answer in answers if shape in _FITS and not _FITS[shape](answer)), None)
+    if shape is not None and bad is not None:
+        found = shape_of(answers)
+        better = next((task for task, each in TASKS.items() if each.shape == found), "exact")
+        what = f"{name}: the answer `{str(bad)[:60]}` is no {_NOUNS[shape]}, which `--task {word}` needs."
+        raise ConfigError(f"{what} Take --task {better}.")
+    if shape == "number" and SHAPES["worked"].fits(answers):
+        shape = "worked"
+    return propose(table, shape=shape, **given)
+
+
+def _answers(table: Table, wishes: Wishes) -> list[Any]:
+    """The answers that decide."""
+    chosen = chosen_columns(table.names, table.rows[:LOOKED_AT], wishes.prompt, wishes.answer)
+    columns = Columns(prompt=chosen.prompt, answer=chosen.answer)
+    found = (columns(row).get("answer") for row in table.rows[:LOOKED_AT])
+    return [answer for answer in found if answer is not None]
 
 
 def from_folder(name: str, folder: Path) -> str:
@@ -147,24 +148,10 @@ def _is_object(answer: Any) -> bool:
     return isinstance(as_json(answer) if isinstance(answer, str) else answer, Mapping)
 
 
-def _is_number(answer: Any) -> bool:
-    """
-    >>> [_is_number(each) for each in (7, "1,234.5", "so 5 - 2 = 3 #### 3", "$7", "4 apples", "July 4")]
-    [True, True, True, True, False, False]
-    """
-    text = str(answer).rpartition("####")[2].strip().strip("$%").replace(",", "")
-    return bool(text) and last_number(text) == text
-
-
-_LOOKS: Mapping[str, Callable[[Any], bool]] = {"json": _is_object, "number": _is_number, "exact": lambda _: True}
-"""By task, in the order they are tried: whether an answer looks like one of it."""
-
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "json": _is_object,
     "number": lambda answer: last_number(str(answer)) is not None,
-    "exact": lambda answer: isinstance(answer, (str, int, float)),
+    "text": lambda answer: isinstance(answer, (str, int, float)),
 }
-"""Whether an answer can be used for it."""
-_NOUNS: Mapping[str, str] = {"json": "JSON object", "number": "number", "exact": "text"}
-_FORMS: Mapping[str, str] = {"json": "{}", "number": "<answer>{}</answer>", "exact": "<answer>{}</answer>"}
-"""By task, how an example shows an answer."""
+"""By shape, whether a word of `--task` can have an answer judged by it; the shape of the table may be another one."""
+_NOUNS: Mapping[str, str] = {"json": "JSON object", "number": "number", "text": "text"}

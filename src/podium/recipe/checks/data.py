@@ -183,6 +183,8 @@ def enough(setup: Setup) -> Iterator[Finding]:
         if not survey.num_rows:
             yield from _named(survey, [no_rows(survey.name)])
     train = setup.train
+    if train is not None and "D027" in train.num_bad:
+        return  # behind an open quote no row was read
     if train is not None and setup.args is not None and train.num_rows and not train.source.is_stream:
         yield from _named(train, too_few(train, plan_of(setup.args).prompts_per_round))
 

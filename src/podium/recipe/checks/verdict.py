@@ -118,6 +118,8 @@ def verdict(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
 _BEARABLE: Mapping[str, Callable[[Diagnosis], bool]] = {
     "R001": lambda seen: 1 - seen.spread_share <= HOPELESS_SHARE,
     "R002": lambda seen: seen.end_gain >= LEARNS_TO_END,
+    # One of a few words is often the same; the rewards of the groups decide whether that leaves anything to compare.
+    "R003": lambda seen: seen.empty_share <= DUPLICATE_SHARE and 1 - seen.spread_share <= HOPELESS_SHARE,
 }
 """Warnings with which a run may start, and when."""
 
@@ -184,7 +186,7 @@ def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if share <= DUPLICATE_SHARE:
         return
     kind = "empty" if seen.empty_share >= seen.duplicate_share else "the same as another of their group"
-    finding = note if seen.spread_share > FLAT_SHARE and kind != "empty" else warning
+    finding = note if seen.spread_share >= 1 - FLAT_SHARE and kind != "empty" else warning
     why = "there is less to compare than num_generations says"
     changes = _temperature(seen, args) if kind != "empty" else {}
     fix = (_tempered(seen, args).removeprefix("; ") if changes else "") or (

@@ -1,0 +1,107 @@
+"""The end of `podium init`: the new recipe is checked, a few rows are sampled and scored, and a verdict is given."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podium.cli.terminal import console, plain_text, print_findings, print_wrapped, quiet, table
+from podium.models.builtin import PREFIX
+from podium.records import Finding, last_user_turn
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from podium.recipe.checks.rollouts import Sampled
+    from podium.recipe.checks.verdict import Diagnosis
+
+PROMPTS = 8
+"""Prompts that are sampled, each with the completions of the recipe; fewer where they may be long."""
+SHORT_TOKENS = 64
+"""Completion limit up to which `PROMPTS` are sampled: 64 completions of it take the built-in model some seconds."""
+SHOWN = (4, 2)
+"""Prompts that are shown, and completions of each."""
+SMALL_BYTES = 2_000_000_000
+"""Size of the weights up to which a model is loaded for it."""
+
+
+def can_sample(model: str, folder: Path) -> bool:
+    """Whether a model is on this machine and small: the built-in one, a folder, or one in the hub's cache.
+
+    `folder` is that of the recipe, which a model's path is relative to.
+    """
+    if model.startswith(PREFIX):
+        return True
+    weights = folder / Path(model).expanduser()
+    if not weights.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, "config.json") if model.count("/") <= 1 else None
+        if not isinstance(found, str):
+            return False
+        weights = Path(found).parent
+    sizes = [file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in weights.glob(pattern)]
+    return 0 < sum(sizes) <= SMALL_BYTES
+
+
+def first_look(recipe: Path) -> None:
+    """Check a recipe, sample from it, and print completions, rewards and the verdict."""
+    from podium.recipe.checks import examine
+
+    quiet()
+    with contextlib.chdir(recipe.parent):  # where its paths hold, and its commands are typed
+        checked = examine(recipe.name, {}, keep_rows=True)
+        serious = [finding for finding in checked.findings if finding.severity != "note"]
+        print_findings(console, serious)
+        if checked.recipe is None:
+            codes = ", ".join(dict.fromkeys(each.code for each in serious if each.severity == "error"))
+            print_wrapped(console, plain_text(f"Not ready: {codes} first. Nothing was sampled."))
+            return
+        os.environ.update(checked.recipe.env)
+        from podium.cli.sample import opened
+        from podium.recipe.checks.rollouts import diagnose, sample
+
+        with opened(checked.recipe) as (loaded, trainer, rows, _):
+            limit = trainer.args.max_completion_length or SHORT_TOKENS
+            sampled = sample(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)))
+            seen = diagnose(sampled, trainer.args, loaded.accuracy)
+    console.print(samples(sampled))
+    print_wrapped(console, plain_text(paragraph(seen)))
+
+
+def samples(sampled: Sampled) -> Table:
+    """A few prompts: the right answer, and completions with their rewards."""
+    prompts, most = SHOWN
+    names = sampled.groups[0].names_K
+    rows = []
+    for each in sampled.groups[:prompts]:
+        asked, gold = _short(last_user_turn(each.group.prompt.content)), each.group.prompt.columns.get("answer")
+        for index, completion in enumerate(each.group.completions[:most]):
+            scores = ["none" if value != value else f"{value:.2f}" for value in each.rewards_GK[index]]
+            right = "" if index or gold is None else _short(str(gold))
+            rows.append(("" if index else asked, right, _short(completion.text), *scores))
+    titles = [("question", "left"), ("right answer", "left"), ("completion", "left"), *((n, "right whole") for n in names)]
+    return table(titles, rows, title="Before training")
+
+
+def paragraph(seen: Diagnosis) -> str:
+    """The verdict first, then the reasons with what to do about them."""
+    last = next(each for each in reversed(seen.findings) if each.code == "R009")
+    reasons = [each for each in seen.findings if each.severity == "warning"]
+    return " ".join([f"{last.what[:1].upper()}{last.what[1:]}.", *map(_reason, reasons)])
+
+
+def _reason(finding: Finding) -> str:
+    return f"{finding.code}: {finding.what}" + (f" (fix: {finding.fix})." if finding.fix else ".")
+
+
+def _short(text: str) -> str:
+    r"""A text in one line of at most 60 characters.
+
+    >>> _short("a\nb"), len(_short("x" * 99))
+    ('a b', 60)
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:57] + "..."

@@ -1,0 +1,458 @@
+"""A recipe for a table: the columns, the shape of the answers, and the settings that follow from both.
+
+    proposal = propose(Table(names=("review", "label"), rows=rows), sentence="Say whether a review is positive.")
+    proposal.settings["rewards"]
+
+`podium init table.csv` writes these settings into a file; `podium train --dataset table.csv` runs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from podium.data.columns import Columns
+from podium.data.query import as_json
+from podium.data.selection import is_held_out, plain
+from podium.data.templates import parse
+from podium.errors import ModelError
+from podium.models.builtin import BUILTIN, resolve_model
+from podium.recipe.answer_columns import chosen_columns
+
+# ---- settings ----
+
+RUN: Mapping[str, Any] = {
+    "eval_samples": 4,  # completions for each held-out question, so that 50 questions give 200 verdicts
+    "eval_temperature": 1.0,  # the policy as it is trained
+    "eval_rows": 50,  # bounds the time of both evaluations
+    "per_device_train_batch_size": 64,  # completions of an optimizer step: 8 questions
+    "num_generations": 8,  # 16 cost twice the time; with 4 most groups of a hard task are flat
+    "temperature": 1.0,  # above it a small model's completions turn into noise on a task of one's own
+    "loss_type": "dapo",  # every token counts alike, whatever the length of its completion
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+}
+"""Settings of a run, whatever the model."""
+SMALL_MODEL: Mapping[str, Any] = {
+    "learning_rate": 3e-5,  # of all weights, as in the recipe `quickstart`
+    "lr_scheduler_type": "linear",
+    "adam_beta2": 0.99,  # the default 0.999 averages over more steps than there are
+    "max_grad_norm": 1.0,
+    "max_steps": 40,  # two to three minutes of one core with answers of a few tokens
+}
+"""Further settings of the built-in model; other models have TRL's defaults."""
+ADAPTER: Mapping[str, Any] = {"learning_rate": 3e-4, "lora_target_modules": "all-linear"}
+"""Settings of an adapter on the built-in model, as in the recipe `csv`."""
+
+NUM_EXAMPLES = 4
+"""Worked examples in front of every question; fewer in a table of less than 40 rows."""
+LONGEST_EXAMPLE = 500
+"""Characters of a row that is shown as an example."""
+LOOKED_AT = 200
+"""Rows that decide the columns and the shape of the answers."""
+READ = 501
+"""Rows that are read: from this many on, a smaller share is held out."""
+HELD_OUT_SMALL, HELD_OUT = 0.2, 0.1
+"""Shares of the questions that are held out, below `READ` rows and from there on."""
+MOST_LABELS = 12
+"""Distinct answers up to which they are labels, if each occurs `ROWS_PER_LABEL` times on average."""
+ROWS_PER_LABEL = 4
+LONG = 240
+"""Characters from which an answer is long: words in common are rewarded, and equality never occurs."""
+ROOM = 1.25
+"""Completion limit over the longest answer seen, in tokens."""
+MOST_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of a dataset, as they come."""
+
+    names: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    """The first `READ` of them."""
+    has_test: bool = False
+    """Whether held-out rows of its own exist, as a test split or a second file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Settings for a table, and the observations that led to them."""
+
+    shape: str
+    """A key of `SHAPES`."""
+    about: str
+    """The answers in words: `one of 2 labels (positive, negative)`."""
+    settings: Mapping[str, Any]
+    """Keys of a recipe, in the order of a file; without `dataset`."""
+    remark: str = ""
+    """The columns, where they were chosen by their content and not by their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A kind of answer, and the settings for it."""
+
+    fits: Callable[[Sequence[Any]], bool]
+    """Whether all answers of a table have this shape; each is a text, a number or a mapping."""
+    about: str
+    form: str
+    """The sentence behind the user's own; `{labels}`, `{fields}` and `{words}` come from the answers."""
+    rewards: tuple[Any, ...]
+    accuracy: str | None
+    """The reward that decides right or wrong; None where the form of the answers allows none."""
+    least_tokens: int = 8
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tagged: bool = False
+    """Whether the answer stands in tags, because the completion has more than the answer in it."""
+    examples: bool = True
+
+
+# ---- shapes of answers ----
+
+_DATE = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d\d)|"
+    r"(\d{1,2}(st|nd|rd|th|\.)? )?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.? (\d{1,2}(st|nd|rd|th)?,? )?\d{4}",
+    re.IGNORECASE,
+)
+
+
+def _is_number(answer: Any) -> bool:
+    """Whether an answer is a finite number alone, a currency or per cent sign aside.
+
+    >>> [_is_number(each) for each in (7, "1,234.5", "$7", "-2", "4 apples", "nan", "July 4", True)]
+    [True, True, True, True, False, False, False, False]
+    """
+    text = str(answer).strip().strip("$%€£").replace(",", "")
+    return not isinstance(answer, bool) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text, re.I) is not None
+
+
+def _is_object(answer: Any) -> bool:
+    return isinstance(as_json(answer) if isinstance(answer, str) else answer, Mapping)
+
+
+def _is_choice(answer: Any) -> bool:
+    return re.fullmatch(r"\(?[A-Ea-e][).]?", str(answer).strip()) is not None
+
+
+def _is_list(answer: Any) -> bool:
+    """Whether an answer is a JSON list, or short items with commas between them.
+
+    >>> [_is_list(each) for each in ("duck, goat", "[1, 2]", "red", "No, I have never been to that city in my life.")]
+    [True, True, False, False]
+    """
+    text = str(answer).strip()
+    if text.startswith("["):
+        return isinstance(as_json(text), list)
+    items = [item.strip() for item in re.split(r"[,;]", text)]
+    return len(items) > 1 and all(item and len(item.split()) <= 4 for item in items) and not text.endswith((".", "!"))
+
+
+def _every(fits: Callable[[Any], bool]) -> Callable[[Sequence[Any]], bool]:
+    return lambda answers: all(map(fits, answers))
+
+
+def labels_of(answers: Sequence[Any]) -> list[str]:
+    """The distinct answers, white space and capitals aside, each as it is most often written, the commonest first.
+
+    >>> labels_of(["yes", "no", "No", "no ", "yes", "no"])
+    ['no', 'yes']
+    """
+    spelled = Counter(str(answer).strip() for answer in answers)
+    counts = Counter[str]()
+    for text, count in spelled.items():
+        counts[plain(text)] += count
+    first = {plain(text): text for text, _ in reversed(spelled.most_common())}
+    return [first[key] for key, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
+
+
+def _are_labels(answers: Sequence[Any]) -> bool:
+    labels = labels_of(answers)
+    few = 1 < len(labels) <= min(MOST_LABELS, len(answers) // ROWS_PER_LABEL)
+    return few and all(len(label) <= 40 for label in labels)
+
+
+_EXACT: Mapping[str, Any] = {"name": "exact_match", "args": {"ignore_case": True}, "weight": 2}
+_IN_TAGS = "Put the final answer inside tags, like this: <answer>{first}</answer>."
+
+SHAPES: Mapping[str, Shape] = {
+    "worked": Shape(
+        fits=_every(lambda answer: "####" in str(answer)),
+        about="a solution that ends with `####` and the number",
+        form="Work it out step by step. " + _IN_TAGS.format(first="7"),
+        rewards=(
+            {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.0}, "weight": 0.5},
+            {"name": "numeric_match", "weight": 2},
+        ),
+        accuracy="numeric_match",
+        least_tokens=256,
+        settings={"answer_from": "after ####"},
+        tagged=True,
+        examples=False,  # solutions are long, and their form is another one
+    ),
+    "json": Shape(
+        fits=_every(_is_object),
+        about="a JSON object with the fields {fields}",
+        form="Answer with one JSON object with the fields {fields}, and nothing else.",
+        rewards=({"name": "json_match", "weight": 2}, "json_format"),
+        accuracy="json_match",
+    ),
+    "number": Shape(
+        fits=_every(_is_number),
+        about="a number",
+        form="Answer with the number alone.",
+        rewards=({"name": "numeric_match", "weight": 2},),
+        accuracy="numeric_match",
+    ),
+    "choice": Shape(
+        fits=lambda answers: _every(_is_choice)(answers) and len(labels_of(answers)) > 1,
+        about="the letter of a choice ({labels})",
+        form="Answer with the letter alone.",
+        rewards=({"name": "multiple_choice", "weight": 2},),
+        accuracy="multiple_choice",
+    ),
+    "date": Shape(
+        fits=_every(lambda answer: _DATE.fullmatch(str(answer).strip()) is not None),
+        about="a date",
+        form="Answer with the date alone.",
+        rewards=(_EXACT, "text_similarity"),
+        accuracy="exact_match",
+    ),
+    "label": Shape(
+        fits=_are_labels,
+        about="one of few labels ({labels})",
+        form="Answer with one of these alone: {labels}.",
+        rewards=(_EXACT,),
+        accuracy="exact_match",
+    ),
+    "list": Shape(
+        fits=_every(_is_list),
+        about="a list",
+        form="Answer with the list alone.",
+        rewards=(_EXACT, {"name": "text_similarity", "args": {"unit": "word"}}),
+        accuracy="exact_match",
+    ),
+    "text": Shape(
+        fits=lambda answers: sum(len(str(each)) > LONG for each in answers) <= len(answers) // 10,
+        about="a short text",
+        form="Write the answer alone, without an explanation.",
+        rewards=(_EXACT, "text_similarity"),
+        accuracy="exact_match",
+    ),
+    "long": Shape(
+        fits=lambda answers: True,
+        about="a text of about {words} words",
+        form="Answer in about {words} words.",
+        rewards=("answer_f1",),
+        accuracy=None,
+        least_tokens=64,
+    ),
+    "code": Shape(
+        fits=lambda answers: False,  # told by the column `tests`
+        about="Python code that passes tests",
+        form="Answer with one Python function in a code block.",
+        rewards=({"name": "code_stages", "args": {"extract": "fence", "timeout": 1, "sandbox": "auto"}},),
+        accuracy="code_stages",
+        least_tokens=128,
+        examples=False,
+    ),
+}
+"""By name, in the order in which they are tried."""
+
+
+def shape_of(answers: Sequence[Any]) -> str:
+    """The name of the first shape that fits all answers.
+
+    >>> [shape_of(each) for each in (["7", "-1.5"], ["B", "A"], ["2024-01-31"], ["a, b", "c, d"], ["240 minutes"])]
+    ['number', 'choice', 'date', 'list', 'text']
+    >>> [shape_of(each) for each in (["yes", "no"] * 9, ['{"a": 1}'], ["so #### 7"], ["word " * 80])]
+    ['label', 'json', 'worked', 'long']
+    """
+    return next(name for name, shape in SHAPES.items() if shape.fits(answers))
+
+
+# ---- the proposal ----
+
+
+def propose(
+    table: Table,
+    *,
+    prompt: str | None = None,
+    answer: str | None = None,
+    answer_from: str | None = None,
+    sentence: str = "",
+    shape: str | None = None,
+    model: str = BUILTIN,
+    tagged: bool = False,
+    count: Callable[[str], int] | None = None,
+) -> Proposal:
+    """Settings for a table.
+
+    Args:
+        table: its first rows.
+        prompt: column or template of the question; None: found by name, else by content.
+        answer: column or template of the answer, in the same way.
+        answer_from: place of the final answer in the answer, as the recipe's key.
+        sentence: the task in the user's words, the beginning of the system message.
+        shape: a key of `SHAPES`, where the answers are not to decide.
+        model: model to train; the built-in one has settings of its own.
+        tagged: whether rewards that were chosen elsewhere read the answer inside tags.
+        count: number of tokens of a text; None: the tokenizer of the built-in model, else a third of the characters.
+
+    Raises:
+        ConfigError: the columns cannot be told, with the flags to type.
+    """
+    chosen = chosen_columns(table.names, table.rows[:LOOKED_AT], prompt, answer)
+    columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=answer_from)
+    made = [columns(row) for row in table.rows]
+    answers = [_one(row["answer"]) for row in made if row.get("answer") is not None]
+    if shape is None:
+        shape = "code" if "tests" in table.names else shape_of(answers[:LOOKED_AT]) if answers else ""
+    if not shape:
+        settings = {**chosen.keys, **RUN, **_of_model(model), **_split(table, columns)}
+        return Proposal(shape="", about="", settings=settings, remark=chosen.remark)
+    kind = SHAPES[shape]
+    if not answers:  # code has tests in their place
+        answers = [""]
+    conversation = bool(table.rows) and not isinstance(columns.question(table.rows[0]), str)
+    settings = {"model": model, **chosen.keys}
+    if answer_from is None:
+        settings |= kind.settings
+    split, is_tagged = _split(table, columns), tagged and not kind.tagged
+    with_examples = kind.examples and not answer_from and not conversation
+    examples = _examples(table, columns, split.get("held_out", 0.0)) if with_examples else []
+    facts = _facts(answers[:LOOKED_AT], [str(columns(each).get("answer")) for each in examples])
+    if not conversation:  # which has its own instructions
+        form = _IN_TAGS.format(first=facts["first"]) if is_tagged else kind.form.format(**facts)
+        settings["system"] = _escaped(" ".join(filter(None, (_sentence(sentence), form))))
+    if examples:
+        told = parse(columns.answer).columns if columns.answer else ("answer",)
+        settings["examples"] = [_in_tags(each, told) if is_tagged else each for each in examples]
+    settings |= {**split, "rewards": [*kind.rewards]}
+    if kind.accuracy is not None:
+        settings["accuracy"] = kind.accuracy
+    settings |= {**RUN, "max_completion_length": _limit(kind, answers, count or token_counter(model))}
+    return Proposal(
+        shape=shape, about=kind.about.format(**facts), settings={**settings, **_of_model(model)}, remark=chosen.remark
+    )
+
+
+def token_counter(model: str) -> Callable[[str], int]:
+    """A function from a text to its number of tokens: exact for the built-in model, else a third of the characters."""
+    if model == BUILTIN:
+        try:
+            return _counter(str(Path(resolve_model(model)) / "tokenizer.json"))
+        except ModelError:
+            pass
+    return lambda text: math.ceil(len(text) / 3)
+
+
+@functools.cache
+def _counter(file: str) -> Callable[[str], int]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(file)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _of_model(model: str) -> Mapping[str, Any]:
+    return SMALL_MODEL if model == BUILTIN else {}
+
+
+def _one(answer: Any) -> Any:
+    """An answer of a row; the first, where several are right."""
+    return answer[0] if isinstance(answer, (list, tuple)) and answer else answer
+
+
+def _text(answer: Any) -> str:
+    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+
+
+def _facts(answers: Sequence[Any], shown: Sequence[str]) -> dict[str, str]:
+    """The pieces of the sentences about a shape; no answer is quoted but those of the examples."""
+    first = as_json(answers[0]) if isinstance(answers[0], str) else answers[0]
+    words = sorted(len(str(answer).split()) for answer in answers)[len(answers) // 2]
+    return {
+        "labels": ", ".join(labels_of(answers)[:MOST_LABELS]),
+        "fields": ", ".join(map(str, first)) if isinstance(first, Mapping) else "",
+        "first": shown[0].strip() if shown else "your answer",
+        "words": str(words if words < 10 else round(words, -1)),
+    }
+
+
+def _sentence(text: str) -> str:
+    """The user's sentence with a full stop.
+
+    >>> _sentence(" Sort the words"), _sentence("Which one?"), _sentence("")
+    ('Sort the words.', 'Which one?', '')
+    """
+    text = " ".join(text.split())
+    return text if not text or text[-1] in ".!?:" else f"{text}."
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _split(table: Table, columns: Columns) -> dict[str, Any]:
+    """The share to hold out; nothing where held-out rows exist, or all rows would be on one side."""
+    share = HELD_OUT_SMALL if len(table.rows) < READ else HELD_OUT
+    sides = {is_held_out(columns.identity(row), share) for row in table.rows}
+    return {} if table.has_test or len(sides) < 2 else {"held_out": share}
+
+
+def _limit(kind: Shape, answers: Sequence[Any], count: Callable[[str], int]) -> int:
+    """Completion limit in tokens: the longest answer, its end and some room, in steps of 4."""
+    longest = max(count(_text(answer)) for answer in answers) + 1
+    return min(MOST_TOKENS, max(kind.least_tokens, 4 * math.ceil(longest * ROOM / 4)))
+
+
+def _examples(table: Table, columns: Columns, share: float) -> list[dict[str, Any]]:
+    """Short rows that are not held out, as different as can be: few equal answers, few words in common."""
+    asked = parse(columns.prompt).columns if columns.prompt else ("prompt",)
+    told = parse(columns.answer).columns if columns.answer else ("answer",)
+    found: dict[str, tuple[int, _Candidate]] = {}
+    for row in table.rows[:LOOKED_AT]:
+        example = {name: _one(row.get(name)) for name in dict.fromkeys((*asked, *told))}
+        if any(value is None or isinstance(value, (list, tuple)) for value in example.values()):
+            continue
+        example = {name: _text(value) for name, value in example.items()}
+        size, question = sum(map(len, example.values())), plain(" ".join(example[name] for name in asked))
+        if 0 < size <= LONGEST_EXAMPLE and not is_held_out(columns.identity(row), share):
+            answer = plain(" ".join(example[name] for name in told))
+            found.setdefault(question, (size, _Candidate(example, answer, frozenset(question.split()))))
+    middle = sorted(size for size, _ in found.values())[len(found) // 2] if found else 0
+    rest = [candidate for size, candidate in found.values() if size <= 1.5 * middle]
+    taken: list[_Candidate] = []
+    most = min(NUM_EXAMPLES, max(1, len(table.rows) // 10), len(found) - 1)  # one question is left to train on
+    while rest and len(taken) < most:
+        best = min(range(len(rest)), key=lambda index: (*_likeness(rest[index], taken), index))
+        taken.append(rest.pop(best))
+    return [dict(each.example) for each in taken]
+
+
+class _Candidate(NamedTuple):
+    """A row that may become an example."""
+
+    example: Mapping[str, str]
+    answer: str
+    words: frozenset[str]
+    """Of the question."""
+
+
+def _likeness(row: _Candidate, taken: Sequence[_Candidate]) -> tuple[int, float]:
+    """The number of examples with the same answer, and the largest share of words in common with one."""
+    overlaps = [len(row.words & each.words) / max(1, len(row.words | each.words)) for each in taken]
+    return sum(each.answer == row.answer for each in taken), max(overlaps, default=0.0)
+
+
+def _in_tags(example: Mapping[str, Any], told: Sequence[str]) -> dict[str, Any]:
+    return {**example, told[0]: f"<answer>{example[told[0]]}</answer>"} if len(told) == 1 else dict(example)

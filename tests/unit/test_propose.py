@@ -1,0 +1,173 @@
+"""Settings that follow from a table: its columns, the shape of its answers, its worked examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from podium.data import load
+from podium.data.columns import Columns
+from podium.data.selection import is_held_out
+from podium.errors import ConfigError
+from podium.recipe.answer_columns import chosen_columns
+from podium.recipe.propose import LOOKED_AT, NUM_EXAMPLES, SHAPES, Table, propose
+from podium.rewards import library_reward
+
+
+def table(answers: list[object], **more: object) -> Table:
+    rows = tuple({"question": f"Question number {n}?", "answer": answer} for n, answer in enumerate(answers))
+    return Table(names=("question", "answer"), rows=rows, **more)
+
+
+CASES = {
+    "label": [["good", "bad", "so so"][n % 3] for n in range(90)],
+    "number": [str(n % 4) for n in range(90)],
+    "choice": ["ABCD"[n % 4] for n in range(90)],
+    "worked": [f"{n} and {n} is {2 * n}\n#### {2 * n}" for n in range(90)],
+    "json": ['{"name": "Ana", "age": %d}' % n for n in range(90)],
+    "date": [f"2024-05-{n % 28 + 1:02}" for n in range(90)],
+    "list": [f"ant, bee {n}, cat" for n in range(90)],
+    "text": [f"{n} centimetres" for n in range(90)],
+    "long": [f"It was {n} years ago that " + "one thing led to another " * 20 for n in range(90)],
+}
+
+
+@pytest.mark.parametrize("shape", CASES)
+def test_the_right_answer_has_the_highest_rewards_and_a_wrong_one_less(shape: str) -> None:
+    made = propose(table(CASES[shape]), count=len)
+    assert made.shape == shape
+    columns = Columns(answer_from=made.settings.get("answer_from"))
+    golds = [columns(row)["answer"] for row in table(CASES[shape]).rows[:30]]
+    wrong = golds[1:] + golds[:1]
+    texts, others = golds, wrong
+    if SHAPES[shape].tagged:
+        texts, others = ([f"<answer>{each}</answer>" for each in some] for some in (golds, wrong))
+    total = {"right": 0.0, "wrong": 0.0}
+    for entry in made.settings["rewards"]:
+        name, args = (entry, {}) if isinstance(entry, str) else (entry["name"], entry.get("args", {}))
+        columns_of = {} if "format" in name else {"answer": golds}
+        for kind, completions in (("right", texts), ("wrong", others)):
+            total[kind] += sum(library_reward(name, **args)(completions=completions, **columns_of))
+    assert total["right"] > total["wrong"]
+    assert made.settings["max_completion_length"] > max(map(len, texts)) or shape in ("worked", "long")
+    accuracy = made.settings.get("accuracy")
+    names = [each if isinstance(each, str) else each["name"] for each in made.settings["rewards"]]
+    assert accuracy in (*names, None)
+
+
+@pytest.mark.parametrize(
+    ("answers", "shape"),
+    [
+        (["yes"] * 40, "text"),  # one label is none
+        (["A", "B", "B and C"] * 9, "label"),
+        (["red", "blue"], "text"),  # too few rows to call them labels
+        (["7", "none"] * 9, "label"),
+        (["7", "about 3 apples", "2"], "text"),
+        ([3, 4.5], "number"),
+        ([{"a": 1}, {"a": 2}], "json"),
+        ([["Rome", "Roma"], ["Paris"]], "text"),  # several right answers
+        (["No, I have never been there in all my life.", "Yes, it was a very good one to be in, too."], "text"),
+    ],
+)
+def test_shapes_at_their_edges(answers: list[object], shape: str) -> None:
+    assert propose(table(answers), count=len).shape == shape
+
+
+def test_examples_are_neither_trained_nor_tested_on(tmp_path: Path) -> None:
+    answers = ["good", "bad"] * 60
+    made = propose(table(answers), count=len).settings
+    rows = table(answers).rows
+    assert len(made["examples"]) == NUM_EXAMPLES
+    assert sorted(each["answer"] for each in made["examples"]) == ["bad", "bad", "good", "good"]
+    assert not any(is_held_out(each["question"], made["held_out"]) for each in made["examples"])
+    file = tmp_path / "t.jsonl"
+    import json
+
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = ("prompt", "system", "examples", "held_out")
+    train, held_out = load(str(file), **{key: made[key] for key in keys})
+    asked = [prompt[-1]["content"] for side in (train, held_out) for prompt in side["prompt"]]
+    shown = {each["question"] for each in made["examples"]}
+    assert sorted([*asked, *shown]) == sorted(row["question"] for row in rows)
+    assert len(held_out) >= 15
+
+
+def test_rows_that_are_examples_are_left_out_of_a_test_split_and_of_a_dataset() -> None:
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"prompt": f"{n}+{n}", "answer": str(2 * n)} for n in range(9)])
+    for dataset in (rows, {"train": rows, "test": rows}):
+        loaded = load(dataset, examples=[{"prompt": "3+3", "answer": "6"}])
+        for side in filter(None, loaded):
+            assert [prompt[-1]["content"] for prompt in side["prompt"]] == [f"{n}+{n}" for n in range(9) if n != 3]
+
+
+def test_what_is_there_is_not_held_out_again() -> None:
+    assert "held_out" not in propose(table(["7", "8"] * 40, has_test=True), count=len).settings
+
+
+def test_a_larger_table_holds_out_a_smaller_share() -> None:
+    shares = [propose(table(["7", "8"] * count), count=len).settings["held_out"] for count in (40, 400)]
+    assert shares == [0.2, 0.1]
+
+
+def test_rewards_that_read_tags_get_them() -> None:
+    made = propose(table(["7", "8"] * 40), tagged=True, count=len).settings
+    assert "<answer>" in made["system"]
+    assert all(each["answer"].startswith("<answer>") for each in made["examples"])
+
+
+def test_other_models_have_no_settings_of_the_built_in_one() -> None:
+    made = propose(table(["7", "8"] * 40), model="org/model").settings
+    assert not {"learning_rate", "max_steps", "adam_beta2"} & made.keys()
+    assert made["model"] == "org/model"
+
+
+# ---- columns ----
+
+
+def rows_of(**columns: list[object]) -> list[dict[str, object]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+LONG = [f"A rather long text with the number {n} in it" for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "prompt", "answer", "guessed"),
+    [
+        ({"question": LONG, "answer": LONG}, (), "{question}", None, False),
+        ({"prompt": LONG, "completion": LONG}, (), None, "{completion}", False),
+        ({"label": ["a"] * 40, "text": LONG}, (), "{text}", "{label}", True),
+        ({"note": ["a", "b"] * 20, "mail": LONG}, (), "{mail}", "{note}", True),
+        ({"id": LONG, "mail": LONG, "kind": ["a", "b"] * 20}, (), "{mail}", "{kind}", True),
+        ({"mail": LONG, "from": LONG, "kind": ["a", "b"] * 20}, ("{mail}", None), "{mail}", None, False),
+        ({"mail": LONG, "from": LONG, "kind": ["a", "b"] * 20}, ("mail", "kind"), "{mail}", "{kind}", False),
+        ({"a": LONG, "b": LONG, "c": LONG}, ("{a} {b}", None), "{a} {b}", "{c}", True),
+        ({"question": LONG, "tests": LONG}, (), "{question}", None, False),
+    ],
+)
+def test_columns(
+    columns: dict[str, list[object]],
+    given: tuple[str | None, ...],
+    prompt: str | None,
+    answer: str | None,
+    guessed: bool,
+) -> None:
+    chosen = chosen_columns(list(columns), rows_of(**columns), *given)
+    assert (chosen.prompt, chosen.answer, bool(chosen.remark)) == (prompt, answer, guessed)
+
+
+def test_columns_that_cannot_be_told_are_an_error_with_the_flags() -> None:
+    columns = {"a": LONG, "b": LONG, "c": LONG}
+    with pytest.raises(ConfigError, match="cannot be told; the columns are `a`, `b`, `c`") as caught:
+        chosen_columns(list(columns), rows_of(**columns))
+    assert caught.value.fix == '--prompt "{a}" --answer "{b}"'
+    with pytest.raises(ConfigError, match="there is no column `d`"):
+        chosen_columns(list(columns), rows_of(**columns), "{a} {d}")
+
+
+def test_rows_that_decide_are_bounded() -> None:
+    answers = ["7"] * LOOKED_AT + ["none"] * 40
+    assert propose(table(answers), count=len).shape == "number"
