@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from podium.evaluation.comparison import verdict
-from podium.evaluation.measured import alike
 from podium.evaluation.statistics import paired_difference
 from podium.records import StepMetrics
 from podium.runs.doctor import FEW_STEPS, HealthReport
 from podium.runs.monitors import ends, run_settings
-from podium.runs.monitors.hacking import in_common
 from podium.runs.monitors.labels import match
+from podium.runs.monitors.signs import Sample, signs
 from tests.unit.test_monitors import (
     WORDS,
     Table,
@@ -236,6 +235,13 @@ def test_healthy_rounds_are_left_in_peace(name: str, now: Now) -> None:
 # ---- what may not be called right, solved or nothing ----
 
 
+def double(made: Table) -> Table:
+    """A round of eight prompts: those of `table` and four more."""
+    more = {"question": [f"{q} again" for q in made["prompt"]], "prompt": [f"{q} again" for q in made["prompt"]]}
+    first = {**made, "question": made["prompt"]}
+    return {name: [*values, *({**first, **more}[name])] for name, values in first.items()}
+
+
 def flat_after(step: int, end: float, **columns: Any) -> Callable[[int], Table]:
     return lambda s: table(s, **columns) if s <= step else table(s, r(end), **columns)
 
@@ -248,8 +254,17 @@ def test_all_right_only_where_it_is_known(now: Now) -> None:
     wrong = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 0.0), flat)["M101"]
     assert wrong.severity == "error"
     assert "100 % all wrong" in wrong.what
-    right = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 1.0), flat)["M101"]
+    contained = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 1.0), flat)["M101"]
+    assert "right" not in contained.what, "a text that lists every answer contains the right one"
+    right = found(flat_after(1, 1.0), flat, accuracy="score")["M101"]
     assert "100 % all right" in right.what
+    listed = found(
+        lambda s: double(table(s, r(1.0), text=lambda s, p, g: "animal, plant, tool", answer=lambda p, g, t: kind(p))),
+        flat,
+        accuracy="score",
+    )["M101"]
+    assert "right" not in listed.what
+    assert "mend the reward first" in listed.fix
     unknown = found(flat_after(1, 1.0), flat)["M101"]
     assert "right" not in unknown.what
     assert "is it earned?" in unknown.fix
@@ -258,50 +273,55 @@ def test_all_right_only_where_it_is_known(now: Now) -> None:
 
 
 @pytest.mark.defect("D3", "M121 'The prompts are solved'")
-@pytest.mark.parametrize(("contains", "solved"), [(1.0, True), (0.0, False), (None, False)])
-def test_solved_only_where_it_is_known(contains: float | None, solved: bool, now: Now) -> None:
+@pytest.mark.parametrize(
+    ("text", "accuracy", "solved"),
+    [(None, "score", True), (None, None, False), ("animal, plant, tool", "score", False)],
+    ids=["by accuracy", "by the reward", "every label listed"],
+)
+def test_solved_only_where_it_is_known(text: str | None, accuracy: str | None, solved: bool, now: Now) -> None:
+    written = None if text is None else lambda s, p, g: text
     said = found(
-        lambda s: table(s, alternating if s < 4 else r(1.0), contains_answer=lambda p, g, t: contains),
+        lambda s: double(table(s, alternating if s < 4 else r(1.0), text=written, answer=lambda p, g, t: kind(p))),
         lambda s: {"reward_std": 0.5 if s < 7 else 0.01, "reward": 0.1 * min(s, 10)},
+        accuracy=accuracy,
     )["M121"]
-    assert ("The prompts are solved." in said.why) is solved
+    assert ("The prompts are solved, by" in said.why) is solved
     now(said.why)
 
 
 @pytest.mark.defect("D3", "a hacked run called 'Better'")
 def test_better_by_the_reward_alone(now: Now) -> None:
-    a, b = np.linspace(0.4, 0.6, 40), np.ones(40)
-    names = ("before", "after")
-    said = verdict(paired_difference(a, b), "reward", names)
-    assert said.startswith("Better by the reward alone: reward rose")
-    assert "No reward is known to say right or wrong (`accuracy: NAME`)" in said
-    listed = alike([["animal plant tool"] * 4] * 9, {"label": ["animal", "plant", "tool"] * 3})
-    hacked = verdict(paired_difference(a, b), "reward", names, listed)
-    assert "But look: 100 % of completions name every answer there is" in hacked
-    assert "Better by" not in verdict(paired_difference(a, b), "accuracy", names)
-    assert "But look" in verdict(paired_difference(a, b), "accuracy", names, listed), "also where accuracy rose"
-    now(hacked)
+    rise = paired_difference(np.linspace(0.4, 0.6, 40), np.ones(40))
+    said = verdict(rise, "reward", ("before", "after"))
+    assert said.startswith("Reward rose: reward rose")
+    assert "No reward tells right from wrong, so whether the answers are better is not known: `accuracy: NAME`" in said
+    assert verdict(rise, "accuracy", ("before", "after")).startswith("Better: ")
+    now(said)
 
 
 @pytest.mark.parametrize(
     ("texts", "answers", "words"),
     [
-        ([["a"] * 4] * 9, (), "One text for all prompts"),
-        ([["a"] * 4] * 7, (), None),
-        ([["a", "b", "c", "d"]] * 9, (), None),
-        ([["yes"] * 4] * 9, ["yes"] * 9, None),
-        ([["red, blue"] * 4, ["blue red"] * 4] * 5, ["red", "blue"] * 5, None),
-        (
-            [["red blue green now"] * 4, ["green blue red"] * 4] * 5,
-            ["red", "blue", "green"] * 5,
-            "every answer there is",
-        ),
-        ([[""] * 4] * 9, (), None),
+        (["a"] * 9, [None], "One text for all prompts"),
+        (["a"] * 7, [None], None),
+        (["a", "b", "c", "d", "e", "f", "g", "h", "i"], [None], None),
+        (["yes"] * 9, ["yes"], None),
+        (["red, blue", "blue or red"], ["red", "blue"], "every answer there is"),
+        (["red and not blue", "it is red, not blue"], ["red", "blue"], None),
+        (["red blue green now", "green blue red"], ["red", "blue", "green"], "every answer there is"),
+        ([""] * 9, [None], None),
     ],
 )
 def test_what_completions_have_in_common(texts: Any, answers: Any, words: str | None) -> None:
-    said = in_common([texts], [answers])
-    assert (words in said) if words and said else said is None
+    count = 10 if len(texts) == 2 else len(texts)
+    sample = Sample(
+        texts=[texts[i % len(texts)] for i in range(count)],
+        questions=[f"question {i}" for i in range(count)],
+        answers=[answers[i % len(answers)] for i in range(count)],
+        paid=[True] * count,
+    )
+    said = [sign.what for sign in signs(sample)]
+    assert (words in said[0]) if words and said else not said and words is None, said
 
 
 @pytest.mark.defect("N", "compare --also on four prompts: 'No regression shown'")
@@ -328,7 +348,8 @@ def report(steps: int, reward: float, **more: Any) -> HealthReport:
         (report(40, 0.0), "but the reward was 0 in all of 40 steps"),
         (report(3, 0.5), "in 3 steps, which is too few for most of them"),
         (report(FEW_STEPS, 0.5, has_completions=False), "those that read completions had none"),
-        (report(40, 0.5), "Nothing is the matter that"),
+        (report(40, 0.5), "No reward tells right from wrong"),
+        (report(40, 0.5, accuracy="score"), "Nothing is the matter that"),
     ],
 )
 def test_the_doctor_says_no_more_than_it_saw(made: HealthReport, words: str, now: Now) -> None:

@@ -257,6 +257,24 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
         ),
         {},
     ),
+    "M160": (
+        lambda s: table(
+            s,
+            lambda p, g, t: float("<answer>" in t),
+            text=lambda s, p, g: ["<answer></answer>", "<think> </think> <answer>...</answer>", WORDS[p]][(g + s) % 3],
+            answer=lambda p, g, t: WORDS[p],
+        ),
+        {},
+    ),
+    "M112": (
+        lambda s: table(
+            s,
+            lambda p, g, t: float(t == WORDS[(p + 1) % 20]),
+            text=lambda s, p, g: WORDS[(p + (g % 4)) % 20] + " " * (g % 4 == 0),
+            answer=lambda p, g, t: WORDS[p] + " ",
+        ),
+        {"accuracy": "score"},
+    ),
 }
 
 

@@ -42,6 +42,7 @@ def evaluate(
     from podium.cli.comparison import evaluation_table
     from podium.cli.targets import find_target, recipe_of, stem, task_of
     from podium.cli.words import models_and_flags
+    from podium.evaluation.comparison import standing
     from podium.evaluation.evaluate import Policy, load, prepare
 
     [name], overrides = models_and_flags(context.args, "eval", most=1)
@@ -59,6 +60,8 @@ def evaluate(
     else:
         console.print(plain_text(title(saved, summary)), soft_wrap=True)
         console.print(evaluation_table(summary))
+        for text in filter(None, (contents["baselines"]["line"], *standing(saved.scores()))):
+            console.print(plain_text(text), soft_wrap=True)
         console.print(plain_text(f"Written: {path} and {path.with_suffix('.json').name}"), soft_wrap=True)
         if target.run is not None:
             print_next("eval", model=name)
@@ -81,13 +84,17 @@ def evaluated(
 ) -> tuple[Saved, EvalSummary, dict[str, Any]]:
     """One evaluation with its progress line, written to `path` and as JSON, the last value, beside it."""
     from podium.evaluation import numbers, summarize
+    from podium.evaluation.evaluate import baselines_of
     from podium.evaluation.evaluate import evaluate as run
+    from podium.evaluation.held_out import evidence
     from podium.evaluation.saved import write_json
 
     with progress_line(f"{loaded.prepared.policy.name} on {task.data}") as on_progress:
         saved = run(loaded, task, path, on_progress)
-    summary = summarize(saved.scores(), k=k)
-    contents = {"settings": dataclasses.asdict(saved.settings), **numbers(summary), "completions": str(path)}
+    scores = dataclasses.replace(saved.scores(), baselines=baselines_of(loaded, task))
+    summary = summarize(scores, k=k)
+    settings = dataclasses.asdict(saved.settings)
+    contents = {"settings": settings, **numbers(summary), **evidence(scores), "completions": str(path)}
     write_json(path.with_suffix(".json"), contents)
     return saved, summary, contents
 

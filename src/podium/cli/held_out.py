@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from podium.cli.comparison import show_comparison
 from podium.cli.terminal import print_on_main
 from podium.evaluation import EvalScores, EvalSummary, compare, measure, numbers, summarize
+from podium.evaluation.baselines import baselines
 from podium.evaluation.evaluate import how
+from podium.evaluation.held_out import evidence
 from podium.evaluation.saved import EvalSettings, save, write_json
 from podium.records import ScoredGroup
 from podium.runs import run
 from podium.trainer.rollouts import EVALUATION
-from podium.trainer.settings import sampling_settings
+from podium.trainer.settings import call_settings, sampling_settings
 
 if TYPE_CHECKING:
     from podium.trainer.trainer import GRPOTrainer
@@ -40,11 +43,15 @@ def measure_held_out(trainer: GRPOTrainer, rows: Any, when: str, *, folder: Path
     print_on_main(f"{when} training: {len(rows)} held-out prompts, {args.eval_samples} completions each ...")
     groups = trainer.generate_completions(rows, num_generations=args.eval_samples, temperature=args.eval_temperature)
     measured = measure(groups, parts.advantage.weights_K, parts.accuracy)
+    if when == "after" and trainer.is_world_process_zero():  # not before: no extra call of a reward before training
+        prompts = [each.group.prompt for each in groups]
+        found = baselines(prompts, parts.rewards, measured.weights_K, parts.accuracy, call_settings(args))
+        measured = dataclasses.replace(measured, baselines=found)
     result = HeldOutResult(numbers=summarize(measured), measured=measured, groups=groups)
     if trainer.is_world_process_zero():
         settings = _settings(trainer, measured, model=f"{folder.resolve().name}, {when}", data=data)
         save(folder / run.EVALUATION / f"{when}.parquet", settings, [groups])
-        contents = {"temperature": args.eval_temperature, **numbers(result.numbers)}
+        contents = {"temperature": args.eval_temperature, **numbers(result.numbers), **evidence(measured)}
         write_json(folder / run.EVALUATION / f"{when}.json", contents)
     return result
 
@@ -75,4 +82,5 @@ def print_before_and_after(folder: Path, before: HeldOutResult, after: HeldOutRe
     """Compare both on the same prompts: printed with a verdict, and kept in the run's folder."""
     found = compare(before.measured, after.measured, names=("before", "after"))
     write_json(folder / run.EVALUATION / "comparison.json", numbers(found))
-    show_comparison((before.numbers, after.numbers), (before.groups, after.groups), found.verdict)
+    line = after.measured.baselines.line(found.metric)
+    show_comparison((before.numbers, after.numbers), (before.groups, after.groups), f"{line}\n{found.verdict}".strip())

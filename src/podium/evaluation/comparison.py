@@ -4,8 +4,10 @@
     comparison.verdict  # "Better: accuracy rose from 0.016 (before) to ..."
 
 One test decides, so that one comparison has one chance of a false alarm, 5 %: the sign-flip test of the mean difference
-over prompts, of accuracy where a reward function tells right from wrong, else of the reward. Everything else (McNemar's
-test, other numbers, categories, single prompts) shows where a difference comes from and never turns the verdict.
+over prompts, of accuracy where a reward function tells right from wrong, else of the reward. A rise is called "Better"
+only if it is of accuracy, the completions show no sign of a hacked reward, and no baseline scores as much. Everything
+else (McNemar's test, other numbers, categories, single prompts) shows where a difference comes from and never turns the
+verdict.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from podium.evaluation.statistics import (
     paired_difference,
     pass_at_k,
 )
+from podium.runs.monitors.signs import DOUBTS
 
 CATEGORY = "category"
 """The column with the category of a prompt, unless another is named."""
@@ -88,7 +91,7 @@ def compare(a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | N
     return Comparison(
         names=names,
         metric=metric,
-        verdict=verdict(main, metric, names, b.alike),
+        verdict=verdict(main, metric, names, b),
         main=main,
         mcnemar_p_value=None if a.accuracy is None else mcnemar_p_value(a.main_PG[:, 0], b.main_PG[:, 0]),
         numbers={name: paired_difference(of_a[name], of_b[name]) for name in of_a},
@@ -113,24 +116,70 @@ def pair(a_P: Sequence[str], b_P: Sequence[str]) -> tuple[list[int], list[int]]:
     return [i for i, _ in pairs], [j for _, j in pairs]
 
 
-def verdict(found: Difference, metric: str, names: tuple[str, str], alike: str = "") -> str:
-    """One sentence, which may be that no difference was shown; and any reason to doubt it, such as `alike` of B."""
-    said = _verdict(found, metric, names)
-    if alike:
-        said += f" But look: {alike[0].lower()}{alike[1:]} ({names[1]}). The reward may be outwitted."
-    elif metric == "reward" and found.shown and found.change.value > 0:
-        said += " No reward is known to say right or wrong (`accuracy: NAME`), so read completions, too."
-    return said
+def verdict(found: Difference, metric: str, names: tuple[str, str], b: EvalScores | None = None) -> str:
+    """One sentence, which may be that no difference was shown, and reasons to doubt it.
+
+    Args:
+        b: the scores of the second model, for the signs in its completions and its baselines.
+    """
+    doubts, strict, beside = ([], [], "") if b is None else _reasons(b)
+    rise = found.shown and found.change.value > 0
+    head, more = ("Better" if rise else "Worse"), []
+    if doubts:
+        head = "Doubtful" if rise else head
+        more.append(f"{doubts[0]} ({names[1]})." + " The reward may be hacked, so read completions." * rise)
+    elif beside:
+        head = "No better than a baseline" if rise else head
+        more.append(beside)
+    if rise and metric == "reward":
+        head = "Reward rose" if head == "Better" else head
+        more.append(
+            "No reward tells right from wrong, so whether the answers are better is not known: `accuracy: NAME`."
+        )
+    more += [f"Accuracy may be higher: {sign}." for sign in strict]
+    return " ".join([_verdict(found, metric, names, head), *more])
 
 
-def _verdict(found: Difference, metric: str, names: tuple[str, str]) -> str:
+def standing(scores: EvalScores) -> list[str]:
+    """Sentences about one model: signs in its completions, and a baseline that it is not above."""
+    doubts, strict, beside = _reasons(scores)
+    return [
+        *(f"{x}. The reward may be hacked." for x in doubts),
+        *(f"{x}." for x in strict),
+        *([beside] if beside else []),
+    ]
+
+
+def _reasons(b: EvalScores) -> tuple[list[str], list[str], str]:
+    """Signs of a hacked reward, signs of one that is too strict, and a baseline that is not beaten."""
+    doubts = [sign.what for sign in b.signs if sign.kind in DOUBTS]
+    strict = [sign.what for sign in b.signs if sign.kind not in DOUBTS]
+    return doubts, strict, _baseline(b, "reward" if b.accuracy is None else "accuracy")
+
+
+def _baseline(b: EvalScores, metric: str) -> str:
+    """A sentence, where the strongest baseline scores as much as the model, or where that cannot be told."""
+    strongest = b.baselines.strongest(b.keys_P, b.main_P)
+    if strongest is None:
+        return ""
+    baseline, above = strongest
+    if above.shown and above.change.value > 0:
+        return ""
+    text = f" {baseline.text[:60]!r}" if baseline.text else ""
+    than = "More" if above.shown else "As much, as far as the test can tell,"
+    return (
+        f"{than} comes without a model: {metric} {above.a:.3f} for {baseline.name}{text} on every prompt, against "
+        f"{above.b:.3f} ({p_text(above.p_value)})."
+    )
+
+
+def _verdict(found: Difference, metric: str, names: tuple[str, str], head: str) -> str:
     a, b = f"{found.a:.3f} ({names[0]})", f"{found.b:.3f} ({names[1]})"
     where = f"on {found.num_prompts} prompt{'s' * (found.num_prompts != 1)}"
     test = f"(sign-flip test, {p_text(found.p_value)})"
     if found.shown:
-        head, verb = ("Better", "rose") if found.change.value > 0 else ("Worse", "fell")
-        by = " by the reward alone" if metric == "reward" else ""
-        return f"{head}{by}: {metric} {verb} from {a} to {b}, by {signed(found)}, {where} {test}."
+        verb = "rose" if found.change.value > 0 else "fell"
+        return f"{head}: {metric} {verb} from {a} to {b}, by {signed(found)}, {where} {test}."
     if found.num_better == found.num_worse == 0:
         return f"No difference shown: {metric} {found.b:.3f} for both, the same {where}."
     if found.num_prompts < FEWEST:

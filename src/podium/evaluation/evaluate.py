@@ -29,12 +29,14 @@ from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import RolloutEngine
 from podium.errors import DataError
+from podium.evaluation.baselines import MOST_PROMPTS, baselines
+from podium.evaluation.measured import Baselines
 from podium.evaluation.saved import EvalSettings, Saved, save
 from podium.isolation.machine import fit_threads
 from podium.models import loading
 from podium.models.devices import kind_of
 from podium.models.precision import release_free_memory, rounds_products
-from podium.records import SamplingSettings, ScoredGroup
+from podium.records import Prompt, SamplingSettings, ScoredGroup
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
 from podium.runs.find_model import ModelSource
@@ -196,6 +198,12 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
     return Saved(path=path, settings=settings)
 
 
+def baselines_of(loaded: LoadedModel, task: EvalTask) -> Baselines:
+    """Scores that need no model, on the same rows."""
+    prompts = list(itertools.islice(_prompts(loaded, task), MOST_PROMPTS))
+    return baselines(prompts, task.rewards, task.weights_K, task.accuracy, call_settings(task.args))
+
+
 def how(sampling: SamplingSettings, engine: RolloutEngine) -> dict[str, Any]:
     """The fields of `EvalSettings` about sampling."""
     return {
@@ -208,14 +216,18 @@ def how(sampling: SamplingSettings, engine: RolloutEngine) -> dict[str, Any]:
     }
 
 
+def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:
+    builder = loaded.prepared.builder(task)
+    rows = enumerate(itertools.islice(task.rows, task.num_rows))
+    built = (builder(row, id=index, row_index=index) for index, row in rows)
+    return (prompt for prompt in built if prompt is not None)
+
+
 def _scored(
     loaded: LoadedModel, task: EvalTask, sampling: SamplingSettings, on_progress: Progress | None
 ) -> Iterator[list[ScoredGroup]]:
     """Some prompts at a time; a row's number is its prompt's id. Overlong rows are left out where that was asked."""
-    builder = loaded.prepared.builder(task)
-    rows = enumerate(itertools.islice(task.rows, task.num_rows))
-    built = (builder(row, id=index, row_index=index) for index, row in rows)
-    prompts = (prompt for prompt in built if prompt is not None)
+    prompts = _prompts(loaded, task)
     size, done = max(1, COMPLETIONS_AT_ONCE // task.num_completions), 0
     while part := list(itertools.islice(prompts, size)):
         groups = loaded.engine.generate(part, sampling, policy_step=0)

@@ -78,3 +78,9 @@ def _share(values_PG: np.ndarray) -> Interval:
 def numbers(record: Any) -> Any:
     """A record of numbers as JSON values, NaN as null."""
     return json.loads(json.dumps(asdict(record)), parse_constant=lambda _: None)
+
+
+def evidence(scores: EvalScores) -> dict[str, Any]:
+    """Signs in the completions and baselines, for the file of an evaluation."""
+    metric = "reward" if scores.accuracy is None else "accuracy"
+    return {"signs": [sign.what for sign in scores.signs], "baselines": scores.baselines.to_json(metric)}

@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 from podium.algorithm.advantages import combine
 from podium.algorithm.metrics import right
 from podium.data.columns import GOLD
-from podium.evaluation.statistics import mean_of_prompt
+from podium.evaluation.statistics import Difference, mean_of_prompt, paired_difference
 from podium.records import Prompt, ScoredGroup, last_user_turn
-from podium.runs.monitors.hacking import in_common
+from podium.runs.monitors.signs import Sample, Sign, credited, signs
 from podium.runs.recording import nullable, utf8
 
 LONGEST_LABEL = 200
@@ -48,6 +48,65 @@ Labels = Mapping[str, Sequence[str | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """One completion, or the question itself, for every prompt."""
+
+    name: str
+    text: str
+    """The completion; empty for the question copied."""
+    values: Mapping[str, float]
+    """By the prompt's key: 1 or 0 where a reward tells right from wrong, else the reward."""
+
+    @property
+    def mean(self) -> float:
+        """Over the prompts that have a value."""
+        known = [value for value in self.values.values() if value == value]
+        return float(np.mean(known)) if known else float("nan")
+
+    def __str__(self) -> str:
+        shown = f" {self.text[:40]!r}" if self.text else ""
+        return f"{self.name}{shown} {self.mean:.3f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baselines:
+    """All baselines of an evaluation."""
+
+    each: tuple[Baseline, ...] = ()
+    skipped: str = ""
+    """The reason why there are none."""
+
+    def line(self, metric: str) -> str:
+        """All of them in a sentence."""
+        if self.skipped:
+            return f"Baselines were not computed: {self.skipped}."
+        return f"{metric.capitalize()} without a model: {', '.join(map(str, self.each))}." if self.each else ""
+
+    def strongest(self, keys_P: Sequence[str], main_P: np.ndarray) -> tuple[Baseline, Difference] | None:
+        """The highest baseline, and how far a model is above it on the same prompts; None without baselines."""
+        known = [each for each in self.each if each.mean == each.mean]
+        if not known:
+            return None
+        best = max(known, key=lambda each: each.mean)
+        values_P = np.array([best.values.get(key, np.nan) for key in keys_P])
+        return best, paired_difference(values_P, main_P)
+
+    def to_json(self, metric: str) -> dict[str, Any]:
+        """For the file of an evaluation; `from_json` reads it."""
+        listed = [
+            {"name": each.name, "text": each.text, "mean": each.mean, "values": each.values} for each in self.each
+        ]
+        return {"each": listed, "skipped": self.skipped, "line": self.line(metric)}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Baselines:
+        """The baselines in the file of an evaluation; none where it has none."""
+        listed = found.get("each", ())
+        each = tuple(Baseline(**{name: row[name] for name in ("name", "text", "values")}) for row in listed)
+        return cls(each=each, skipped=str(found.get("skipped", "")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalScores:
     """P prompts with G completions each."""
 
@@ -63,8 +122,9 @@ class EvalScores:
     truncated_PG: np.ndarray
     """bool: cut off at the limit."""
     labels: Labels = field(default_factory=dict)
-    alike: str = ""
-    """A sign of a hacked reward that nearly all completions share; empty: none."""
+    signs: tuple[Sign, ...] = ()
+    """Signs in the texts that a reward is hacked, or too strict."""
+    baselines: Baselines = Baselines()
 
     @property
     def num_prompts(self) -> int:
@@ -162,7 +222,7 @@ def measured(table: pa.Table, weights_K: Sequence[float] | np.ndarray, accuracy:
         return table[name].to_numpy().reshape(-1, count)
 
     labels = {name: table[f"{LABEL}{name}"].to_pylist()[::count] for name in names(LABEL)}
-    return EvalScores(
+    scores = EvalScores(
         names_K=tuple(names(REWARD)),
         weights_K=np.asarray(weights_K, float),
         accuracy=accuracy,
@@ -171,14 +231,19 @@ def measured(table: pa.Table, weights_K: Sequence[float] | np.ndarray, accuracy:
         tokens_PG=grid("num_tokens"),
         truncated_PG=grid("finish") == "length",
         labels=labels,
-        alike=alike(grid("completion").tolist(), labels),
     )
+    return dataclasses.replace(scores, signs=tuple(signs(_sample(scores, table))))
 
 
-def alike(texts_PG: Sequence[Sequence[str]], labels: Labels) -> str:
-    """One text for all prompts, or all answers in each, in words; empty: neither."""
-    answers = next((labels[name] for name in GOLD if name in labels), ())
-    return in_common([texts_PG], [answers]) or ""
+def _sample(scores: EvalScores, table: pa.Table) -> Sample:
+    gold = next((scores.labels[name] for name in GOLD if name in scores.labels), [None] * scores.num_prompts)
+    return Sample(
+        texts=table["completion"].to_pylist(),
+        questions=table["question"].to_pylist(),
+        answers=[x for x in gold for _ in range(scores.num_samples)],
+        paid=credited(scores.main_PG.reshape(-1), judged=scores.accuracy is not None).tolist(),
+        judged=scores.accuracy is not None,
+    )
 
 
 def key_of(prompt: Prompt) -> str:

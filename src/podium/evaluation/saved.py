@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from podium.errors import DataError
-from podium.evaluation.measured import LABEL, EvalScores, measured, table_of
+from podium.evaluation.measured import LABEL, Baselines, EvalScores, measured, table_of
 from podium.records import ScoredGroup
 from podium.runs.recording import RunFolder
 
 _KEY = b"podium.evaluation"
-_TEXTS = ("prompt", "question", "place", "row")
+_TEXTS = ("prompt", "place", "row")
 """Columns that `scores` does not read."""
 
 
@@ -98,7 +98,15 @@ class Saved:
         """Its numbers."""
         columns = [name for name in pq.read_schema(self.path).names if name not in _TEXTS]
         table = pq.read_table(self.path, columns=columns)
-        return measured(table, self.settings.weights, self.settings.accuracy)
+        scores = measured(table, self.settings.weights, self.settings.accuracy)
+        return replace(scores, baselines=Baselines.from_json(self._numbers().get("baselines") or {}))
+
+    def _numbers(self) -> dict[str, Any]:
+        """The JSON file beside it; nothing where it is not there."""
+        try:
+            return dict(json.loads(self.path.with_suffix(".json").read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
 
     def texts(self, completions: Sequence[tuple[int, int]]) -> list[tuple[str, str]]:
         """Question and completion, by the number of the prompt in `scores()` and of its completion."""

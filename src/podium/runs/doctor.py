@@ -35,6 +35,8 @@ class HealthReport:
     """Whether completions were recorded; without them, detectors that read texts or groups saw nothing."""
     reward: tuple[float, ...] = ()
     """By step, under the initial weights."""
+    accuracy: str | None = None
+    """The reward function that tells right from wrong; None: there is none."""
     planned: int | None = None
     """Steps that the run was to take; None: unknown."""
 
@@ -59,6 +61,9 @@ class HealthReport:
             return f"{said} in {len(self.history)} steps, which is too few for most of them: see `docs/health.md`."
         if not self.has_completions:
             return f"{said} in the numbers; those that read completions had none."
+        if self.accuracy is None:
+            unknown = "No reward tells right from wrong, so whether the model is better is not known: `accuracy: NAME`."
+            return f"{said}. {unknown}"
         return f"Nothing is the matter that {len(DETECTORS)} detectors know."
 
 
@@ -84,6 +89,7 @@ def examine(path: str | Path) -> HealthReport:
         issues=tuple(sorted(found, key=lambda issue: rank(issue.finding))),
         has_completions=not run.rollouts.empty,
         reward=tuple(seen.series("reward").tolist()),
+        accuracy=seen.settings.accuracy,
         planned=wanted if isinstance(wanted, int) and wanted > 0 and not run.parts else None,
     )
 

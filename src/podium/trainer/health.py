@@ -305,6 +305,7 @@ class Health(TrainerCallback):
             "reward_weights": dict(
                 zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
             ),
+            "accuracy": parts.accuracy,
             "settings": without_secrets(self.args.to_dict()),
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ from podium.algorithm.advantages import FLAT
 from podium.errors import as_line, as_lines
 from podium.runs.monitors.detection import Detection, mean, percent
 from podium.runs.monitors.history import COLD, LOW_ENTROPY, MetricHistory, RoundView, duplicate_share
+from podium.runs.monitors.signs import MOST_LABELS, doubt_about, plain
 
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 SHORT = 4
 """Tokens, the last one included, up to which equal completions are no evidence of how they were sampled."""
 
@@ -22,27 +26,33 @@ def spread_vanishes(history: MetricHistory) -> Detection | None:
         return None
     reward_early, reward_late = history.change("reward", 5)
     low, high = history.extremes
-    solved = reward_late > reward_early and not reward_late < high - 0.2 * (high - low)
-    right = [view.contains_answer_PG.mean() for view in history.rounds[-5:]]
-    known = bool(right) and bool(np.isfinite(right).all())
-    solved = solved and (not known or float(np.mean(right)) >= 0.5)
-    changes = {} if solved else {**history.settings.slower(3), **_sampling_cure(history)}
+    high_now = reward_late > reward_early and not reward_late < high - 0.2 * (high - low)
+    right = [history.right_PG(view) for view in history.rounds[-5:]]
+    known = [float(np.nanmean(x)) for x in right if x is not None and np.isfinite(x).any()]
+    judged = len(known) == len(right) > 0
+    doubt = doubt_about(history) if high_now else ""
+    solved = high_now and judged and float(np.mean(known)) >= 0.5 and not doubt
+    unknown = high_now and not judged and not doubt
+    changes = {} if solved or unknown or doubt else {**history.settings.slower(3), **_sampling_cure(history)}
     return Detection(
-        severity="note" if solved else "warning",
+        severity="note" if solved or unknown else "warning",
         what=f"reward_std fell from {early:.3f} to {late:.3f}, while the reward went from {reward_early:.3f} to "
         f"{reward_late:.3f}.",
-        why="Completions have become alike before they became good."
-        if not solved
-        else "The prompts are solved."
-        if known
-        else "The highest reward is reached: the prompts are solved, or the reward has been outwitted.",
-        fix=f"Set {as_lines(changes)}."
+        why="The prompts are solved, by the reward that tells right from wrong."
+        if solved
+        else "The highest reward is reached: the prompts are solved, or the reward has been outwitted; no reward tells "
+        "right from wrong."
+        if unknown
+        else f"The reward may be hacked. {doubt}."
+        if doubt
+        else "Completions have become alike before they became good.",
+        fix="Use harder prompts."
+        if solved
+        else "Read completions (`podium sample RECIPE`); then use harder prompts, or mend the reward."
+        if unknown or doubt
+        else f"Set {as_lines(changes)}."
         if changes
-        else "Lower learning_rate; raise temperature or epsilon_high."
-        if not solved
-        else "Use harder prompts."
-        if known
-        else "Read completions (`podium sample RECIPE`); then use harder prompts, or mend the reward.",
+        else "Lower learning_rate; raise temperature or epsilon_high.",
         changes=changes,
     )
 
@@ -51,20 +61,37 @@ def _sampling_cure(history: MetricHistory) -> dict[str, Any]:
     return history.settings.tempered(mean(history.series("entropy", last=3)))
 
 
-def duplicates_of(view: RoundView, top: float) -> float:
-    """Share of duplicates, without groups that are all at the highest reward and answers of a word or two."""
+def duplicates_of(view: RoundView, top: float, labels: frozenset[str] = frozenset()) -> float:
+    """Share of duplicates, without groups that are all at the highest reward and answers of a word or two.
+
+    `labels`: the answers there are, where they are few; completions that are one of them, with tags or without, are
+    alike by nature.
+    """
     high_P = [np.nanmax(x) if np.isfinite(x).any() else -np.inf for x in view.reward_PG]
     counted_P = [
-        not (flat and high >= top and high > 0) and tokens > SHORT
-        for flat, high, tokens in zip(view.is_flat_P, high_P, view.tokens_PG.mean(axis=1), strict=True)
+        not (flat and high >= top and high > 0) and tokens > SHORT and not (labels and _are_labels(texts_G, labels))
+        for flat, high, tokens, texts_G in zip(
+            view.is_flat_P, high_P, view.tokens_PG.mean(axis=1), view.texts_PG, strict=True
+        )
     ]
     return duplicate_share(texts_G for texts_G, counted in zip(view.texts_PG, counted_P, strict=True) if counted)
+
+
+def _are_labels(texts_G: Sequence[str], labels: frozenset[str]) -> bool:
+    return bool(np.mean([plain(_TAG.sub(" ", text)) in labels for text in texts_G]) >= 0.5)
+
+
+def _few_answers(history: MetricHistory) -> frozenset[str]:
+    """The answers of all rows of the latest rounds, where they are few and some rows share one; else nothing."""
+    answers = [plain(answer) for view in history.rounds for answer in view.answers_P if answer]
+    return frozenset(answers) if 0 < len(set(answers)) <= min(MOST_LABELS, len(answers) / 2) else frozenset()
 
 
 def duplicates(history: MetricHistory) -> Detection | None:
     """M122: the completions of a group say the same."""
     _, top = history.extremes
-    shares = [duplicates_of(view, top) for view in history.rounds[-3:]]
+    labels = _few_answers(history)
+    shares = [duplicates_of(view, top, labels) for view in history.rounds[-3:]]
     if len(shares) < 3 or min(shares) < 0.85:
         return None
     reward_early, reward_late = history.change("reward", 3)

@@ -13,6 +13,7 @@ import numpy as np
 from podium.algorithm.advantages import FLAT
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, trend
 from podium.runs.monitors.history import MetricHistory, RoundView
+from podium.runs.monitors.signs import LEAST_WORDS, SAME_TASK, Kind, copies, rows_of, signs_in_training, words_of
 
 WORDS = re.compile(r"[^\W\d_]{2,}")
 LEAST_GROUPS, LEAST_LENGTHS = 8, 4
@@ -20,11 +21,6 @@ LEAST_GROUPS, LEAST_LENGTHS = 8, 4
 completion makes any correlation."""
 LEAST_EQUALS = 8
 """Texts that occur more than once, before rewards are called unstable."""
-LEAST_WORDS = 4
-"""Different words of a question, before its copy is told from a mention."""
-WHOLE = 0.95
-"""Share of a question's words in a completion from which on it is a copy."""
-ALIKE_SHARE, FEWEST_PROMPTS, MOST_LABELS = 0.9, 8, 12
 
 
 def held_out_falls(history: MetricHistory) -> Detection | None:
@@ -163,8 +159,8 @@ def pays_for_the_prompt(history: MetricHistory) -> Detection | None:
     along = _group_correlations(copied, rounds)
     r = float(np.median(along)) if len(along) >= LEAST_GROUPS else 0.0
     _, top = history.extremes
-    best = np.concatenate([x[view.reward_PG >= top - FLAT] for x, view in zip(copied[-3:], rounds[-3:], strict=True)])
-    whole = float(np.mean(best >= WHOLE)) if len(best) >= LEAST_GROUPS else 0.0
+    best = [copy for view in rounds[-3:] for copy in _copies_with(view, top - FLAT)]
+    whole = float(np.mean(best)) if len(best) >= LEAST_GROUPS else 0.0
     if r < 0.8 and whole < 0.5:
         return None
     texts = [text for view in rounds for text in view.texts]
@@ -184,58 +180,82 @@ def pays_for_the_prompt(history: MetricHistory) -> Detection | None:
 
 
 def _copied(view: RoundView) -> np.ndarray:
-    """Share of the words of the question that the completion contains [P, G]; NaN for questions too short."""
+    """Share of the words of the question that the completion contains [P, G].
+
+    NaN for questions too short, and for rows whose own answer has half of the words: the task is to copy or rewrite.
+    """
 
     def share(words: set[str], text: str) -> float:
-        return len(words & set(text.casefold().split())) / len(words) if len(words) >= LEAST_WORDS else math.nan
+        return len(words & set(text.casefold().split())) / len(words) if words else math.nan
 
     words_P = [set(question.casefold().split()) for question in view.questions_P]
+    for words, answer in zip(words_P, view.answers_P, strict=True):
+        if len(words) < LEAST_WORDS or len(words & set((answer or "").casefold().split())) >= SAME_TASK * len(words):
+            words.clear()
     return np.array([[share(words, t) for t in texts_G] for words, texts_G in zip(words_P, view.texts_PG, strict=True)])
 
 
+def _copies_with(view: RoundView, least: float) -> list[bool]:
+    """Whether each completion with this reward or more copies its question without adding the answer."""
+    cells = zip(view.questions_P, view.answers_P, view.texts_PG, view.reward_PG, strict=True)
+    return [
+        copies(frozenset(words_of(question)), text, answer)
+        for question, answer, texts_G, reward_G in cells
+        for text, reward in zip(texts_G, reward_G, strict=True)
+        if reward >= least
+    ]
+
+
 def one_for_all(history: MetricHistory) -> Detection | None:
-    """M159: one text for all prompts, or one that names every answer there is."""
-    rounds = history.rounds[-3:]
-    if len(rounds) < 3 or not history.has_new_round:
-        return None
-    said = in_common([view.texts_PG for view in rounds], [view.answers_P for view in history.rounds])
-    if said is None:
-        return None
-    answers = {answer for view in rounds for answer in view.answers_P if answer}
-    right = history.pooled(lambda view: view.contains_answer_PG, last=3)
-    return Detection(
-        severity="error" if mean(history.series("frac_reward_zero_std", last=3)) > 0.9 else "warning",
-        what=f"{said}, over {len(rounds)} rounds; the reward is {mean(history.series('reward', last=3)):.3f}"
-        + (f", and {percent(mean(right))} contain their row's answer." if np.isfinite(right).any() else "."),
-        why="The policy has found one answer that is paid whatever is asked"
-        + (f", though rows have {len(answers)} different answers." if len(answers) > 1 else "."),
+    """M159: one text or few texts for all prompts, or a text that names every answer there is."""
+    return _detected(
+        history,
+        ("listed", "constant", "few"),
+        why="The policy has found one answer that is paid whatever is asked.",
         fix="Make the reward depend on the prompt and accept one answer only; lower learning_rate, and go back to a "
         "checkpoint from before (`podium doctor` says since when).",
     )
 
 
-def in_common(rounds: Sequence[Sequence[Sequence[str]]], answers: Sequence[Sequence[str | None]] = ()) -> str | None:
-    """Whether nearly all completions have one text, or name all of a few answers: a sentence, or None.
+def form_alone(history: MetricHistory) -> Detection | None:
+    """M160: credited completions are a form without content, or a few words again and again."""
+    return _detected(
+        history,
+        ("empty", "repeated"),
+        why="The reward counts the form, or how often a word occurs, and does not compare what is said.",
+        fix="Give the form credit only where the answer in it is compared with the row's as a whole; "
+        "`podium rewards test` tries empty forms and repeated answers.",
+    )
 
-    Args:
-        rounds: texts [P, G], of one or several rounds.
-        answers: of the rows, here or in other rounds.
-    """
-    groups = [texts_G for texts_PG in rounds for texts_G in texts_PG]
-    texts = [" ".join(text.split()) for texts_G in groups for text in texts_G]
-    if len(groups) < FEWEST_PROMPTS:
+
+def not_credited(history: MetricHistory) -> Detection | None:
+    """M112: completions whose final answer is the row's get no credit from the reward that tells right from wrong."""
+    return _detected(
+        history,
+        ("uncredited",),
+        why="The reward refuses right answers for white space, case, a full stop, or a form that they are not in.",
+        fix="Compare after strip() and casefold(), or take the answer out of the text first; if a form is required, "
+        "put a worked example in front of the prompt. `podium rewards test` tries right answers in several forms.",
+    )
+
+
+def _detected(history: MetricHistory, kinds: tuple[Kind, ...], *, why: str, fix: str) -> Detection | None:
+    """The first sign of these kinds over three rounds."""
+    if not history.has_new_round:
         return None
-    labels = {" ".join(x.split()).casefold() for answers_P in answers for x in answers_P if x}
-    if 2 < len(labels) <= MOST_LABELS:
-        words = sum(len(label.split()) for label in labels)
-        patterns = [re.compile(rf"(?<!\w){re.escape(label)}(?!\w)") for label in labels]
-        named = [t for t in texts if len(t.split()) <= 2 * words + 6 and all(p.search(t.casefold()) for p in patterns)]
-        if len(named) >= 0.5 * len(texts):
-            return f"{percent(len(named) / len(texts))} of completions name every answer there is, as {named[0][:60]!r}"
-    text, count = Counter(texts).most_common(1)[0]
-    if count >= ALIKE_SHARE * len(texts) and text and len(labels) != 1:
-        return f"One text for all prompts: {percent(count / len(texts))} of completions are {text[:60]!r}"
-    return None
+    sign = next((each for each in signs_in_training(history) if each.kind in kinds), None)
+    if sign is None:
+        return None
+    rows = [str(row) for row in rows_of(history, sign)]
+    where = f" (row{'s' * (len(rows) > 1)} {', '.join(rows)})" if rows else ""
+    reward = mean(history.series("reward", last=3))
+    flat = mean(history.series("frac_reward_zero_std", last=3)) > 0.9
+    return Detection(
+        severity="error" if flat else "warning",
+        what=f"{sign.what}{where}, over 3 rounds; the reward is {reward:.3f}.",
+        why=why,
+        fix=fix,
+    )
 
 
 def _words(text: str) -> list[str]:

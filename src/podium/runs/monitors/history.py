@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import has_spread
+from podium.algorithm.metrics import accuracy_name, right
 from podium.records import StepMetrics
 
 NGRAM = 4
@@ -136,6 +137,8 @@ class RunSettings:
     """Whether a LoRA or other adapter is trained instead of all weights."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the reward functions, by name."""
+    accuracy: str | None = None
+    """The reward function that tells right from wrong; None: there is none."""
     adaptive: bool = False
     """Whether weights of rewards change by the step, so that the metric `reward` is no measure of progress."""
     narrowed: Mapping[str, Any] = field(default_factory=dict)
@@ -190,6 +193,7 @@ def run_settings(environment: Mapping[str, Any]) -> RunSettings:
         **{name: given[name] for name in names if isinstance(given.get(name), (int, float))},
         adapter=bool(environment.get("model", {}).get("adapter")),
         weights=dict(environment.get("reward_weights", {})),
+        accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
         adaptive=bool(given.get("adaptive_rewards")),
         narrowed={name: drawn[name] for name, narrows in narrow.items() if narrows},
     )
@@ -252,6 +256,12 @@ class MetricHistory:
     def pooled(self, get: Callable[[RoundView], np.ndarray], last: int = 0) -> np.ndarray:
         """An array of every round (of the `last` ones), flattened and joined."""
         return np.concatenate([get(view).reshape(-1) for view in self.rounds[-last:]])
+
+    def right_PG(self, view: RoundView) -> np.ndarray | None:
+        """1, 0 or NaN by the reward that tells right from wrong; None where there is none."""
+        if self.settings.accuracy not in view.names_K:
+            return None
+        return right(view.rewards_PGK[:, :, view.names_K.index(str(self.settings.accuracy))])
 
     def rewards(self, k: int, last: int = 0) -> np.ndarray:
         """All values of one reward function that are not NaN."""

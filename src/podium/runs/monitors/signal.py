@@ -13,7 +13,8 @@ from podium.algorithm.advantages import FLAT
 from podium.errors import as_lines
 from podium.records import Severity
 from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, some, trend
-from podium.runs.monitors.history import MetricHistory, RoundView
+from podium.runs.monitors.history import MetricHistory
+from podium.runs.monitors.signs import doubt_about
 
 ENOUGH = 200
 """Completions after which a reward that has never fired is no accident: 2 % would have shown in 98 runs of 100."""
@@ -32,9 +33,13 @@ def no_signal(history: MetricHistory) -> Detection | None:
     shares = history.series("frac_reward_zero_std", last=5)
     if len(shares) < 3 or not mean(shares) >= 0.8:
         return None
-    wrong, right, known = _split(history.rounds[-5:], *history.extremes)
-    if right > wrong:
-        changes: dict[str, Any] = {"on_finding": {"M101": "stop"}}
+    wrong, right, known = _split(history)
+    doubt = doubt_about(history) if right else ""
+    known = known and not doubt
+    if doubt:
+        changes: dict[str, Any] = {}
+    elif right > wrong:
+        changes = {"on_finding": {"M101": "stop"}}
     else:
         changes = {"examples": 2, **history.settings.tempered(mean(history.series("entropy", last=5)))}
     cure = {
@@ -43,33 +48,49 @@ def no_signal(history: MetricHistory) -> Detection | None:
         "right": "use harder prompts, or stop here (`on_finding: {M101: stop}`)"
         + ("; the model has learnt what these can teach" if known else "; first read completions: is it earned?"),
     }
-    names = ("all wrong", "all right") if known else ("low", "high, as rewards go here")
+    names = ("all wrong", "all right") if known or not right else ("low", "high, as rewards go here")
     said = f" ({percent(wrong)} {names[0]}, {percent(right)} {names[1]})" if wrong + right > 0 else ""
+    said += f". {doubt}" if doubt else ""
+    fix = "mend the reward first (M158, M159, M160)" if doubt else cure["right" if right > wrong else "wrong"]
     return Detection(
-        severity="note" if right >= SOLVED else "error" if mean(shares) >= 0.999 else "warning",
+        severity="error"
+        if mean(shares) >= 0.999 and right < SOLVED
+        else "warning"
+        if right < SOLVED or doubt
+        else "note",
         what=f"In {percent(mean(shares))} of groups all rewards are equal{said}, over {len(shares)} steps.",
         why="An advantage compares completions of one prompt: where all are equal, nothing is learnt.",
-        fix=f"{cure['right' if right > wrong else 'wrong']}; dynamic_sampling: true replaces such groups.",
+        fix=fix if doubt else f"{fix}; dynamic_sampling: true replaces such groups.",
         changes=changes,
     )
 
 
-def _split(rounds: Sequence[RoundView], low: float, high: float) -> tuple[float, float, bool]:
-    """Shares of flat groups that are wrong and right, and whether that is known.
+def _split(history: MetricHistory) -> tuple[float, float, bool]:
+    """Shares of flat groups that are wrong and right, and whether a reward that tells right from wrong says so.
 
-    It is known where rows have an answer, which completions contain or not; else the lower and the upper half of all
-    rewards so far stand for wrong and right.
+    Without one the lower and the upper half of all rewards so far stand for wrong and right, and what does not contain
+    its row's answer is wrong.
     """
+    rounds, (low, high) = history.rounds[-5:], history.extremes
     rewards = [x for view in rounds for x in np.nanmean(view.reward_PG[view.is_flat_P], axis=1)]
     if not rewards or not np.isfinite(low):
         return 0.0, 0.0, False
-    answered = [x for view in rounds for x in view.contains_answer_PG[view.is_flat_P].mean(axis=1)]
-    known = bool(np.isfinite(answered).all())
+    judged_PG = [history.right_PG(view) for view in rounds]
+    shares = [
+        x
+        for view, right in zip(rounds, judged_PG, strict=True)
+        if right is not None
+        for x in np.nanmean(right[view.is_flat_P], axis=1)
+    ]
+    if len(shares) == len(rewards) and np.isfinite(shares).all():
+        right = float(np.mean(np.asarray(shares) >= 0.5))
+        return 1 - right, right, True
     if high - low <= FLAT:  # nothing to compare with: only zeros can be called wrong
-        return float(high == 0), 0.0, known
+        return float(high == 0), 0.0, False
+    answered = [x for view in rounds for x in view.contains_answer_PG[view.is_flat_P].mean(axis=1)]
     top = [x >= (low + high) / 2 for x in rewards]
-    right = float(np.mean([above and (not known or x >= 0.5) for above, x in zip(top, answered, strict=True)]))
-    return 1 - right, right, known
+    right = float(np.mean([above and not x < 0.5 for above, x in zip(top, answered, strict=True)]))
+    return 1 - right, right, False
 
 
 def constant_reward(history: MetricHistory) -> Detection | None:

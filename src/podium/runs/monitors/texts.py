@@ -14,6 +14,7 @@ from podium.errors import as_lines
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
 from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt, names_one_of
+from podium.runs.monitors.signs import doubt_about
 
 TURN = re.compile(r"<\|[a-z_]+\|>|\n\s*(?:user|human|assistant|system)\s*(?::|\n)", re.IGNORECASE)
 """The start of another turn, written out by the model."""
@@ -32,9 +33,14 @@ def truncated(history: MetricHistory) -> Detection | None:
     short = limit is not None and limit <= 8
     where = f"max_completion_length: {limit}" if limit else "the limit"
     changes = {"max_completion_length": 4 * limit if limit else 1024}
+    what = f"{percent(mean(share))} of completions are cut off at {where}, over {len(share)} steps"
+    doubt = doubt_about(history)
+    if doubt:  # more room would be more room for it
+        fix = "Mend the reward first (M158, M159, M160): more tokens would be filled in the same way."
+        return Detection(severity="warning", what=f"{what}. {doubt}.", why="Running on is paid.", fix=fix)
     return Detection(
         severity="error" if min(share) > 0.95 else "warning",
-        what=f"{percent(mean(share))} of completions are cut off at {where}, over {len(share)} steps.",
+        what=f"{what}.",
         why="A completion without its end rarely gets a reward, so the policy is told that nothing it writes is good."
         + (" So few tokens hold no answer." if short else ""),
         fix=f"Set {as_lines(changes)}; see mask_truncated_completions.",

@@ -69,6 +69,7 @@ def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] |
         "num_prompts": last.get("num_prompts"),
         "num_completions": last.get("num_completions"),
         "verdict": str(evaluations.get("comparison", {}).get("verdict") or ""),
+        "baselines": str((last.get("baselines") or {}).get("line") or ""),
     }
 
 

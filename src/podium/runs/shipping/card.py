@@ -183,6 +183,7 @@ def _results(run: Run) -> dict[str, Any] | None:
         "num_completions": after.get("num_completions"),
         "temperature": after.get("temperature"),
         "verdict": run.evaluations.get("comparison", {}).get("verdict"),
+        "baselines": (after.get("baselines") or {}).get("line"),
     }
 
 

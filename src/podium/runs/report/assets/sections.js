@@ -81,7 +81,7 @@ function evaluation(run, r, several) {
     row.cells.map((value) => cell(value, /^(accuracy$|pass@|cut off)/.test(row.name))), strip(row.cells)));
   const head = el("tr", null, el("th"), table.columns.map((name) => el("th", { scope: "col" }, name)), el("th"));
   const what = table.num_prompts ? `${table.num_prompts} held-out prompts, ${table.num_completions} completions; 95 % intervals` : "";
-  return el("div", { class: "card scroll held" }, el("p", { class: "aside" }, label(r, several), " ", what), table.verdict && el("p", null, seen(table.verdict)), el("table", null, el("thead", null, head), el("tbody", null, rows)));
+  return el("div", { class: "card scroll held" }, el("p", { class: "aside" }, label(r, several), " ", what), table.verdict && el("p", null, seen(table.verdict)), table.baselines && el("p", null, seen(table.baselines)), el("table", null, el("thead", null, head), el("tbody", null, rows)));
 }
 
 function proof(run, r, several) {
