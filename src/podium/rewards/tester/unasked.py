@@ -100,11 +100,8 @@ def _tested(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[
     if not any(finding.severity == "error" for finding in found):  # those explain a sum
         found += of_sum
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return RewardTest(
-        findings=tuple(found),
-        table=table,
-        seconds=tuple(report.seconds_per_completion for report in reports[: len(rewards)]),
-    )
+    seconds = tuple(report.seconds_per_completion for report in reports[: len(rewards)])
+    return RewardTest(findings=tuple(found), table=table, seconds=seconds)
 
 
 def _work(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]], send: Send) -> None:
