@@ -48,6 +48,8 @@ class RewardReport:
     `unknown`, where it reads some; empty where it could not be called."""
     column: str | None = None
     """Place of the right answers."""
+    asked: tuple[str, ...] = ()
+    """Columns of the data that the function reads, as far as its code shows."""
     form: str = ""
     """Form of the answers in probes; empty where no form scores above a wrong answer."""
     rows: tuple[int, ...] = ()
@@ -63,6 +65,7 @@ def report_of(evidence: Evidence, findings: Sequence[Finding]) -> RewardReport:
         where=evidence.info.where,
         kind="correctness" if evidence.is_correctness else "unknown" if evidence.asked else "style",
         column=evidence.column,
+        asked=evidence.asked,
         form=evidence.form.name if evidence.form else "",
         rows=tuple(case.row for case in evidence.cases),
         seconds_per_completion=evidence.seconds_per_completion,

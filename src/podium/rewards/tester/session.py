@@ -63,7 +63,10 @@ class Session:
     def warm_up(self) -> None:
         """Make a first call, which imports what it needs, and time a second one."""
         texts = {"the right answer": [case.gold for case in self.cases]}
-        self.scores(texts)
+        marked = {"the right answer in tags": [f"<answer>{case.gold}</answer>" for case in self.cases]}
+        self.scores({**texts, **marked})
+        if not self.failures:
+            self.spent_seconds = 0.0  # of imports
         if not self.failed_for_good:
             result = self.call([entry[2] for entry in self._entries(texts, self.cases)], check_inputs=True)
             self.mutated = result.mutated

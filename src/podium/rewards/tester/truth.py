@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import combine
+from podium.data.columns import GOLD
 from podium.records import Finding, clean
 from podium.rewards.tester.callers import RewardCaller
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, forms_for, make_cases
@@ -78,7 +79,7 @@ class TruthTable:
 
     def as_text(self) -> list[str]:
         """Aligned lines, the last with the meaning of the marks that occur. Names of others are without controls."""
-        names = [clean(name)[:24] for name in self.columns]
+        names = [clean(name)[:18] for name in self.columns]
         widths = [max(len(name), 6) for name in names]
         wide = max(len(line.text) for line in self.lines)
         head = f"{f'mean score of {self.num_rows} rows':<{wide}}"
@@ -114,7 +115,8 @@ def score_truths(
     """The table, and W121 where the weighted sum pays as much for a text without the right answer; None: no answers."""
     about = sorted((each for each in subjects if each.report.kind == "correctness"), key=lambda each: -each.weight)
     column = next((each.report.column for each in about), None) or next((each.report.column for each in subjects), None)
-    cases = tuple(case for case in make_cases(rows, column, num_rows) if case.has_gold) if column else ()
+    is_known = column in GOLD or any(each.report.form for each in subjects)
+    cases = tuple(case for case in make_cases(rows, column, num_rows) if case.has_gold) if is_known else ()
     if not cases:
         return None, []
     sessions = [
@@ -135,13 +137,9 @@ def _best_form(
 ) -> ReturnFormat:
     """The form in which right answers have the greatest weighted sum, the bare one where that is equal."""
     called = [(each, subject) for each, subject in zip(sessions, subjects, strict=True) if each is not None]
+    asked = [name for name in cases[0].columns if any(name in subject.report.asked for subject in subjects)]
     code = "\n".join(each.caller.info.code_text for each, _ in called)
-    read = {subject.report.form for _, subject in called if subject.report.form}
-    forms = [
-        form
-        for form in forms_for([case.prompt for case in cases], code=code, keys=cases[0].columns)
-        if form.name in {"bare", *read}
-    ]
+    forms = forms_for([case.prompt for case in cases], code=code, keys=asked)
     texts = {form.name: [form.write(case.gold) for case in cases] for form in forms}
     scores = [session.scores(texts, quietly=True) for session, _ in called]
     own = np.array([subject.weight for _, subject in called])

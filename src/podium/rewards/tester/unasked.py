@@ -76,11 +76,11 @@ def pretest(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[
 
 
 def is_own(reward: Reward) -> bool:
-    """Whether the function, or one inside it, is not the library's."""
+    """Whether the function, or one inside it, is neither the library's nor TRL's."""
     function = unwrapped(reward.function)
     if any(is_own(part) for part in getattr(function, "parts", ()) if isinstance(part, Reward)):
         return True
-    return isinstance(function, FileReward) or not str(getattr(function, "__module__", "")).startswith("podium.")
+    return isinstance(function, FileReward) or not str(getattr(function, "__module__", "")).startswith(("podium.", "trl."))
 
 
 def _tested(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> RewardTest:
