@@ -1,4 +1,4 @@
-"""The test of rewards before training: ten bad rewards that must be named, ten healthy ones that must not be warned of."""
+"""The test of rewards before training: bad rewards that must be named, healthy ones that must not be warned of."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def brevity(completions):
 
 
 def partial(completions, label):
-    return [1.0 if c.strip().lower() == g else 0.1 * c.strip().isalpha() for c, g in zip(completions, label, strict=True)]
+    right = stripped(completions, label)
+    return [max(value, 0.1 * c.strip().isalpha()) for c, value in zip(completions, right, strict=True)]
 
 
 def from_kwargs(completions, **kwargs):
@@ -353,6 +354,6 @@ def test_the_trainer_warns_and_goes_on(make_trainer: Any, caplog: pytest.LogCapt
 def test_strict_ends_it_before_the_first_step(make_trainer: Any) -> None:
     rows = [{"prompt": row["prompt"], "label": row["label"]} for row in ROWS]
     trainer = make_trainer(listing, rows=rows, max_steps=1, prove_first_batch=True, strict=True)
-    with pytest.raises(RewardError, match="every kind|all candidates"):
+    with pytest.raises(RewardError, match="all candidates"):
         trainer.train()
     assert trainer.state.global_step == 0

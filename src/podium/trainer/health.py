@@ -234,7 +234,8 @@ class Health(TrainerCallback):
     def _report_reward_test(self) -> None:
         """The rewards tested without a model. Raises `RewardError` for an error with `strict`.
 
-        W111 is left to the first round, which has real completions. Records have a code: the command line, which has made the test before, leaves them out.
+        W111 is left to the first round, which has real completions. Log records have a code: the command line, which
+        has made the test before, leaves those out.
         """
         parts = self.parts
         examples = [] if is_read_once(parts.train_dataset) else [*islice(parts.train_dataset, EXAMPLES)]

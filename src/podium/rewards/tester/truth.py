@@ -45,7 +45,7 @@ _LINES = {
     "every answer listed": (_WRONG, _MAKE["all candidates in one form"]),
     "right, a space in front": (_VARIED, lambda case, write: write(f" {case.gold}")),
     "right, in other case": (_VARIED, _other_case),
-    "right, a full stop behind": (_VARIED, lambda case, write: write(f"{case.gold}.")),
+    "right, a full stop behind": (_VARIED, _MAKE["a full stop behind the answer"]),
 }
 """By name: the kind of a text, and the text for a row in the form that the rewards read."""
 

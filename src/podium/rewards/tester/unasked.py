@@ -80,7 +80,8 @@ def is_own(reward: Reward) -> bool:
     function = unwrapped(reward.function)
     if any(is_own(part) for part in getattr(function, "parts", ()) if isinstance(part, Reward)):
         return True
-    return isinstance(function, FileReward) or not str(getattr(function, "__module__", "")).startswith(("podium.", "trl."))
+    module = str(getattr(function, "__module__", ""))
+    return isinstance(function, FileReward) or not module.startswith(("podium.", "trl."))
 
 
 def _tested(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> RewardTest:
