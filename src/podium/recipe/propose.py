@@ -189,11 +189,7 @@ SHAPES: Mapping[str, Shape] = {
         about="a solution that ends with `####` and the number",
         form="Work it out step by step. " + _IN_TAGS.format(first="7"),
         rewards=(
-            {
-                "name": "xml_format_partial",
-                "args": {"sections": ["answer"], "penalty_per_character": 0.0},
-                "weight": 0.5,
-            },
+            {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.0}, "weight": 0.5},
             {"name": "numeric_match", "weight": 2},
         ),
         accuracy="numeric_match",

@@ -35,11 +35,7 @@ def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None 
         "model": from_folder(choices.model, folder),
         **({"dataset": name, "prompt": "{question}"} if own is None else own),
         "system": task.system,
-        **(
-            {"examples": [dict(zip(("question", "answer"), task.example, strict=True))]}
-            if task.example and not own
-            else {}
-        ),
+        **({"examples": [dict(zip(("question", "answer"), task.example, strict=True))]} if task.example and not own else {}),
         "held_out": 0.2,
         "rewards": task.rewards,
         "accuracy": task.accuracy,
@@ -64,7 +60,9 @@ def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None 
     }
 
 
-def own_files(folder: Path, choices: Choices, dataset: str, proposal: Proposal, *, reward_file: bool) -> dict[str, str]:
+def own_files(
+    folder: Path, choices: Choices, dataset: str, proposal: Proposal, *, reward_file: bool
+) -> dict[str, str]:
     """Name and text of every file of a run on a table. `reward_file`: with a reward function of the user's own."""
     places = {"model": from_folder(choices.model, folder), "dataset": from_folder(dataset, folder)}
     settings = {**proposal.settings, **places}

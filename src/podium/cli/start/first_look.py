@@ -82,12 +82,7 @@ def samples(sampled: Sampled) -> Table:
             scores = ["none" if value != value else f"{value:.2f}" for value in each.rewards_GK[index]]
             right = "" if index or gold is None else _short(str(gold))
             rows.append(("" if index else asked, right, _short(completion.text), *scores))
-    titles = [
-        ("question", "left"),
-        ("right answer", "left"),
-        ("completion", "left"),
-        *((n, "right whole") for n in names),
-    ]
+    titles = [("question", "left"), ("right answer", "left"), ("completion", "left"), *((n, "right whole") for n in names)]
     return table(titles, rows, title="Before training")
 
 

@@ -35,12 +35,7 @@ def is_dataset(word: str) -> bool:
     if path.exists() or kind_of(path) or re.match(r"(builtin|reasoning-gym):|[^?]+\.py:\w", word):
         return True
     owner, slash, name = word.partition("/")
-    return (
-        bool(slash and owner and name)
-        and "/" not in name
-        and owner not in (".", "..", "~")
-        and not Path(owner).is_dir()
-    )
+    return bool(slash and owner and name) and "/" not in name and owner not in (".", "..", "~") and not Path(owner).is_dir()
 
 
 def folder_for(dataset: str) -> Path:
