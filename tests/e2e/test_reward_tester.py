@@ -72,7 +72,7 @@ PLANTED_BUGS: dict[str, tuple[set[str], Any]] = {
     "other_column": ({"W002"}, None),
     "percent_of_millions": ({"W007"}, None),
     "forgotten_await": ({"W014"}, None),
-    "sleeps": ({"W009"}, lambda: sums(2)),
+    "sleeps": ({"W009", "W122"}, lambda: sums(2)),
 }
 
 

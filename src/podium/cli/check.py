@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import shlex
@@ -23,6 +24,7 @@ from podium.cli.terminal import (
     print_wrapped,
     quiet,
 )
+from podium.cli.truths import is_of_reward_test, print_truths
 from podium.errors import ConfigError
 from podium.records import Finding
 
@@ -52,9 +54,10 @@ def check(
     quiet()
     checked = examine(path, overrides, keep_rows=bool(rollouts))
     found = checked.findings
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {"reward_tables": [dataclasses.asdict(table) for table in checked.tables]}
     if not as_json:
         print_findings(console, found)
+        print_truths(console, checked.tables)
     if rollouts and checked.recipe is not None:
         gc.enable()
         os.environ.update(checked.recipe.env)
@@ -62,7 +65,7 @@ def check(
 
         diagnosis, run = sample_groups(checked.recipe, rollouts, save)
         found = [*found, *diagnosis.findings]
-        extra = {"rollouts": {**diagnosis.as_dict(), "run": dict(run)}}
+        extra |= {"rollouts": {**diagnosis.as_dict(), "run": dict(run)}}
         if not as_json:
             for shown in tables(diagnosis, run):
                 console.print(shown)
@@ -80,6 +83,9 @@ def check(
 def _print_next(words: Sequence[str], found: Sequence[Finding], *, rollouts: bool) -> None:
     """The worst finding's page where there is an error, else the next command on the same recipe."""
     worst = next((finding for finding in found if finding.severity != "note"), None)
+    if len(words) == 1 and worst is not None and worst.severity == "error" and is_of_reward_test([worst]):
+        print_next("check, rewards", recipe=shlex.join(words))
+        return
     if len(words) == 1 and any(finding.changes for finding in found if finding.severity != "note"):
         print_next("check, curable", recipe=shlex.join(words))
         return

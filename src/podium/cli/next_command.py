@@ -15,6 +15,7 @@ NEXT: Mapping[str, str] = {
     "rewards test, a function": "podium check --dataset {data} --rewards {target}",
     "rewards test, findings": "podium explain {code}",
     "check": "podium check {recipe} --rollouts 8",
+    "check, rewards": "podium rewards test {recipe}",
     "check, errors": "podium explain {code}",
     "check, curable": "podium cure {recipe}",
     "check --rollouts": "podium train {recipe}",

@@ -30,7 +30,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
         """The run before its weights are loaded; what `podium.check` finds is logged, its errors are raised."""
         from podium.recipe.checks import as_error, check_arguments, worth_saying
 
-        found, surveyed = check_arguments(given)
+        found, surveyed = check_arguments(given, test_rewards=False)
         plan = before_weights(surveyed)
         if errors := [finding for finding in found if finding.severity == "error"]:
             raise as_error("GRPOTrainer", errors)

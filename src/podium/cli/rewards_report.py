@@ -117,7 +117,10 @@ def _summary(report: RewardReport) -> str:
     place = f" ({report.where})" if report.where else ""
     answer = report.column or ""
     source = f"the columns as in `{answer}`" if "{" in answer else f"the column `{answer}`"
-    about = f"about the right answer, from {source}" if report.kind == "correctness" else "of style alone"
+    about = {
+        "correctness": f"about the right answer, from {source}",
+        "unknown": "it reads columns of the data, and it is not known which texts are right",
+    }.get(report.kind, "of style alone")
     form = f"; answers in the form: {report.form}" if report.form else ""
     speed = f"{1000 * report.seconds_per_completion:.2g} ms a completion"
     return f"{report.name}{place}: {about}{form}; {len(report.rows)} rows, {speed}"

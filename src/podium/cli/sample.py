@@ -15,6 +15,7 @@ import typer
 
 from podium.cli.next_command import print_next
 from podium.cli.terminal import console, errors, prepare_output, print_json, quiet, table
+from podium.data.columns import GOLD
 from podium.records import last_user_turn
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
         {
             "row": each.group.prompt.row,
             "prompt": each.group.prompt.content,
+            "answer": _right_answer(each.group.prompt.columns),
             "completions": [
                 {
                     "text": completion.text,
@@ -104,10 +106,16 @@ def tables(scored: Sequence[ScoredGroup], settings: Any) -> list[Table]:
         table(
             columns,
             [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]],
-            title=f"Row {group['row']}: {last_user_turn(group['prompt'])}",
+            title=f"Row {group['row']}: {last_user_turn(group['prompt'])}"
+            + ("" if group["answer"] is None else f"\nRight answer: {group['answer']}"),
         )
         for group in plain(scored, settings)
     ]
+
+
+def _right_answer(columns: Mapping[str, Any]) -> Any:
+    """The value of the first column with a usual name for it; None: there is none."""
+    return next((columns[name] for name in GOLD if columns.get(name) is not None), None)
 
 
 def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:

@@ -13,6 +13,7 @@ import typer
 
 from podium.cli.next_command import next_line
 from podium.cli.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
+from podium.cli.truths import is_of_reward_test, print_truths
 from podium.runs.occupied import occupying
 from podium.runs.redaction import without_secrets
 
@@ -82,9 +83,15 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     checked = examine(path, overrides, keep_rows=True)
     wrong = [finding for finding in checked.findings if finding.severity == "error" or finding.code in NOT_HERE]
     if checked.recipe is None or wrong:
+        if is_main():
+            print_truths(errors, checked.tables)
         raise as_error(str(path), wrong)
     if is_main():
-        print_findings(errors, worth_saying(checked.findings))
+        printed = worth_saying(checked.findings)
+        print_findings(errors, printed)
+        print_truths(errors, checked.tables)
+        if is_of_reward_test(printed):
+            errors.print(f"More of the rewards: podium rewards test {path}", markup=False, soft_wrap=True)
     return checked.recipe
 
 

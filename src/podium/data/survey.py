@@ -31,7 +31,8 @@ MEASURED_ROWS = 1_000  # prompts whose tokens are counted, evenly over the whole
 SUSPECTS = 10_000  # most prompts measured besides because they may be too long
 LONGEST = 64  # texts measured besides because no other has more bytes: one of them is the longest prompt
 STREAM_ROWS = 10_000  # rows of a stream without an end that are looked at
-EXAMPLES = 4  # usable rows that are kept, for trying the rewards on
+EXAMPLES = 64  # usable rows that are kept, for trying the rewards on; large ones only among the first four
+LARGE_EXAMPLE = 20_000  # characters of the prompt of such a row, about
 SHORT_ANSWER = 100  # characters of an answer that another one contradicts; of longer texts several may be right
 RENDERED = 20  # conversations with tools that are rendered, to see what the template leaves out
 LARGE_ROW = 1_000_000  # characters of a prompt that is reported for its size
@@ -243,7 +244,7 @@ class RowSurvey:
             begins = isinstance(prompt, str) and prompt.lstrip().startswith(found[0])
             self.first_control = self.first_control or found[0]
             (self.written_out if begins else self.control).add(index)
-        if len(self.examples) < EXAMPLES:
+        if len(self.examples) < (EXAMPLES if size < LARGE_EXAMPLE else 4):
             self.examples.append(dict(row))
 
     def _count_turns(self, index: int, messages: Sequence[Any]) -> None:

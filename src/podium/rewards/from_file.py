@@ -65,6 +65,11 @@ class FileReward:
         if self.parameters is not None:
             self.__signature__ = inspect.Signature(self.parameters)
 
+    @property
+    def settings(self) -> bytes:
+        """The arguments that are given to the function, pickled."""
+        return self._function[2]
+
     def __repr__(self) -> str:
         return f"file_reward({self.path.name}:{self.attribute})"
 

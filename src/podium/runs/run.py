@@ -1,6 +1,7 @@
 """Reads a run's folder: `Run.load("runs/quickstart")`.
 
-    metrics.jsonl  findings.jsonl  rollouts/*.parquet  config.yaml  environment.json  proof.json  evaluation/*.json
+    metrics.jsonl  findings.jsonl  rollouts/*.parquet  config.yaml  environment.json  proof.json  reward_test.json
+    evaluation/*.json
 
 Any file may be missing, and the run may still be going on: a half-written line is left out. A run in stages has a
 folder like this for every stage and `stages.json` beside them; it reads as one run whose steps are numbered through.
@@ -29,6 +30,7 @@ FINDINGS = "findings.jsonl"
 ROLLOUTS = "rollouts"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
+REWARD_TEST = "reward_test.json"
 PROOF = "proof.json"
 EVALUATION = "evaluation"
 STAGES = "stages.json"
@@ -36,7 +38,7 @@ STAGES = "stages.json"
 GROWING = (METRICS, FINDINGS, ROLLOUTS)
 """Files that are appended to at every step."""
 
-RECORD = (*GROWING, CONFIG, ENVIRONMENT, PROOF, EVALUATION, STAGES)
+RECORD = (*GROWING, CONFIG, ENVIRONMENT, PROOF, REWARD_TEST, EVALUATION, STAGES)
 """Files and folders of a run."""
 
 GROUP_KEY = ("step", "prompt_id")

@@ -12,7 +12,9 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,14 +27,17 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.algorithm.metrics import MetricsBuffer
+from podium.data.survey import EXAMPLES, is_read_once
+from podium.errors import RewardError
 from podium.records import Finding, ScoredGroup, StepMetrics
+from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
 from podium.runs.doctor import rounds_of
 from podium.runs.monitors import Monitor, run_settings
 from podium.runs.pace import steps_per_round
 from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
-from podium.runs.run import CONFIG, ENVIRONMENT, Run
+from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
 from podium.trainer.assembly import Parts
 from podium.trainer.processes import local
 
@@ -126,6 +131,11 @@ class Health(TrainerCallback):
         self._probe = WeightProbe(kwargs["model"]) if isinstance(kwargs.get("model"), nn.Module) else None
         self.decision = None
         self._num_tokens, self._seconds = float(state.num_input_tokens_seen), 0.0
+        self._begin_record(state)
+        if self._is_main and self.args.prove_first_batch and not state.global_step:
+            self._report_reward_test()
+
+    def _begin_record(self, state: TrainerState) -> None:
         if not (self.args.record and self._is_main):
             return
         with self._timed():
@@ -221,15 +231,44 @@ class Health(TrainerCallback):
 
     # ---- findings ----
 
+    def _report_reward_test(self) -> None:
+        """The rewards tested without a model. Raises `RewardError` for an error with `strict`.
+
+        W111 is left to the first round, which has real completions. Log records have a code: the command line, which
+        has made the test before, leaves those out.
+        """
+        parts = self.parts
+        examples = [] if is_read_once(parts.train_dataset) else [*islice(parts.train_dataset, EXAMPLES)]
+        test = pretest(parts.rewards, parts.advantage.weights_K.tolist(), examples)
+        ignored = {"W111", *(code for code, wish in self._wishes.items() if wish == "ignore")}
+        found = [replace(each, step=1) for each in test.findings if each.code not in ignored]
+        if self.args.record:
+            self.folder.write_json(REWARD_TEST, as_plain(test))
+        for finding in found:
+            self._log(finding, extra={"code": finding.code})
+            if finding.severity != "note":
+                self._add(finding)
+        if test.table is not None:
+            logger.info("%s", "\n".join(["Rewards before training", *test.table.as_text()]), extra={"code": "W121"})
+        wrong = [finding for finding in found if finding.severity == "error"]
+        if wrong and self.args.strict:
+            raise RewardError(f"{wrong[0].what} (strict: true)", code=wrong[0].code, fix=wrong[0].fix)
+
     def say(self, finding: Finding) -> None:
         """Report a finding to the folder, the terminal and, as a number, the trackers."""
+        self._add(finding)
+        self._log(finding)
+
+    def _add(self, finding: Finding) -> None:
         self.found.append(finding)
         self.folder.add_finding(finding)
         self.measured.add("train", {f"finding/{finding.code}": 1.0})
+
+    def _log(self, finding: Finding, extra: Mapping[str, str] | None = None) -> None:
         ends = self._wish(finding) == "stop"
         level = LEVELS[finding.severity] if ends else min(LEVELS[finding.severity], logging.WARNING)
         on = "" if ends or finding.severity != "error" else " (the run goes on; `strict: true` would end it)"
-        logger.log(level, "%s %s Fix: %s%s", finding.code, finding.what, finding.fix, on)
+        logger.log(level, "%s %s Fix: %s%s", finding.code, finding.what, finding.fix, on, extra=extra)
 
     def _wish(self, finding: Finding) -> str | None:
         strict = "stop" if self.args.strict and finding.severity == "error" else None

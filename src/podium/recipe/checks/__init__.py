@@ -21,8 +21,10 @@ NOTES = ("C040", "D051", "W123")
 """Codes of notes to print when training starts: inferred settings, rows left out for their pass rates, the accuracy."""
 
 if TYPE_CHECKING:
+    from podium.recipe.checks.setup import Setup
     from podium.recipe.document import Document
     from podium.recipe.recipe import Recipe
+    from podium.rewards.tester.truth import TruthTable
     from podium.trainer.assembly import Given
     from podium.trainer.config import GRPOConfig
 
@@ -37,6 +39,8 @@ class Checked:
     """The same as from `podium.recipe.load`; None where it cannot be read, or something in it is an error."""
     findings: list[Finding] = field(default_factory=list)
     """Errors first."""
+    tables: tuple[TruthTable, ...] = ()
+    """Scores of right and wrong answers by the rewards; of stages, those that differ."""
 
 
 def check(
@@ -72,6 +76,7 @@ def check(
     from podium.recipe.checks.process import process_as_it_was
 
     with process_as_it_was({}):
+        from podium.recipe.checks.rewards import with_reward_test
         from podium.recipe.checks.setup import from_recipe
         from podium.recipe.checks.table import findings_in
         from podium.recipe.recipe import Recipe
@@ -79,21 +84,26 @@ def check(
         from podium.trainer.assembly import Given
 
         if not isinstance(model, Recipe):
-            return check_arguments(Given(**given, not_supported={}))[0]
+            return check_arguments(Given(**given, not_supported={}), test_rewards=True)[0]
         stages = [Surveyed(recipe=stage.recipe, stage=stage) for stage in model.stages]
         surveyed = stages or [Surveyed(recipe=model)]
-        return findings_in(surveyed, [from_recipe(each) for each in surveyed])
+        return findings_in(surveyed, [with_reward_test(from_recipe(each)) for each in surveyed])
 
 
-def check_arguments(given: Given) -> tuple[list[Finding], Given]:
-    """Findings about a trainer's arguments, errors first; and the arguments, with rows that need no second look."""
+def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding], Given]:
+    """Findings about a trainer's arguments, errors first; and the arguments, with rows that need no second look.
+
+    `test_rewards`: a trainer does that when it begins to train.
+    """
     from podium.recipe.checks.process import process_as_it_was
 
     with process_as_it_was({}):
+        from podium.recipe.checks.rewards import with_reward_test
         from podium.recipe.checks.setup import from_arguments
         from podium.recipe.checks.table import findings
 
         setup = from_arguments(given)
+        setup = with_reward_test(setup) if test_rewards else setup
         found = findings(setup)
         train, evaluation = given.train_dataset, given.eval_dataset
         if setup.builder is not None and not any(finding.severity == "error" for finding in found):
@@ -131,6 +141,7 @@ def examine(
     from podium.recipe.checks.process import process_as_it_was
 
     with process_as_it_was(variables(document, overrides)):
+        from podium.recipe.checks.rewards import with_reward_test
         from podium.recipe.checks.setup import findings_of, from_recipe
         from podium.recipe.checks.table import findings_in
         from podium.recipe.stages.plan import survey, whole
@@ -138,14 +149,20 @@ def examine(
         try:
             surveyed = survey(document, overrides)
             alone = surveyed[0].stage is None
-            setups = [from_recipe(each, keep_rows=keep_rows and alone) for each in surveyed]
+            setups = [with_reward_test(from_recipe(each, keep_rows=keep_rows and alone)) for each in surveyed]
             found = findings_in(surveyed, setups)
             if any(finding.severity == "error" for finding in found):
-                return Checked(findings=found)
+                return Checked(findings=found, tables=_tables(setups))
             recipe = whole(document, overrides, surveyed)
-            return Checked(recipe=replace(recipe, rows=setups[0].loaded()) if alone else recipe, findings=found)
+            recipe = replace(recipe, rows=setups[0].loaded()) if alone else recipe
+            return Checked(recipe=recipe, findings=found, tables=_tables(setups))
         except PodiumError as error:
             return Checked(findings=findings_of(error))
+
+
+def _tables(setups: Sequence[Setup]) -> tuple[TruthTable, ...]:
+    known = [setup.tested.table for setup in setups if setup.tested is not None]
+    return tuple(dict.fromkeys(table for table in known if table is not None))
 
 
 def as_error(name: str, found: Sequence[Finding]) -> ConfigError:

@@ -28,6 +28,7 @@ from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages.plan import Surveyed
 from podium.records import Finding
 from podium.rewards.resolve import Reward
+from podium.rewards.tester.unasked import RewardTest
 from podium.trainer.assembly import Given, load_settings, prompt_builder, reward_records
 from podium.trainer.config import GRPOConfig
 
@@ -62,6 +63,8 @@ class Setup:
     evaluation: RowSurvey | None = None
     opened: OpenData | None = None
     """The datasets of a recipe, whose rows were kept while they were surveyed; None: they were not."""
+    tested: RewardTest | None = None
+    """The test of the rewards without a model."""
     resume: str | bool | None = None
     """`resume_from_checkpoint`."""
     stage: Stage | None = None

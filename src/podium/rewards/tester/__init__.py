@@ -9,6 +9,7 @@ calls in order, `rules` turns the results into findings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,11 +21,20 @@ from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewar
 from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, WorkerCaller
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
-from podium.rewards.tester.gather import gather, scores_in_a_form
+from podium.rewards.tester.gather import TimeLimits, gather
 from podium.rewards.tester.report import RewardReport, check_sum, report_of
-from podium.rewards.tester.rules import evaluate_rules
+from podium.rewards.tester.rules import evaluate_basic_rules, evaluate_rules
 
-__all__ = ["ExamineSettings", "RewardReport", "Source", "audit", "check_sum", "examine", "examine_source", "quick_test"]
+__all__ = [
+    "ExamineSettings",
+    "RewardReport",
+    "Source",
+    "audit",
+    "check_sum",
+    "examine",
+    "examine_resolved",
+    "examine_source",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +48,10 @@ class ExamineSettings:
     """Limit of a call; the first may take 30 s."""
     budget_seconds: float = 60.0
     """Slow functions get fewer rows and numbers, so that they take about as long."""
+    most_seconds: float = math.inf
+    """Seconds of a completion beyond which only the first two calls are made."""
+    is_thorough: bool = True
+    """False: right and wrong answers alone, as for rewards whose other scores are known."""
     forms: tuple[str, ...] = ()
     """More ways to write an answer, with `{}` in its place."""
 
@@ -80,13 +94,14 @@ def examine(reward: Any, dataset: Any, *, weight: float = 1.0, settings: Examine
         [resolved] = resolve_rewards([reward])
     except ConfigError as error:
         return _refused(str(reward), "W001", error)
-    return _examine(LocalCaller(resolved, settings.limit_seconds), _rows(dataset), weight, settings)
+    return examine_resolved(resolved, _rows(dataset), weight, settings)
 
 
-def quick_test(reward: Reward, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Findings of a test by a few rows, in some seconds, the worst first; none where rows are too few."""
-    settings = ExamineSettings(num_rows=len(rows), limit_seconds=5.0, budget_seconds=3.0)
-    return list(_examine(LocalCaller(reward, settings.limit_seconds), rows, 1.0, settings).findings) if rows else []
+def examine_resolved(
+    reward: Reward, rows: Sequence[Mapping[str, Any]], weight: float, settings: ExamineSettings
+) -> RewardReport:
+    """As `examine`, for a reward function that is resolved already."""
+    return _examine(LocalCaller(reward, settings.limit_seconds), rows, weight, settings)
 
 
 def examine_source(
@@ -129,14 +144,15 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
         asked = asked_columns(info, columns)
         candidates = (given,) if given else answer_candidates(asked, first) or (None,)
         tries = {column: make_cases(dataset, column, settings.num_rows) for column in candidates}
-        texts = [info.code_text, *(case.prompt_text for case in tries[candidates[0]])]
-        forms = forms_for(texts, settings.forms)
+        prompts = [case.prompt for case in tries[candidates[0]]]
+        forms = forms_for(prompts, settings.forms, code=info.code_text, keys=asked if len(asked) == 1 else ())
         blank = [Evidence(info=info, cases=tries[each], column=each, forms=forms, asked=asked) for each in candidates]
-        scoring = (each for each in blank if len(tries) > 1 and scores_in_a_form(caller, each))
-        evidence = gather(caller, next(scoring, blank[0]), settings.budget_seconds)
+        time = TimeLimits(settings.budget_seconds, settings.most_seconds)
+        evidence = gather(caller, blank, time, is_thorough=settings.is_thorough)
     finally:
         caller.close()
-    return report_of(evidence, [*_weight_findings(evidence, weight), *evaluate_rules(evidence)])
+    found = evaluate_rules(evidence) if settings.is_thorough else evaluate_basic_rules(evidence)
+    return report_of(evidence, [*_weight_findings(evidence, weight), *found])
 
 
 def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:

@@ -8,6 +8,7 @@ All calls go through `podium.rewards.score`, so the function gets what it gets i
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import importlib
@@ -26,6 +27,7 @@ from podium.isolation.workers.calls import seed
 from podium.isolation.workers.functions import unwrapped
 from podium.isolation.workers.process import Lost, Worker
 from podium.records import Group
+from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import SERVICES, Reward, resolve_rewards
 from podium.rewards.score import CallSettings, score
@@ -200,18 +202,25 @@ def info_of(reward: Reward) -> RewardInfo:
     """The description of a reward."""
     given = reward.function.keywords if isinstance(reward.function, functools.partial) else {}
     settings, function = " ".join(map(str, given.values())), unwrapped(reward.function)
-    try:
-        code = inspect.getsource(inspect.unwrap(function if inspect.isroutine(function) else type(function)))
-    except (OSError, TypeError):
-        code = ""
     return RewardInfo(
         name=reward.name,
         where=reward.where,
         wants=reward.wants,
         needs=reward.needs,
-        code_text=f"{code}\n{settings}",
+        code_text=f"{_code_of(function)}\n{settings}",
         is_model=isinstance(reward.function, RewardModel),
     )
+
+
+def _code_of(function: Any) -> str:
+    try:
+        if not isinstance(function, FileReward):
+            return inspect.getsource(inspect.unwrap(function if inspect.isroutine(function) else type(function)))
+        text = function.path.read_text(encoding="utf-8")
+        named = (node for node in ast.parse(text).body if getattr(node, "name", None) == function.attribute)
+        return next((ast.get_source_segment(text, node) or "" for node in named), text)
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return ""
 
 
 def call(

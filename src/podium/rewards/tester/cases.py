@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from podium.data.columns import GOLD
@@ -30,6 +30,11 @@ MAX_ROWS_READ = 1000
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
+def prompt_text(prompt: str | list[Message]) -> str:
+    """The texts of all messages."""
+    return prompt if isinstance(prompt, str) else "\n".join(str(message.get("content") or "") for message in prompt)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeCase:
     """One row with its right answer, and answers that are wrong for it."""
@@ -48,9 +53,7 @@ class ProbeCase:
     @property
     def prompt_text(self) -> str:
         """All messages of the prompt."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        return "\n".join(str(message.get("content") or "") for message in self.prompt)
+        return prompt_text(self.prompt)
 
     @property
     def value(self) -> float | None:
@@ -102,21 +105,66 @@ FORMS = tuple(
 """The formats that rewards in use read. `forms_for` adds the tags of the prompts and of the function's own code."""
 
 
-def forms_for(texts: Iterable[str], templates: Iterable[str] = ()) -> tuple[ReturnFormat, ...]:
-    """`FORMS`, the tags in the texts, and templates with `{}` for the answer.
+def forms_for(
+    prompts: Sequence[str | list[Message]], templates: Iterable[str] = (), *, code: str = "", keys: Iterable[str] = ()
+) -> tuple[ReturnFormat, ...]:
+    """`FORMS`, and forms that the run itself shows, the last first in the preference of `best_form`.
+
+    Args:
+        prompts: for the tags in them, and what the worked examples among their messages have around the answer.
+        templates: with `{}` for the answer.
+        code: of the function, for the tags in it and the beginnings of its literals.
+        keys: of JSON objects with the answer alone.
 
     >>> [each.name for each in forms_for(["write <final>7</final>"])[len(FORMS):]]
     ['<final> tags', '<think>, then <final>']
     >>> forms_for([], templates=["= {}"])[-1].write("7")
     '= 7'
+    >>> [each.write("7") for each in forms_for([], code="re.search(r'MOOD=(\\\\w+)', text)")[len(FORMS):]]
+    ['MOOD=7', 'MOOD= 7']
     """
-    found = (tag for text in texts for tag in re.findall(r"</([A-Za-z][\w-]{0,30})>", text))
+    texts = [prompt_text(prompt) for prompt in prompts]
+    found = (tag for text in (*texts, code) for tag in re.findall(r"</([A-Za-z][\w-]{0,30})>", text))
     more = {}
     for tag in [tag for tag in dict.fromkeys(found) if tag not in ("answer", "think", "reasoning")][:4]:
         more[f"<{tag}> tags"] = f"<{tag}>{{}}</{tag}>"
         more[f"<think>, then <{tag}>"] = f"<think>{_THOUGHT}</think>\n<{tag}>{{}}</{tag}>"
-    more |= {text: text for text in templates}
-    return (*FORMS, *(ReturnFormat(name=name, template=template) for name, template in more.items()))
+    for words in _leads(code):
+        more |= {f"{words}{space}x": f"{words}{space}{{}}" for space in ("", " ") if not words.endswith(space or "\0")}
+    more |= {text: text for text in (*_shown_forms(prompts), *templates)}
+    as_json = (ReturnFormat(name=f"JSON `{key}`", template=f'{{"{key}": {{}}}}', as_json=True) for key in keys)
+    return (*FORMS, *as_json, *(ReturnFormat(name=name, template=template) for name, template in more.items()))
+
+
+def _shown_forms(prompts: Sequence[str | list[Message]]) -> list[str]:
+    """The text that all worked examples of the prompts begin and end with, around `{}`.
+
+    >>> turns = [{"role": "assistant", "content": f"Result => {n}."} for n in (7, 12)]
+    >>> _shown_forms([[*turns, {"role": "user", "content": "3 + 4"}]])
+    ['Result => {}.']
+    """
+    chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    shown = {str(turn.get("content") or "") for chat in chats for turn in chat if turn["role"] == "assistant"}
+    if len(shown) < 2:
+        return []
+    lead = re.sub(r"\w+$", "", _common(list(shown)))
+    rest = [text[len(lead) :] for text in shown]
+    end = re.sub(r"^\w+", "", _common([text[::-1] for text in rest])[::-1])
+    return [f"{lead}{{}}{end}"] if (lead + end).strip() and min(map(len, rest)) > len(end) else []
+
+
+def _common(texts: Sequence[str]) -> str:
+    """The characters with which all begin."""
+    return "".join(letters[0] for letters in takewhile(lambda each: len(set(each)) == 1, zip(*texts)))  # noqa: B905
+
+
+def _leads(code: str) -> list[str]:
+    """The first two beginnings of the code's string literals, up to a placeholder, that may stand before an answer."""
+    literals = re.findall(
+        r"""[rfb]{0,2}(["'])((?:(?!\1)[^\n]){2,60})\1""", re.sub(r'"{3}.*?"{3}', "", code, flags=re.DOTALL)
+    )
+    begins = (re.split(r"[\\\[(.*+?{^$|]", text.lstrip("^").removeprefix("(?i)"))[0] for _, text in literals)
+    return list(dict.fromkeys(text for text in begins if re.fullmatch(r"\w[^<>\n]{0,30}[:=>~-]\s?", text)))[:2]
 
 
 def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_rows: int) -> tuple[ProbeCase, ...]:
@@ -196,23 +244,24 @@ def columns_of(answer: str | None) -> tuple[str, ...]:
 def answer_candidates(asked: Sequence[str], row: Mapping[str, Any]) -> tuple[str, ...]:
     """Possible places of the answers, the likeliest first: a column, or a template of several; none: no such column.
 
-    Among the columns that the function reads, the one with a usual name; of several others each, and all together.
-    Where it reads none, the column with a usual name.
+    Of the columns that the function reads: the one with a usual name, each, and all together. Where it reads none, the
+    column with a usual name.
 
     >>> answer_candidates(["capital"], {"prompt": "", "capital": "", "answer": ""})
     ('capital',)
     >>> answer_candidates([], {"prompt": "", "solution": "", "level": ""})
     ('solution',)
-    >>> answer_candidates(["a", "b"], {"a": "x", "b": 1})
-    ('a', 'b', '{{"a": "{a}", "b": {b}}}', '{a}, {b}', '{a} {b}')
+    >>> answer_candidates(["a", "answer"], {"a": "x", "answer": 1})
+    ('answer', 'a', '{{"a": "{a}", "answer": {answer}}}', '{a}, {answer}', '{a} {answer}')
     """
-    by_name = [column for column in GOLD_COLUMNS if column in asked] or list(asked[:1] if len(asked) == 1 else ())
-    usual = [column for column in GOLD_COLUMNS if column in row][:1]
-    if by_name or not asked:
-        return tuple(by_name[:1] or usual)
+    usual = [column for column in GOLD_COLUMNS if column in (asked or row)][:1]
+    if not usual:
+        usual = [column for column in GOLD_COLUMNS if column in row][: len(asked) > 1]
+    if len(asked) < 2:
+        return tuple(asked or usual)
     fields = (f'"{name}": "{{{name}}}"' if isinstance(row[name], str) else f'"{name}": {{{name}}}' for name in asked)
     joined = [separator.join(f"{{{name}}}" for name in asked) for separator in (", ", " ")]
-    return (*usual, *asked, f"{{{{{', '.join(fields)}}}}}", *joined)
+    return (*dict.fromkeys([*usual, *asked]), f"{{{{{', '.join(fields)}}}}}", *joined)
 
 
 def gold_of(value: Any) -> str | None:

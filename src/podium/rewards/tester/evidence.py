@@ -102,6 +102,8 @@ class Evidence:
     seconds_per_completion: float = 0.0
     is_cut: bool = False
     """Whether there was no time for all."""
+    num_skipped: int = 0
+    """Completions that there was no time for; 0 also where only the first two calls were made."""
     repeats: Repeats = field(default_factory=Repeats)
     diagnosis: Diagnosis | None = None
 

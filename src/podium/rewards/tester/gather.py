@@ -1,16 +1,17 @@
 """Results of one reward function, from few calls: right and wrong answers in every form, probes, repetitions.
 
-    evidence = gather(caller, Evidence(info=caller.info, cases=cases, column="answer", forms=FORMS), 60.0)
+    evidence = gather(caller, [Evidence(info=caller.info, cases=cases, column="answer", forms=FORMS)], TimeLimits(60.0))
 
 `rules` interprets them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,13 +49,35 @@ VARIANTS: Mapping[str, Callable[[Any], Any]] = {
 """Changes to the answer column after which the function may be able to compare with it."""
 
 
-def gather(caller: RewardCaller, evidence: Evidence, budget_seconds: float) -> Evidence:
-    """Score, in order: one answer a row; every form; whatever can show why answers do not score; repeats; probes."""
-    session = Session(caller=caller, cases=evidence.cases, budget_seconds=budget_seconds)
+class TimeLimits(NamedTuple):
+    """Seconds of calls."""
+
+    budget: float
+    """Of all calls, about."""
+    most: float = math.inf
+    """Of a completion; beyond it only the first two calls are made."""
+
+
+def gather(
+    caller: RewardCaller, candidates: Sequence[Evidence], time: TimeLimits, *, is_thorough: bool = True
+) -> Evidence:
+    """Score, in order: one answer a row; every form; whatever can show why answers do not score; repeats; probes.
+
+    Args:
+        candidates: one for each possible place of the answers; the first whose answers score is taken, else the first.
+        is_thorough: whether more than right and wrong answers is scored.
+    """
+    evidence = candidates[0]
+    session = Session(caller=caller, cases=evidence.cases, budget_seconds=time.budget)
     session.warm_up()
-    if not session.failed_for_good:
+    too_slow = session.seconds_per_completion > time.most
+    if not session.failed_for_good and not too_slow:
+        if len(candidates) > 1:
+            share = time.budget / len(candidates)
+            evidence = next((each for each in candidates if scores_in_a_form(caller, each, share)), evidence)
+            session.cases = evidence.cases
         evidence = _with_forms(session, evidence)
-        if not session.is_over:
+        if not session.is_over and is_thorough:
             evidence = replace(evidence, diagnosis=_diagnosis(session, evidence))
             evidence = replace(evidence, repeats=_repeats(session, evidence))
             evidence = _with_probes(session, evidence)
@@ -63,13 +86,14 @@ def gather(caller: RewardCaller, evidence: Evidence, budget_seconds: float) -> E
         failures=tuple(session.failures),
         mutated=session.mutated,
         seconds_per_completion=session.seconds_per_completion,
-        is_cut=session.is_over,
+        is_cut=session.is_over or too_slow,
+        num_skipped=session.num_skipped,
     )
 
 
-def scores_in_a_form(caller: RewardCaller, evidence: Evidence) -> bool:
+def scores_in_a_form(caller: RewardCaller, evidence: Evidence, budget_seconds: float) -> bool:
     """Whether right answers from its column, or its template, score above wrong ones in any form."""
-    session = Session(caller=caller, cases=evidence.cases, budget_seconds=10.0)
+    session = Session(caller=caller, cases=evidence.cases, budget_seconds=budget_seconds)
     session.warm_up()
     # As if the function named no column: then more rows must agree.
     return not session.failures and _with_forms(session, replace(evidence, asked=())).form is not None

@@ -157,6 +157,7 @@ PROBES = (
     Probe("white space around the answer", "", lambda case, write: write(f" {case.gold}  ")),
     Probe("new lines around the answer", "", lambda case, write: write(f"\n{case.gold}\n")),
     Probe("white space around the text", "", lambda case, write: f"\n {write(case.gold)} \n"),
+    Probe("a full stop behind the answer", "", lambda case, write: write(f"{case.gold}.")),
     Probe("case swapped", "", _respelled(str.swapcase)),
     Probe("full-width digits", "W118", _respelled(lambda gold: gold.translate(_FULL_WIDTH))),
     Probe("Cyrillic look-alikes", "W118", _respelled(lambda gold: gold.translate(_CYRILLIC))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,9 +44,12 @@ class RewardReport:
     name: str
     where: str = ""
     kind: str = ""
-    """`correctness`, where the score is about the answer, or `style`; empty where it could not be called."""
+    """`correctness`, where the score is about the answer; `style`, where the function reads no column of the data;
+    `unknown`, where it reads some; empty where it could not be called."""
     column: str | None = None
     """Place of the right answers."""
+    asked: tuple[str, ...] = ()
+    """Columns of the data that the function reads, as far as its code shows."""
     form: str = ""
     """Form of the answers in probes; empty where no form scores above a wrong answer."""
     rows: tuple[int, ...] = ()
@@ -60,8 +63,9 @@ def report_of(evidence: Evidence, findings: Sequence[Finding]) -> RewardReport:
     return RewardReport(
         name=evidence.info.name,
         where=evidence.info.where,
-        kind="correctness" if evidence.is_correctness else "style",
+        kind="correctness" if evidence.is_correctness else "unknown" if evidence.asked else "style",
         column=evidence.column,
+        asked=evidence.asked,
         form=evidence.form.name if evidence.form else "",
         rows=tuple(case.row for case in evidence.cases),
         seconds_per_completion=evidence.seconds_per_completion,
@@ -102,24 +106,32 @@ def check_sum(reports: Sequence[RewardReport], weights: Sequence[float]) -> list
     if not right:
         return []
     form = max(right, key=lambda text: -math.inf if math.isnan(mean(right[text])) else mean(right[text]))
-    better = [
-        (text, mean(values))
-        for (group, text), values in sums.items()
-        if (group == "wrong answer" or text in NO_ANSWER) and _reaches(values, right[form])
-    ]
+    wrong = {text: values for (group, text), values in sums.items() if group == "wrong answer" or text in NO_ANSWER}
+    found = sum_finding([report.name for report in reports], form, right[form], wrong)
+    return [] if found is None else [found]
+
+
+def sum_finding(names: Sequence[str], form: str, right: np.ndarray, wrong: Mapping[str, np.ndarray]) -> Finding | None:
+    """W121, where a text without the right answer reaches the right one's weighted sum in half the rows; else None.
+
+    Args:
+        names: of the rewards.
+        form: name of the right answer's line.
+        right: its sum in each row.
+        wrong: the same of other texts, by name.
+    """
+    better = [(text, mean(values)) for text, values in wrong.items() if _reaches(values, right)]
     if not better:
-        return []
+        return None
     shown = ", ".join(f"{text} {value:.3g}" for text, value in sorted(better, key=lambda pair: -pair[1])[:5])
-    what = f"the weighted sum of {', '.join(report.name for report in reports)} gives texts without the right answer "
-    return [
-        Finding(
-            code="W121",
-            severity="error",
-            what=what + f"as much as the right one ({form}: {mean(right[form]):.3g}): {shown}",
-            why="what the sum likes best is what training makes",
-            fix="raise the weight of the reward for the answer, or let the others count only where it is right",
-        )
-    ]
+    return Finding(
+        code="W121",
+        severity="error",
+        what=f"the weighted sum of {', '.join(names)} gives texts without the right answer as much as the right one "
+        f"({form}: {mean(right):.3g}): {shown}",
+        why="what the sum likes best is what training makes",
+        fix="raise the weight of the reward for the answer, or let the others count only where it is right",
+    )
 
 
 def _reaches(values: np.ndarray, right: np.ndarray) -> bool:

@@ -38,6 +38,8 @@ class Session:
     mutated: Sequence[str] = ()
     seconds_per_completion: float = 0.0
     spent_seconds: float = 0.0
+    num_skipped: int = 0
+    """Completions that were not scored, as there was no time."""
 
     @property
     def is_over(self) -> bool:
@@ -52,6 +54,7 @@ class Session:
     def call(self, groups: Sequence[Group], **settings: Any) -> ProbeResult:
         """One call, as long as there is time."""
         if self.is_over:
+            self.num_skipped += sum(len(group.completions) for group in groups)
             return ProbeResult()
         result = self.caller.call(groups, **settings)
         self.spent_seconds += result.seconds
@@ -60,7 +63,10 @@ class Session:
     def warm_up(self) -> None:
         """Make a first call, which imports what it needs, and time a second one."""
         texts = {"the right answer": [case.gold for case in self.cases]}
-        self.scores(texts)
+        marked = {"the right answer in tags": [f"<answer>{case.gold}</answer>" for case in self.cases]}
+        self.scores({**texts, **marked})
+        if not self.failures:
+            self.spent_seconds = 0.0  # of imports
         if not self.failed_for_good:
             result = self.call([entry[2] for entry in self._entries(texts, self.cases)], check_inputs=True)
             self.mutated = result.mutated

@@ -9,6 +9,12 @@ from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.rules import calls, false_negatives, false_positives
 
 
+def evaluate_basic_rules(evidence: Evidence) -> list[Finding]:
+    """Findings of a test by right and wrong answers alone."""
+    rules = (calls.failures, calls.slow, false_negatives.out_of_time, false_negatives.unread)
+    return [finding for rule in rules for finding in rule(evidence)]
+
+
 def evaluate_rules(evidence: Evidence) -> list[Finding]:
     """All findings, errors first. Rules come in order: none is tried where a finding before it explains its own."""
     found: list[Finding] = []
@@ -24,6 +30,7 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
     add(false_negatives.other_kind, calls.failures)
     add(calls.mutation)
     add(calls.slow, unless=("W016",))
+    add(false_negatives.out_of_time)
     is_stable = not add(calls.unstable)
     if is_stable:
         explained = add(

@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
+from podium.data.columns import GOLD, NOT_ASKED
 from podium.records import Finding
 from podium.rewards.results import excerpt
 from podium.rewards.tester.evidence import MOST, Evidence, Scores, gains_of, mean, shown
@@ -176,5 +177,33 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
         yield evidence.finding("W122", "warning", what, why, evidence.show_form)
     else:
         what += "it reads no column of the data" + " that could be found in its code" * (evidence.info.wants is None)
-        fix = "if it is about the right answer, name the column with --answer-column"
+        column = next((name for name in evidence.cases[0].columns if name not in NOT_ASKED), "COLUMN")
+        fix = f"none, if it is about style; if it is about the right answer, name its column: --answer-column {column}"
         yield evidence.finding("W122", "note", what, why, fix)
+
+
+def out_of_time(evidence: Evidence) -> Iterator[Finding]:
+    """W122: calls were so slow that a part of the test, or all of it, was left out."""
+    if not evidence.is_cut:
+        return
+    seconds = f"a completion takes {evidence.seconds_per_completion:.2g} s"
+    if evidence.num_skipped:
+        what = f"tested in part: {evidence.num_skipped:,} completions could not be scored, as {seconds}"
+    else:
+        what = f"not tested on right and wrong answers: {seconds}"
+    fix = "podium rewards test takes more time; `--rows 4` needs less"
+    yield evidence.finding("W122", "warning", what, "a test of what was not called finds nothing", fix)
+
+
+def unread(evidence: Evidence) -> Iterator[Finding]:
+    """W101 of a reward of the library: it reads the answers of this data in no form."""
+    known = evidence.column in GOLD and evidence.names_answer and evidence.has_gold and not evidence.is_cut
+    if not known or evidence.form is not None or evidence.failures or not evidence.gold:
+        return
+    if any((gains_of(evidence.gold, evidence.wrong, form.name) != 0).any() for form in evidence.forms):
+        return
+    case = next(case for case in evidence.cases if case.has_gold)
+    what = f"the right answer scores no more than a wrong one in any of {len(evidence.forms)} forms"
+    why = f"row {case.row} has {excerpt(case.gold, 40)} in {evidence.named}, which this reward may not be able to read"
+    fix = "a reward for such answers: podium rewards list"
+    yield evidence.finding("W101", "warning", what, why, fix)

@@ -143,10 +143,12 @@ def other_scripts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def strictness(evidence: Evidence) -> Iterator[Finding]:
-    """W119: the right answer with white space around it does not score."""
+    """W119: the right answer with white space around it, or in other case, does not score."""
     names = ("white space around the answer", "new lines around the answer", "white space around the text")
-    found = [hits_of(evidence, name, evidence.probes) for name in names]
+    found = [hits_of(evidence, name, evidence.probes) for name in (*names, "case swapped")]
     if missed := [hits.name for hits in found if hits.num_rows and hits.share < MOST]:
         what = f"the right answer does not score with {', '.join(missed)}"
-        why = "models often write a space or a new line there, and learn nothing from a right answer that scores 0"
-        yield evidence.finding("W119", "note", what, why, "`.strip()` the text, and the answer in it")
+        why = "models often write it so, and learn nothing from a right answer that scores 0"
+        cures = ["`.strip()` the text, and the answer in it"] * (missed != ["case swapped"])
+        cures += ["`.casefold()` both, where case does not matter"] * ("case swapped" in missed)
+        yield evidence.finding("W119", "note", what, why, "; ".join(cures))

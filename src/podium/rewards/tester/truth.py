@@ -1,0 +1,211 @@
+"""A small table of the texts that matter most, with their mean score by each reward and by the weighted sum.
+
+    table = score_truths(tested, rows)
+    print("\n".join(table.lines_of_text()))
+
+The texts are the same for all rewards, so that their sum is what training would see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from podium.algorithm.advantages import combine
+from podium.data.columns import GOLD
+from podium.records import Finding, clean
+from podium.rewards.tester.callers import RewardCaller
+from podium.rewards.tester.cases import ProbeCase, ReturnFormat, forms_for, make_cases
+from podium.rewards.tester.evidence import Scores, mean
+from podium.rewards.tester.probes import PROBES, Write
+from podium.rewards.tester.report import RewardReport, sum_finding
+from podium.rewards.tester.rules.false_positives import LIKE
+from podium.rewards.tester.session import Session
+
+_MAKE = {probe.name: probe.make for probe in PROBES}
+
+_RIGHT, _WRONG, _VARIED = "right", "wrong", "varied"
+
+
+def _other_case(case: ProbeCase, write: Write) -> str | None:
+    other = next((text for text in (case.gold.upper(), case.gold.lower()) if text != case.gold), None)
+    return None if other is None else write(other)
+
+
+_LINES = {
+    "right answer, bare": (_RIGHT, lambda case, _: case.gold),
+    "right answer, {form}": (_RIGHT, lambda case, write: write(case.gold)),
+    "a wrong answer": (_WRONG, lambda case, write: write(case.wrong)),
+    "no answer: empty text": (_WRONG, lambda _, __: ""),
+    "the prompt copied": (_WRONG, _MAKE["prompt echoed"]),
+    "every answer listed": (_WRONG, _MAKE["all candidates in one form"]),
+    "right, a space in front": (_VARIED, lambda case, write: write(f" {case.gold}")),
+    "right, in other case": (_VARIED, _other_case),
+    "right, a full stop behind": (_VARIED, _MAKE["a full stop behind the answer"]),
+}
+"""By name: the kind of a text, and the text for a row in the form that the rewards read."""
+
+SUM = "sum"
+LIKE_RIGHT, LIKE_WRONG = "!", "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruthLine:
+    """One kind of text with its mean score over the rows, by reward."""
+
+    text: str
+    kind: str
+    means: tuple[float, ...]
+    """By the columns of the table; NaN: None, or not scored."""
+    marks: tuple[str, ...]
+    """`!` where a text without the right answer scores like it, `?` where the right one, varied, scores like a wrong
+    one; else empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruthTable:
+    """Mean scores of right, wrong and varied answers before training."""
+
+    columns: tuple[str, ...]
+    """Names of the rewards, and `sum` where there are several that were all scored."""
+    form: str
+    """The form of the answers; `bare` where no other scores more."""
+    num_rows: int
+    lines: tuple[TruthLine, ...]
+
+    def as_text(self) -> list[str]:
+        """Aligned lines, the last with the meaning of the marks that occur. Names of others are without controls."""
+        names = [clean(name)[:18] for name in self.columns]
+        widths = [max(len(name), 6) for name in names]
+        wide = max(len(line.text) for line in self.lines)
+        head = f"{f'mean score of {self.num_rows} rows':<{wide}}"
+        rows = ["  ".join([head, *(f"{name:>{width}} " for name, width in zip(names, widths, strict=True))]).rstrip()]
+        for line in self.lines:
+            cells = (
+                f"{'-' if math.isnan(value) else f'{value:.2f}':>{width}}{mark or ' '}"
+                for value, mark, width in zip(line.means, line.marks, widths, strict=True)
+            )
+            rows.append("  ".join([f"{line.text:<{wide}}", *cells]).rstrip())
+        marks = {mark for line in self.lines for mark in line.marks}
+        words = {
+            LIKE_RIGHT: "scores like the right answer",
+            LIKE_WRONG: "the right answer, and scores like a wrong one",
+        }
+        legend = [f"{mark} {meaning}" for mark, meaning in words.items() if mark in marks]
+        return [*rows, *(["   ".join(legend)] if legend else [])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A reward for the table; `caller` is None where it is not to be called."""
+
+    caller: RewardCaller | None
+    name: str
+    weight: float
+    report: RewardReport
+
+
+def score_truths(
+    subjects: Sequence[Subject], rows: Sequence[Mapping[str, Any]], num_rows: int, budget_seconds: float
+) -> tuple[TruthTable | None, list[Finding]]:
+    """The table, and W121 where the weighted sum pays as much for a text without the right answer; None: no answers."""
+    about = sorted((each for each in subjects if each.report.kind == "correctness"), key=lambda each: -each.weight)
+    column = next((each.report.column for each in about), None) or next((each.report.column for each in subjects), None)
+    is_known = column in GOLD or any(each.report.form for each in subjects)
+    cases = tuple(case for case in make_cases(rows, column, num_rows) if case.has_gold) if is_known else ()
+    if not cases:
+        return None, []
+    sessions = [
+        None if each.caller is None else Session(caller=each.caller, cases=cases, budget_seconds=budget_seconds)
+        for each in subjects
+    ]
+    weights = np.array([each.weight for each in subjects])
+    form = _best_form(sessions, cases, subjects, weights)
+    names = {name.format(form=form.name): make for name, (_, make) in _LINES.items()}
+    texts = {name: [make(case, form.write) for case in cases] for name, make in names.items()}
+    scores = [None if session is None else session.scores(texts, quietly=True) for session in sessions]
+    kinds = {name.format(form=form.name): kind for name, (kind, _) in _LINES.items()}
+    return _table(subjects, scores, {name: kinds[name] for name in texts}, form, weights)
+
+
+def _best_form(
+    sessions: Sequence[Session | None], cases: Sequence[ProbeCase], subjects: Sequence[Subject], weights: np.ndarray
+) -> ReturnFormat:
+    """The form in which right answers have the greatest weighted sum, the bare one where that is equal."""
+    called = [(each, subject) for each, subject in zip(sessions, subjects, strict=True) if each is not None]
+    asked = [name for name in cases[0].columns if any(name in subject.report.asked for subject in subjects)]
+    code = "\n".join(each.caller.info.code_text for each, _ in called)
+    forms = forms_for([case.prompt for case in cases], code=code, keys=asked)
+    texts = {form.name: [form.write(case.gold) for case in cases] for form in forms}
+    scores = [session.scores(texts, quietly=True) for session, _ in called]
+    own = np.array([subject.weight for _, subject in called])
+
+    def total(form: ReturnFormat) -> float:
+        value = mean(combine(np.array([each[form.name] for each in scores]).T, own))
+        return -math.inf if math.isnan(value) else round(value, 6)
+
+    return max(forms, key=total)
+
+
+def _table(
+    subjects: Sequence[Subject],
+    scores: Sequence[Scores | None],
+    kinds: Mapping[str, str],
+    form: ReturnFormat,
+    weights: np.ndarray,
+) -> tuple[TruthTable | None, list[Finding]]:
+    known = next((each for each in scores if each is not None), None)
+    if known is None:
+        return None, []
+    nothing = {name: np.full_like(values, np.nan) for name, values in known.items()}
+    by_column = [(each.name, each.report.kind, score or nothing) for each, score in zip(subjects, scores, strict=True)]
+    is_whole = len(subjects) > 1 and None not in scores
+    kind = "correctness" if any(each.report.kind == "correctness" for each in subjects) else "style"
+    total: Scores = {}
+    if is_whole:
+        total = {name: combine(np.stack([each[name] for each in scores if each], axis=-1), weights) for name in kinds}
+        by_column.append((SUM, kind, total))
+    marks = [
+        _marks(values, kinds) if kind == "correctness" else dict.fromkeys(kinds, "") for _, kind, values in by_column
+    ]
+    lines = tuple(
+        TruthLine(
+            text=name,
+            kind=kinds[name],
+            means=tuple(mean(values[name]) for _, _, values in by_column),
+            marks=tuple(each[name] for each in marks),
+        )
+        for name in kinds
+        if not all(np.isnan(values[name]).all() for _, _, values in by_column)
+    )
+    num_rows = len(next(iter(known.values())))
+    table = TruthTable(columns=tuple(name for name, _, _ in by_column), form=form.name, num_rows=num_rows, lines=lines)
+    found = list(_of_sum(subjects, total, kinds)) if is_whole and kind == "correctness" else []
+    return (table, found) if lines else (None, [])
+
+
+def _marks(values: Scores, kinds: Mapping[str, str]) -> dict[str, str]:
+    """`!` and `?` by line of one column."""
+    means = {name: mean(values[name]) for name in kinds}
+    right = max((means[name] for name, kind in kinds.items() if kind == _RIGHT), default=math.nan)
+    wrong = means["a wrong answer"]
+    marks = dict.fromkeys(kinds, "")
+    for name, kind in kinds.items():
+        least = right if name == "a wrong answer" else wrong + LIKE * (right - wrong) if right > wrong else right
+        if kind == _WRONG and means[name] >= least - 1e-9:
+            marks[name] = LIKE_RIGHT
+        if kind == _VARIED and right > wrong and means[name] <= wrong + (1 - LIKE) * (right - wrong):
+            marks[name] = LIKE_WRONG
+    return marks
+
+
+def _of_sum(subjects: Sequence[Subject], total: Scores, kinds: Mapping[str, str]) -> Iterator[Finding]:
+    rights = [name for name, kind in kinds.items() if kind == _RIGHT]
+    best = max(rights, key=lambda name: mean(total[name]))
+    wrongs = {name: total[name] for name, kind in kinds.items() if kind == _WRONG}
+    if found := sum_finding([each.name for each in subjects], best, total[best], wrongs):
+        yield found

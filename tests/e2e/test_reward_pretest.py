@@ -1,0 +1,359 @@
+"""The test of rewards before training: bad rewards that must be named, healthy ones that must not be warned of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podium import GRPOConfig, check
+from podium.cli.terminal import counted
+from podium.errors import RewardError
+from podium.records import Finding
+from podium.rewards import library_reward, resolve_rewards
+from podium.rewards.tester import unasked
+from podium.rewards.tester.unasked import RewardTest, pretest
+from podium.testing import tiny_model, tiny_tokenizer
+
+MOODS = ("positive", "negative", "mixed")
+ROWS = [
+    {"prompt": f"Sentiment of: film {n} was {word}.", "label": MOODS[n % 3], "town": f"Town{n % 5}"}
+    for n, word in enumerate(["dull", "great", "odd", "fine", "poor", "lovely"] * 3)
+]
+SUMS = [{"prompt": f"{n} + 7 = ", "answer": str(n + 7)} for n in range(10, 30)]
+
+
+def result_of(*rewards: Any, rows: Any = ROWS, weights: Any = None) -> RewardTest:
+    return pretest(resolve_rewards(list(rewards)), weights or [1.0] * len(rewards), rows)
+
+
+def codes(test: RewardTest, *severities: str) -> set[str]:
+    return {finding.code for finding in test.findings if not severities or finding.severity in severities}
+
+
+# ---- bad ones ----
+
+
+def pays_copies(prompts, completions, label):
+    return [float(p in c or c.strip() == g) for p, c, g in zip(prompts, completions, label, strict=True)]
+
+
+def two_columns(completions, label, town):
+    return [float(a in c and b in c) for c, a, b in zip(completions, label, town, strict=True)]
+
+
+def constant(completions, label):
+    return [1.0] * len(completions)
+
+
+def always_true(completions, label):
+    return [float("" in c and g in g) for c, g in zip(completions, label, strict=True)]
+
+
+def listing(completions, label):
+    return [float(g in re.findall(r"\w+", c)) for c, g in zip(completions, label, strict=True)]
+
+
+def case_sensitive(completions, label):
+    return [float(c.strip() == g) for c, g in zip(completions, label, strict=True)]
+
+
+def trailing_space(completions, label):
+    return [float(c == g + " ") for c, g in zip(completions, label, strict=True)]
+
+
+def raises_on_empty(completions, label):
+    return [float(c.split()[0] == g) for c, g in zip(completions, label, strict=True)]
+
+
+def none_always(completions, label):
+    return [None for _ in completions]
+
+
+def slow(completions, label):
+    time.sleep(2.0)
+    return case_sensitive(completions, label)
+
+
+async def asks_a_service(completions, label):
+    await asyncio.sleep(0)
+    return case_sensitive(completions, label)
+
+
+BAD = {
+    "pays_copies": (pays_copies, {"W117"}, "error"),
+    "two_columns": (two_columns, {"W106"}, "error"),
+    "constant": (constant, {"W008"}, "error"),
+    "always_true": (always_true, {"W008"}, "error"),
+    "listing": (listing, {"W106"}, "error"),
+    "case_sensitive": (case_sensitive, {"W119"}, "note"),
+    "trailing_space": (trailing_space, {"W008"}, "warning"),
+    "raises_on_empty": (raises_on_empty, {"W010"}, "error"),
+    "none_always": (none_always, {"W008"}, "warning"),
+    "slow": (slow, {"W122"}, "warning"),
+    "asks_a_service": (asks_a_service, {"W122"}, "warning"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_reward_is_never_nothing_found(name: str) -> None:
+    reward, expected, severity = BAD[name]
+    test = result_of(reward)
+    assert expected <= codes(test, severity)
+    assert counted(test.findings) != "nothing found"
+
+
+# ---- healthy ones ----
+
+
+def stripped(completions, label):
+    return [float(c.strip().casefold() == g) for c, g in zip(completions, label, strict=True)]
+
+
+def in_tags(completions, label):
+    found = [re.findall(r"<answer>(.*?)</answer>", c, re.DOTALL) for c in completions]
+    return [float(bool(f) and f[-1].strip().lower() == g) for f, g in zip(found, label, strict=True)]
+
+
+def own_form(completions, label):
+    """Read `MOOD=positive`, a form that no list of usual ones has."""
+    found = [re.findall(r"MOOD=\s*(\w+)\s*$", c) for c in completions]
+    return [float(bool(f) and f[-1].lower() == g) for f, g in zip(found, label, strict=True)]
+
+
+def as_json(completions, label, town):
+    def read(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return None
+
+    return [float(read(c) == {"label": a, "town": b}) for c, a, b in zip(completions, label, town, strict=True)]
+
+
+def last_number(completions, answer):
+    found = [re.findall(r"-?\d+(?:\.\d+)?", c) for c in completions]
+    return [float(bool(f) and float(f[-1]) == float(g)) for f, g in zip(found, answer, strict=True)]
+
+
+def whole_number(completions, answer):
+    return [float(c.strip() == g) for c, g in zip(completions, answer, strict=True)]
+
+
+def brevity(completions):
+    return [-min(len(c), 200) / 200 for c in completions]
+
+
+def partial(completions, label):
+    right = stripped(completions, label)
+    return [max(value, 0.1 * c.strip().isalpha()) for c, value in zip(completions, right, strict=True)]
+
+
+def from_kwargs(completions, **kwargs):
+    return stripped(completions, kwargs["label"])
+
+
+class Remembers:
+    """As `stripped`, with a count of its calls."""
+
+    __name__ = "remembers"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, completions, label):
+        self.calls += 1
+        return stripped(completions, label)
+
+
+HEALTHY = {
+    "stripped": (stripped, ROWS),
+    "in_tags": (in_tags, ROWS),
+    "own_form": (own_form, ROWS),
+    "as_json": (as_json, ROWS),
+    "last_number": (last_number, SUMS),
+    "whole_number": (whole_number, SUMS),
+    "brevity": (brevity, ROWS),
+    "partial": (partial, ROWS),
+    "from_kwargs": (from_kwargs, ROWS),
+    "remembers": (Remembers(), ROWS),
+    "library": (library_reward("answer_correct"), SUMS),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_reward_is_not_warned_of(name: str) -> None:
+    reward, rows = HEALTHY[name]
+    test = result_of(reward, rows=rows)
+    assert [finding for finding in test.findings if finding.severity != "note"] == []
+
+
+# ---- what it leaves behind, and how long it takes ----
+
+
+def test_a_function_with_a_memory_is_as_before() -> None:
+    counts = Remembers()
+    assert codes(result_of(counts), "error", "warning") == set()
+    assert counts.calls == 0
+
+
+def test_it_takes_under_three_seconds_of_the_processor() -> None:
+    started = time.process_time(), _children()
+    result_of(in_tags, stripped, as_json, brevity)
+    assert time.process_time() - started[0] + _children() - started[1] < 3.0
+
+
+def _children() -> float:
+    used = os.times()
+    return used.children_user + used.children_system
+
+
+def test_a_hang_is_ended_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(completions, label):
+        while True:
+            with contextlib.suppress(BaseException):
+                time.sleep(60)
+
+    monkeypatch.setattr(unasked, "SECONDS", 2.0)
+    [finding] = result_of(hangs).findings
+    assert (finding.code, finding.severity) == ("W122", "warning")
+    assert "did not end within 2 s" in finding.what
+
+
+def test_code_that_ends_its_process_ends_no_other() -> None:
+    def leaves(completions, label):
+        os._exit(3)
+
+    [finding] = result_of(leaves).findings
+    assert finding.code == "W122"
+    assert "its process ended" in finding.what
+
+
+# ---- the table ----
+
+
+def test_the_table_has_what_each_text_scores() -> None:
+    table = result_of(listing, brevity, weights=[1.0, 0.1]).table
+    assert table is not None
+    assert table.columns == ("listing", "brevity", "sum")
+    by_text = {line.text: line for line in table.lines}
+    assert by_text["every answer listed"].means[0] == by_text["right answer, bare"].means[0] == 1.0
+    assert by_text["every answer listed"].marks == ("!", "", "!")
+    assert by_text["right, in other case"].marks[0] == "?"
+    assert by_text["no answer: empty text"].marks == ("", "", "")
+    assert len(table.lines) <= 9
+    assert len({line.index("1.00") for line in table.as_text() if "1.00" in line}) == 1
+
+
+def test_the_form_of_the_table_is_the_one_that_scores() -> None:
+    table = result_of(in_tags).table
+    assert table is not None
+    assert table.form == "<answer> tags"
+    assert [line.means[0] for line in table.lines][:3] == [0.0, 1.0, 0.0]
+
+
+def test_a_sum_that_pays_for_nothing_is_an_error_where_each_reward_is_healthy() -> None:
+    assert codes(result_of(in_tags, brevity, weights=[1.0, 1.0]), "error") == set()
+    assert codes(result_of(in_tags, brevity, weights=[0.1, 5.0]), "error") == {"W121"}
+
+
+def test_a_reward_of_the_library_that_cannot_read_the_answers_is_named() -> None:
+    rows = [{"prompt": row["prompt"], "answer": row["label"]} for row in ROWS]
+    assert codes(result_of(library_reward("numeric_match"), rows=rows), "warning") == {"W101"}
+    assert codes(result_of(library_reward("answer_correct"), rows=SUMS), "warning") == set()
+
+
+def test_examples_in_the_prompt_show_the_form() -> None:
+    def arrow(completions, label):
+        pattern = "Result" + " => "
+        return [float(c[0]["content"] == pattern + g) for c, g in zip(completions, label, strict=True)]
+
+    turns = [{"role": "assistant", "content": f"Result => {mood}"} for mood in ("positive", "mixed")]
+
+    def chats(before: list[dict[str, str]]) -> list[dict[str, Any]]:
+        return [{**row, "prompt": [*before, {"role": "user", "content": row["prompt"]}]} for row in ROWS]
+
+    assert codes(result_of(arrow, rows=chats([])), "warning", "error") == {"W008"}
+    assert codes(result_of(arrow, rows=chats(turns)), "warning", "error") == set()
+
+
+# ---- the cache ----
+
+FILE = """\
+def right(completions, label):
+    return [float(label_ in text) for text, label_ in zip(completions, label)]
+"""
+
+
+def test_a_result_is_kept_until_the_file_the_rows_or_the_weights_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PODIUM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "r.py").write_text(FILE)
+    calls = []
+    whole = unasked._tested
+    monkeypatch.setattr(unasked, "_tested", lambda *given: calls.append(1) or whole(*given))
+    name = f"{tmp_path}/r.py:right"
+    first = result_of(name)
+    assert "W106" in codes(first, "error")
+    assert result_of(name) == first
+    assert len(calls) == 1
+    result_of(name, rows=ROWS[1:])
+    result_of(name, weights=[2.0])
+    assert len(calls) == 3
+    (tmp_path / "r.py").write_text(FILE.replace("label_ in text", "label_ == text.strip().lower()"))
+    assert codes(result_of(name), "error", "warning") == set()
+    assert len(calls) == 4
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    result_of(name)
+    assert len(calls) == 5
+
+
+def test_what_was_not_tested_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PODIUM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "r.py").write_text("import time\n" + FILE.replace("    return", "    time.sleep(0.1)\n    return"))
+    assert "W122" in codes(result_of(f"{tmp_path}/r.py:right"))
+    assert not (tmp_path / "cache").exists()
+
+
+# ---- check, and the trainer ----
+
+
+def found_by_check(reward: Any, rows: Any = ROWS, **more: Any) -> list[Finding]:
+    args = GRPOConfig("out", num_generations=2, per_device_train_batch_size=2, report_to=[], **more)
+    found = check(tiny_model("llama"), reward, args, rows, processing_class=tiny_tokenizer())
+    return [finding for finding in found if finding.code.startswith("W")]
+
+
+def test_check_gives_all_findings_and_errors_stay_errors() -> None:
+    severities = {finding.code: finding.severity for finding in found_by_check(listing)}
+    assert severities == {"W106": "error", "W119": "note"}
+    assert found_by_check(listing, on_finding={"W106": "ignore", "W119": "ignore"}) == []
+
+
+def test_the_trainer_warns_and_goes_on(make_trainer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"prompt": row["prompt"], "label": row["label"]} for row in ROWS]
+    trainer = make_trainer(listing, rows=rows, max_steps=1, prove_first_batch=True)
+    with caplog.at_level(logging.INFO, logger="podium"):
+        trainer.train()
+    assert [(each.code, each.severity) for each in trainer.health.found if each.code == "W106"] == [("W106", "error")]
+    assert any("W106" in message and "the run goes on" in message for message in caplog.messages)
+    assert any("every answer listed" in message for message in caplog.messages)
+    kept = json.loads((Path(trainer.args.output_dir) / "reward_test.json").read_text())
+    assert kept["table"]["columns"] == ["listing"]
+
+
+def test_strict_ends_it_before_the_first_step(make_trainer: Any) -> None:
+    rows = [{"prompt": row["prompt"], "label": row["label"]} for row in ROWS]
+    trainer = make_trainer(listing, rows=rows, max_steps=1, prove_first_batch=True, strict=True)
+    with pytest.raises(RewardError, match="all candidates"):
+        trainer.train()
+    assert trainer.state.global_step == 0
