@@ -106,6 +106,8 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 TRL = ("trainer/trainer.py:__init__", "recipe/checks/__init__.py:check")
 """Functions with TRL's own signature: `GRPOTrainer`, and `podium.check`, which takes the same arguments."""
+OPTIONS = ("cli/init.py:init",)
+"""A verb whose arguments are its options, each with a line of `--help`."""
 
 
 def test_functions_take_at_most_eight_arguments() -> None:
@@ -113,7 +115,9 @@ def test_functions_take_at_most_eight_arguments() -> None:
         of = node.args
         return len(of.posonlyargs) + len(of.args) + len(of.kwonlyargs) - method
 
-    assert not [place for place, node, method in functions() if count(node, method=method) > 8 and place not in TRL]
+    assert not [
+        place for place, node, method in functions() if count(node, method=method) > 8 and place not in (*TRL, *OPTIONS)
+    ]
 
 
 LINES = 45_500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from podium.data.columns import Columns
 from podium.data.selection import is_held_out
 from podium.errors import ConfigError
 from podium.recipe.answer_columns import chosen_columns
-from podium.recipe.propose import LOOKED_AT, NUM_EXAMPLES, SHAPES, Table, propose
+from podium.recipe.propose import LOOKED_AT, NUM_EXAMPLES, SHAPES, Given, Table, propose
 from podium.rewards import library_reward
 
 
@@ -25,7 +26,7 @@ CASES = {
     "number": [str(n % 4) for n in range(90)],
     "choice": ["ABCD"[n % 4] for n in range(90)],
     "worked": [f"{n} and {n} is {2 * n}\n#### {2 * n}" for n in range(90)],
-    "json": ['{"name": "Ana", "age": %d}' % n for n in range(90)],
+    "json": [json.dumps({"name": "Ana", "age": n}) for n in range(90)],
     "date": [f"2024-05-{n % 28 + 1:02}" for n in range(90)],
     "list": [f"ant, bee {n}, cat" for n in range(90)],
     "text": [f"{n} centimetres" for n in range(90)],
@@ -82,8 +83,6 @@ def test_examples_are_neither_trained_nor_tested_on(tmp_path: Path) -> None:
     assert sorted(each["answer"] for each in made["examples"]) == ["bad", "bad", "good", "good"]
     assert not any(is_held_out(each["question"], made["held_out"]) for each in made["examples"])
     file = tmp_path / "t.jsonl"
-    import json
-
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = ("prompt", "system", "examples", "held_out")
     train, held_out = load(str(file), **{key: made[key] for key in keys})
@@ -113,13 +112,13 @@ def test_a_larger_table_holds_out_a_smaller_share() -> None:
 
 
 def test_rewards_that_read_tags_get_them() -> None:
-    made = propose(table(["7", "8"] * 40), tagged=True, count=len).settings
+    made = propose(table(["7", "8"] * 40), Given(tagged=True), count=len).settings
     assert "<answer>" in made["system"]
     assert all(each["answer"].startswith("<answer>") for each in made["examples"])
 
 
 def test_other_models_have_no_settings_of_the_built_in_one() -> None:
-    made = propose(table(["7", "8"] * 40), model="org/model").settings
+    made = propose(table(["7", "8"] * 40), Given(model="org/model")).settings
     assert not {"learning_rate", "max_steps", "adam_beta2"} & made.keys()
     assert made["model"] == "org/model"
 

@@ -99,7 +99,12 @@ def test_the_readme_names_what_is_there(cli, tmp_path):
 
 OWN = {
     "numbers": ("question,expert_answer", ["2+2?,4", "3+4?,7"], "a number", {"answer": "{expert_answer}"}),
-    "words": ("Prompt,Response", ["Capital of France?,Paris", "Of Italy?,Rome"], "a short text", {"prompt": "{Prompt}"}),
+    "words": (
+        "Prompt,Response",
+        ["Capital of France?,Paris", "Of Italy?,Rome"],
+        "a short text",
+        {"prompt": "{Prompt}"},
+    ),
     "solutions": ("problem,solution", ["2+2?,it is #### 4", "3+4?,so #### 7"], "####", {"answer_from": "after ####"}),
     "objects": ("query,output", ['Ana 4,"{""name"": ""Ana""}"', 'Ben 7,"{""name"": ""Ben""}"'], "a JSON object", {}),
     "no answers": ("id,query", ["1,Why?", "2,What for?"], TASKS["format"].about, {"prompt": "{query}"}),
@@ -140,9 +145,13 @@ def test_conversations_get_no_template(cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [
-        ("a,b,c\n1,2,3\n", (), "cannot be told; the columns are `a`, `b`, `c`.\n  fix: --prompt \"{a}\" --answer"),
+        ("a,b,c\n1,2,3\n", (), 'cannot be told; the columns are `a`, `b`, `c`.\n  fix: --prompt "{a}" --answer'),
         ("a,b\n1,2\n", ("--prompt", "d"), "--prompt: there is no column `d`; the columns are `a`, `b`."),
-        ("question,a,b\nWhy?,1,2\n", (), 'has no column with answers (its columns: question, a, b).\n  fix: name it: --answer'),
+        (
+            "question,a,b\nWhy?,1,2\n",
+            (),
+            "has no column with answers (its columns: question, a, b).\n  fix: name it: --answer",
+        ),
         ("question\nWhy?\n", ("--task", "exact"), "has no column with answers"),
         ("question,answer\nWhy?,because\n", ("--task", "number"), "`because` is no number"),
         ("question,answer\nWhy?,because\n", ("--task", "json"), "Take --task exact"),
@@ -172,12 +181,17 @@ SENTENCE = "Say whether a review is good or bad"
 
 
 def reviews(folder: Path, name: str = "reviews.csv") -> None:
-    rows = [f"The {thing} was {word}.,{label}" for thing in "film soup book hotel car".split() for word, label in WORDS]
+    rows = [
+        f"The {thing} was {word}.,{label}"
+        for thing in ("film", "soup", "book", "hotel", "car")
+        for word, label in WORDS
+    ]
     (folder / name).write_text("\n".join(["review,label", *rows]) + "\n")
 
 
-WORDS = [(word, "good") for word in "great fine lovely superb charming nice".split()] + [
-    (word, "bad") for word in "awful dirty boring rude broken poor".split()
+WORDS = [
+    *((word, "good") for word in ("great", "fine", "lovely", "superb", "charming", "nice")),
+    *((word, "bad") for word in ("awful", "dirty", "boring", "rude", "broken", "poor")),
 ]
 
 
@@ -358,7 +372,7 @@ def test_unknown_words_are_one_message(cli):
 
 def test_the_help_names_every_task_and_machine(cli):
     _, out, _ = cli("init", "--help")
-    assert all(word in out for word in (*TASKS, *MACHINES))
+    assert all(word in "".join(out.split()) for word in (*TASKS, *MACHINES))
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ def _rows(target: str, *, yes: bool) -> str:
 
     if not target and not at_terminal(yes=yes):
         what = "podium init takes a table of yours, or a name for a new folder with an example."
-        raise ConfigError(what, fix='podium init TABLE.csv --task "What the model should do."; or podium init my-run -y')
+        raise ConfigError(
+            what, fix='podium init TABLE.csv --task "What the model should do."; or podium init my-run -y'
+        )
     return ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
 
 
@@ -100,8 +102,7 @@ def _of_table(
     folder: Path, data: str, wishes: Any, machine: str, model: str | None, *, yes: bool
 ) -> tuple[dict[str, str], list[str]]:
     """The files of a run on a table, and what was chosen, in lines."""
-    from podium.cli.start import example_files, own_files
-    from podium.cli.start import asking
+    from podium.cli.start import asking, example_files, own_files
     from podium.cli.start.choices import MACHINES, Choices
     from podium.cli.start.own_data import from_folder, proposed, rows_of, with_columns
 
@@ -127,4 +128,6 @@ def _sample(recipe: Path) -> None:
     if can_sample(str(open_document(recipe).values["model"]), recipe.parent):
         first_look(recipe)
     else:
-        typer.echo("Nothing was sampled: the model is not on this machine, or large. `podium check run.yaml --rollouts 8`")
+        typer.echo(
+            "Nothing was sampled: the model is not on this machine, or large. `podium check run.yaml --rollouts 8`"
+        )

@@ -15,7 +15,7 @@ from podium.data import gym
 from podium.data.loading import DataSpec, first_rows, is_lines, part_splits
 from podium.errors import PodiumError
 from podium.models.builtin import BUILTIN
-from podium.recipe.propose import ADAPTER, READ, RUN, SMALL_MODEL, Table, propose
+from podium.recipe.propose import ADAPTER, READ, RUN, SMALL_MODEL, Given, Table, propose
 
 OLD_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",
@@ -88,11 +88,11 @@ def _of_data(known: Mapping[str, Any], model: str) -> dict[str, Any]:
     dataset = known.get("dataset")
     if not isinstance(dataset, str):
         return made
-    given = {key: known.get(key) for key in ("prompt", "answer", "answer_from")}
+    given: dict[str, Any] = {key: known.get(key) for key in ("prompt", "answer", "answer_from")}
     rewards = [each.get("name") if isinstance(each, Mapping) else each for each in _listed(known.get("rewards"))]
     try:
         table = read_table(known, has_test="eval_dataset" in known)
-        proposal = propose(table, **given, model=model, tagged=bool(_READ_TAGS.intersection(map(str, rewards))))
+        proposal = propose(table, Given(**given, model=model, tagged=bool(_READ_TAGS.intersection(map(str, rewards)))))
     except PodiumError:
         return made
     return dict(proposal.settings)

@@ -1,6 +1,6 @@
 """A recipe for a table: the columns, the shape of the answers, and the settings that follow from both.
 
-    proposal = propose(Table(names=("review", "label"), rows=rows), sentence="Say whether a review is positive.")
+    proposal = propose(Table(names=("review", "label"), rows=rows), Given(sentence="Say whether a review is positive."))
     proposal.settings["rewards"]
 
 `podium init table.csv` writes these settings into a file; `podium train --dataset table.csv` runs them.
@@ -84,6 +84,26 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The decisions that are not left to a proposal."""
+
+    prompt: str | None = None
+    """Column or template of the question; None: it is found by its name, else by its content."""
+    answer: str | None = None
+    """Column or template of the answer, in the same way."""
+    answer_from: str | None = None
+    """Place of the final answer in the answer, as the recipe's key."""
+    sentence: str = ""
+    """The task in the user's words, the beginning of the system message."""
+    shape: str | None = None
+    """A key of `SHAPES`; None: the answers decide."""
+    model: str = BUILTIN
+    """The model to train; the built-in one has settings of its own."""
+    tagged: bool = False
+    """Whether rewards that were chosen elsewhere read the answer inside tags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """Settings for a table, and the observations that led to them."""
 
@@ -120,7 +140,8 @@ class Shape:
 
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d\d)|"
-    r"(\d{1,2}(st|nd|rd|th|\.)? )?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.? (\d{1,2}(st|nd|rd|th)?,? )?\d{4}",
+    r"(\d{1,2}(st|nd|rd|th|\.)? )?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.? "
+    r"(\d{1,2}(st|nd|rd|th)?,? )?\d{4}",
     re.IGNORECASE,
 )
 
@@ -181,15 +202,19 @@ def _are_labels(answers: Sequence[Any]) -> bool:
 
 
 _EXACT: Mapping[str, Any] = {"name": "exact_match", "args": {"ignore_case": True}, "weight": 2}
-_IN_TAGS = "Put the final answer inside tags, like this: <answer>{first}</answer>."
+_IN_TAGS = "Put the final answer inside tags, like this: <answer>{}</answer>."
 
 SHAPES: Mapping[str, Shape] = {
     "worked": Shape(
         fits=_every(lambda answer: "####" in str(answer)),
         about="a solution that ends with `####` and the number",
-        form="Work it out step by step. " + _IN_TAGS.format(first="7"),
+        form="Work it out step by step. " + _IN_TAGS.format("7"),
         rewards=(
-            {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.0}, "weight": 0.5},
+            {
+                "name": "xml_format_partial",
+                "args": {"sections": ["answer"], "penalty_per_character": 0.0},
+                "weight": 0.5,
+            },
             {"name": "numeric_match", "weight": 2},
         ),
         accuracy="numeric_match",
@@ -282,67 +307,48 @@ def shape_of(answers: Sequence[Any]) -> str:
 # ---- the proposal ----
 
 
-def propose(
-    table: Table,
-    *,
-    prompt: str | None = None,
-    answer: str | None = None,
-    answer_from: str | None = None,
-    sentence: str = "",
-    shape: str | None = None,
-    model: str = BUILTIN,
-    tagged: bool = False,
-    count: Callable[[str], int] | None = None,
-) -> Proposal:
-    """Settings for a table.
+def propose(table: Table, given: Given | None = None, *, count: Callable[[str], int] | None = None) -> Proposal:
+    """Settings for a table; all of them but rewards and templates where it has no answers.
 
-    Args:
-        table: its first rows.
-        prompt: column or template of the question; None: found by name, else by content.
-        answer: column or template of the answer, in the same way.
-        answer_from: place of the final answer in the answer, as the recipe's key.
-        sentence: the task in the user's words, the beginning of the system message.
-        shape: a key of `SHAPES`, where the answers are not to decide.
-        model: model to train; the built-in one has settings of its own.
-        tagged: whether rewards that were chosen elsewhere read the answer inside tags.
-        count: number of tokens of a text; None: the tokenizer of the built-in model, else a third of the characters.
-
-    Raises:
-        ConfigError: the columns cannot be told, with the flags to type.
+    `count` is the number of tokens of a text; None: that of the built-in model's tokenizer, else a third of the
+    characters. Raises `ConfigError`, with the flags to type, where the columns cannot be told.
     """
-    chosen = chosen_columns(table.names, table.rows[:LOOKED_AT], prompt, answer)
-    columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=answer_from)
-    made = [columns(row) for row in table.rows]
-    answers = [_one(row["answer"]) for row in made if row.get("answer") is not None]
-    if shape is None:
-        shape = "code" if "tests" in table.names else shape_of(answers[:LOOKED_AT]) if answers else ""
-    if not shape:
-        settings = {**chosen.keys, **RUN, **_of_model(model), **_split(table, columns)}
-        return Proposal(shape="", about="", settings=settings, remark=chosen.remark)
-    kind = SHAPES[shape]
-    if not answers:  # code has tests in their place
-        answers = [""]
-    conversation = bool(table.rows) and not isinstance(columns.question(table.rows[0]), str)
-    settings = {"model": model, **chosen.keys}
-    if answer_from is None:
-        settings |= kind.settings
-    split, is_tagged = _split(table, columns), tagged and not kind.tagged
-    with_examples = kind.examples and not answer_from and not conversation
-    examples = _examples(table, columns, split.get("held_out", 0.0)) if with_examples else []
-    facts = _facts(answers[:LOOKED_AT], [str(columns(each).get("answer")) for each in examples])
-    if not conversation:  # which has its own instructions
-        form = _IN_TAGS.format(first=facts["first"]) if is_tagged else kind.form.format(**facts)
-        settings["system"] = _escaped(" ".join(filter(None, (_sentence(sentence), form))))
-    if examples:
+    given = given or Given()
+    chosen = chosen_columns(table.names, table.rows[:LOOKED_AT], given.prompt, given.answer)
+    columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=given.answer_from)
+    answers = [_one(answer) for row in table.rows if (answer := columns(row).get("answer")) is not None]
+    split = _split(table, columns)
+    run = {**RUN, **(SMALL_MODEL if given.model == BUILTIN else {})}
+    settings: dict[str, Any] = {"model": given.model, **chosen.keys}
+    name = given.shape or ("code" if "tests" in table.names else shape_of(answers[:LOOKED_AT]) if answers else "")
+    if not name:
+        return Proposal(shape="", about="", settings={**settings, **split, **run}, remark=chosen.remark)
+    shape = SHAPES[name]
+    answers = answers or [""]  # of code the tests decide
+    if given.answer_from is None:
+        settings |= shape.settings
+    facts = _facts(answers[:LOOKED_AT])
+    if not table.rows or isinstance(columns.question(table.rows[0]), str):  # a conversation has its own instructions
+        settings |= _instructions(table, columns, given, shape, facts, split.get("held_out", 0.0))
+    settings |= {**split, "rewards": [*shape.rewards]}
+    if shape.accuracy is not None:
+        settings["accuracy"] = shape.accuracy
+    limit = _limit(shape, answers, count or token_counter(given.model))
+    settings |= {**run, "max_completion_length": limit}
+    return Proposal(shape=name, about=shape.about.format(**facts), settings=settings, remark=chosen.remark)
+
+
+def _instructions(
+    table: Table, columns: Columns, given: Given, shape: Shape, facts: Mapping[str, str], share: float
+) -> dict[str, Any]:
+    """System message and worked examples."""
+    tagged = given.tagged and not shape.tagged
+    form = _IN_TAGS.format("your answer") if tagged else shape.form.format(**facts)
+    made: dict[str, Any] = {"system": _escaped(" ".join(filter(None, (_sentence(given.sentence), form))))}
+    if shape.examples and given.answer_from is None and (examples := _examples(table, columns, share)):
         told = parse(columns.answer).columns if columns.answer else ("answer",)
-        settings["examples"] = [_in_tags(each, told) if is_tagged else each for each in examples]
-    settings |= {**split, "rewards": [*kind.rewards]}
-    if kind.accuracy is not None:
-        settings["accuracy"] = kind.accuracy
-    settings |= {**RUN, "max_completion_length": _limit(kind, answers, count or token_counter(model))}
-    return Proposal(
-        shape=shape, about=kind.about.format(**facts), settings={**settings, **_of_model(model)}, remark=chosen.remark
-    )
+        made["examples"] = [_in_tags(each, told) if tagged else each for each in examples]
+    return made
 
 
 def token_counter(model: str) -> Callable[[str], int]:
@@ -363,10 +369,6 @@ def _counter(file: str) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _of_model(model: str) -> Mapping[str, Any]:
-    return SMALL_MODEL if model == BUILTIN else {}
-
-
 def _one(answer: Any) -> Any:
     """An answer of a row; the first, where several are right."""
     return answer[0] if isinstance(answer, (list, tuple)) and answer else answer
@@ -376,14 +378,13 @@ def _text(answer: Any) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 
 
-def _facts(answers: Sequence[Any], shown: Sequence[str]) -> dict[str, str]:
-    """The pieces of the sentences about a shape; no answer is quoted but those of the examples."""
+def _facts(answers: Sequence[Any]) -> dict[str, str]:
+    """The pieces of the sentences about a shape."""
     first = as_json(answers[0]) if isinstance(answers[0], str) else answers[0]
     words = sorted(len(str(answer).split()) for answer in answers)[len(answers) // 2]
     return {
         "labels": ", ".join(labels_of(answers)[:MOST_LABELS]),
         "fields": ", ".join(map(str, first)) if isinstance(first, Mapping) else "",
-        "first": shown[0].strip() if shown else "your answer",
         "words": str(words if words < 10 else round(words, -1)),
     }
 

@@ -27,7 +27,10 @@ _OWN_REWARD = {"function": "rewards.py:right", "weight": 2}
 
 
 def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Name and text of every file of a run on an example. `own` has `dataset` and `prompt` of a table without answers."""
+    """Name and text of every file of a run on an example.
+
+    `own` has `dataset` and `prompt` of a table whose answers are not compared.
+    """
     task, machine = TASKS[choices.task], MACHINES[choices.machine]
     name, make = EXAMPLES[choices.task]
     data = {} if own else {name: make()}
@@ -35,7 +38,11 @@ def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None 
         "model": from_folder(choices.model, folder),
         **({"dataset": name, "prompt": "{question}"} if own is None else own),
         "system": task.system,
-        **({"examples": [dict(zip(("question", "answer"), task.example, strict=True))]} if task.example and not own else {}),
+        **(
+            {"examples": [dict(zip(("question", "answer"), task.example, strict=True))]}
+            if task.example and not own
+            else {}
+        ),
         "held_out": 0.2,
         "rewards": task.rewards,
         "accuracy": task.accuracy,
@@ -60,9 +67,7 @@ def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None 
     }
 
 
-def own_files(
-    folder: Path, choices: Choices, dataset: str, proposal: Proposal, *, reward_file: bool
-) -> dict[str, str]:
+def own_files(folder: Path, choices: Choices, dataset: str, proposal: Proposal, *, reward_file: bool) -> dict[str, str]:
     """Name and text of every file of a run on a table. `reward_file`: with a reward function of the user's own."""
     places = {"model": from_folder(choices.model, folder), "dataset": from_folder(dataset, folder)}
     settings = {**proposal.settings, **places}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podium.cli.terminal import console, plain_text, print_findings, print_wrapped, quiet, table
+from podium.cli.terminal import console, plain_text, print_findings, print_wrapped, quiet, show_notes, table
 from podium.models.builtin import PREFIX
 from podium.records import Finding, last_user_turn
 
@@ -51,6 +52,8 @@ def first_look(recipe: Path) -> None:
     from podium.recipe.checks import examine
 
     quiet()
+    show_notes()
+    logging.getLogger("podium").setLevel(logging.WARNING)  # notes on the trainer are for those who train
     with contextlib.chdir(recipe.parent):  # where its paths hold, and its commands are typed
         checked = examine(recipe.name, {}, keep_rows=True)
         serious = [finding for finding in checked.findings if finding.severity != "note"]
@@ -82,7 +85,12 @@ def samples(sampled: Sampled) -> Table:
             scores = ["none" if value != value else f"{value:.2f}" for value in each.rewards_GK[index]]
             right = "" if index or gold is None else _short(str(gold))
             rows.append(("" if index else asked, right, _short(completion.text), *scores))
-    titles = [("question", "left"), ("right answer", "left"), ("completion", "left"), *((n, "right whole") for n in names)]
+    titles = [
+        ("question", "left"),
+        ("right answer", "left"),
+        ("completion", "left"),
+        *((n, "right whole") for n in names),
+    ]
     return table(titles, rows, title="Before training")
 
 

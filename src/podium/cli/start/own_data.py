@@ -20,7 +20,7 @@ from podium.data.sources import check_exists
 from podium.errors import ConfigError
 from podium.recipe.answer_columns import chosen_columns
 from podium.recipe.assume import read_table
-from podium.recipe.propose import LOOKED_AT, SHAPES, Proposal, Table, propose, shape_of
+from podium.recipe.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
 
 
 def is_dataset(word: str) -> bool:
@@ -35,7 +35,12 @@ def is_dataset(word: str) -> bool:
     if path.exists() or kind_of(path) or re.match(r"(builtin|reasoning-gym):|[^?]+\.py:\w", word):
         return True
     owner, slash, name = word.partition("/")
-    return bool(slash and owner and name) and "/" not in name and owner not in (".", "..", "~") and not Path(owner).is_dir()
+    return (
+        bool(slash and owner and name)
+        and "/" not in name
+        and owner not in (".", "..", "~")
+        and not Path(owner).is_dir()
+    )
 
 
 def folder_for(dataset: str) -> Path:
@@ -102,9 +107,8 @@ def with_columns(table: Table, wishes: Wishes, *, asks: bool) -> Wishes:
 
 
 def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
-    """The proposal for a table. Raises `ConfigError` for a task that the answers do not fit, and where none are there."""
+    """The proposal for a table. Raises `ConfigError` where the answers do not fit the task, and without any."""
     word = wishes.word
-    given = {"prompt": wishes.prompt, "answer": wishes.answer, "sentence": wishes.sentence, "model": model}
     if word == "code" and "tests" not in table.names:
         raise ConfigError(
             f"{name} has no column `tests`, which `--task code` needs: a list of "
@@ -117,7 +121,8 @@ def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
         wanted = f"; `--task {word}` compares with them" if word else ""
         what = f"{name} has no column with answers (its columns: {', '.join(table.names)}){wanted}."
         raise ConfigError(what, fix='name it: --answer "{COLUMN}"; or reward the form alone: --task format')
-    bad = next((answer for answer in answers if shape in _FITS and not _FITS[shape](answer)), None)
+    fits = _FITS.get(shape or "", lambda _: True)
+    bad = next((answer for answer in answers if not fits(answer)), None)
     if shape is not None and bad is not None:
         found = shape_of(answers)
         better = next((task for task, each in TASKS.items() if each.shape == found), "exact")
@@ -125,7 +130,8 @@ def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
         raise ConfigError(f"{what} Take --task {better}.")
     if shape == "number" and SHAPES["worked"].fits(answers):
         shape = "worked"
-    return propose(table, shape=shape, **given)
+    given = Given(prompt=wishes.prompt, answer=wishes.answer, sentence=wishes.sentence, shape=shape, model=model)
+    return propose(table, given)
 
 
 def _answers(table: Table, wishes: Wishes) -> list[Any]:

@@ -22,7 +22,10 @@ _BLOCKS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Sampling: the batch size counts completions, so that 64 are 8 questions for each optimizer step.",
         ("per_device_train_batch_size", "num_generations", "max_completion_length", "tokens_per_pack", "temperature"),
     ),
-    ("Training", ("loss_type", "learning_rate", "lr_scheduler_type", "adam_beta2", "max_grad_norm", "max_steps", "seed")),
+    (
+        "Training",
+        ("loss_type", "learning_rate", "lr_scheduler_type", "adam_beta2", "max_grad_norm", "max_steps", "seed"),
+    ),
     ("Record", ("logging_steps", "save_strategy", "report_to", "output_dir")),
 )
 """The blocks of a file: the line above, and the keys in their order."""

@@ -73,7 +73,9 @@ def other_kind(evidence: Evidence) -> Iterator[Finding]:
     if silent or (evidence.form is None and _rows_beaten(evidence, gold, wrong) >= 0.75 * len(evidence.cases)):
         if isinstance(evidence.cases[0].prompt, str):
             what = "it scores message lists only, but the prompts are plain, so completions are strings"
-            why, fix = "the prompts are plain strings", "use the completion itself: `text = completion`"
+            why = "the prompts are plain strings"
+            fix = "for a model with a chat template `chat: true` in the recipe, which makes conversations of them; else "
+            fix += "use the completion itself: `text = completion`"
         else:
             what = "it scores strings only, but the prompts are conversations, so completions are message lists"
             why, fix = 'a completion is `[{"role": "assistant", "content": text}]`', 'use `completion[0]["content"]`'
