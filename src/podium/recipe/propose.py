@@ -16,9 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import quantiles
 from typing import Any, NamedTuple
 
 from podium.data.columns import Columns
+from podium.data.extract import last_number
 from podium.data.query import as_json
 from podium.data.selection import is_held_out, plain
 from podium.data.templates import parse
@@ -42,13 +44,11 @@ RUN: Mapping[str, Any] = {
 }
 """Settings of a run, whatever the model."""
 SMALL_MODEL: Mapping[str, Any] = {
-    "learning_rate": 3e-5,  # of all weights, as in the recipe `quickstart`
     "lr_scheduler_type": "linear",
     "adam_beta2": 0.99,  # the default 0.999 averages over more steps than there are
     "max_grad_norm": 1.0,
-    "max_steps": 40,  # two to three minutes of one core with answers of a few tokens
 }
-"""Further settings of the built-in model; other models have TRL's defaults."""
+"""Further settings of the built-in model, beside `Shape.learning_rate` and `steps`; others have TRL's defaults."""
 ADAPTER: Mapping[str, Any] = {"learning_rate": 3e-4, "lora_target_modules": "all-linear"}
 """Settings of an adapter on the built-in model, as in the recipe `csv`."""
 
@@ -131,6 +131,9 @@ class Shape:
     """The reward that decides right or wrong; None where the form of the answers allows none."""
     least_tokens: int = 8
     settings: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float = 2e-5
+    """Of all weights of the built-in model. Answers of one token need less: at 2e-5 a few steps make one of them the
+    answer to every question, and then no group has spread any more."""
     tagged: bool = False
     """Whether the answer stands in tags, because the completion has more than the answer in it."""
     examples: bool = True
@@ -234,8 +237,9 @@ SHAPES: Mapping[str, Shape] = {
         fits=_every(_is_number),
         about="a number",
         form="Answer with the number alone.",
-        rewards=({"name": "numeric_match", "weight": 2},),
+        rewards=({"name": "numeric_match", "weight": 2}, "numeric_closeness"),
         accuracy="numeric_match",
+        learning_rate=1e-5,
     ),
     "choice": Shape(
         fits=lambda answers: _every(_is_choice)(answers) and len(labels_of(answers)) > 1,
@@ -243,6 +247,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with the letter alone.",
         rewards=({"name": "multiple_choice", "weight": 2},),
         accuracy="multiple_choice",
+        learning_rate=1e-5,
     ),
     "date": Shape(
         fits=_every(lambda answer: _DATE.fullmatch(str(answer).strip()) is not None),
@@ -257,6 +262,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with one of these alone: {labels}.",
         rewards=(_EXACT,),
         accuracy="exact_match",
+        learning_rate=1e-5,
     ),
     "list": Shape(
         fits=_every(_is_list),
@@ -330,11 +336,13 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     facts = _facts(answers[:LOOKED_AT])
     if not table.rows or isinstance(columns.question(table.rows[0]), str):  # a conversation has its own instructions
         settings |= _instructions(table, columns, given, shape, facts, split.get("held_out", 0.0))
-    settings |= {**split, "rewards": [*shape.rewards]}
+    settings |= {**split, "rewards": [_scaled(reward, answers) for reward in shape.rewards]}
     if shape.accuracy is not None:
         settings["accuracy"] = shape.accuracy
     limit = _limit(shape, answers, count or token_counter(given.model))
     settings |= {**run, "max_completion_length": limit}
+    if given.model == BUILTIN:
+        settings |= {"learning_rate": shape.learning_rate, "max_steps": steps(limit)}
     return Proposal(shape=name, about=shape.about.format(**facts), settings=settings, remark=chosen.remark)
 
 
@@ -414,6 +422,24 @@ def _limit(kind: Shape, answers: Sequence[Any], count: Callable[[str], int]) -> 
     """Completion limit in tokens: the longest answer, its end and some room, in steps of 4."""
     longest = max(count(_text(answer)) for answer in answers) + 1
     return min(MOST_TOKENS, max(kind.least_tokens, 4 * math.ceil(longest * ROOM / 4)))
+
+
+def steps(limit: int) -> int:
+    """Optimizer steps of the built-in model in two to three minutes of one core, for a completion limit in tokens.
+
+    >>> steps(8), steps(16), steps(32), steps(256)
+    (60, 45, 30, 10)
+    """
+    return max(10, min(60, 5 * round(30 / (0.3 + 0.024 * limit) / 5)))
+
+
+def _scaled(reward: Any, answers: Sequence[Any]) -> Any:
+    """`numeric_closeness` with a scale of a quarter of the distance between the quartiles of the answers."""
+    if reward != "numeric_closeness":
+        return reward
+    numbers = [float(number) for answer in answers if (number := last_number(str(answer))) is not None]
+    low, _, high = quantiles(numbers, n=4) if len(numbers) > 1 else (0.0, 0.0, 4.0)
+    return {"name": reward, "args": {"scale": float(f"{(high - low) / 4 or 1.0:.2g}")}}
 
 
 def _examples(table: Table, columns: Columns, share: float) -> list[dict[str, Any]]:
