@@ -47,6 +47,9 @@ def constant(evidence: Evidence) -> Iterator[Finding]:
     text = "the same for all texts of a row" if len(every) > 1 else text
     what = f"returned {text} ({scores.size} completions of {len(scores)} rows)"
     fix = f"return more for better completions; {evidence.show_form}"
+    if every == {0.0} and evidence.names_answer:  # no text was right, so the comparison is what to look at
+        clean = "before comparing, strip white space from both sides (`.strip()`) and fold their case (`.casefold()`)"
+        fix = f"{clean}; {evidence.show_form}"
     # 0 or None for everything may be a form, or rows of a kind, that the test does not have.
     severity: Severity = "error" if evidence.is_correctness and any(every) else "warning"
     yield evidence.finding("W008", severity, what, "in a group where all score alike nothing is learnt", fix)
@@ -64,7 +67,7 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         others = f"; also {', '.join(probes[1:7])}" if len(probes) > 1 else ""
         place = f"row {first.row}, {first.probe}: {excerpt(first.text)}{others}"
         what = f"{first.message.splitlines()[0]}\n  at {place}"
-        fix = "try it with such texts, and return a number (or None) for each of them"
+        fix = "try it with such texts; return a list with one number (or None) for each completion"
         yield Finding(code=code, severity="error", what=what, why="".join(_frames(first.message)[-1:]), fix=fix)
 
 
