@@ -49,7 +49,8 @@ def no_signal(history: MetricHistory) -> Detection | None:
         + ("; the model has learnt what these can teach" if known else "; first read completions: is it earned?"),
     }
     names = ("all wrong", "all right") if known or not right else ("low", "high, as rewards go here")
-    said = f" ({percent(wrong)} {names[0]}, {percent(right)} {names[1]})" if wrong + right > 0 else ""
+    shares_by_name = [f"{percent(x)} {name}" for x, name in zip((wrong, right), names, strict=True) if x > 0]
+    said = f" ({', '.join(shares_by_name)})" if shares_by_name else ""
     said += f". {doubt}" if doubt else ""
     fix = "mend the reward first (M158, M159, M160)" if doubt else cure["right" if right > wrong else "wrong"]
     return Detection(

@@ -97,11 +97,11 @@ class Sample:
 
     @cached_property
     def special_words(self) -> dict[str, frozenset[str]]:
-        """By question, its words without those of the template: words of half of the questions or more."""
+        """By question, its words without those of half of the questions or more, the template's; all, if few are left."""
         words = {question: frozenset(words_of(question)) for question in set(self.questions)}
         counts = Counter(word for each in words.values() for word in each)
         common = {word for word, n in counts.items() if n >= 0.5 * len(words)} if len(words) >= LEAST_WORDS else set()
-        return {question: each - common for question, each in words.items()}
+        return {q: each - common if len(each - common) >= LEAST_WORDS else each for q, each in words.items()}
 
     @cached_property
     def credited(self) -> list[int]:
