@@ -127,3 +127,60 @@ def test_the_result_has_the_old_values_and_the_changes(changes: dict[str, float 
     made = parse(apply_changes(RECIPE, {**changes, "system": words}), name="r").values
     wanted = {**parse(RECIPE, name="r").values, **changes, "system": words}
     assert made == {key: value for key, value in wanted.items() if value is not None}
+
+
+ROWS = "".join(f'{{"question": "{a} plus {a + 1}?", "answer": "{2 * a + 1}"}}\n' for a in range(60))
+
+
+def test_a_number_of_examples_takes_rows_and_leaves_them_out(tmp_path) -> None:
+    from podium.recipe import load
+
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    recipe = tmp_path / "run.yaml"
+    text = f'model: builtin:smollm2-135m-instruct\ndataset: {tmp_path}/rows.jsonl\nprompt: "{{question}}"\n'
+    text += "held_out: 0.2\nrewards: [answer_correct]\n"
+    recipe.write_text(text)
+    before = load(recipe).load_rows()
+    recipe.write_text(apply_changes(text, {"examples": 2}))
+    made, again = load(recipe), load(recipe)
+    examples = made.data.columns.examples
+    assert examples == again.data.columns.examples == tuple(made.given["examples"])
+    assert len({each["answer"] for each in examples}) == 2
+    assert all(each["answer"].startswith("<answer>") for each in examples)
+    after = made.load_rows()
+    asked = {each["question"] for each in examples}
+    assert set(before.train["question"]) - set(after.train["question"]) == asked
+    assert before.held_out["question"] == after.held_out["question"]
+    assert "examples: 2" not in apply_changes('examples: [{question: "1", answer: "2"}]', {"examples": 2})
+
+
+def test_cure_writes_a_recipe_beside_the_first_and_overwrites_nothing(tmp_path, monkeypatch) -> None:
+    from typer.testing import CliRunner
+
+    from podium.cli import app
+    from podium.recipe.document import read_document
+
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    (folder / "f.py").write_text("def right(completions, answer):\n    return [0.0 for _ in completions]\n")
+    (folder / "rows.jsonl").write_text(ROWS)
+    text = '# mine\nmodel: builtin:smollm2-135m-instruct\ndataset: mine/rows.jsonl\nprompt: "{question}"\n'
+    text += "rewards: [f.py:right]\ntemperature: 0.1  # cold\nmax_steps: 3\nper_device_train_batch_size: 16\n"
+    (folder / "run.yaml").write_text(text)
+    run = CliRunner().invoke(app, ["cure", "mine/run.yaml", "--dry-run"])
+    assert run.exit_code == 0, run.output
+    assert "temperature: 0.1 -> 1" in run.output
+    assert not list(tmp_path.rglob("*.cured*"))
+    for name in ("run.cured.yaml", "run.cured2.yaml"):
+        run = CliRunner().invoke(app, ["cure", "mine/run.yaml"])
+        assert run.exit_code == 0, run.output
+        made = (folder / name).read_text()
+        assert made.startswith("# mine\n")
+        assert "temperature: 1.0  # cold\n" in made
+    assert (folder / "run.yaml").read_text() == text
+    run = CliRunner().invoke(app, ["cure", "mine/run.yaml", "--out", "other.yaml"])
+    assert run.exit_code == 0, run.output
+    assert read_document(tmp_path / "other.yaml", "other.yaml").values["rewards"] == ["mine/f.py:right"]
+    assert CliRunner().invoke(app, ["cure", "mine/run.yaml", "--out", "other.yaml"]).exit_code == 2
+    assert CliRunner().invoke(app, ["cure", "mine/run.yaml", "--codes", "M999"]).exit_code == 2

@@ -68,7 +68,7 @@ def test_a_healthy_run_is_ready() -> None:
 
 
 @pytest.mark.defect("D4", "88 % of groups equal, word salad")
-@pytest.mark.parametrize(("value", "cure"), [(0, "one worked example in the prompt"), (1, "harder prompts")])
+@pytest.mark.parametrize(("value", "cure"), [(0, "worked examples in the prompt"), (1, "harder prompts")])
 @pytest.mark.parametrize(("logp", "hotter"), [(-0.1, True), (-0.5, False), (-4.8, False)])
 def test_equal_groups(value: int, cure: str, logp: float, hotter: bool, now: Any) -> None:
     found = codes(sampled(*(group([value] * 4, row=row, logp=logp) for row in range(8))))

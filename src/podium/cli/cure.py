@@ -138,7 +138,8 @@ def _print(prescribed: Prescription, document: Document) -> None:
 
     for key, value in prescribed.changes.items():
         finding = prescribed.reasons[key]
-        for change in differences(document.values, {key: value}) or [f"{key}: as it is"]:
+        changed: list[object] = [*differences(document.values, {key: value})]
+        for change in changed or [f"{key}: as it is"]:
             console.print(plain_text(f"  {change}   ({finding.code}: {finding.what})"), soft_wrap=True)
     for key, value, finding in prescribed.overruled:
         by = prescribed.reasons[key].code

@@ -83,6 +83,25 @@ def differences(recipe: str | Mapping[str, Any], changes: Mapping[str, Any]) -> 
     return [Change(".".join(map(str, place)), old, new) for place, old, new in pairs if old != new]
 
 
+def as_changes(fix: str) -> dict[str, Any]:
+    """The change of a fix that is one line of a recipe and nothing else; empty for any other text.
+
+    >>> as_changes("temperature: 1.0"), as_changes("take `min_p` out"), as_changes("dataset: a.csv, or a hub id")
+    ({'temperature': 1.0}, {'min_p': None}, {})
+    """
+    if (gone := re.fullmatch(r"take `(\w+)` out", fix)) and gone[1] in key_types():
+        return {gone[1]: None}
+    key, colon, written = fix.partition(": ")
+    if not colon or key not in key_types() or "\n" in fix:
+        return {}
+    try:
+        value = parse(fix, name="").values.get(key)
+    except ConfigError:
+        return {}
+    prose = isinstance(value, str) and " " in value and not written.startswith(('"', "'"))
+    return {} if value is None or prose or check_key(key, value)[1] is not None else {key: value}
+
+
 def check_changes(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for a changed key that is unknown, or whose value in `recipe` is none of that key."""
     for key in changes:
@@ -110,6 +129,8 @@ def expanded(changes: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str,
             value = {part: value}
         spelled = next((old for old, new in OLD_NAMES.items() if new == first and old in recipe), first)
         wanted = _joined(wanted, {spelled: value})
+    if isinstance(wanted.get("examples"), int) and recipe.get("examples"):
+        del wanted["examples"]  # the recipe has examples, of its author's choice
     given = recipe.get("generation_kwargs")
     hidden = [name for name, to in ARGUMENTS.items() if to in wanted and isinstance(given, Mapping) and name in given]
     if hidden:

@@ -83,7 +83,8 @@ def _moved_files(values: Mapping[str, Any], see: Callable[[str], str | None]) ->
         file, colon, function = str(name or "").rpartition(":")
         if colon and file.endswith(".py") and (path := see(file)):
             moved = f"{path}:{function}"
-            changes.setdefault("rewards", {})[number] = moved if isinstance(entry, str) else {"function": moved}
+            key = "function" if isinstance(named, Mapping) and named.get("function") else "name"
+            changes.setdefault("rewards", {})[number] = moved if isinstance(entry, str) else {key: moved}
     stages = values.get(STAGES)
     inner = {
         number: each

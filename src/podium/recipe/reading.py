@@ -13,9 +13,10 @@ from trl.scripts.utils import DatasetConfig
 
 from podium.data.columns import Columns
 from podium.data.conditions import Condition, parse_condition
-from podium.data.loading import DatasetSpec, DataSpec, contradictions, read_parts
+from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
 from podium.data.sources import check_exists
-from podium.errors import PodiumError, as_line
+from podium.data.worked import LOOKED_AT, worked_examples
+from podium.errors import DataError, PodiumError, as_line
 from podium.models.builtin import BUILTIN
 from podium.recipe.assume import OLD_NAMES, assume
 from podium.recipe.document import Document, Place, Problem, Reader, in_order, variables
@@ -78,7 +79,7 @@ def survey_recipe(
         resume={"true": True, "false": None, False: None}.get(resume, resume),
         env=variables(document, overrides),
         places={key: reader.where((key,)) for key in values},
-        given={**document.values, **overrides},
+        given={**document.values, **overrides, **({"examples": list(reader.taken)} if reader.taken else {})},
         assumed=assumed,
         **made,
     )
@@ -94,6 +95,8 @@ class _RecipeReader(Reader):
     values: dict[str, Any] = field(default_factory=dict)
     spelled: dict[str, str] = field(default_factory=dict)
     """The name a key was written with."""
+    taken: tuple[Mapping[str, Any], ...] = ()
+    """Examples that were taken from the rows."""
 
     def where(self, place: Place) -> str:
         """`run.yaml:4` or `--learning_rate`."""
@@ -215,12 +218,33 @@ class _RecipeReader(Reader):
         spec = DataSpec(**{**given, **made})
         for key, error in contradictions(spec).items():
             self.refuse(error, key)
-        return spec
+        number = self.values.get("examples")
+        return self._with_examples(spec, number) if isinstance(number, int) and number else spec
+
+    def _with_examples(self, spec: DataSpec, number: int) -> DataSpec:
+        """The spec with rows of its own as examples, which are then neither trained on nor held out."""
+        if spec.parts or spec.datasets:
+            what = "`examples` is a number, and a mixture has no one form of a row"
+            self.refuse(what, "examples", code="C003", fix="examples: [{...}], written by hand")
+            return spec
+        [part] = spec.all_parts
+        try:
+            rows = first_rows(spec, part, LOOKED_AT)
+            taken = worked_examples(
+                rows, spec.columns, number, held_out=spec.held_out or 0.0, in_tags=_wants_tags(self.values)
+            )
+        except DataError as error:
+            if error.code == "D052":
+                self.refuse(error, "examples")
+            return spec  # data that cannot be read is reported elsewhere
+        self.taken = tuple(taken.values())
+        return replace(spec, columns=replace(spec.columns, examples=self.taken))
 
     def _columns(self, values: Mapping[str, Any], *place: str | int) -> Columns:
         """The templates of a dataset, or of one part of a mixture at `place`."""
         given = {each.name: values[each.name] for each in fields(Columns) if values.get(each.name) is not None}
-        made = Columns(**{**given, "examples": tuple(values.get("examples") or ())})
+        examples = values.get("examples")
+        made = Columns(**{**given, "examples": tuple(examples) if isinstance(examples, list) else ()})
         wrong = made.check()
         for key, error in wrong.items():
             self.refuse(error, *place, key)
@@ -313,3 +337,11 @@ class _RecipeReader(Reader):
         error = unknown_accuracy(self.values.get("accuracy"), [callable_name(spec.function) for spec in rewards])
         if error is not None:
             self.refuse(error, "accuracy")
+
+
+def _wants_tags(values: Mapping[str, Any]) -> bool:
+    """Whether a reward of the library reads the answer in `<answer>` tags alone."""
+    entries = values.get("rewards")
+    entries = entries if isinstance(entries, list) else [entries]
+    names = {entry.get("name") if isinstance(entry, Mapping) else entry for entry in entries}
+    return bool(names & {"answer_format", "answer_correct"})

@@ -35,7 +35,7 @@ OWN_KEYS: Mapping[str, Any] = {
     "prompt": str | None,
     "answer": str | None,
     "system": str | None,
-    "examples": list[dict[str, Any]] | None,
+    "examples": int | list[dict[str, Any]] | None,
     "answer_from": str | None,
     "chat": bool,
     "held_out": float | None,
@@ -78,7 +78,8 @@ PART_TYPES: Mapping[str, Any] = {
     "weight": float | None,
     "split": str,
     "config": str | None,
-    **{key: OWN_KEYS[key] for key in ("prompt", "answer", "system", "examples", "answer_from", "chat")},
+    **{key: OWN_KEYS[key] for key in ("prompt", "answer", "system", "answer_from", "chat")},
+    "examples": list[dict[str, Any]] | None,
 }
 """Keys of one part where `dataset` is a list."""
 
@@ -91,6 +92,7 @@ _LISTED_CHOICES: Mapping[str, tuple[str, ...]] = {
 
 _LIMITS: Mapping[str, tuple[float, float, str]] = {
     **RANGES,
+    "examples": (0, 16, "every prompt begins with all of them"),
     **{key: (1, float("inf"), "it is the rank of an adapter's matrices") for key in ("r", "lora_r")},
     "lora_alpha": (1e-9, float("inf"), "it scales the adapter, and 0 takes it away"),
     "lora_dropout": (0.0, 1.0, "it is a probability"),

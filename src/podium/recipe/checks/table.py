@@ -6,7 +6,9 @@ A code that a rule gives has a page in `runs/pages`; the page is the only list o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
+from podium.recipe.changes import as_changes
 from podium.recipe.checks import data, model, rewards, settings
 from podium.recipe.checks.setup import Setup
 from podium.recipe.stages.plan import Surveyed, by_stage
@@ -71,7 +73,8 @@ NOT_HERE = frozenset({"C032", "D050", "M023"})
 def findings(setup: Setup) -> list[Finding]:
     """The findings of all rules: errors first, each kind in the order of the table."""
     found = [finding for rule in RULES for finding in rule(setup)]
-    return _errors_first(data.without_consequences(setup, found))
+    known = (finding if finding.changes else replace(finding, changes=as_changes(finding.fix)) for finding in found)
+    return _errors_first(data.without_consequences(setup, list(known)))
 
 
 def findings_in(surveyed: Sequence[Surveyed], setups: Sequence[Setup]) -> list[Finding]:
