@@ -30,8 +30,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.mistakes import MISTAKES, TASKS, Job, Mistake, healthy, is_right, merged, recipe_of
 
 ROOT = Path(__file__).parent.parent
@@ -220,12 +218,19 @@ def named(mistake: Mistake, result: Result) -> Mapping[str, Any] | None:
     return next((each for each in in_time(result) if each["code"] in mistake.codes), None)
 
 
-def changes_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All changes of the findings; of two for one key the earlier finding's."""
-    made: dict[str, Any] = {}
-    for each in found:
-        made = {**each["changes"], **made}
-    return made
+def with_changes(recipe: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The recipe with the changes of all findings, the gravest first, and these as a line of YAML."""
+    from podium.errors import as_yaml
+    from podium.recipe.changes import apply_changes
+    from podium.recipe.cure import prescribe
+    from podium.recipe.document import parse
+    from podium.records import Finding
+    from podium.runs.monitors import rank
+
+    keys = ("code", "severity", "what", "fix", "changes")
+    findings = [Finding(**{key: each[key] for key in keys}) for each in found]
+    changes = prescribe(sorted(findings, key=rank)).changes
+    return dict(parse(apply_changes(recipe, changes), name="run.yaml").values), as_yaml(changes)
 
 
 def cured(mistake: Mistake, seed: int, result: Result) -> tuple[Job | None, str]:
@@ -235,9 +240,8 @@ def cured(mistake: Mistake, seed: int, result: Result) -> tuple[Job | None, str]
         found = [each for each in found if each["when"] == "check"]  # cured before any training
     own = [each for each in found if each["code"] in mistake.codes]
     if any(each["changes"] for each in own):
-        changes = changes_of(found)
-        shown = yaml.safe_dump(changes, sort_keys=False, default_flow_style=True, width=1000).strip()
-        return dataclasses.replace(job, recipe=merged(job.recipe, changes)), shown
+        recipe, changes = with_changes(job.recipe, found)
+        return dataclasses.replace(job, recipe=recipe), changes
     if mistake.repair is None:
         return None, ""
     described = next((each for each in own if any(word in each["fix"] for word in mistake.repair.words)), None)

@@ -68,6 +68,24 @@ def test_a_repair_needs_a_finding_that_describes_it() -> None:
     assert words == "by hand: turn the sign round"
 
 
+def test_changes_are_applied_to_the_recipe() -> None:
+    mistake = MISTAKES["temperature 2.5"]
+    hot = {
+        "code": "C027",
+        "severity": "warning",
+        "what": "",
+        "fix": "temperature: 1.0",
+        "changes": {"temperature": 1.0},
+    }
+    later = {**hot, "code": "M141", "severity": "error", "changes": {"max_completion_length": 24}, "when": "step 3"}
+    cure, words = cured(mistake, 1, {"findings": [{**hot, "when": "check"}, later]})
+    assert cure == healthy(mistake.task, 1)
+    assert words == "{temperature: 1.0}"
+    cure, words = cured(mistake, 1, {"findings": [{**hot, "when": "step 2"}, later]})
+    assert cure is not None
+    assert (cure.recipe["temperature"], cure.recipe["max_completion_length"]) == (1.0, 24)
+
+
 def test_a_late_finding_does_not_name() -> None:
     late = {"code": "M155", "severity": "error", "what": "", "fix": "", "changes": {}, "when": "step 6"}
     mistake = MISTAKES["answers shuffled"]
