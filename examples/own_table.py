@@ -45,7 +45,11 @@ def main(path, sentence, output_dir="runs/own-table", seed="1"):
     rows = Dataset.from_list(
         [
             {
-                "prompt": [{"role": "system", "content": sentence}, *worked, {"role": "user", "content": row[question]}],
+                "prompt": [
+                    {"role": "system", "content": sentence},
+                    *worked,
+                    {"role": "user", "content": row[question]},
+                ],
                 "question": row[question],
                 "answer": row[answer],
             }
