@@ -69,6 +69,7 @@ SUITABLE: dict[str, Suits] = {
     "accuracy_reward": Suits(rows=FRACTIONS, settings={"num_rows": 3}, **CORRECT),
     "answer_correct": Suits(**CORRECT),
     "answer_f1": Suits(**CORRECT),
+    "text_similarity": Suits(**CORRECT),
     "answer_format": Suits(),
     "clipped": Suits(args={"reward": "numeric_match", "high": 0.5}, **CORRECT),
     "code_stages": Suits(rows=CODE, settings={"answer_column": "solution", "num_rows": 3}, **CORRECT),

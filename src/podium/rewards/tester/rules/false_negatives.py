@@ -74,9 +74,7 @@ def other_kind(evidence: Evidence) -> Iterator[Finding]:
         if isinstance(evidence.cases[0].prompt, str):
             what = "it scores message lists only, but the prompts are plain, so completions are strings"
             why = "the prompts are plain strings"
-            fix = (
-                "for a model with a chat template `chat: true` in the recipe, which makes conversations of them; else "
-            )
+            fix = "for a model with a chat template `chat: true`, which makes conversations of the prompts; else "
             fix += "use the completion itself: `text = completion`"
         else:
             what = "it scores strings only, but the prompts are conversations, so completions are message lists"
