@@ -97,7 +97,7 @@ class Sample:
 
     @cached_property
     def special_words(self) -> dict[str, frozenset[str]]:
-        """By question, its words without those of half of the questions or more, the template's; all, if few are left."""
+        """By question, its words without those of half of the questions or more (a template); all, if few are left."""
         words = {question: frozenset(words_of(question)) for question in set(self.questions)}
         counts = Counter(word for each in words.values() for word in each)
         common = {word for word, n in counts.items() if n >= 0.5 * len(words)} if len(words) >= LEAST_WORDS else set()
