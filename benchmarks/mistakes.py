@@ -382,9 +382,10 @@ DATA: Mapping[str, Mistake] = {
     ),
     "answers are sentences": Mistake(
         kind="data",
-        codes=("D037", "D060", "M103", "M155", "M101"),
-        rows=_each(answer=lambda row: f"The answer is {row['answer']}."),
+        codes=("M103", "M155", "M101"),
+        rows=_each(answer=lambda row: f"The answer is {row['answer']}"),
         before=False,
+        repair=Repair(words=("answer_from",)),
     ),
     "the answer stands in the question": Mistake(
         kind="data",
@@ -444,6 +445,7 @@ DATA: Mapping[str, Mistake] = {
             "max_completion_length": 12,
         },
         before=False,
+        repair=Repair(words=("worked example", "examples")),
     ),
     "a column that is not there": Mistake(
         kind="data", codes=("D052",), settings={"prompt": "{questions}"}, repair=Repair(words=("`question`",))
@@ -451,7 +453,13 @@ DATA: Mapping[str, Mistake] = {
     "a file that is not there": Mistake(
         kind="data", codes=("D025",), settings={"dataset": "trian.csv"}, repair=Repair(words=("train.csv",))
     ),
-    "prompts cut": Mistake(kind="data", codes=("D014",), task="labels", settings={"max_prompt_length": 40}),
+    "prompts cut": Mistake(
+        kind="data",
+        codes=("D014",),
+        task="labels",
+        settings={"max_prompt_length": 40},
+        repair=Repair(words=("`max_prompt_length: 91`",)),
+    ),
 }
 
 # ---- settings ----
@@ -484,7 +492,12 @@ SETTINGS: Mapping[str, Mistake] = {
         settings={"learning_rate": None, "learningrate": 3e-5},
         repair=Repair(words=("`learning_rate`",)),
     ),
-    "batch no multiple of the group": setting("C010", per_device_train_batch_size=60),
+    "batch no multiple of the group": Mistake(
+        kind="settings",
+        codes=("C010",),
+        settings={"per_device_train_batch_size": 60},
+        repair=Repair(words=("generation batch 56 or 64",), settings={"per_device_train_batch_size": 64}),
+    ),
 }
 
 MISTAKES: Mapping[str, Mistake] = {**REWARDS, **DATA, **SETTINGS}

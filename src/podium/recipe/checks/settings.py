@@ -72,8 +72,9 @@ def learning_rate(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     elif not lora and rate > high:
         what = f"{at} is {rate:g} for all weights{sized}, a rate for a LoRA adapter"
         why = "the policy breaks within a few steps: its text turns to noise and does not come back"
-        fix = setup.line("learning_rate", f"{min(rate / 10, usual):g}") + ", or train an adapter (`lora: {r: 16}`)"
-        yield warning(code="C022", what=what, why=why, fix=fix)
+        lower = float(f"{min(rate / 10, usual):g}")
+        fix = setup.line("learning_rate", lower) + ", or train an adapter (`lora: {r: 16}`)"
+        yield warning(code="C022", what=what, why=why, fix=fix, changes={"learning_rate": lower})
 
 
 @with_args
@@ -84,7 +85,11 @@ def group_size(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         what = f"{setup.at('num_generations')} is {others + 1}: an advantage compares a completion with {others} "
         what += f"other{'s' * (others > 1)}"
         why = "with so few the mean of the group is mostly noise, and most groups have no spread at all"
-        yield warning(code="C023", what=what, why=why, fix=setup.line("num_generations", 8))
+        changes = {"num_generations": 8}
+        if plan_of(args).prompts_per_round * args.num_generations < 8 * FEW_GROUPS:  # the same prompts in a step
+            changes["gradient_accumulation_steps"] = args.gradient_accumulation_steps * -(-8 // args.num_generations)
+        fix = "; ".join(setup.line(key, value) for key, value in changes.items())
+        yield warning(code="C023", what=what, why=why, fix=fix, changes=changes)
 
 
 @with_args
@@ -101,7 +106,7 @@ def few_groups(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     what += f"counts completions, and {args.num_generations} of them are one prompt's"
     why = "a step towards one or two prompts forgets the others; equal rewards leave it empty"
     fix = setup.line("gradient_accumulation_steps", wanted) + " makes it 8 prompts"
-    yield warning(code="C024", what=what, why=why, fix=fix)
+    yield warning(code="C024", what=what, why=why, fix=fix, changes={"gradient_accumulation_steps": wanted})
 
 
 _USUAL: Mapping[str, tuple[float, float, str]] = {

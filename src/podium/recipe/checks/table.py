@@ -28,6 +28,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     settings.group_size,
     settings.few_groups,
     settings.temperature,
+    data.long_answers,  # before the usual value: it names the length that these answers need
     settings.unusual,
     settings.warm_up,
     model.unasked,
@@ -55,7 +56,6 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     data.unusable_answers,
     data.same_answers,
     data.mixed_types,
-    data.long_answers,
     data.odd_text,
     data.lengths,
     data.sampled,
