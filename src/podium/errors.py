@@ -16,7 +16,10 @@ line prints a `PodiumError` as its message alone, never as a traceback; internal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -111,8 +114,41 @@ def as_line(key: str, value: Any) -> str:
     """
     if value is None:
         return f"take `{key}` out"
-    shown = str(value).lower() if isinstance(value, bool) else getattr(value, "value", value)
-    return f"{key}: {shown}"
+    value = getattr(value, "value", value)
+    return f"{key}: {value if isinstance(value, str) else as_yaml(value)}"
+
+
+def as_lines(changes: Mapping[str, Any]) -> str:
+    """Changed settings as the lines of a recipe, one after the other in a sentence.
+
+    >>> as_lines({"temperature": 1.0, "min_p": None, "on_finding": {"M101": "stop"}})
+    'temperature: 1.0; take `min_p` out; on_finding: {M101: stop}'
+    """
+    return "; ".join(as_line(key, value) for key, value in changes.items())
+
+
+def as_yaml(value: Any) -> str:
+    """A value in one line of YAML (flow style); text in quotes where it would be read as something else.
+
+    >>> [as_yaml(value) for value in (1e-06, True, None, "a b", "1", [1, 2], {"a": "x: y"})]
+    ['1e-06', 'true', 'null', 'a b', '"1"', '[1, 2]', '{a: "x: y"}']
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{as_yaml(str(key))}: {as_yaml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(as_yaml, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and value.casefold() not in _WORDS_OF_YAML:
+        return value
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+_PLAIN = re.compile(r"[A-Za-z_](?:[\w ./+-]*[\w/+])?")
+_WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # in YAML 1.1 or 1.2
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

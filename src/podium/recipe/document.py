@@ -160,7 +160,7 @@ def read_document(path: Path, name: str) -> Document:
 def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
     """The document that a text is. Raises `ConfigError` as `read_document` does."""
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=Loader)
         if root is None:
             return Document(name=name, folder=folder, values={}, lines={})
         if not isinstance(root, yaml.MappingNode):
@@ -186,7 +186,7 @@ def scalar(text: str) -> Any:
     """
     if text.startswith(("[", "{")):
         try:
-            node = yaml.compose(text, Loader=_Loader)
+            node = yaml.compose(text, Loader=Loader)
         except yaml.YAMLError:
             return text
         assert node is not None
@@ -211,7 +211,7 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
 """Scalars of YAML 1.2, section 10.3.2; other plain words are text."""
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Composes nodes only; every plain scalar stays text until `scalar` reads it."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own class attribute
