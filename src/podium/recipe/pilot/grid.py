@@ -39,16 +39,10 @@ class Candidate:
     """One point of the grid."""
 
     number: int
+    name: str
+    """Its settings on the axes that vary: `with examples, temperature 0.8`."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Its settings by axis; `examples` is `with` or `without`. Axes that do not vary are left out."""
-
-    @property
-    def name(self) -> str:
-        """`with examples, temperature 0.8`."""
-        words = [
-            f"{value} examples" if axis == "examples" else f"{axis} {value}" for axis, value in self.values.items()
-        ]
-        return ", ".join(words) or "as it is"
+    """Its settings by axis; `examples` is `with` or `without`."""
 
     @property
     def sampling(self) -> tuple[tuple[str, Any], ...]:

@@ -106,8 +106,8 @@ def expected(signal: Signal, full_steps: int) -> Interval:
 def squared_norms(first_D: np.ndarray, second_D: np.ndarray) -> tuple[float, float]:
     """(|G|^2, |G_B|^2) of one batch: squared norms of the true gradient, without bias, and of the batch's.
 
-    `first_D` and `second_D` are gradients of its halves, each of the mean over its half. McCandlish et al., appendix A.1,
-    with B_small = B / 2: |G|^2 = (B |G_B|^2 - B/2 |G_small|^2) / (B/2) = first . second. The simple noise scale is
+    `first_D` and `second_D` are gradients of its halves, of the mean over each. McCandlish et al., appendix A.1, with
+    B_small = B / 2: |G|^2 = (B |G_B|^2 - B/2 |G_small|^2) / (B/2) = first . second. The simple noise scale is
     B (|G_B|^2 / |G|^2 - 1). Sums over several batches before they are divided: the ratio of one batch has no mean.
 
     >>> squared_norms(np.array([1.0, 1.0]), np.array([1.0, -1.0]))
