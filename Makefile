@@ -27,7 +27,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm docs dist bench bench-generation bench-curves bench-scale bench-stages results lint health
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm docs dist bench bench-generation bench-curves bench-scale bench-stages bench-pilot results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -105,6 +105,9 @@ results: .venv/.ok ## two harder tasks, all weights and LoRA: held-out accuracy 
 
 bench-stages: .venv/.ok ## two stages against one of as many completions, three seeds
 	$(BIN)/python -m benchmarks.stages
+
+bench-pilot: .venv/.ok ## the choice of a pilot against its whole grid trained in full, six tasks (about three hours)
+	$(BIN)/python -m benchmarks.pilot
 
 bench-scale: .venv/.ok ## how cost grows with completions, prompt length and completion length
 	$(BIN)/python -m benchmarks.scale

@@ -115,7 +115,7 @@ class PilotResult:
             return [*said, f"No candidate learns: the best, {name}, {moved}. {hopeless_words(self.winner)}"]
         chosen = f"Chosen: {name}: {moved}, {signal.spread:.0%} of its groups have spread"
         if others:
-            chosen += f"; next {max(each.score for each in others):.2f} against a score of {self.winner.score:.2f}"
+            chosen += f" (score {self.winner.score:.2f}; the next has {max(each.score for each in others):.2f})"
         said.append(f"{chosen}.")
         if self.outcome == "solved":
             said.append("It is right nearly always before any training: there is little left to learn.")
@@ -155,6 +155,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     return {
         "number": entry.candidate.number,
         "values": dict(entry.candidate.values),
+        "changes": dict(entry.changes),
         "rung": entry.rung,
         "steps": signal.steps if signal else 0,
         "before": signal.before if signal else None,
