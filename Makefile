@@ -27,7 +27,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm docs dist bench bench-generation bench-curves bench-cures bench-scale bench-stages results lint health
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm docs dist bench bench-generation bench-curves bench-cures bench-scale bench-stages bench-pilot bench-own-tasks results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -108,6 +108,12 @@ results: .venv/.ok ## two harder tasks, all weights and LoRA: held-out accuracy 
 
 bench-stages: .venv/.ok ## two stages against one of as many completions, three seeds
 	$(BIN)/python -m benchmarks.stages
+
+bench-own-tasks: .venv/.ok ## twelve tasks of one's own, from a table and one sentence, three seeds
+	$(BIN)/python -m benchmarks.own_tasks
+
+bench-pilot: .venv/.ok ## the choice of a pilot against its whole grid trained in full, six tasks (about three hours)
+	$(BIN)/python -m benchmarks.pilot
 
 bench-scale: .venv/.ok ## how cost grows with completions, prompt length and completion length
 	$(BIN)/python -m benchmarks.scale

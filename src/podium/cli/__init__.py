@@ -19,6 +19,7 @@ from podium.cli.eval import evaluate
 from podium.cli.explain import explain
 from podium.cli.init import init
 from podium.cli.merge import merge
+from podium.cli.pilot import pilot
 from podium.cli.push import push
 from podium.cli.recipes import recipes
 from podium.cli.report import report
@@ -92,6 +93,7 @@ app.command("version", hidden=True)(lambda: version())
 _VERBS: tuple[tuple[Callable[..., None], str], ...] = (
     (init, ""),
     (train, RECIPE),
+    (pilot, RECIPE),
     (check, RECIPE),
     (cure, RUN_OR_RECIPE),
     (sample, RECIPE),

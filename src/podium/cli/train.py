@@ -14,6 +14,7 @@ import typer
 from podium.cli.next_command import next_line
 from podium.cli.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
 from podium.cli.truths import is_of_reward_test, print_truths
+from podium.errors import ConfigError
 from podium.runs.occupied import occupying
 from podium.runs.redaction import without_secrets
 
@@ -47,6 +48,9 @@ def train(
             help="How they share work: ddp (default), fsdp2, zero1, zero2, zero3, or a config file of accelerate's.",
         ),
     ] = None,
+    pilot: Annotated[
+        bool, typer.Option("--pilot", help="Choose settings with `podium pilot` first, and train the recipe it writes.")
+    ] = False,
 ) -> None:
     """Train as a recipe says.
 
@@ -57,11 +61,28 @@ def train(
     from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "train")
+    if pilot:
+        path, overrides = _piloted(path, overrides, processes)
     if processes is not None or accelerate is not None:
         own = [*["--no-eval"] * no_eval, *["--verbose"] * verbose]
         raise typer.Exit(launch([*context.args, *own], processes, accelerate))
     with as_started():
         run(path, overrides, evaluate=not no_eval, verbose=verbose)
+
+
+def _piloted(path: str | Document, overrides: dict[str, Any], processes: int | None) -> tuple[str, dict[str, Any]]:
+    """The recipe that a pilot writes, flags included. Ends where no candidate learns."""
+    from podium.cli.pilot import NOTHING_LEARNS
+    from podium.cli.pilot import run as run_pilot
+    from podium.recipe.pilot import PilotSettings
+
+    if processes is not None:
+        what = "--pilot with --processes: a pilot is one process."
+        raise ConfigError(what, fix=f"podium pilot {path}, then podium train RECIPE --processes {processes}")
+    _, written = run_pilot(path, overrides, PilotSettings())
+    if written is None:
+        raise typer.Exit(NOTHING_LEARNS)
+    return str(written), {}
 
 
 def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verbose: bool = False) -> None:

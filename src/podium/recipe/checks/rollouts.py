@@ -48,8 +48,11 @@ class Sampled:
     """Tokens of a few completions that were allowed more; empty where few were cut off."""
 
 
-def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
-    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings."""
+def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int, *, longer_too: bool = True) -> Sampled:
+    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings.
+
+    `longer_too`: whether a few completions are allowed more tokens where many are cut off.
+    """
     parts, args = trainer.parts, trainer.args
     prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
@@ -67,7 +70,7 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> Sampled:
         for i, group in enumerate(groups)
     )
     longer: tuple[int, ...] = ()
-    if _cut_off(scored).mean() > TRUNCATED_SHARE:
+    if longer_too and _cut_off(scored).mean() > TRUNCATED_SHARE:
         room = (parts.builder.context_length or 1 << 20) - max(len(prompt.token_ids) for prompt in prompts[:8])
         limit, count = min(LONGER * settings.max_tokens, room), min(4, args.num_generations)
         more = dataclasses.replace(settings, max_tokens=limit, num_completions=count)
