@@ -1,4 +1,4 @@
-"""Time left: from the typical step, never from the first one; evaluations and checkpoints count as often as they come."""
+"""Time left: from the typical step, never from the first; evaluations and checkpoints count as often as they come."""
 
 from __future__ import annotations
 

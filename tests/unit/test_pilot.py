@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_rungs_halve_and_stay_within_their_share(grid: int, alive: int, steps: i
     assert sum(rung.candidates * rung.steps for rung in made) <= STEP_SHARE * grid * steps
     assert made[0].candidates <= alive
     assert all(rung.steps >= FEWEST_STEPS for rung in made)
-    for one, following in zip(made, made[1:], strict=False):
+    for one, following in pairwise(made):
         assert following.candidates == -(-one.candidates // 2)
         assert following.steps > one.steps
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from podium.algorithm.advantages import combine, has_spread
+from podium.algorithm.metrics import RIGHT
 from podium.data.templates import parse
 from podium.errors import ConfigError
 from podium.evaluation import accuracy_name
-from podium.evaluation.measured import RIGHT
 from podium.models import loading
 from podium.recipe import load
 from podium.recipe.document import Document
