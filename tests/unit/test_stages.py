@@ -43,10 +43,10 @@ TWO = """\
 """
 MINE = """
 def digits(completions, **_):
-    return [float(sum(c.isdigit() for c in text)) for text in completions]
+    return [sum(c.isdigit() for c in text) / max(len(text), 1) for text in completions]
 
 def right(completions, answer, **_):
-    return [float(a in text) for text, a in zip(completions, answer)]
+    return [float(a == text.strip()) for text, a in zip(completions, answer)]
 """
 
 

@@ -50,6 +50,8 @@ class ProbeResult:
     """One for each completion, NaN for None."""
     code: str = ""
     message: str = ""
+    fix: str = ""
+    """Of the error, where it has one."""
     seconds: float = 0.0
     mutated: Sequence[str] = ()
     """Arguments that the function changed."""
@@ -244,7 +246,7 @@ def call(
         scored = score(groups, [reward], trainer_state=state, settings=CallSettings(limit=limit_seconds))
     except PodiumError as error:
         code = error.code if isinstance(error, RewardError) else "W010"
-        return ProbeResult(code=code, message=str(error), seconds=time.perf_counter() - start)
+        return ProbeResult(code=code, message=error.what, fix=error.fix, seconds=time.perf_counter() - start)
     seconds = time.perf_counter() - start
     values = np.concatenate([group.rewards_GK[:, 0] for group in scored])
     return ProbeResult(values=values.tolist(), seconds=seconds, mutated=changed)

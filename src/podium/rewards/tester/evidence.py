@@ -35,6 +35,7 @@ class Failure:
     text: str
     code: str
     message: str
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from podium.data.columns import GOLD
 from podium.records import Finding, clean
 from podium.rewards.tester.callers import RewardCaller
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, forms_for, make_cases
-from podium.rewards.tester.evidence import Scores, mean
+from podium.rewards.tester.evidence import Scores, Texts, mean
 from podium.rewards.tester.probes import PROBES, Write
 from podium.rewards.tester.report import RewardReport, sum_finding
 from podium.rewards.tester.rules.false_positives import LIKE
@@ -127,9 +127,15 @@ def score_truths(
     form = _best_form(sessions, cases, subjects, weights)
     names = {name.format(form=form.name): make for name, (_, make) in _LINES.items()}
     texts = {name: [make(case, form.write) for case in cases] for name, make in names.items()}
-    scores = [None if session is None else session.scores(texts, quietly=True) for session in sessions]
+    scores = [_scores(session, texts) for session in sessions]
     kinds = {name.format(form=form.name): kind for name, (kind, _) in _LINES.items()}
     return _table(subjects, scores, {name: kinds[name] for name in texts}, form, weights)
+
+
+def _scores(session: Session | None, texts: Texts) -> Scores | None:
+    """Scores of all texts; None where the reward ran out of time, as a sum without it would be another sum."""
+    scores = None if session is None else session.scores(texts, quietly=True)
+    return None if session is None or session.num_skipped else scores
 
 
 def _best_form(

@@ -38,7 +38,7 @@ from podium.rewards.tester.truth import Subject, TruthLine, TruthTable, score_tr
 
 NUM_ROWS = 8
 
-SETTINGS = ExamineSettings(num_rows=NUM_ROWS, limit_seconds=5.0, budget_seconds=1.0, most_seconds=0.005)
+SETTINGS = ExamineSettings(num_rows=NUM_ROWS, limit_seconds=5.0, budget_seconds=1.5, most_seconds=0.005)
 
 SECONDS = 15.0
 """Wall-clock time for each reward, after which the process that calls them is killed."""

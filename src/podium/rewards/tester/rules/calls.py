@@ -67,7 +67,7 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         others = f"; also {', '.join(probes[1:7])}" if len(probes) > 1 else ""
         place = f"row {first.row}, {first.probe}: {excerpt(first.text)}{others}"
         what = f"{first.message.splitlines()[0]}\n  at {place}"
-        fix = "try it with such texts; return a list with one number (or None) for each completion"
+        fix = first.fix or "try it with such texts; return a list with one number (or None) for each completion"
         yield Finding(code=code, severity="error", what=what, why="".join(_frames(first.message)[-1:]), fix=fix)
 
 
