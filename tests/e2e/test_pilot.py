@@ -55,7 +55,7 @@ def test_a_pilot_writes_a_recipe_with_its_choice_and_does_it_again_alike(tmp_pat
     chosen = next(each for each in found["candidates"] if each["number"] == found["winner"])
     assert parse(patched, name="x").values["learning_rate"] == chosen["values"]["learning_rate"]
     assert "# of learning_rate" in patched
-    assert f"Next: podium train {tmp_path / 'run.pilot.yaml'}" in printed.replace("\n", "")
+    assert f"next: podium train {tmp_path / 'run.pilot.yaml'}" in printed.replace("\n", "")
     again, _ = piloted(path, *grid)
     timed = ("seconds", "candidates")
     assert {k: v for k, v in again.items() if k not in timed} == {k: v for k, v in found.items() if k not in timed}
