@@ -102,6 +102,7 @@ def trained(recipe: Path, folder: Path, candidate: Mapping[str, Any]) -> dict[st
     )  # fmt: skip
     if shown.returncode:
         raise SystemExit(f"podium eval {run} failed:\n{shown.stderr[-2000:]}")
+    (run / "model.safetensors").unlink()  # half a gigabyte
     found = {"values": candidate["values"], "processor_seconds": spent, "accuracy": accuracy(json.loads(shown.stdout))}
     kept.write_text(json.dumps({"number": candidate["number"], **found}))
     return {"number": candidate["number"], **found}

@@ -221,3 +221,11 @@ def test_several_processes_are_refused_before_anything_is_loaded(
 
 def test_equal_settings_have_a_name_too() -> None:
     assert numbered([{"temperature": 1.0}])[0].name == "the only candidate"
+
+
+def test_a_pilot_before_training_on_several_processes_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(RECIPE)
+    ended = CliRunner().invoke(app, ["train", str(recipe), "--pilot", "--processes", "2"])
+    assert ended.exit_code == 2
+    assert "a pilot is one process" in ended.output

@@ -20,6 +20,8 @@ NEXT: Mapping[str, str] = {
     "check, curable": "podium cure {recipe}",
     "check --rollouts": "podium train {recipe}",
     "check --rollouts, not ready": "podium sample {recipe}",
+    "pilot": "podium train {recipe}",
+    "pilot, nothing learns": "podium sample {recipe}",
     "sample": "podium train {recipe}",
     "train": "podium chat {run}",
     "train, with warnings": "podium doctor {run}",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podium.cli.next_command import print_next
 from podium.cli.terminal import console, errors, is_main, print_findings, print_json, print_wrapped, quiet, show_notes
 from podium.cli.terminal import table as text_table
 from podium.errors import ConfigError
@@ -110,10 +112,11 @@ def _print(result: PilotResult, page: Path, written: Path | None) -> None:
         print_wrapped(console, _text(sentence))
     if written is None:
         print_findings(console, [each for each in result.findings if each.severity != "note"])
-        print_wrapped(console, _text(f"Picture: {page}. Next: podium sample {result.name}"))
+        print_wrapped(console, _text(f"Picture: {page}"))
+        print_next("pilot, nothing learns", recipe=shlex.quote(result.name))
     else:
         print_wrapped(console, _text(f"Picture: {page}. Recipe: {written}"))
-        print_wrapped(console, _text(f"Next: podium train {written}"))
+        print_next("pilot", recipe=shlex.quote(str(written)))
 
 
 def table(result: PilotResult) -> Table:

@@ -62,7 +62,7 @@ def train(
 
     path, overrides = recipe_and_flags(context.args, "train")
     if pilot:
-        path, overrides = _piloted(path, overrides, processes)
+        path, overrides = _piloted(path, overrides, several=processes is not None or accelerate is not None)
     if processes is not None or accelerate is not None:
         own = [*["--no-eval"] * no_eval, *["--verbose"] * verbose]
         raise typer.Exit(launch([*context.args, *own], processes, accelerate))
@@ -70,15 +70,15 @@ def train(
         run(path, overrides, evaluate=not no_eval, verbose=verbose)
 
 
-def _piloted(path: str | Document, overrides: dict[str, Any], processes: int | None) -> tuple[str, dict[str, Any]]:
+def _piloted(path: str | Document, overrides: dict[str, Any], *, several: bool) -> tuple[str, dict[str, Any]]:
     """The recipe that a pilot writes, flags included. Ends where no candidate learns."""
     from podium.cli.pilot import NOTHING_LEARNS
     from podium.cli.pilot import run as run_pilot
     from podium.recipe.pilot import PilotSettings
 
-    if processes is not None:
-        what = "--pilot with --processes: a pilot is one process."
-        raise ConfigError(what, fix=f"podium pilot {path}, then podium train RECIPE --processes {processes}")
+    if several:
+        what = "--pilot with --processes or --accelerate: a pilot is one process."
+        raise ConfigError(what, fix=f"podium pilot {path}, then podium train with the recipe that it writes")
     _, written = run_pilot(path, overrides, PilotSettings())
     if written is None:
         raise typer.Exit(NOTHING_LEARNS)
