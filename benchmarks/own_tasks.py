@@ -221,7 +221,9 @@ def table(name: str, folder: Path) -> Path:
 def train(name: str, seed: int, folder: Path, *, python: bool = False) -> dict[str, Any]:
     """Begin and train a task on one thread; held-out accuracy by our own comparison, and seconds of processor time."""
     path = table(name, folder)
-    run = folder / f"{name}-{seed}"
+    run, kept = folder / f"{name}-{seed}", folder / f"{name}-{seed}.json"
+    if kept.exists():
+        return dict(json.loads(kept.read_text()))
     if python:
         script = Path(__file__).parents[1] / "examples" / "own_table.py"
         spent = called([sys.executable, str(script), str(path), TASKS[name].sentence, str(run), str(seed)], folder)
@@ -232,7 +234,7 @@ def train(name: str, seed: int, folder: Path, *, python: bool = False) -> dict[s
         command = [sys.executable, "-m", "podium", "train", str(recipe), "--seed", str(seed), "--output_dir", str(run)]
         spent = called(command, folder)
     before, after = (scores(run, moment, name) for moment in ("before", "after"))
-    return {
+    found = {
         "task": name,
         "seed": seed,
         "before": before,
@@ -243,6 +245,8 @@ def train(name: str, seed: int, folder: Path, *, python: bool = False) -> dict[s
         "verdict": Run.load(run).evaluations["comparison"]["verdict"],
         "findings": sorted(set(Run.load(run).findings["code"])),
     }
+    kept.write_text(json.dumps(found))
+    return found
 
 
 def called(command: Sequence[str], folder: Path) -> float:
@@ -335,7 +339,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, a thread each")
     parser.add_argument("--python", action="store_true", help="by examples/own_table.py instead of `podium init`")
     parser.add_argument("--tables", type=Path, help="write the tables into this folder, and no more")
-    parser.add_argument("--folder", type=Path, help="where runs are kept; else a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where runs are kept, and not repeated; else a temporary one")
     options = parser.parse_args()
     names = options.tasks or list(TASKS)
     if options.tables:
