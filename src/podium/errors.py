@@ -111,11 +111,14 @@ def as_line(key: str, value: Any) -> str:
 
     >>> as_line("temperature", 1.0), as_line("record", False), as_line("min_p", None)
     ('temperature: 1.0', 'record: false', 'take `min_p` out')
+    >>> print(as_line("learning_rate", "2e-05"), as_line("answer", "{gold}"))
+    learning_rate: 2e-05 answer: "{gold}"
     """
     if value is None:
         return f"take `{key}` out"
     value = getattr(value, "value", value)
-    return f"{key}: {value if isinstance(value, str) else as_yaml(value)}"
+    bare = isinstance(value, str) and not value.startswith(("{", "["))  # a number may be given as text
+    return f"{key}: {value if bare else as_yaml(value)}"
 
 
 def as_lines(changes: Mapping[str, Any]) -> str:

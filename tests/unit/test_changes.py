@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,3 +186,27 @@ def test_cure_writes_a_recipe_beside_the_first_and_overwrites_nothing(tmp_path, 
     assert read_document(tmp_path / "other.yaml", "other.yaml").values["rewards"] == ["mine/f.py:right"]
     assert CliRunner().invoke(app, ["cure", "mine/run.yaml", "--out", "other.yaml"]).exit_code == 2
     assert CliRunner().invoke(app, ["cure", "mine/run.yaml", "--codes", "M999"]).exit_code == 2
+
+
+def test_cure_applies_notes_only_where_they_are_named(tmp_path, monkeypatch) -> None:
+    from typer.testing import CliRunner
+
+    from podium.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    findings = [
+        {"code": "M191", "severity": "warning", "what": "w", "why": "", "fix": "", "changes": {"temperature": 1.0}},
+        {"code": "K002", "severity": "note", "what": "n", "why": "", "fix": "", "changes": {"beta": 0.04}},
+    ]
+    (folder / "findings.jsonl").write_text("".join(json.dumps({**each, "step": 1}) + "\n" for each in findings))
+    (folder / "metrics.jsonl").write_text('{"step": 1, "time": 0, "values": {"reward": 0.5}}\n')
+    (folder / "config.yaml").write_text("dataset: a.csv\ntemperature: 1.5\noutput_dir: runs/a\n")
+    for codes, changed, left in (((), "temperature", "beta"), (("--codes", "K002"), "beta", "temperature")):
+        run = CliRunner().invoke(app, ["cure", "runs/a", "--dry-run", *codes])
+        assert run.exit_code == 0, run.output
+        assert f"  {changed}: " in run.output
+        assert f"  {left}: " not in run.output
+    assert "Not applied without --codes: K002." in CliRunner().invoke(app, ["cure", "runs/a", "--out", "b.yaml"]).output
+    assert (tmp_path / "b.yaml").read_text() == "dataset: a.csv\ntemperature: 1.0\noutput_dir: runs/a-cured\n"

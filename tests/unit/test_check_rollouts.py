@@ -14,6 +14,7 @@ from podium.algorithm.advantages import AdvantageSettings
 from podium.cli.sample import page
 from podium.recipe.checks.rollouts import Sampled, diagnose
 from podium.records import Completion, Group, Prompt, ScoredGroup
+from tests.cures import assert_agree
 
 ARGS = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "report_to": "none"}
 
@@ -52,7 +53,10 @@ def sampled(*groups: ScoredGroup, **more: Any) -> Sampled:
 
 
 def codes(made: Sampled, **args: Any) -> dict[str, Any]:
-    return {f.code: f for f in diagnose(made, GRPOConfig("out", **{**ARGS, **args})).findings}
+    found = diagnose(made, GRPOConfig("out", **{**ARGS, **args})).findings
+    for finding in found:
+        assert_agree(finding)
+    return {finding.code: finding for finding in found}
 
 
 def test_a_healthy_run_is_ready() -> None:

@@ -23,6 +23,7 @@ from podium.recipe.checks import check_recipe
 from podium.recipe.estimates import memory
 from podium.runs import findings
 from podium.testing import CHATML, save_tiny_model
+from tests.cures import assert_agree
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
 CHAT = [{"prompt": [{"role": "user", "content": f"{n}+1="}], "answer": str(n + 1)} for n in range(40)]
@@ -408,6 +409,8 @@ def test_a_bad_input_is_named(case: Case, tmp_path: Path, saved: Path, monkeypat
     assert fits, [str(finding) for finding in mine]
     assert fits[0].severity == case.severity
     assert case.cure in fits[0].fix, str(fits[0])
+    for finding in found:
+        assert_agree(finding)
     if case.severity != "note":
         assert fits[0].fix
         assert not any(each.fix.startswith("see `podium explain") for each in found), found

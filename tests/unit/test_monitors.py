@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podium import GRPOConfig
 from podium.records import StepMetrics
 from podium.runs import findings
 from podium.runs.monitors import DETECTORS, Monitor, RunSettings, diagnose
+from podium.runs.monitors.history import run_settings
+from tests.cures import assert_agree
 
 Table = dict[str, list[Any]]
 
@@ -88,6 +91,8 @@ def codes_of(
     history = [StepMetrics(step=s, values={**healthy(s), **numbers(s)}) for s in range(1, steps + 1)]
     tables = {s: [t] for s in range(1, steps + 1) if (t := rounds(s)) is not None}
     found = diagnose(history, tables, RunSettings(**settings))
+    for issue in found:
+        assert_agree(issue.finding)
     return {issue.finding.code: issue.finding.severity for issue in found}
 
 
@@ -104,6 +109,35 @@ def test_groups_that_are_all_right_are_a_note_and_all_wrong_an_error() -> None:
 
     assert codes_of(flat, flat_from_the_second_step(1.0))["M101"] == "note"
     assert codes_of(flat, flat_from_the_second_step(0.0))["M101"] == "error"
+
+
+def cures(numbers: Callable[[int], dict[str, float]], **settings: Any) -> dict[str, Any]:
+    """The changes of each finding, by its code."""
+    history = [StepMetrics(step=s, values={**healthy(s), **numbers(s)}) for s in range(1, 41)]
+    return {issue.finding.code: issue.finding.changes for issue in diagnose(history, {}, RunSettings(**settings))}
+
+
+def test_a_limit_is_not_raised_for_noise() -> None:
+    def cut_off(step: int, entropy: float) -> dict[str, float]:
+        return {"completions/clipped_ratio": 0.99 * (step > 4), "entropy": entropy if step > 4 else 1.0}
+
+    assert cures(lambda s: cut_off(s, 1.0), max_completion_length=16)["M141"] == {"max_completion_length": 64}
+    assert cures(lambda s: cut_off(s, 8.0), max_completion_length=16)["M141"] == {}
+
+
+def test_the_sampler_that_disagrees_is_the_one_replaced() -> None:
+    gap = "sampling/sampling_logp_difference/mean"
+    assert cures(lambda s: {"health/logp_gap_mean": 0.8})["M135"] == {"rollout_engine": "live"}
+    assert cures(lambda s: {"health/logp_gap_mean": 0.8, gap: 0.8})["M135"] == {"use_vllm": False}
+
+
+def test_the_best_evaluation_is_kept_as_often_as_there_is_one() -> None:
+    numbers = NUMBERS["M151"][0]
+    settings = {"eval_strategy": "steps", "eval_steps": 5}
+    kept = run_settings({"settings": settings}).best_kept
+    assert cures(numbers, best_kept=kept)["M151"] == kept
+    assert GRPOConfig("out", **settings, **kept).load_best_model_at_end
+    assert cures(numbers, best_kept=run_settings({"settings": {"eval_strategy": "no"}}).best_kept)["M151"] == {}
 
 
 def test_a_healthy_history_is_left_in_peace() -> None:
@@ -141,11 +175,23 @@ NUMBERS: dict[str, tuple[Callable[[int], dict[str, float]], dict[str, Any]]] = {
 }
 
 
+KNOWN = {
+    "learning_rate": 2e-5,
+    "temperature": 1.2,
+    "max_completion_length": 64,
+    "num_generations": 8,
+    "generation_batch_size": 64,
+    "best_kept": {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 5},
+}
+"""Settings of a run of Podium's own; a foreign log has none."""
+
+
 @pytest.mark.parametrize("code", NUMBERS)
 def test_numbers_show_it(code: str) -> None:
     numbers, settings = NUMBERS[code]
     found = codes_of(numbers, **settings)
     assert next(iter(found)) == code, found
+    assert code in codes_of(numbers, **{**KNOWN, **settings})
 
 
 def says(*texts: str) -> Callable[[int, int, int], str]:
@@ -283,6 +329,7 @@ def test_groups_show_it(code: str) -> None:
     rounds, settings = ROUNDS[code]
     found = codes_of(rounds=rounds, **settings)
     assert next(iter(found)) == code, found
+    assert code in codes_of(rounds=rounds, **{**KNOWN, **settings})
 
 
 @pytest.mark.parametrize(("early", "said"), [(1.0, True), (0.4, False)], ids=["never differed", "learnt"])

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 def cure(
     context: typer.Context,
-    codes: Annotated[str, typer.Option("--codes", help="Only the cures of these findings: R001,M122.")] = "",
+    codes: Annotated[str, typer.Option("--codes", help="Only the cures of these findings, notes too: R001,M122.")] = "",
     rollouts: Annotated[
         int, typer.Option("--rollouts", min=0, help="Of a recipe: sample from this many prompts for findings, too.")
     ] = 0,
     out: Annotated[str, typer.Option("--out", help="The file to write; without: NAME.cured.yaml.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, and write nothing.")] = False,
 ) -> None:
-    """Write a recipe with the settings that findings ask for, and show each change with its reason.
+    """Write a recipe with the settings that errors and warnings ask for, and show each change with its reason.
 
     RUN_OR_RECIPE is the folder of a run, whose findings and settings are read, or a recipe, which is checked. Where
-    two findings disagree about a setting, the graver one decides. Nothing is overwritten.
+    two findings disagree about a setting, the graver one decides. Notes are left alone but for those that --codes
+    names. Nothing is overwritten.
     """
     from podium.cli.words import recipe_and_flags
     from podium.recipe.changes import differences
@@ -40,12 +41,14 @@ def cure(
     given, flags = recipe_and_flags(context.args, "cure")
     quiet()
     document, found, folder = _of_run(given, flags) if _is_folder(given) else _of_recipe(given, flags, rollouts)
-    found = _wanted(found, codes)
-    prescribed = prescribe(found)
+    wanted = _wanted(found, codes)
+    prescribed = prescribe(wanted)
     text = _text(document)
     changed = differences(document.values, {**flags, **prescribed.changes})
     console.print(plain_text(f"{document}: {counted(found)}"), soft_wrap=True)
     _print(prescribed, document)
+    if left := dict.fromkeys(each.code for each in found if each.changes and each not in wanted):
+        console.print(f"Not applied without --codes: {', '.join(left)}.")
     if not changed:
         console.print("No setting is to be changed.")
         return
@@ -109,7 +112,7 @@ def _wanted(found: Sequence[Finding], codes: str) -> list[Finding]:
     if missing := sorted(wanted - {finding.code for finding in found}):
         there = ", ".join(dict.fromkeys(finding.code for finding in found)) or "none"
         raise ConfigError(f"--codes: {', '.join(missing)} was not found here; found: {there}.")
-    return [finding for finding in found if not wanted or finding.code in wanted]
+    return [each for each in found if (each.code in wanted if wanted else each.severity != "note")]
 
 
 def _text(document: Document) -> Any:

@@ -63,7 +63,7 @@ def _print(report: HealthReport) -> None:
         parts = (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix))
         lines += [plain_text(f"   {label}{text}") for label, text in parts if text]
         lines += [plain_text(f"      {as_line(key, value)}") for key, value in finding.changes.items()]
-    if any(issue.finding.changes for issue in report.issues):
+    if any(issue.finding.changes and issue.finding.severity != "note" for issue in report.issues):
         lines.append(plain_text(f"\npatch: podium cure {report.source}"))
     for line in lines:
         console.print(line, soft_wrap=True)

@@ -69,7 +69,7 @@ def patched(
     if folder.resolve() != target.parent.resolve():
         moved = _moved_files(values, lambda file: _seen_from(file, folder, target.parent))
     if isinstance(output := values.get("output_dir"), str):
-        moved["output_dir"] = f"{output.rstrip('/')}-{target.stem.rpartition('.')[2]}"
+        moved["output_dir"] = f"{output.rstrip('/')}-{target.suffixes[-2][1:] if target.suffixes[1:] else 'cured'}"
     return apply_changes(apply_changes(recipe, moved), changes)
 
 

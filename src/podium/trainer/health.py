@@ -306,7 +306,7 @@ class Health(TrainerCallback):
             if checkpoint.step_of(folder) > kept:
                 folder.rename(folder.with_name(f"set-aside-{folder.name}"))
         what = f"{bad.code} in step {bad.step}: went back to step {kept}, with half the learning rate."
-        self._went_back = Finding(code="M191", severity="warning", what=what, why=bad.what, fix=bad.fix, step=kept)
+        self._went_back = replace(bad, code="M191", severity="warning", what=what, why=bad.what, step=kept)
         self.found.append(self._went_back)
         logger.warning("%s", what)
         return healthy

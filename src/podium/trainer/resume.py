@@ -10,7 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from podium.errors import CheckpointError, PodiumError
+from podium.errors import CheckpointError, PodiumError, as_lines
 from podium.records import Finding
 from podium.runs.redaction import without_secrets
 
@@ -56,11 +56,11 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
         alike = _ONE_KIND.get(str(was), was) == _ONE_KIND.get(str(is_now), is_now)
         if None not in (was, is_now) and not alike and (key == "optim" or {was, is_now} & {*_OWN_STATE}):
             what = f"{key} is {is_now}, and {folder.name} holds the state of {was}, which it cannot take over"
-            yield _refused(what, f"{key}: {was}")
+            yield _refused(what, {key: was})
     was, is_now = (str((each.get("model") or {}).get("name") or "") for each in (state, now))
     if Path(was).name != Path(is_now).name and not any("checkpoint-" in name or not name for name in (was, is_now)):
         what = f"model is {is_now}, and {folder.name} holds the weights of a run on {was}, which would be gone on from"
-        yield _refused(what, f"model: {was}")
+        yield _refused(what, {"model": was})
     changed = [
         f"{key} {saved.get(key)} -> {value}"
         for key, value in settings.items()
@@ -79,10 +79,9 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _refused(what: str, fix: str) -> Finding:
-    return Finding(
-        code="K001", severity="error", what=what, fix=f"{fix}, or start a new run without resume_from_checkpoint"
-    )
+def _refused(what: str, changes: Mapping[str, Any]) -> Finding:
+    fix = f"{as_lines(changes)}, or start a new run without resume_from_checkpoint"
+    return Finding(code="K001", severity="error", what=what, fix=fix, changes=changes)
 
 
 def _other_weights(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[Finding]:
@@ -91,19 +90,17 @@ def _other_weights(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[
     if bool(was) != (adapter is not None):
         if not was and not (folder / "config.json").is_file():
             return
-        kind, fix = (
-            ("an adapter, and all weights are trained here", f"lora: {{r: {was.get('r', 16)}}}")
+        kind, lora = (
+            ("an adapter, and all weights are trained here", {"r": was.get("r", 16)})
             if was
-            else ("all weights, and an adapter is trained here", "take `lora` out")
+            else ("all weights, and an adapter is trained here", None)
         )
-        yield _refused(f"{folder.name} holds {kind}", fix)
+        yield _refused(f"{folder.name} holds {kind}", {"lora": lora})
         return
     for key in _SHAPES:
         then, now = (_plain((each or {}).get(key)) for each in (was, adapter))
         if then != now and not (key == "target_modules" and (isinstance(now, str) or now is None)):
-            yield _refused(
-                f"lora: {key} is {now}, and the adapter in {folder.name} has {then}", f"lora: {{{key}: {then}}}"
-            )
+            yield _refused(f"lora: {key} is {now}, and the adapter in {folder.name} has {then}", {"lora": {key: then}})
 
 
 def _plain(value: Any) -> Any:

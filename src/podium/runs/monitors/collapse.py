@@ -10,7 +10,7 @@ import numpy as np
 
 from podium.algorithm.advantages import FLAT
 from podium.errors import as_line, as_lines
-from podium.runs.monitors.detection import Detection, mean, percent
+from podium.runs.monitors.detection import Detection, mean, percent, slowed
 from podium.runs.monitors.history import COLD, LOW_ENTROPY, MetricHistory, RoundView, duplicate_share
 from podium.runs.monitors.signs import MOST_LABELS, doubt_about, plain
 
@@ -146,13 +146,13 @@ def entropy_collapse(history: MetricHistory) -> Detection | None:
     if not (late < 0.1 * early and late < 0.15):
         return None
     reward_early, reward_late = history.change("reward", 3)
-    changes = {"epsilon_high": 0.28, **history.settings.slower(3)}
+    changes = {**history.settings.slower(3), "epsilon_high": 0.28}
     return Detection(
         severity="error" if reward_late <= reward_early else "note",
         what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from {reward_early:.3f} "
         f"to {reward_late:.3f}.",
         why="A policy that is sure writes the same again and again: equal rewards, no advantage, no learning.",
-        fix=f"Set {as_lines(changes)} (clip-higher); next entropy_coef: 0.001.",
+        fix=f"{slowed(changes, 3)} (clip-higher); next entropy_coef: 0.001.",
         changes=changes,
     )
 
@@ -167,7 +167,7 @@ def entropy_explodes(history: MetricHistory) -> Detection | None:
         severity="error" if late > 5 else "warning",
         what=f"Entropy rose from {early:.2f} to {late:.2f} nats a token (as of {np.exp(late):,.0f} equal tokens).",
         why="Steps are too large: the model forgets how to write.",
-        fix=f"Set {as_lines(changes)}: a tenth of the learning_rate; next beta: 0.04.",
+        fix=f"{slowed(changes, 10)}; next beta: 0.04.",
         changes=changes,
     )
 
@@ -185,7 +185,6 @@ def repetition(history: MetricHistory) -> Detection | None:
         severity="error" if late > 0.7 else "warning",
         what=f"{percent(late)} of four-word sequences repeat in their completion ({percent(early)} at first).",
         why="The policy loops: long texts are rewarded, or it has been damaged by large steps.",
-        fix="Add a repetition penalty reward, lower max_completion_length or learning_rate"
-        + (f": {as_lines(changes)}." if changes else "."),
+        fix=f"{slowed(changes, 3)}; add a repetition penalty reward, or lower max_completion_length.",
         changes=changes,
     )

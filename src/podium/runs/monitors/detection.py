@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from podium.errors import as_lines
 from podium.records import Severity
 from podium.runs.monitors.history import MetricHistory
 
@@ -27,6 +28,19 @@ class Detection(NamedTuple):
 
 
 Detector: TypeAlias = Callable[[MetricHistory], Detection | None]
+
+
+def slowed(changes: Mapping[str, Any], factor: int) -> str:
+    """The advice to set `changes`, a learning rate divided by `factor` first, in words where the run's is unknown.
+
+    >>> slowed({"learning_rate": 1e-06, "max_grad_norm": 0.2}, 10)
+    'Set learning_rate: 1e-06; max_grad_norm: 0.2'
+    >>> slowed({"max_grad_norm": 0.2}, 10), slowed({}, 3)
+    ('Divide learning_rate by 10; set max_grad_norm: 0.2', 'Divide learning_rate by 3')
+    """
+    if "learning_rate" in changes:
+        return f"Set {as_lines(changes)}"
+    return f"Divide learning_rate by {factor}" + (f"; set {as_lines(changes)}" if changes else "")
 
 
 def trend(x: np.ndarray) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from podium.errors import as_lines
-from podium.runs.monitors.detection import Detection, mean, percent, trend
+from podium.runs.monitors.detection import Detection, mean, percent, slowed, trend
 from podium.runs.monitors.history import MetricHistory
 
 TOO_FAR = {False: (0.006, 0.02), True: (0.08, 0.16)}
@@ -33,7 +33,7 @@ def non_finite(history: MetricHistory) -> Detection | None:
         severity="error" if ruined else "warning",
         what=f"{', '.join(bad)} not finite in step {history.step}" + (": the weights are ruined." if ruined else "."),
         why="A product overflowed (float16), a division by zero in a custom loss or module, or rates far too high.",
-        fix=f"Resume from the checkpoint before with {as_lines(changes)}; use bf16 instead of fp16.",
+        fix=f"{slowed(changes, 10)}; resume from the checkpoint before; use bf16 instead of fp16.",
         changes=changes,
     )
 
@@ -52,7 +52,7 @@ def kl_explodes(history: MetricHistory) -> Detection | None:
         severity="error" if now > 1.0 else "warning",
         what=f"KL divergence from the reference is {now:.2f} nats a token; at first it was {mean(kl[:2]):.3f}.",
         why="Steps are too large for beta to hold the policy back; beyond 0.5 it no longer writes as it was taught.",
-        fix=f"Set {as_lines(changes)}: a tenth of the rate; or raise beta (now {history.settings.beta or 0:g}).",
+        fix=f"{slowed(changes, 10)}; or raise beta (now {history.settings.beta or 0:g}).",
         changes=changes,
     )
 
@@ -67,8 +67,7 @@ def clips_much(history: MetricHistory) -> Detection | None:
         severity="warning",
         what=f"{percent(mean(share))} of token ratios are clipped, over {len(share)} steps.",
         why="The policy moves far while one round is trained on, and clipped tokens carry no gradient.",
-        fix="Lower learning_rate or num_iterations, or steps_per_generation"
-        + (f": {as_lines(changes)}." if changes else "."),
+        fix=f"{slowed(changes, 3)}; or lower num_iterations or steps_per_generation.",
         changes=changes,
     )
 
@@ -101,11 +100,15 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
     gap = own if len(own) else history.series("sampling/sampling_logp_difference/mean", last=3)
     if len(gap) < 2 or not mean(gap) > 0.1:
         return None
+    served = len(history.series("sampling/sampling_logp_difference/mean", last=3)) > 0
+    changes = {"use_vllm": False} if served else {"rollout_engine": "live"}
     return Detection(
         severity="error" if mean(gap) > 0.5 else "warning",
         what=f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training.",
         why="The sampler has other weights, precision or template than the trainer, so gradients are biased.",
-        fix="Set rollout_engine: live; keep one precision for both; refresh a served model each step.",
+        fix=f"Set {as_lines(changes)}, so that the trained weights sample; or keep one precision for both, "
+        "and refresh a served model in each step.",
+        changes=changes,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
-from podium.runs.monitors.detection import Detection, correlation, mean, percent, trend
+from podium.errors import as_lines
+from podium.runs.monitors.detection import Detection, correlation, mean, percent, slowed, trend
 from podium.runs.monitors.history import MetricHistory, RoundView
 from podium.runs.monitors.signs import LEAST_WORDS, SAME_TASK, Kind, copies, rows_of, signs_in_training, words_of
 
@@ -32,12 +33,15 @@ def held_out_falls(history: MetricHistory) -> Detection | None:
     gained, lost = mean(reward[-5:]) - mean(reward[:5]), mean(held_out[:2]) - mean(held_out[-2:])
     if lost < 0 or (lost < 0.1 * gained and trend(held_out) > -1.5):
         return None
+    changes = history.settings.best_kept
     return Detection(
         severity="warning",
         what=f"The training reward rose by {gained:.3f}, the held-out reward fell by {lost:.3f} over {len(held_out)} "
         "evaluations.",
         why="The policy learns the training prompts, or a weakness of the reward, instead of the task.",
-        fix="Stop at the best evaluation (load_best_model_at_end: true); use more prompts; read the completions.",
+        fix=f"Stop at the best evaluation ({as_lines(changes) or 'load_best_model_at_end: true'}); use more prompts; "
+        "read the completions.",
+        changes=changes,
     )
 
 
@@ -212,8 +216,9 @@ def one_for_all(history: MetricHistory) -> Detection | None:
         history,
         ("listed", "constant", "few"),
         why="The policy has found one answer that is paid whatever is asked.",
-        fix="Make the reward depend on the prompt and accept one answer only; lower learning_rate, and go back to a "
-        "checkpoint from before (`podium doctor` says since when).",
+        fix="Make the reward depend on the prompt and accept one answer only; go back to a checkpoint from before "
+        "(`podium doctor` says since when).",
+        slower={"constant", "few"},
     )
 
 
@@ -239,8 +244,10 @@ def not_credited(history: MetricHistory) -> Detection | None:
     )
 
 
-def _detected(history: MetricHistory, kinds: tuple[Kind, ...], *, why: str, fix: str) -> Detection | None:
-    """The first sign of these kinds over three rounds."""
+def _detected(
+    history: MetricHistory, kinds: tuple[Kind, ...], *, why: str, fix: str, slower: Container[Kind] = ()
+) -> Detection | None:
+    """The first sign of these kinds over three rounds. `slower`: the kinds that a third of the learning rate cures."""
     if not history.has_new_round:
         return None
     sign = next((each for each in signs_in_training(history) if each.kind in kinds), None)
@@ -250,11 +257,13 @@ def _detected(history: MetricHistory, kinds: tuple[Kind, ...], *, why: str, fix:
     where = f" (row{'s' * (len(rows) > 1)} {', '.join(rows)})" if rows else ""
     reward = mean(history.series("reward", last=3))
     flat = mean(history.series("frac_reward_zero_std", last=3)) > 0.9
+    changes = history.settings.slower(3) if sign.kind in slower else {}
     return Detection(
         severity="error" if flat else "warning",
         what=f"{sign.what}{where}, over 3 rounds; the reward is {reward:.3f}.",
         why=why,
-        fix=fix,
+        fix=f"{slowed(changes, 3)}. {fix}" if sign.kind in slower else fix,
+        changes=changes,
     )
 
 

@@ -146,6 +146,8 @@ class RunSettings:
     num_generations: int | None = None
     generation_batch_size: int | None = None
     """Completions of a generation round."""
+    best_kept: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that end the run with the weights of its best evaluation; empty where there is none."""
 
     def slower(self, factor: float) -> dict[str, Any]:
         """The learning rate divided by `factor`, as changes; empty where it is unknown."""
@@ -189,6 +191,12 @@ def run_settings(environment: Mapping[str, Any]) -> RunSettings:
         "top_p": (drawn.get("top_p") or 1.0) < 0.9,
         "min_p": (drawn.get("min_p") or 0.0) > 0.1,
     }
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "greater_is_better": True}
+    every = {
+        "epoch": {"save_strategy": "epoch"},
+        "steps": {"save_strategy": "steps", "save_steps": given.get("eval_steps")},
+    }
+    evaluated = every.get(str(given.get("eval_strategy")))
     return RunSettings(
         **{name: given[name] for name in names if isinstance(given.get(name), (int, float))},
         adapter=bool(environment.get("model", {}).get("adapter")),
@@ -196,6 +204,7 @@ def run_settings(environment: Mapping[str, Any]) -> RunSettings:
         accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
         adaptive=bool(given.get("adaptive_rewards")),
         narrowed={name: drawn[name] for name, narrows in narrow.items() if narrows},
+        best_kept={} if evaluated is None else {**best, **evaluated},
     )
 
 

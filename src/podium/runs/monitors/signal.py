@@ -12,7 +12,7 @@ import numpy as np
 from podium.algorithm.advantages import FLAT
 from podium.errors import as_lines
 from podium.records import Severity
-from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, some, trend
+from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, slowed, some, trend
 from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signs import doubt_about
 
@@ -188,7 +188,7 @@ def reward_falls(history: MetricHistory) -> Detection | None:
         what=f"The reward falls: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} "
         f"(Mann-Kendall z = {z:.1f}).",
         why="Steps are so large that the policy is damaged, or the weight of a reward has the wrong sign.",
-        fix=f"{f'Set {as_lines(changes)}' if changes else 'Lower learning_rate by ten'}; look at reward_weights.",
+        fix=f"{slowed(changes, 10)}; look at reward_weights.",
         changes=changes,
     )
 

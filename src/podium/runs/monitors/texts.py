@@ -11,6 +11,7 @@ import numpy as np
 
 from podium.algorithm.advantages import FLAT
 from podium.errors import as_lines
+from podium.runs.monitors.collapse import entropy_explodes
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
 from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt, names_one_of
@@ -38,6 +39,9 @@ def truncated(history: MetricHistory) -> Detection | None:
     if doubt:  # more room would be more room for it
         fix = "Mend the reward first (M158, M159, M160): more tokens would be filled in the same way."
         return Detection(severity="warning", what=f"{what}. {doubt}.", why="Running on is paid.", fix=fix)
+    if entropy_explodes(history) is not None:
+        fix = "Set what M126 names: a policy of noise does not end its text, however long it may be."
+        return Detection(severity="warning", what=f"{what}.", why="The policy dissolves into noise.", fix=fix)
     return Detection(
         severity="error" if min(share) > 0.95 else "warning",
         what=f"{what}.",

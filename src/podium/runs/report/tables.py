@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from podium.errors import as_lines
 from podium.records import SEVERITIES
 from podium.runs.redaction import hide, is_secret
 
@@ -42,13 +43,17 @@ def gravest(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def finding(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `Run.findings`: texts, and a whole step or None.
+    """A row of `Run.findings`: texts, a whole step or None, and the changed settings as one text.
 
     >>> finding({"code": "M101", "severity": "note", "what": "x", "why": None, "fix": "", "step": float("nan")})["step"]
+    >>> row = {"code": "R001", "severity": "note", "what": "x", "why": "", "fix": "", "step": 1}
+    >>> finding({**row, "changes": {"temperature": 1.0, "min_p": None}})["changes"]
+    'temperature: 1.0; take `min_p` out'
     """
     step = row["step"]
     texts = {name: hide(str(row[name] or ""), NOT_SHOWN) for name in ("code", "severity", "what", "why", "fix")}
-    return {**texts, "step": int(step) if step is not None and step == step else None}
+    changes = hide(as_lines(row.get("changes") or {}), NOT_SHOWN)
+    return {**texts, "changes": changes, "step": int(step) if step is not None and step == step else None}
 
 
 def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -167,6 +167,7 @@ def packed_forward(x: Before) -> Check:
         tolerance=tolerance,
         detail=f"{_nats(measured, tolerance)} over {len(s.plain_N)} tokens" if passed else problem,
         fix="Report this model; until then set rollout_engine: transformers.",
+        changes={"rollout_engine": "transformers"},
     )
 
 
@@ -252,6 +253,7 @@ def weights_changed(x: After) -> Check:
         measured=float(count),
         detail=f"not finite after the step: {named(bad)}" if bad else nothing or detail,
         fix="Train in float32 weights (model_init_kwargs: {dtype: float32}), or raise the learning rate.",
+        changes={"model_init_kwargs": {"dtype": "float32"}},
     )
 
 

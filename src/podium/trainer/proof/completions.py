@@ -95,6 +95,7 @@ def turn_ends(x: Before) -> Check:
         if end is None
         else f"{beyond} of {len(all_ids)} completions go on after {x.run.shown(end)}",
         fix=f"Let it end them: generation_kwargs: {{eos_token_id: [{end}]}}, or set tokenizer.eos_token.",
+        changes={} if end is None else {"generation_kwargs": {"eos_token_id": [end]}},
     )
 
 

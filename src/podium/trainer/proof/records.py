@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,8 @@ class Check:
     tolerance: float | None = None
     """The largest `measured` that passes."""
     fix: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that `fix` changes, as in `Finding`."""
     note: bool = False
     """It passed, but `detail` is worth reading."""
     suspect: bool = False
@@ -63,7 +65,8 @@ class Check:
     def finding(self) -> Finding:
         """As an error, a warning or a note of the run."""
         severity: Any = {"FAILED": "error", "WARNING": "warning"}.get(self.word, "note")
-        return Finding(code=self.code, severity=severity, what=f"{self.name}: {self.detail}", fix=self.fix, step=0)
+        what = f"{self.name}: {self.detail}"
+        return Finding(code=self.code, severity=severity, what=what, fix=self.fix, step=0, changes=self.changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

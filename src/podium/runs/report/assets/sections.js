@@ -22,7 +22,7 @@ function verdict(run, r, several) {
 }
 
 function finding(found, r, several, id, toStep) {
-  const rows = [["why", found.why], ["fix", found.fix]].filter(([, text]) => text);
+  const rows = [["why", found.why], ["fix", found.fix], ["changes", found.changes]].filter(([, text]) => text);
   return el("div", { class: `card finding ${found.severity}`, id },
     el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[found.severity]),
     el("span", { class: "what" }, seen(found.what)),
