@@ -178,9 +178,15 @@ def beyond_the_end(history: MetricHistory) -> Detection | None:
     shares = _shares(history, lambda text: TURN.search(text) is not None)
     if min(shares, default=0.0) < 0.2:
         return None
+    plain = not any(TURN.search(prompt) for view in history.rounds[-3:] for prompt in view.prompts_P)
     return Detection(
         severity="warning",
         what=f"{percent(float(np.mean(shares)))} of completions go on with another turn after their answer.",
-        why="The end token is not the one that ends the model's turns, so generation does not stop there.",
-        fix="Use the model's own chat template; put its end of turn into generation_config.eos_token_id.",
+        why="Prompts are plain text, which the model continues as a dialogue."
+        if plain
+        else "The end token is not the one that ends the model's turns, so generation does not stop there.",
+        fix="Set chat: true, for a model with a chat template; else a reward that takes the text up to the next turn."
+        if plain
+        else "Use the model's own chat template; put its end of turn into generation_config.eos_token_id.",
+        changes={"chat": True} if plain else {},
     )
