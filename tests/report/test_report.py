@@ -81,14 +81,14 @@ def test_no_text_ends_its_element(text):
 
 def test_hostile_words_stay_inside_their_json(run_folder, tmp_path):
     folder = run_folder("a<b>", texts=("</script><img src=x onerror=alert(1)>",))
-    (folder / "findings.jsonl").write_text(
-        json.dumps({"code": "X1", "severity": "error", "what": "</script><b>", "why": "", "fix": "", "step": 1}) + "\n"
-    )
+    found = {"code": "X1", "severity": "error", "what": "</script><b>", "why": "", "fix": "", "step": 1}
+    (folder / "findings.jsonl").write_text(json.dumps({**found, "changes": {"system": "</script><b>"}}) + "\n")
     html = write_report([folder], tmp_path / "r.html").read_text()
     assert html.count("</script") == 3
     assert "<img" not in html
     assert "<title>a&lt;b&gt; - Podium</title>" in html
-    assert data_of(html)["runs"][0]["findings"][0]["what"] == "</script><b>"
+    [shown] = data_of(html)["runs"][0]["findings"]
+    assert (shown["what"], shown["changes"]) == ("</script><b>", "system: </script><b>")
 
 
 def test_secrets_are_not_shown(run_folder, tmp_path):
