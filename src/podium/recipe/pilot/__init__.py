@@ -96,7 +96,7 @@ class _Pilot:
         session, args = self.session, self.session.arguments(self.session.recipe)
         wanted = self.settings.grid is None or WITH in self.settings.grid.get("examples", ())
         if wanted:
-            session.examples = session.find_examples(session.trainer(session.variant({})))
+            session.examples = session.find_examples()
         if self.settings.grid is not None:
             if wanted and "examples" in self.settings.grid and not session.examples:
                 what = (
