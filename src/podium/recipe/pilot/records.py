@@ -79,7 +79,7 @@ class PilotResult:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the winner learns; `unclear`: there is signal before or in training, and the gain is within chance."""
+        """Whether the winner learns; `unclear`: there is signal, before or in training, and a gain within chance."""
         signal = self.winner.signal
         if signal is not None and signal.before >= SOLVED:
             return "solved"
