@@ -83,3 +83,15 @@ def test_the_default_grid_on_the_built_in_model(tmp_path: Path) -> None:
     found, _ = piloted(path)
     assert {each["values"]["examples"] for each in found["candidates"]} == {"with", "without"}
     assert found["accuracy"] == "exact_match"
+
+
+def test_training_after_a_pilot_drops_candidates_that_a_reward_function_refuses(tmp_path: Path) -> None:
+    path = recipe(tmp_path, max_steps=4)
+    words = ["train", str(path), "--pilot", "--no-eval"]
+    ended = CliRunner().invoke(app, words, catch_exceptions=False)  # examples would make conversations
+    assert ended.exit_code == 0, ended.output
+    found = json.loads((tmp_path / "run-pilot" / "pilot.json").read_text())
+    refused = [each for each in found["candidates"] if each["dropped"] == "cannot be sampled"]
+    assert refused
+    assert all(each["values"]["examples"] == "with" for each in refused)
+    assert (tmp_path / "run" / "model.safetensors").is_file()

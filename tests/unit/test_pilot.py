@@ -156,17 +156,23 @@ def test_a_gain_that_is_shown_is_said_with_its_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "outcome"),
+    ("given", "dropped", "outcome"),
     [
-        (signal(after=0.2), "unclear"),  # no gain, but groups have spread
-        (signal(after=0.25), "unclear"),  # within chance
-        (signal(before=0.0, after=0.0, spread=0.05), "nothing"),
-        (signal(before=1.0, after=1.0, spread=0.0), "solved"),
-        (None, "nothing"),  # not even sampled
+        (signal(after=0.2), "", "unclear"),  # no gain, but groups have spread
+        (signal(after=0.25), "", "unclear"),  # within chance
+        (signal(before=0.0, after=0.0, spread=0.05), "", "unclear"),  # the samples had spread
+        (signal(before=0.0, after=0.0, spread=0.05), "noise", "nothing"),
+        (signal(before=0.3, after=0.1, spread=0.05), "", "nothing"),  # worse than before
+        (signal(before=0.0, after=0.12, spread=0.05), "noise", "unclear"),  # four of 32 rows
+        (signal(before=1.0, after=1.0, spread=0.0), "", "solved"),
+        (None, "", "nothing"),  # not even sampled
     ],
 )
-def test_no_value_is_promised_where_nothing_was_seen_to_be_learnt(given: Signal | None, outcome: str) -> None:
+def test_no_value_is_promised_where_nothing_was_seen_to_be_learnt(
+    given: Signal | None, dropped: str, outcome: str
+) -> None:
     made = result(given)
+    made.winner.dropped = dropped
     assert made.outcome == outcome
     assert made.expected is None
     assert not any("about" in each for each in made.sentences())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import combine
-from podium.errors import ConfigError
+from podium.errors import ConfigError, PodiumError
 from podium.recipe.checks.rollouts import diagnose, sample
 from podium.recipe.checks.verdict import Diagnosis
 from podium.recipe.document import Document
@@ -96,7 +96,7 @@ class _Pilot:
         session, args = self.session, self.session.arguments(self.session.recipe)
         wanted = self.settings.grid is None or WITH in self.settings.grid.get("examples", ())
         if wanted:
-            session.examples = session.find_examples(session.trainer(session.variant({})))
+            session.examples = session.find_examples()
         if self.settings.grid is not None:
             if wanted and "examples" in self.settings.grid and not session.examples:
                 what = (
@@ -140,8 +140,12 @@ class _Pilot:
         return self.result()
 
     def sample_all(self) -> None:
-        """Rung 0: one sample for all candidates that share their sampling settings."""
-        seen: dict[Any, tuple[Diagnosis, float]] = {}
+        """Rung 0: one sample for all candidates that share their sampling settings.
+
+        A candidate that cannot be sampled is dropped: examples make a conversation of a plain prompt, which a reward
+        function may not take. Raises its `PodiumError` where no candidate can be sampled.
+        """
+        seen: dict[Any, tuple[Diagnosis, float] | PodiumError] = {}
         rewards: list[np.ndarray] = []
         for entry in self.entries:
             key = entry.candidate.sampling
@@ -149,12 +153,22 @@ class _Pilot:
                 if seen and self.left <= 0:
                     self.stopped = f"the budget of {self.settings.budget:g} s was spent"
                     break
-                seen[key] = self._sampled(entry, rewards)
-            entry.diagnosis, share = seen[key]
+                try:
+                    seen[key] = self._sampled(entry, rewards)
+                except PodiumError as error:
+                    seen[key] = error
+                    self.report(f"  {entry.candidate.name}: {error.what}")
+            found = seen[key]
+            if isinstance(found, PodiumError):
+                entry.dropped = "cannot be sampled"
+                continue
+            entry.diagnosis, share = found
             entry.promise = promise(share, entry.diagnosis.spread_share)
             entry.dropped = hopeless(entry.diagnosis, share)
-        if rewards:
-            self.session.set_scale(np.concatenate(rewards))
+        errors = [found for found in seen.values() if isinstance(found, PodiumError)]
+        if errors and not rewards:
+            raise errors[0]
+        self.session.set_scale(np.concatenate(rewards))
 
     def _sampled(self, entry: Entry, rewards: list[np.ndarray]) -> tuple[Diagnosis, float]:
         changes = {key: value for key, value in entry.changes.items() if key in SAMPLING}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from podium.evaluation.statistics import Interval
 from podium.recipe.checks.verdict import HOPELESS_SHARE, NOISE, Diagnosis
 from podium.recipe.pilot.grid import Axes, Candidate
-from podium.recipe.pilot.score import SOLVED, Signal, expected, score
+from podium.recipe.pilot.score import SOLVED, SOME, Signal, expected, score
 from podium.records import Finding
 
 BUDGET = 300.0
@@ -79,7 +79,7 @@ class PilotResult:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the winner learns; `unclear`: there is signal, and the gain is within chance."""
+        """Whether the winner learns; `unclear`: there is signal, before or in training, and a gain within chance."""
         signal = self.winner.signal
         if signal is not None and signal.before >= SOLVED:
             return "solved"
@@ -88,7 +88,10 @@ class PilotResult:
         seen = self.winner.diagnosis
         if signal is None:
             return "nothing" if seen is None or self.winner.dropped else "unclear"
-        return "unclear" if signal.spread > 1 - HOPELESS_SHARE else "nothing"
+        gain = signal.after - signal.before
+        began_well = not self.winner.dropped and gain >= -SOME
+        may = signal.spread > 1 - HOPELESS_SHARE or gain > SOME or began_well
+        return "unclear" if may else "nothing"
 
     @property
     def expected(self) -> Interval | None:

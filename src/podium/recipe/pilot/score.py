@@ -22,8 +22,8 @@ SLOWER = 0.5
 REWARD_WEIGHT = 0.1
 """Weight of the mean reward beside accuracy: the form of an answer is often learnt before the answer."""
 SOLVED = 0.95
-NOT_YET = 0.05
-"""Share of right answers below which a gain in reward alone counts as learning the form, not the task."""
+SOME = 0.05
+"""Gain from which on a candidate may learn, though few rows cannot tell it from chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

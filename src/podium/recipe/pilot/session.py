@@ -18,8 +18,8 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from podium.algorithm.advantages import combine, has_spread
 from podium.algorithm.metrics import RIGHT
-from podium.data.templates import parse
-from podium.errors import ConfigError
+from podium.data.selection import fingerprint
+from podium.errors import ConfigError, PodiumError
 from podium.evaluation import accuracy_name
 from podium.models import loading
 from podium.recipe import load
@@ -28,10 +28,8 @@ from podium.recipe.estimates.duration import num_steps
 from podium.recipe.pilot.grid import WITH
 from podium.recipe.pilot.score import Signal, squared_norms
 from podium.recipe.recipe import Recipe
-from podium.records import Completion, Group, ScoredGroup
-from podium.rewards.score import score
+from podium.records import ScoredGroup, last_user_turn
 from podium.trainer.assembly import load_settings, plan_of
-from podium.trainer.rollouts import make_prompt
 from podium.trainer.rounds import MicroBatch
 from podium.trainer.trainer import GRPOTrainer
 
@@ -53,9 +51,7 @@ MEASURED_ROWS, MEASURED_SHARE = 32, 0.2
 """Rows on which accuracy is measured, and the most of the training rows that they may be."""
 MEASURED_SAMPLES = 2
 """Completions of each."""
-NUM_EXAMPLES, LONGEST_EXAMPLE = 2, 500
-FORMS = ("{}", "<answer>{}</answer>", r"\boxed{{{}}}", "#### {}")
-"""Forms of an answer in a worked example; the one with the highest reward is taken."""
+NUM_EXAMPLES = 2
 TENSORS, VALUES = 32, 2048
 """Most trained tensors, and most numbers of each, by whose gradients two halves of a batch are compared."""
 
@@ -128,7 +124,7 @@ class Session:
     Attributes:
         device: that of the trainers.
         full_steps: optimizer steps of the recipe.
-        examples: worked examples: the recipe's own, or made of training rows; empty: none can be made.
+        examples: worked examples: the recipe's own, or made of rows; empty: none can be made.
     """
 
     def __init__(self, document: str | Path | Document, overrides: Mapping[str, Any], *, rows: int, folder: Path):
@@ -145,7 +141,9 @@ class Session:
         self.device = args.device
         train = self.recipe.load_rows()[0]
         self.full_steps = num_steps(args, plan_of(args), len(train) if hasattr(train, "__len__") else None)
-        self._places = self._divided(train, args)
+        self._places, self._measured = self._divided(train, args)
+        self._length = 0 if self._places is None else len(train)
+        self._first = [] if self._places is None else [train[i] for i in self._places]
         settings = load_settings(args, self.recipe.quantization_config(), self.recipe.peft_config())
         settings = replace(settings, needs_reference=False)
         self.tokenizer = loading.load_tokenizer(self.recipe.model, None, settings)
@@ -187,18 +185,26 @@ class Session:
         """Rows to train on and rows to measure on, with the recipe's examples in front; none of them is held out."""
         key = repr(recipe.given.get("examples"))
         if key not in self._rows:
-            train, (places, measured) = recipe.load_rows()[0], self._places
-            if places is None:
+            train, measured = recipe.load_rows()[0], self._measured
+            if self._places is None:
                 first = list(itertools.islice(train, self._limit))
                 self._rows[key] = first[measured:], first[:measured]
             else:
-                chosen = [train[i] for i in places[:measured]]
-                rest = places[measured:]
-                self._rows[key] = (
-                    train.select(rest) if hasattr(train, "select") else [train[i] for i in rest],
-                    chosen,
-                )
+                places = self._places_in(train)
+                rest = [i for part, i in places if part >= measured]
+                chosen = [train[i] for part, i in places if part < measured]
+                taken = train.select(rest) if hasattr(train, "select") else [train[i] for i in rest]
+                self._rows[key] = taken, chosen
         return self._rows[key]
+
+    def _places_in(self, train: Any) -> list[tuple[int, int]]:
+        """Rank in the random order and place in `train`, which may lack the rows of worked examples."""
+        assert self._places is not None
+        if len(train) == self._length:
+            return list(enumerate(self._places))
+        ranks = {fingerprint(last_user_turn(row["prompt"])): rank for rank, row in enumerate(self._first)}
+        found = ((ranks.get(fingerprint(last_user_turn(row["prompt"]))), i) for i, row in enumerate(train))
+        return sorted((rank, i) for rank, i in found if rank is not None)
 
     @property
     def num_rows(self) -> tuple[int, int]:
@@ -222,41 +228,15 @@ class Session:
             stop_after=steps,
         )
 
-    # ---- examples ----
-
-    def find_examples(self, trainer: GRPOTrainer) -> list[dict[str, Any]]:
-        """The recipe's worked examples, or short training rows with their answers in the form of the highest reward."""
-        columns = self.recipe.data.all_parts[0].columns
-        if columns.examples:
-            return [dict(each) for each in columns.examples]
-        asked = parse(columns.prompt).columns if columns.prompt else ("prompt",)
-        told = parse(columns.answer).columns if columns.answer else ("answer",)
-        found: list[dict[str, Any]] = []
-        for row in itertools.islice(self.rows(self.recipe)[0], 200) if len(told) == 1 else ():
-            texts = {name: row.get(name) for name in dict.fromkeys((*asked, *told))}
-            if columns.prompt is None and isinstance(texts["prompt"], list):
-                texts["prompt"] = texts["prompt"][-1].get("content") if len(texts["prompt"]) == 1 else None
-            known = all(isinstance(value, (str, int, float)) for value in texts.values())
-            alike = any(each["_answer"] == str(texts[told[0]]) for each in found)
-            if not known or alike or sum(len(str(value)) for value in texts.values()) > LONGEST_EXAMPLE:
-                continue
-            form = self._best_form(trainer, row, str(texts[told[0]]))
-            if form is not None:
-                shown = {name: str(value) for name, value in texts.items()}
-                found.append({**shown, told[0]: form, "_answer": shown[told[0]]})
-            if len(found) == NUM_EXAMPLES:
-                break
-        return [{name: value for name, value in each.items() if name != "_answer"} for each in found]
-
-    def _best_form(self, trainer: GRPOTrainer, row: Any, answer: str) -> str | None:
-        """The answer in the form that the rewards score highest; None where they score all forms alike."""
-        texts = [form.format(answer) for form in FORMS]
-        texts.append("")
-        made = [Completion(token_ids=(0,), logps=(0.0,), finish="stop", text=text, policy_step=0) for text in texts]
-        group = Group(prompt=make_prompt(trainer.parts, row, 0, 0), completions=tuple(made))
-        [scored] = score([group], trainer.parts.rewards, trainer_state=trainer.state, log_metric=lambda *_: None)
-        reward_G = np.nan_to_num(combine(scored.rewards_GK, trainer.parts.advantage.weights_K), nan=-math.inf)
-        return texts[int(reward_G.argmax())] if reward_G[:-1].max() > reward_G[-1] else None
+    def find_examples(self) -> list[dict[str, Any]]:
+        """The recipe's worked examples, or rows as `examples: 2` takes them; none where no row has the form of one."""
+        recipe = self.recipe
+        if not recipe.data.all_parts[0].columns.examples:
+            try:
+                recipe = load(self.document, {**self.overrides, "examples": NUM_EXAMPLES})
+            except PodiumError:
+                return []
+        return [dict(each) for each in recipe.data.all_parts[0].columns.examples]
 
     # ---- measurements ----
 
