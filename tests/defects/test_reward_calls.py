@@ -130,7 +130,7 @@ def test_a_reward_that_is_slow_each_time_is_said(now: Now) -> None:
         pytest.param(
             ["f"],
             {},
-            "none of `f` counts as accuracy",
+            "`f` does not count as accuracy",
             "accuracy: f",
             marks=pytest.mark.defect("D12", "one reward `f`"),
         ),
