@@ -67,6 +67,7 @@ def main(path, sentence, output_dir="runs/own-table", seed="1"):
         reward_weights=[2.0, 1.0],
         max_steps=25,
         logging_steps=1,
+        accuracy="exact_match",
         eval_rows=HELD_OUT,
         eval_samples=4,
         save_strategy="no",

@@ -72,7 +72,7 @@ def cli(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
             "check run.yaml --rollouts 3",
             ["not known: no reward says right or wrong (accuracy: NAME)", "of the reward alone"],
         ),
-        ("rewards test mine.py:f --data rows.jsonl", ["f (mine.py:1)", "next: podium "]),
+        ("rewards test mine.py:f --data rows.jsonl", ["f (mine.py:4)", "next: podium "]),
         ("sample run.yaml -n 2", ["Right answer: 0", "next: podium train run.yaml"]),
         ("cure run.yaml --out cured.yaml", ["accuracy: not set -> f"]),
     ],
@@ -99,7 +99,7 @@ def test_training_and_all_verbs_after_it(cli: Cli) -> None:
     for line, pieces in {
         "eval out --recipe run.yaml": ["  reward ", "next: podium compare out"],
         "doctor out": ["3 steps, reward "],
-        "cure out --out cured.yaml": ["out: "],
+        "cure out --out again.yaml": ["out: "],
         "report out": ["report.html"],
         "compare out other": ["reward: better on 0 prompts, worse on 0, equal on 6", "No difference shown: reward"],
         "watch out --text": ["out, step 3: Reward"],
