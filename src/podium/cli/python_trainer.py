@@ -13,7 +13,7 @@ from podium.cli.held_out import Size, measure_held_out, print_before_and_after
 from podium.cli.next_command import next_line
 from podium.cli.terminal import print_on_main
 from podium.data.survey import is_read_once
-from podium.errors import PodiumError
+from podium.errors import ModelError
 from podium.recipe.checks import as_error, check_arguments, worth_saying
 from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES
 from podium.records import Finding, clean
@@ -38,15 +38,10 @@ class GRPOTrainer(trainer.GRPOTrainer):
     def _plan(self, given: Given) -> TrainingPlan:
         """The run before its weights are loaded, and the findings of `podium.check` about it, logged."""
         found, checked = check_arguments(given, test_rewards=False)
-        errors = [finding for finding in found if finding.severity == "error"]
-        try:
-            plan = before_weights(checked)
-        except PodiumError as error:
-            if len(errors) > 1:
-                raise type(error)(as_error("GRPOTrainer", errors).what, findings=errors) from None
-            raise
-        if isinstance(given.model, str) and (fatal := [each for each in errors if each.code in FATAL_LATER]):
-            raise as_error("GRPOTrainer", fatal)
+        plan = before_weights(checked)
+        fatal = [each for each in found if each.severity == "error" and each.code in FATAL_LATER]
+        if fatal and isinstance(given.model, str):
+            raise ModelError(as_error("GRPOTrainer", fatal).what, findings=fatal)
         if plan.args.process_index == 0:
             _log(found)
         return plan
