@@ -44,7 +44,7 @@ def found(reward: Any, rows: Any = ROWS) -> list[Finding]:
     return [
         finding
         for finding in check(tiny_model("llama"), reward, args, rows, processing_class=tiny_tokenizer())
-        if finding.code.startswith("W")
+        if finding.code.startswith("W") and finding.code != "W123"  # below
     ]
 
 
@@ -130,7 +130,7 @@ def test_a_reward_that_is_slow_each_time_is_said(now: Now) -> None:
         pytest.param(
             ["f"],
             {},
-            "none of `f` counts as accuracy",
+            "`f` does not count as accuracy",
             "accuracy: f",
             marks=pytest.mark.defect("D12", "one reward `f`"),
         ),
@@ -153,7 +153,7 @@ def test_which_reward_counts_is_said(names: list[str], given: dict[str, Any], sa
 
         function.__name__ = name
         functions.append(function)
-    setup = Setup(name="run.yaml", given={"model": "m", **given}, rewards=resolve_rewards(functions))
+    setup = Setup(name="run.yaml", args=GRPOConfig(**given), given={"model": "m"}, rewards=resolve_rewards(functions))
     notes = list(accuracy(setup))
     assert [finding.fix for finding in notes] == ([fix] if fix else [])
     assert all(said in finding.what for finding in notes)

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from podium.trainer.trainer import GRPOTrainer
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Number of held-out prompts at most, and of completions for each."""
+
+    prompts: int
+    completions: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutResult:
     """One evaluation on held-out prompts."""
@@ -33,15 +41,19 @@ class HeldOutResult:
     groups: list[ScoredGroup]
 
 
-def measure_held_out(trainer: GRPOTrainer, rows: Any, when: str, *, folder: Path, data: str) -> HeldOutResult:
-    """Sample held-out prompts several times each, as `eval_rows`, `eval_samples` and `eval_temperature` set, and score.
+def measure_held_out(
+    trainer: GRPOTrainer, rows: Any, when: str, *, folder: Path, data: str, size: Size, hint: str = ""
+) -> HeldOutResult:
+    """Sample held-out prompts several times each, at `eval_temperature`, and score the completions.
 
-    The numbers are kept in the run's folder; `data` is the name of the rows.
+    The numbers are kept in the run's folder; `data` is the name of the rows. `hint` is added to the line that is
+    printed.
     """
     args, parts = trainer.args, trainer.parts
-    rows = list(itertools.islice(rows, args.eval_rows))
-    print_on_main(f"{when} training: {len(rows)} held-out prompts, {args.eval_samples} completions each ...")
-    groups = trainer.generate_completions(rows, num_generations=args.eval_samples, temperature=args.eval_temperature)
+    rows = list(itertools.islice(rows, size.prompts))
+    each = f"{size.completions} completions each" if size.completions > 1 else "one completion each"
+    print_on_main(f"{when} training: {len(rows)} held-out prompts, {each}{hint} ...")
+    groups = trainer.generate_completions(rows, num_generations=size.completions, temperature=args.eval_temperature)
     measured = measure(groups, parts.advantage.weights_K, parts.accuracy)
     if when == "after" and trainer.is_world_process_zero():  # not before: no extra call of a reward before training
         prompts = [each.group.prompt for each in groups]
@@ -49,20 +61,20 @@ def measure_held_out(trainer: GRPOTrainer, rows: Any, when: str, *, folder: Path
         measured = dataclasses.replace(measured, baselines=found)
     result = HeldOutResult(numbers=summarize(measured), measured=measured, groups=groups)
     if trainer.is_world_process_zero():
-        settings = _settings(trainer, measured, model=f"{folder.resolve().name}, {when}", data=data)
+        settings = _settings(trainer, measured, size, model=f"{folder.resolve().name}, {when}", data=data)
         save(folder / run.EVALUATION / f"{when}.parquet", settings, [groups])
         contents = {"temperature": args.eval_temperature, **numbers(result.numbers), **evidence(measured)}
         write_json(folder / run.EVALUATION / f"{when}.json", contents)
     return result
 
 
-def _settings(trainer: GRPOTrainer, measured: EvalScores, *, model: str, data: str) -> EvalSettings:
+def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: str, data: str) -> EvalSettings:
     """Settings of the evaluation, as `podium eval` writes them."""
     args, parts = trainer.args, trainer.parts
     sampling = sampling_settings(
         args,
         parts.end_ids,
-        num_completions=args.eval_samples,
+        num_completions=size.completions,
         round_number=EVALUATION,
         temperature=args.eval_temperature,
     )

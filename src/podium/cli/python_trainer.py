@@ -3,61 +3,85 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from podium.cli.held_out import Size, measure_held_out, print_before_and_after
 from podium.cli.next_command import next_line
 from podium.cli.terminal import print_on_main
-from podium.records import clean
+from podium.data.survey import is_read_once
+from podium.errors import ModelError
+from podium.recipe.checks import as_error, check_arguments, worth_saying
+from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES
+from podium.records import Finding, clean
 from podium.runs.occupied import occupying
 from podium.trainer import trainer
 from podium.trainer.assembly import Given, TrainingPlan, before_weights
-from podium.trainer.health import LEVELS
+from podium.trainer.config import GRPOConfig
 
 logger = logging.getLogger(__name__)
+
+FATAL_LATER = frozenset({"M020", "M022"})
+"""Codes of errors with which a model, given by its name, cannot be loaded."""
 
 
 class GRPOTrainer(trainer.GRPOTrainer):
     """TRL's `GRPOTrainer`, with the findings of `podium.check` first and held-out numbers around training.
 
     Arguments are those of `podium.trainer.trainer.GRPOTrainer`. Raises `ConfigError`, `DataError`, `ModelError` or
-    `RewardError`, before weights are loaded where possible.
+    `RewardError`, before weights are loaded where possible, for a run that cannot work; other findings are logged.
     """
 
     def _plan(self, given: Given) -> TrainingPlan:
-        """The run before its weights are loaded; what `podium.check` finds is logged, its errors are raised."""
-        from podium.recipe.checks import as_error, check_arguments, worth_saying
-
-        found, surveyed = check_arguments(given, test_rewards=False)
-        plan = before_weights(surveyed)
-        if errors := [finding for finding in found if finding.severity == "error"]:
-            raise as_error("GRPOTrainer", errors)
+        """The run before its weights are loaded, and the findings of `podium.check` about it, logged."""
+        found, checked = check_arguments(given, test_rewards=False)
+        plan = before_weights(checked)
+        fatal = [each for each in found if each.severity == "error" and each.code in FATAL_LATER]
+        if fatal and isinstance(given.model, str):
+            raise ModelError(as_error("GRPOTrainer", fatal).what, findings=fatal)
         if plan.args.process_index == 0:
-            for finding in worth_saying(found):
-                logger.log(LEVELS[finding.severity], "%s %s", finding.code, clean(str(finding).partition(" ")[2]))
+            _log(found)
         return plan
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Trainer.train`, between two measurements of the held-out rows (`eval_dataset`, `eval_rows` of them).
+        """As `Trainer.train`, between two measurements of rows of `eval_dataset`; none with `eval_rows` 0.
 
-        `True` resumes from the newest checkpoint that verifies.
+        Of several sets the first is measured. Of a dataset that can be read only once, none is. `True` resumes from
+        the newest checkpoint that verifies.
         """
-        rows = self.eval_dataset
+        rows, data = self.eval_dataset, "eval_dataset"
         if isinstance(rows, Mapping):
-            rows = next(iter(rows.values()), None)
-        if rows is None or not self.args.eval_rows:
+            name, rows = next(iter(rows.items()), ("", None))
+            data = f"eval_dataset[{name!r}]"
+        if rows is None or self.args.eval_rows == 0 or is_read_once(rows):
             return super().train(resume_from_checkpoint, **kwargs)
-        from podium.cli.held_out import measure_held_out, print_before_and_after
-
-        where: dict[str, Any] = {"folder": Path(str(self.args.output_dir)), "data": "eval_dataset"}
-        with occupying(where["folder"]) if self.is_world_process_zero() else contextlib.nullcontext():
-            before = measure_held_out(self, rows, "before", **where)
+        size = _size(self.args)
+        rows = [*itertools.islice(rows, size.prompts)]
+        folder = Path(str(self.args.output_dir))
+        where: dict[str, Any] = {"folder": folder, "data": data, "size": size}
+        with occupying(folder) if self.is_world_process_zero() else contextlib.nullcontext():
+            before = measure_held_out(self, rows, "before", hint=" (eval_rows=0: none)", **where)
             result = super().train(resume_from_checkpoint, **kwargs)
             if self.health.decision != "stop":
                 after = measure_held_out(self, rows, "after", **where)
                 if self.is_world_process_zero():
-                    print_before_and_after(where["folder"], before, after)
-        print_on_main(next_line("train, in Python", run=str(where["folder"])))
+                    print_before_and_after(folder, before, after)
+        print_on_main(next_line("train, in Python", run=str(folder)))
         return result
+
+
+def _log(found: Sequence[Finding]) -> None:
+    """Log findings for which training goes on, errors as warnings."""
+    for finding in [each for each in found if each.severity == "error"] + worth_saying(found):
+        level = logging.INFO if finding.severity == "note" else logging.WARNING
+        logger.log(level, "%s %s", finding.code, clean(str(finding).partition(" ")[2]))
+
+
+def _size(args: GRPOConfig) -> Size:
+    """The size of an evaluation: a round's completions, of as many prompts as possible, unless it is set."""
+    if args.eval_rows is None and args.eval_samples is None:
+        return Size(min(EVAL_ROWS, args.generation_batch_size), 1)
+    return Size(EVAL_ROWS if args.eval_rows is None else args.eval_rows, args.eval_samples or EVAL_SAMPLES)

@@ -118,13 +118,14 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
 
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
     from podium.cli.ending import closing, resumable
-    from podium.cli.held_out import measure_held_out, print_before_and_after
+    from podium.cli.held_out import Size, measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run
     from podium.cli.targets import held_out_name
 
     held_out = job.held_out if evaluate else None
-    where: dict[str, Any] = {"folder": job.folder, "data": held_out_name(job.recipe.data)}
-    measures = held_out is not None and job.recipe.eval_rows > 0
+    size = Size(job.recipe.eval_rows, job.recipe.eval_samples)
+    where: dict[str, Any] = {"folder": job.folder, "data": held_out_name(job.recipe.data), "size": size}
+    measures = held_out is not None and size.prompts > 0
     before = measure_held_out(job.judge(), held_out, "before", **where) if measures else None
     begun = time.perf_counter()
     with resumable(job.folders, job.stop, is_main=is_main()):

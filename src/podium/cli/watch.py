@@ -45,13 +45,13 @@ BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder; training may go on in it.")],
     text: Annotated[bool, typer.Option("--text", help="Draw the main curves here instead of serving a page.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="With --text: draw once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="As --text, but once.")] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free port.")] = 0,
     host: Annotated[str, typer.Option("--host", help="Other addresses than this machine's need --key.")] = "127.0.0.1",
     key: Annotated[str, typer.Option("--key", help="A secret for readers; part of the address then.")] = "",
 ) -> None:
     """Watch a run while it trains: the report's page, live, on this machine only; or --text in the terminal."""
-    if text:
+    if text or once:
         _watch_text(run, once=once)
         return
     from podium.runs.report.live import PageServer

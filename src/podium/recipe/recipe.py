@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from podium.trainer.config import GRPOConfig
     from podium.trainer.trainer import GRPOTrainer
 
+EVAL_ROWS, EVAL_SAMPLES = 200, 4
+"""Defaults of `eval_rows` and `eval_samples`, the size of the evaluations before and after training."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -58,7 +61,7 @@ class Recipe:
     @property
     def eval_samples(self) -> int:
         """Completions per held-out prompt, before and after."""
-        return self._setting("eval_samples")
+        return self._setting("eval_samples") or EVAL_SAMPLES
 
     @property
     def eval_temperature(self) -> float | None:
@@ -68,7 +71,8 @@ class Recipe:
     @property
     def eval_rows(self) -> int:
         """Most held-out prompts that are sampled, before and after."""
-        return self._setting("eval_rows")
+        most = self._setting("eval_rows")
+        return EVAL_ROWS if most is None else most
 
     def _setting(self, name: str) -> Any:
         from podium.trainer.config import GRPOConfig

@@ -103,9 +103,13 @@ class GRPOConfig(trl.GRPOConfig):
         "Name of the reward function that tells right (at least 1) from wrong. None: the one whose name suggests it "
         "(accuracy, correct, match, answer).",
     )
-    eval_samples: int = option(4, "Completions per held-out prompt, before and after training.")
+    eval_samples: int | None = option(None, "Completions per held-out prompt, before and after training. None: 4.")
     eval_temperature: float | None = option(None, "Temperature of those completions. None: as in training.")
-    eval_rows: int = option(200, "Most held-out prompts that are sampled before and after training. 0: none.")
+    eval_rows: int | None = option(
+        None,
+        "Most held-out prompts that are sampled before and after training. 0: none. None: 200; in Python, where "
+        "`eval_samples` is None too, one completion for each of as many as a generation round has completions.",
+    )
     reward_workers: int = option(1, "Processes for each reward function from a file that judges every row by itself.")
     adaptive_rewards: dict[str, Any] | None = option(
         None,

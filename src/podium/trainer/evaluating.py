@@ -58,17 +58,18 @@ class EvaluationMixin(Trainer):
         if isinstance(rows, Mapping):
             rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
         count = num_generations or self.parts.args.num_generations
-        scored = self._sample(rows, count, greedy=greedy, temperature=temperature)
+        scored, _ = self._sample(rows, count, greedy=greedy, temperature=temperature)
         everyone = dict(gather_object(list(scored.items())))
         return [everyone[i] for i in range(len(rows))]
 
-    def _sample(self, rows: Sequence[Mapping[str, Any]], count: int, **how: Any) -> dict[int, ScoredGroup]:
-        """This process's part of the rows, by number."""
+    def _sample(
+        self, rows: Sequence[Mapping[str, Any]], count: int, **how: Any
+    ) -> tuple[dict[int, ScoredGroup], Measurements]:
+        """This process's part of the rows, by number, and the numbers that its rewards logged."""
         mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
         prompts, now = [make_prompt(self.parts, rows[i], i, i) for i in mine], PolicyState.of(self)
         scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
-        self._add("eval", measured)
-        return dict(zip(mine, scored, strict=True))
+        return dict(zip(mine, scored, strict=True)), measured
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """All rows of the set at once; the engine makes its own batches."""
@@ -85,8 +86,8 @@ class EvaluationMixin(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
-        rows, parts, measured = list(cast(Any, dataloader.dataset)), self.parts, Measurements()
-        scored = self._sample(rows, parts.args.num_generations_eval or parts.args.num_generations)
+        rows, parts = list(cast(Any, dataloader.dataset)), self.parts
+        scored, measured = self._sample(rows, parts.args.num_generations_eval or parts.args.num_generations)
         table, result = gathered_advantages([*scored.values()], [*scored], PolicyState.of(self))
         measured.add(rollout_metrics(table, result, parts.accuracy))
         _, counted_PG = trained_on(table, result, parts)

@@ -111,12 +111,15 @@ def accuracy(setup: Setup) -> Iterator[Finding]:
     names = [reward.name for reward in setup.rewards]
     name = accuracy_name(names)
     if name is None:
-        what = f"none of {', '.join(f'`{each}`' for each in names)} counts as accuracy: no name says right or wrong"
+        listed = ", ".join(f"`{each}`" for each in names)
+        which = f"none of {listed} counts" if len(names) > 1 else f"{listed} does not count"
+        what = f"{which} as accuracy: no name suggests that 1 is right and 0 is wrong"
     elif is_own(setup.rewards[names.index(name)]):
         what = f"`{name}` counts as accuracy, because of its name"
     else:
         return
-    why = "held-out accuracy, pass rates and verdicts are of that reward; where there is none, of the weighted sum"
+    why = "held-out accuracy, pass rates and verdicts are of the reward for accuracy; without one, verdicts are of "
+    why += "the weighted sum of all"
     yield note(code="W123", what=what, why=why, fix=setup.line("accuracy", name or names[0]))
 
 

@@ -55,7 +55,8 @@ def rewards(x: Before) -> Check:
         code="P010",
         passed=None if not x.scored else not problem,
         note=not spread,
-        detail=problem or f"{len(names)} functions, {spread} of {len(x.scored)} groups have spread",
+        detail=problem
+        or f"{len(names)} function{'s' * (len(names) > 1)}, {spread} of {len(x.scored)} groups have spread",
         fix="Look at the completions with `podium sample`; a reward is one number or None for each of them.",
     )
 

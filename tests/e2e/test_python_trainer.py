@@ -1,0 +1,270 @@
+"""`podium.GRPOTrainer` in a script: findings printed first, held-out numbers around training, nothing else changed."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+
+import podium
+from podium import GRPOConfig, GRPOTrainer
+from podium.errors import DataError, ModelError
+from podium.evaluation.saved import Saved
+from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
+from podium.trainer import trainer as base
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 5) for b in range(5)]
+HELD_OUT = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5, 9) for b in range(5)]
+
+SETTINGS: dict[str, Any] = {
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 4,
+    "max_steps": 2,
+    "learning_rate": 0.01,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "prove_first_batch": False,
+}
+
+
+def f(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
+    return [len(text) / 4 + float(text.strip() == right) for text, right in zip(completions, answer, strict=True)]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Any]:
+    def made(cls: Any = GRPOTrainer, *, rows: Any = ROWS, eval_dataset: Any = None, **settings: Any) -> Any:
+        args = GRPOConfig(str(tmp_path / "run"), **{**SETTINGS, **settings})
+        return cls(tiny_model(), f, args, rows, eval_dataset, processing_class=tiny_tokenizer())
+
+    return made
+
+
+# ---- held-out numbers ----
+
+
+def test_a_round_of_completions_is_measured_before_and_after_and_trains_the_same(
+    make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = make(eval_dataset=Dataset.from_list(HELD_OUT))
+    one.train()
+    printed = capsys.readouterr().out
+    assert "before training: 8 held-out prompts, one completion each (eval_rows=0: none) ..." in printed
+    assert "after training: 8 held-out prompts, one completion each ..." in printed
+    assert re.search(r"^next: podium report \S+run$", printed, re.MULTILINE)
+    files = sorted(path.name for path in (tmp_path / "run" / "evaluation").iterdir())
+    assert files == ["after.json", "after.parquet", "before.json", "before.parquet", "comparison.json"]
+    other = make(base.GRPOTrainer, eval_dataset=Dataset.from_list(HELD_OUT))
+    other.train()
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs), "what is measured must not change what is trained"
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"eval_rows": 3}, "3 held-out prompts, 4 completions each"),
+        ({"eval_samples": 2}, "20 held-out prompts, 2 completions each"),
+        ({"eval_rows": 5, "eval_samples": 1}, "5 held-out prompts, one completion each"),
+        ({"generation_batch_size": 16}, "16 held-out prompts, one completion each"),
+        ({"eval_rows": 0}, ""),
+    ],
+    ids=str,
+)
+def test_the_size_that_is_set_is_measured(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str], settings: dict[str, Any], line: str
+) -> None:
+    make(eval_dataset=HELD_OUT, max_steps=1, **settings).train()
+    printed = capsys.readouterr().out
+    assert (f"before training: {line}" in printed) if line else ("training:" not in printed and "next:" not in printed)
+
+
+def test_of_a_dict_of_sets_the_first_is_measured(make: Callable[..., Any], tmp_path: Path) -> None:
+    sets = {"easy": Dataset.from_list(HELD_OUT[:3]), "hard": Dataset.from_list(HELD_OUT[3:])}
+    trainer = make(eval_dataset=sets, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    assert Saved.load(tmp_path / "run" / "evaluation" / "after.parquet").settings.data == "eval_dataset['easy']"
+    assert {"eval_easy_loss", "eval_hard_loss"} <= {name for row in trainer.state.log_history for name in row}
+
+
+def test_of_a_stream_the_first_rows_are_measured(make: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        yield from HELD_OUT
+
+    stream = IterableDataset.from_generator(rows)
+    make(eval_dataset=stream).train()
+    assert "before training: 8 held-out prompts" in capsys.readouterr().out
+
+
+def test_without_held_out_rows_nothing_is_measured(
+    make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make().train()
+    printed = capsys.readouterr().out
+    assert "training:" not in printed
+    assert "next:" not in printed
+    assert not (tmp_path / "run" / "evaluation").exists()
+
+
+def test_evaluate_alone_is_trls(make: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = make(eval_dataset=HELD_OUT).evaluate()
+    assert numbers == make(base.GRPOTrainer, eval_dataset=HELD_OUT).evaluate() | {
+        name: value for name, value in numbers.items() if "runtime" in name or "per_second" in name
+    }
+    assert "training:" not in capsys.readouterr().out
+
+
+def test_numbers_that_rewards_log_are_those_of_the_evaluation_alone(make: Callable[..., Any]) -> None:
+    def counted(completions: list[str], log_metric: Callable[[str, float], None], **kwargs: Any) -> list[float]:
+        log_metric("completions_seen", len(completions))
+        return [float(len(text)) for text in completions]
+
+    class Counting(GRPOTrainer):
+        def __init__(self, model: Any, _: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(model, counted, *args, **kwargs)
+
+    trainer = make(Counting, eval_dataset=HELD_OUT, eval_strategy="steps", eval_steps=2)
+    trainer.train()
+    [row] = [row for row in trainer.state.log_history if "eval_completions_seen" in row]
+    assert row["eval_completions_seen"] == 20 * 4
+
+
+def test_trained_twice_the_second_begins_where_the_first_ended(make: Callable[..., Any], tmp_path: Path) -> None:
+    trainer = make(eval_dataset=HELD_OUT, eval_rows=6)
+    trainer.train()
+    first = json.loads((tmp_path / "run" / "evaluation" / "after.json").read_text())
+    trainer.train()
+    second = json.loads((tmp_path / "run" / "evaluation" / "before.json").read_text())
+    assert first["reward"] == second["reward"]
+
+
+def test_a_run_is_resumed_as_without_the_measurements(make: Callable[..., Any], tmp_path: Path) -> None:
+    whole = make(eval_dataset=HELD_OUT, save_strategy="steps", save_steps=1)
+    whole.train()
+    resumed = make(eval_dataset=HELD_OUT, save_strategy="steps", save_steps=1)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert resumed.state.global_step == 2
+    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+# ---- findings ----
+
+
+def test_findings_are_printed_once_and_above_the_bar(tmp_path: Path) -> None:
+    """A user's script with transformers' bar, in a process of its own."""
+    save_tiny_model(tmp_path / "model")
+    script = written(tmp_path, disable_tqdm=False, prove_first_batch=True, learning_rate=5e-2)
+    done = started([sys.executable, script], tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in re.split(r"[\r\n]", done.stderr)]
+    found = [line for line in lines if re.match(r"(note|warning|error): [A-Z]\d{3} ", line)]
+    assert found, done.stderr
+    assert len(found) == len(set(found)), found
+    assert not [line for line in lines if "it/s]" in line and re.search(r"[A-Z]\d{3} ", line)], done.stderr
+    assert "Rewards before training" in done.stderr
+
+
+def test_mistakes_that_end_a_run_are_raised_as_what_they_are(make: Callable[..., Any]) -> None:
+    with pytest.raises(DataError, match=r"row 0.*null"):
+        make(rows=[{"prompt": None, "answer": "1"}, *ROWS])
+
+
+def test_weights_are_not_read_for_an_adapter_that_fits_no_layer(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    folder = Path(save_tiny_model(tmp_path / "model"))
+    args = GRPOConfig(str(tmp_path / "run"), **SETTINGS)
+    with pytest.raises(ModelError, match=r"name no layer of .*M020"):
+        GRPOTrainer(str(folder), f, args, ROWS, peft_config=LoraConfig(target_modules=["nowhere"]))
+
+
+def test_judgements_are_printed_and_the_run_goes_on(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """float16 on a CPU is an error of `podium check`; TRL trains."""
+    folder = save_tiny_model(tmp_path / "model")
+    args = GRPOConfig(str(tmp_path / "run"), model_init_kwargs={"dtype": "float16"}, **SETTINGS)
+    found = podium.check(str(folder), f, args, ROWS)
+    assert "M015" in {finding.code for finding in found if finding.severity == "error"}
+    GRPOTrainer(str(folder), f, args, ROWS)
+    assert [each.levelname for each in caplog.records if each.getMessage().startswith("M015 ")] == ["WARNING"]
+
+
+# ---- as TRL's ----
+
+
+def test_arguments_pickling_and_copies_are_those_of_a_plain_class(make: Callable[..., Any]) -> None:
+    ours, theirs = (inspect.signature(cls.__init__).parameters for cls in (GRPOTrainer, base.GRPOTrainer))
+    assert list(ours) == list(theirs)
+    assert pickle.loads(pickle.dumps(GRPOTrainer)) is GRPOTrainer is podium.GRPOTrainer
+    assert GRPOTrainer.__module__ == "podium.cli.python_trainer"
+    assert inspect.getsource(GRPOTrainer).startswith("class GRPOTrainer")
+    assert copy.copy(GRPOTrainer) is GRPOTrainer
+    with pytest.raises(TypeError, match="Did you mean `reward_funcs`"):
+        GRPOTrainer(tiny_model(), reward_func=f)
+
+
+def test_a_subclass_that_overrides_what_trl_scripts_override(make: Callable[..., Any]) -> None:
+    class Mine(GRPOTrainer):
+        logged: int = 0
+
+        def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+            self.logged += 1
+            super().log(logs, start_time)
+
+        def train(self, *args: Any, **kwargs: Any) -> Any:
+            return super().train(*args, **kwargs)
+
+    trainer = make(Mine, eval_dataset=HELD_OUT)
+    result = trainer.train()
+    assert result.global_step == 2
+    assert trainer.logged == 3
+
+
+def written(folder: Path, **settings: Any) -> str:
+    """The name of a user's script in the folder."""
+    (folder / "script.py").write_text(
+        f"from podium import GRPOConfig, GRPOTrainer\nROWS = {ROWS!r}\n"
+        "def f(completions, answer, **kwargs):\n"
+        "    return [len(text) / 4 + float(text == right) for text, right in zip(completions, answer)]\n"
+        f"args = GRPOConfig('run', **{ {**SETTINGS, **settings}!r})\n"
+        "GRPOTrainer('model', f, args, ROWS, ROWS[:6]).train()\n"
+    )
+    return "script.py"
+
+
+def started(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"COLUMNS": "120"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_of_two_processes_the_first_prints_alone(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    script = written(tmp_path, per_device_train_batch_size=4)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    done = started([*command, "--main_process_port=0", script], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("before training: 6 held-out prompts", "after training:", "next: podium report"):
+        assert done.stdout.count(text) == 1, done.stdout
+    found = re.findall(r"(?:note|warning): ([A-Z]\d{3}) ", done.stderr)
+    assert found
+    assert len(found) == len(set(found)), done.stderr
+    assert Saved.load(tmp_path / "run" / "evaluation" / "after.parquet").scores().num_prompts == 6
