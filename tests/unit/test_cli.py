@@ -289,7 +289,8 @@ def test_chat_begins_as_the_prompts_of_the_training_did(cli, tiny):
     (tiny / "qa.csv").write_text("question,expert_answer\n1+1,2\n2+2,4\n3+3,6\n")
     (tiny / "mine.yaml").write_text(
         f"model: {tiny / 'model'}\ndataset: qa.csv\nprompt: '{{question}}'\nanswer: '{{expert_answer}}'\n"
-        "system: Add.\nexamples: [{question: 4+4, expert_answer: 8}]\nrewards: [{name: numeric_match, weight: 1000}, mine.py:length]\n"
+        "system: Add.\nexamples: [{question: 4+4, expert_answer: 8}]\n"
+        "rewards: [{name: numeric_match, weight: 1000}, mine.py:length]\n"
         "per_device_train_batch_size: 4\nnum_generations: 2\nmax_completion_length: 4\nmax_steps: 1\n"
         "lora: {r: 4}\nlearning_rate: 1.0e-3\noutput_dir: out\n"
     )
