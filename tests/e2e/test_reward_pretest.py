@@ -330,7 +330,7 @@ def test_what_was_not_tested_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mon
 def found_by_check(reward: Any, rows: Any = ROWS, **more: Any) -> list[Finding]:
     args = GRPOConfig("out", num_generations=2, per_device_train_batch_size=2, report_to=[], **more)
     found = check(tiny_model("llama"), reward, args, rows, processing_class=tiny_tokenizer())
-    return [finding for finding in found if finding.code.startswith("W")]
+    return [finding for finding in found if finding.code.startswith("W") and finding.code != "W123"]
 
 
 def test_check_gives_all_findings_and_errors_stay_errors() -> None:
