@@ -74,7 +74,7 @@ def cli(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
         ),
         ("rewards test mine.py:f --data rows.jsonl", ["f (mine.py:4)", "next: podium "]),
         ("sample run.yaml -n 2", ["Right answer: 0", "next: podium train run.yaml"]),
-        ("cure run.yaml --out cured.yaml", ["accuracy: not set -> f"]),
+        ("cure run.yaml --codes W123 --out cured.yaml", ["accuracy: not set -> f"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
