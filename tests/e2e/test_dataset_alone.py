@@ -51,7 +51,7 @@ def assumed(rows: str, name: str, **flags: object) -> dict[str, object]:
 
 def test_check_says_what_was_assumed_and_finds_nothing_wrong(cli: Cli) -> None:
     code, out, err = cli(f"check --dataset qa.csv {SMALL}")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, ""), out
     for piece in (
         'note[C040] assumed: prompt "{question}", answer "{expert_answer}", system',
         '"numeric_match", "weight": 2',
@@ -174,7 +174,7 @@ def test_what_was_written_is_not_assumed(cli: Cli) -> None:
         assumed("alpha,beta,gamma\n1,2,3\n", "odd.csv")
 
 
-@pytest.mark.parametrize(("flags", "rate"), [({}, 3e-5), ({"use_peft": True}, 3e-4), ({"lora": {"r": 8}}, 3e-4)])
+@pytest.mark.parametrize(("flags", "rate"), [({}, 1e-5), ({"use_peft": True}, 3e-4), ({"lora": {"r": 8}}, 3e-4)])
 def test_an_adapter_of_the_built_in_model_learns_at_a_higher_rate(
     cli: Cli, flags: dict[str, object], rate: float
 ) -> None:

@@ -119,7 +119,7 @@ def {name}(completions, **columns):
 """
 COMPUTE_SCORE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return len(solution_str) % 7 / 7
+    return float(solution_str.strip() == ground_truth)
 """
 CORRECT = """
 def correct(completions, answer):

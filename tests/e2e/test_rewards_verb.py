@@ -87,11 +87,11 @@ def test_columns_are_found_by_their_usual_names(folder: Path) -> None:
     result = typed("test", "numeric_match", "--data", "own.jsonl", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["rewards"][0]["kind"] == "correctness"
-    odd = [{"frage": "?", "answer": row["answer"]} for row in rows]
+    odd = [{"frage": "?", "thema": row["prompt"], "answer": row["answer"]} for row in rows]
     (folder / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
     result = typed("test", "numeric_match", "--data", "odd.jsonl")
     assert result.exit_code == 2
-    assert "rows have no `prompt`, but frage, answer.\n  fix: Rename the column" in result.stderr
+    assert "rows have no `prompt`, but frage, thema, answer.\n  fix: Rename the column" in result.stderr
 
 
 def test_rows_for_a_recipe_have_its_columns(folder: Path) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.cli.held_out import Size, measure_held_out, print_before_and_after
-from podium.cli.next_command import next_line
-from podium.cli.terminal import print_on_main
+from podium.cli.next_command import print_next
 from podium.data.survey import is_read_once
 from podium.errors import ModelError
 from podium.recipe.checks import as_error, check_arguments, worth_saying
@@ -69,7 +68,8 @@ class GRPOTrainer(trainer.GRPOTrainer):
                 after = measure_held_out(self, rows, "after", **where)
                 if self.is_world_process_zero():
                     print_before_and_after(folder, before, after)
-        print_on_main(next_line("train, in Python", run=str(folder)))
+        if self.is_world_process_zero():
+            print_next("train, in Python", run=str(folder))
         return result
 
 

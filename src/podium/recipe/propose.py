@@ -428,9 +428,9 @@ def steps(limit: int) -> int:
     """Optimizer steps of the built-in model in two to three minutes of one core, for a completion limit in tokens.
 
     >>> steps(8), steps(16), steps(32), steps(256)
-    (60, 45, 30, 10)
+    (60, 40, 20, 10)
     """
-    return max(10, min(60, 5 * round(30 / (0.3 + 0.024 * limit) / 5)))
+    return max(10, min(60, 5 * round(130 / (0.2 + 0.19 * limit) / 5)))
 
 
 def _scaled(reward: Any, answers: Sequence[Any]) -> Any:

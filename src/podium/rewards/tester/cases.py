@@ -202,13 +202,20 @@ def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_row
 
 
 def _most_different(rows: Sequence[tuple[int, dict[str, Any], str | None]], num_rows: int) -> list[Any]:
-    """First rows whose answer no other has, then rows with an answer, then any; in the dataset's order."""
+    """Rows whose answer no earlier one has, spread over all of them; if too few, rows with an answer, then any.
+
+    Spread, because the first rows of a sorted table are alike. They stay in the dataset's order.
+    """
     seen: set[str] = set()
     ranks = []
     for index, _, gold in rows:
         ranks.append((2 if gold is None else int(gold in seen), index))
         seen.add(gold or "")
-    chosen = {index for _, index in sorted(ranks)[:num_rows]}
+    distinct = [index for rank, index in ranks if rank == 0]
+    if len(distinct) > num_rows:
+        chosen = {distinct[place * len(distinct) // num_rows] for place in range(num_rows)}
+    else:
+        chosen = {index for _, index in sorted(ranks)[:num_rows]}
     return [row for row in rows if row[0] in chosen]
 
 
