@@ -147,6 +147,8 @@ def shown_forms(setup: Setup) -> Iterator[Finding]:
     """Worked examples in a form that the reward does not pay, and a form that it pays and no prompt shows."""
     if setup.tested is None or (table := setup.tested.table) is None:
         return
+    if table.examples and all(old == new for old, new in table.examples):
+        return
     if any(finding.severity == "error" for finding in setup.tested.findings):  # it explains the scores
         return
     asked = None if setup.args is None else setup.args.accuracy

@@ -147,7 +147,7 @@ def score_truths(
     texts = {name: [make(case, form.write) for case in cases] for name, make in names.items()}
     kinds = {name.format(form=form.name): kind for name, (kind, _) in _LINES.items()}
     worked = worked_answers(cases)
-    if {around for around, _ in worked} - {"{}", form.template}:
+    if {around for around, _ in worked} not in (set(), {"{}"}, {form.template}):  # those have lines
         around = itertools.cycle(around for around, _ in worked)
         texts[AS_SHOWN] = [template.replace("{}", case.gold) for case, template in zip(cases, around, strict=False)]
         kinds[AS_SHOWN] = _VARIED
