@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from benchmarks.planted import MODEL, WORDS
+from podium.data.extract import tagged
 
 Row = dict[str, str]
 HELD_OUT = 40
@@ -103,8 +104,9 @@ def correct(completions, answer, **kwargs):
 
 
 def is_right(text: str, truth: str) -> bool:
-    """The accuracy by which all runs are compared, whatever their own reward is."""
-    return text.strip().rstrip(".").lower() == truth.lower()
+    """The accuracy by which all runs are compared, whatever their own reward is; an answer in its tags counts, too."""
+    final = tagged(text, "answer") or text.strip()
+    return final.rstrip(".").lower() == truth.lower()
 
 
 def recipe_of(task: str, seed: int) -> dict[str, Any]:

@@ -332,7 +332,7 @@ def sentences(setup: Setup) -> Iterator[Finding]:
     survey = setup.train
     if survey is None or setup.given.get("answer_from") or not any(_asks(each, "answer") for each in setup.rewards):
         return
-    rows = [row for row in survey.examples if isinstance(row.get("answer"), str) and row["answer"].strip()]
+    rows = [row for row in survey.examples if re.match(r"\s*[^\s{\[<]", _text_of(row.get("answer")))]
     if len(rows) < SAME_ANSWERS:
         return
     texts = [" ".join(row["answer"].split()) for row in rows]
@@ -349,6 +349,10 @@ def sentences(setup: Setup) -> Iterator[Finding]:
     changes = {"answer_from": way}
     fix = as_lines(changes) if setup.given else f'podium.data.load(..., answer_from="{way}")'
     yield warning(code="D047", what=what, why=why, fix=fix, changes=changes if setup.given else {})
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _common_words(texts: Sequence[str]) -> tuple[str, int]:

@@ -103,7 +103,8 @@ def trials(setup: Setup) -> Iterator[Finding]:
 def _in_recipe(setup: Setup, finding: Finding) -> Finding:
     """A fix that is a flag of `podium rewards test`, or a weight, as a setting of the recipe."""
     if finding.code == "W102" and (weight := re.fullmatch(r"write `weight: ([\d.e+-]+)`", finding.fix)):
-        return replace(finding, changes=_weighted(setup, finding, float(weight[1])))
+        changes = _weighted(setup, finding, float(weight[1]))
+        return replace(finding, fix=as_lines(changes) or finding.fix, changes=changes)
     column = re.search(r"--answer-column (\w+)$", finding.fix)
     if column is None:
         return finding
@@ -164,18 +165,22 @@ def shown_forms(setup: Setup) -> Iterator[Finding]:
         what = f"the worked examples show the form {excerpt(before)}, in which right answers score {shown:.2f} by "
         what += f"`{column}`; in the form {excerpt(after)} they score {right:.2f}"
         changes = _with_room(setup, table.template, _rewritten(setup, table))
-        fix = as_lines(changes) or f"write the examples' answers in the form {table.template}"
+        fix = as_lines(changes) or f"write the examples' answers in the form {_filled(table)}"
         why = "a model copies the form of the examples, and that form is not rewarded"
         yield warning(code="W124", what=what, why=why, fix=fix, changes=changes)
     elif (mark := _unseen_mark(setup, table.template)) is not None:
         what = (
-            f"right answers score {right:.2f} by `{column}` in the form {table.template} and {shown:.2f} without it, "
+            f"right answers score {right:.2f} by `{column}` in the form {_filled(table)} and {shown:.2f} without it, "
         )
         what += f"and no prompt mentions {mark}"
         why = "a form that is neither described nor shown is found by accident, if at all"
         changes = _with_room(setup, table.template, _described(setup, table.template))
-        fix = as_lines(changes) or f"describe the form in the prompts: {table.template}"
+        fix = as_lines(changes) or f"describe the form in the prompts: {_filled(table)}"
         yield warning(code="W124", what=what, why=why, fix=fix, changes=changes)
+
+
+def _filled(table: TruthTable) -> str:
+    return table.template.replace("{}", "ANSWER")
 
 
 def _rewritten(setup: Setup, table: TruthTable) -> dict[str, Any]:
