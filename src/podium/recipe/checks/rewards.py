@@ -24,6 +24,9 @@ from podium.rewards.tester.unasked import RewardTest, is_own, pretest
 from podium.trainer.rules import unknown_accuracy
 from podium.trainer.settings import advantage_settings
 
+UNSTABLE = frozenset({"W111", "W112"})
+"""Codes of rewards whose scores of the same texts differ from call to call."""
+
 SLOW_SECONDS = 0.05
 """Seconds per completion."""
 
@@ -150,7 +153,7 @@ def shown_forms(setup: Setup) -> Iterator[Finding]:
         return
     if table.examples and all(old == new for old, new in table.examples):
         return
-    if any(finding.severity == "error" for finding in setup.tested.findings):  # it explains the scores
+    if any(each.severity == "error" or each.code in UNSTABLE for each in setup.tested.findings):  # explains the scores
         return
     asked = None if setup.args is None else setup.args.accuracy
     name = asked or accuracy_name([each for each in table.columns if each != SUM])
