@@ -127,7 +127,7 @@ def _accuracy(trainer: Any, recipe: Any, task: str) -> float:
     plain = dataclasses.replace(recipe.data, dataset="test.csv", eval_dataset=None, held_out=None, filter=())
     rows = list(load_data(plain)[0])
     truths = [row["answer"] for row in TASKS[task].split()[2]]
-    settings = recipe_of(task, 1)
+    room = max(recipe_of(task, 1)["max_completion_length"], recipe.config.get("max_completion_length") or 0)
     judge = GRPOTrainer(
         model=trainer.model,
         reward_funcs=lambda completions, **_: [0.0 for _ in completions],
@@ -135,7 +135,7 @@ def _accuracy(trainer: Any, recipe: Any, task: str) -> float:
             "judge",
             per_device_train_batch_size=64,
             num_generations=2,
-            max_completion_length=settings["max_completion_length"],
+            max_completion_length=room,
             loss_type="dapo",
             seed=7,
             report_to="none",

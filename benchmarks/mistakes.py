@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from benchmarks.planted import MODEL, WORDS
+from podium.data.extract import tagged
 
 Row = dict[str, str]
 HELD_OUT = 40
@@ -103,8 +104,9 @@ def correct(completions, answer, **kwargs):
 
 
 def is_right(text: str, truth: str) -> bool:
-    """The accuracy by which all runs are compared, whatever their own reward is."""
-    return text.strip().rstrip(".").lower() == truth.lower()
+    """The accuracy by which all runs are compared, whatever their own reward is; an answer in its tags counts, too."""
+    final = tagged(text, "answer") or text.strip()
+    return final.rstrip(".").lower() == truth.lower()
 
 
 def recipe_of(task: str, seed: int) -> dict[str, Any]:
@@ -328,13 +330,8 @@ def correct(completions, answer, **kwargs):
     ),
     "tags that no prompt asks for": Mistake(
         kind="reward",
-        codes=("D060", "W101", "M103", "M101", "M146"),
+        codes=("W124",),
         settings={"rewards": ["answer_format", {"name": "answer_correct", "weight": 2}], "accuracy": "answer_correct"},
-        before=False,
-        repair=Repair(
-            words=("leave out the tags", "exact_match"),
-            settings={"rewards": ["exact_match"], "accuracy": "exact_match"},
-        ),
     ),
     "two rewards cancel": Mistake(
         kind="reward",
@@ -347,7 +344,6 @@ def correct(completions, answer, **kwargs):
         kind="reward",
         codes=("W102", "W101", "W121", "M107"),
         settings={"rewards": [{"function": "rewards.py:correct", "weight": -1.0}]},
-        repair=Repair(words=("`weight: 1`",)),
     ),
     "weight 0": Mistake(
         kind="reward",
@@ -382,10 +378,8 @@ DATA: Mapping[str, Mistake] = {
     ),
     "answers are sentences": Mistake(
         kind="data",
-        codes=("M103", "M155", "M101"),
+        codes=("D047",),
         rows=_each(answer=lambda row: f"The answer is {row['answer']}"),
-        before=False,
-        repair=Repair(words=("answer_from",)),
     ),
     "the answer stands in the question": Mistake(
         kind="data",
@@ -397,13 +391,11 @@ DATA: Mapping[str, Mistake] = {
         kind="data",
         codes=("D002", "D005"),
         rows=_half(lambda row: {**row, "question": ""}),
-        repair=Repair(words=("filter: question != ''",), settings={"filter": "question != ''"}),
     ),
     "answers missing": Mistake(
         kind="data",
         codes=("D018",),
         rows=_half(lambda row: {**row, "answer": ""}),
-        repair=Repair(words=("filter: answer != ''",), settings={"filter": "answer != ''"}),
     ),
     "rows that contradict": Mistake(
         kind="data",
@@ -436,7 +428,7 @@ DATA: Mapping[str, Mistake] = {
     ),
     "examples in another form": Mistake(
         kind="data",
-        codes=("D060", "W101", "M103", "M101", "M155"),
+        codes=("W124",),
         settings={
             "examples": [
                 {"question": "17", "answer": "The next number is 18."},
@@ -444,8 +436,6 @@ DATA: Mapping[str, Mistake] = {
             ],
             "max_completion_length": 12,
         },
-        before=False,
-        repair=Repair(words=("worked example", "examples")),
     ),
     "a column that is not there": Mistake(
         kind="data", codes=("D052",), settings={"prompt": "{questions}"}, repair=Repair(words=("`question`",))
@@ -458,7 +448,6 @@ DATA: Mapping[str, Mistake] = {
         codes=("D014",),
         task="labels",
         settings={"max_prompt_length": 40},
-        repair=Repair(words=("`max_prompt_length: 91`",)),
     ),
 }
 
@@ -490,13 +479,11 @@ SETTINGS: Mapping[str, Mistake] = {
         kind="settings",
         codes=("C001",),
         settings={"learning_rate": None, "learningrate": 3e-5},
-        repair=Repair(words=("`learning_rate`",)),
     ),
     "batch no multiple of the group": Mistake(
         kind="settings",
         codes=("C010",),
         settings={"per_device_train_batch_size": 60},
-        repair=Repair(words=("generation batch 56 or 64",), settings={"per_device_train_batch_size": 64}),
     ),
 }
 

@@ -97,7 +97,7 @@ BAD = {
     "case_sensitive": (case_sensitive, {"W119"}, "note"),
     "trailing_space": (trailing_space, {"W008"}, "warning"),
     "raises_on_empty": (raises_on_empty, {"W010"}, "error"),
-    "none_always": (none_always, {"W008"}, "warning"),
+    "none_always": (none_always, {"W008"}, "error"),
     "slow": (slow, {"W122"}, "warning"),
     "asks_a_service": (asks_a_service, {"W122"}, "warning"),
 }

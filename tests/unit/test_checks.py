@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import podium
 from podium.data.selection import fingerprint
+from podium.recipe.changes import apply_changes
 from podium.recipe.checks import check_recipe
 from podium.recipe.estimates import memory
 from podium.runs import findings
@@ -38,6 +39,19 @@ def right(completions, answer):
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
     return [float(text.strip() == a) for text, a in zip(texts, answer)]
 """
+ECHO = """
+def right(completions, topic):
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [float(text.strip() == each) for text, each in zip(texts, topic)]
+"""
+BOXED = """
+from podium.data.extract import boxed
+
+def right(completions, answer):
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [float(boxed(text) == a) for text, a in zip(texts, answer)]
+"""
+SHOWN = [{"prompt": f"{n}+{n}=", "answer": f"The sum of it is {2 * n}."} for n in (1, 60)]
 RECIPE = {
     "model": "./model",
     "dataset": "rows.jsonl",
@@ -236,6 +250,10 @@ DATA = [
     Case(code="D034", keys={"dataset": "./scripted"}, files={"scripted/scripted.py": "import datasets\n"}, says=("scripted",), cure="then dataset: scripted.jsonl"),
     Case(code="D035", keys={"dataset": "nobody/nothing"}, says=("`nobody/nothing` is no file or folder here", "hub"), cure="hf auth login"),
     Case(code="D046", rows=[{**row, "answer": "yes"} for row in ROWS], says=("rows.jsonl: `answer` is `yes` in all of 40 rows",), cure="rows with other answers", severity="warning"),
+    Case(code="D047", rows=[{**row, "answer": f"The answer is {row['answer']}."} for row in ROWS], says=("40 of 40 answers are sentences", "'The answer is 1.' around '1'"), cure="answer_from: last number", severity="warning", name="number"),
+    Case(code="D047", rows=[{**row, "answer": f"She has {row['answer']} {'pens' if n % 2 else 'big red apples'} now"} for n, row in enumerate(ROWS)], says=("39 of 40 answers", "around '1'"), cure="answer_from: last number", severity="warning", name="number in words"),
+    Case(code="D047", rows=[{**row, "answer": f"The mood is {'good' if n % 2 else 'bad'}"} for n, row in enumerate(ROWS)], says=("'The mood is bad' around 'bad'",), cure="answer_from: after The mood is", severity="warning", name="word"),
+    Case(code="D047", rows=[{**row, "answer": f"The mood is {'good' if n % 2 else 'bad'}."} for n, row in enumerate(ROWS)], says=("'The mood is bad.' around 'bad'",), cure="answer_from: regex:The mood is (.+)\\.$", severity="warning", name="word, full stop"),
     Case(code="D050", keys={"dataset": "openai/gsm8k"}, says=("openai/gsm8k (7,473 rows", "the hub cannot be reached", "were not checked"), cure="podium check", severity="warning"),
     Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl", "column `image` holds images"), cure="text only"),
     Case(code="D037", rows=[*ROWS, {"prompt": "x=", "answer": "so " * 20}], says=("1 values of `answer`", "max_completion_length 16", "row 40: 60 tokens"), cure="max_completion_length: 60", severity="warning"),
@@ -384,6 +402,12 @@ REWARDS = [
     Case(code="W007", files={"mine.py": "def right(completions, **kwargs):\n    return [float('inf')] * len(completions)\n"}, says=("inf", "row 0"), cure="clip"),
     Case(code="W009", files={"mine.py": "import time\ndef right(completions, **kwargs):\n    time.sleep(0.6)\n    return [1.0] * len(completions)\n"}, says=("right", "s a completion", "32 completions"), cure="async def", severity="warning"),
     Case(code="W010", files={"mine.py": "def right(completions, answer):\n    return [1 / 0 for _ in completions]\n"}, says=("right", "ZeroDivisionError", "mine.py"), cure="correct line 2 of"),
+    Case(code="W008", files={"mine.py": "def right(completions, answer):\n    return [None] * len(completions)\n"}, says=("returned None for everything",), cure="return more for better completions"),
+    Case(code="W102", keys={"rewards": [{"function": "mine.py:right", "weight": -2.0}]}, says=("its weight is -2",), cure="weight: 2.0}]"),
+    Case(code="W117", files={"mine.py": ECHO}, rows=[{**row, "topic": row["prompt"]} for row in ROWS], says=("a copy of the prompt scores",), cure="the column `answer`, which has the right answer, not with `topic`"),
+    Case(code="W124", keys={"examples": SHOWN}, says=("'The sum of it is 2.', in which right answers score 0.00 by `right`; in the form '2' they score 1.00",), cure='examples: [{answer: "2", prompt: "1+1="}', severity="warning"),
+    Case(code="W124", keys={"rewards": ["answer_correct"], "chat": True, "system": "Add."}, says=("<answer>ANSWER</answer>", "no prompt mentions <answer>"), cure="examples: 2", severity="warning", name="tags"),
+    Case(code="W124", files={"mine.py": BOXED}, says=(r"no prompt mentions \boxed",), cure="system: ", severity="warning", name="boxed"),
     Case(code="W013", keys={"rewards": ["mine.py:rihgt"]}, says=("run.yaml:3", "no function `rihgt`"), cure="Did you mean `right`?"),
     Case(code="W013", keys={"rewards": ["mime.py:right"]}, says=("run.yaml:3", "there is no file mime.py"), cure="write `mine.py` in its place", name="no file"),
     Case(code="W013", files={"mine.py": "import nothing_of_that_name\n"}, says=("run.yaml:3", "mine.py:1: ModuleNotFoundError"), cure="install `nothing_of_that_name`, or correct line 1 of", name="import"),
@@ -422,6 +446,66 @@ def test_a_good_run_has_neither_errors_nor_warnings(
     lay_out(Case(code="", says=(), cure=""), tmp_path, saved)
     monkeypatch.chdir(tmp_path)
     assert {finding.severity for finding in check_recipe("run.yaml")} == {"note"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "keys"),
+    [
+        (lambda n: f"{n} minutes", {}),
+        (lambda n: f'{{"name": "A", "sum": {n}}}', {}),
+        (lambda n: f"The answer is {n}", {"answer_from": "last number"}),
+        (lambda n: f"He bought {n - 1} of them", {}),  # the question has the number
+        (
+            lambda n: f"The sum is {n} and that is {'odd' if n % 2 else 'even'} as you see",
+            {"rewards": ["mine.py:brief"]},
+        ),
+        (str, {"examples": [{"prompt": "1+1=", "answer": "2"}, {"prompt": "60+1=", "answer": "61"}]}),
+        (str, {"examples": [{"prompt": "1+1=", "answer": "<answer>2</answer>"}], "rewards": ["answer_correct"]}),
+        (str, {"system": "Put it in answer tags.", "rewards": ["answer_correct"]}),
+        (
+            lambda n: f"{n % 28 + 1} March {2000 + n % 3}",
+            {"examples": [{"prompt": f"d{n}", "answer": f"{n} May 1999"} for n in (1, 2)]},
+        ),
+    ],
+)
+def test_answers_and_examples_as_they_should_be(
+    answers: Callable[[int], str], keys: dict[str, Any], tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{**row, "answer": answers(int(row["answer"]))} for row in ROWS]
+    files = {"mine.py": REWARD + "def brief(completions, **kwargs):\n    return [-len(c) for c in completions]\n"}
+    lay_out(Case(code="", says=(), cure="", rows=rows, keys=keys, files=files), tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    assert {finding.code for finding in check_recipe("run.yaml")}.isdisjoint({"D047", "W124"})
+
+
+def test_a_cure_is_a_changed_setting(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        *[{**row, "question": row["prompt"]} for row in ROWS],
+        {"question": "a " * 40, "answer": "1"},
+        {"question": "b=", "answer": None},
+    ]
+    keys: dict[str, Any] = {
+        "prompt": "{question}",
+        "learning_rat": 1e-4,
+        "per_device_train_batch_size": 30,
+        "max_prompt_length": 20,
+        "filter": "question != '7+1='",
+        "rewards": [{"function": "mine.py:right", "weight": -2.0}],
+    }
+    case = Case(code="", says=(), cure="", rows=rows, keys=keys)
+    lay_out(case, tmp_path, saved)
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(recipe.read_text().replace("learning_rate: 1.0e-05\n", ""))
+    monkeypatch.chdir(tmp_path)
+    changes = {finding.code: dict(finding.changes) for finding in check_recipe("run.yaml") if finding.changes}
+    assert changes["C001"] == {"learning_rat": None, "learning_rate": 1e-4}
+    assert changes["C010"] == {"per_device_train_batch_size": 32}
+    assert changes["D014"]["max_prompt_length"] > 20
+    assert changes["D018"] == {"filter": ["question != '7+1='", "answer != ''"]}
+    assert changes["W102"] == {"rewards": [{"function": "mine.py:right", "weight": 2.0}]}
+    wanted = [changes[code] for code in ("C001", "C010", "D014", "D018", "W102")]
+    recipe.write_text(apply_changes(recipe.read_text(), {key: each[key] for each in wanted for key in each}))
+    assert [each for each in check_recipe("run.yaml") if each.severity == "error"] == []
 
 
 def test_everything_at_once(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

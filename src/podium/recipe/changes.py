@@ -108,6 +108,8 @@ def check_changes(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> None
         if key == STAGES:
             continue
         if key not in key_types():
+            if changes[key] is None:  # a misspelt key is taken out
+                continue
             raise unknown_key(key)
         if recipe.get(key) is not None:
             _, error = check_key(key, recipe[key])

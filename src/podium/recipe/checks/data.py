@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from podium.data.check import column_problems, mixtures, no_rows, too_few
-from podium.data.columns import GOLD
+from podium.data.columns import GOLD, answer_extractor
+from podium.data.extract import numbers
 from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
-from podium.errors import PodiumError
+from podium.errors import PodiumError, as_lines
 from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.recipe.stages.completions import Completions
-from podium.records import Finding
+from podium.records import Finding, last_user_turn
 from podium.rewards.resolve import GIVEN, Reward
+from podium.rewards.results import excerpt
 from podium.trainer.assembly import plan_of
 from podium.trainer.preflight import stream_problems
 
@@ -85,14 +89,29 @@ def _by_keys(setup: Setup, finding: Finding) -> Finding:
     """A finding whose cure was written for Python, for the reader of a recipe."""
     if not setup.given:
         return finding
+    if finding.code == "D014":
+        return _with_wider_prompts(setup, finding)
     if LEAVE_OUT not in finding.fix:
-        settings = re.sub(r'(\w+)="?(\w+)"?', r"`\1: \2`", finding.fix) if finding.code == "D014" else finding.fix
-        return replace(finding, fix=_CURES.get(finding.code, settings))
+        return replace(finding, fix=_CURES.get(finding.code, finding.fix))
     names = _asking_columns(setup, "prompt")
-    cure = "leave such rows out: delete them in the data"
-    if finding.code in ("D002", "D005") and len(names) == 1:
-        cure = f"leave such rows out: filter: {names[0]} != ''"
-    return replace(finding, fix=finding.fix.replace(LEAVE_OUT, cure))
+    changes = _filtered(setup, names[0]) if finding.code in ("D002", "D005") and len(names) == 1 else {}
+    cure = f"leave such rows out: {as_lines(changes) or 'delete them in the data'}"
+    return replace(finding, fix=finding.fix.replace(LEAVE_OUT, cure), changes=changes)
+
+
+def _filtered(setup: Setup, column: str) -> dict[str, Any]:
+    """The `filter` that leaves out rows without a value in the column, beside the conditions that are there."""
+    given, wanted = setup.given.get("filter") or [], f"{column} != ''"
+    given = [given] if isinstance(given, str) else list(given)
+    return {"filter": [*given, wanted] if given else wanted}
+
+
+def _with_wider_prompts(setup: Setup, finding: Finding) -> Finding:
+    """D014 by keys of a recipe; a limit that is raised takes the prompts of all datasets."""
+    longest = max(survey.longest[0] for survey in _surveys(setup))
+    fix = re.sub(r"(max_prompt_length)=\d+", rf"\1={longest}", finding.fix)
+    changes = {"max_prompt_length": longest} if fix.startswith("max_prompt_length=") else {}
+    return replace(finding, fix=re.sub(r'(\w+)="?(\w+)"?', r"`\1: \2`", fix), changes=changes)
 
 
 def bad_rows(setup: Setup) -> Iterator[Finding]:
@@ -105,7 +124,7 @@ def bad_rows(setup: Setup) -> Iterator[Finding]:
             yield from (_by_keys(setup, finding) for finding in shown)
             if count > MAX_SHOWN:
                 what = f"{survey.name}: {count - MAX_SHOWN:,} more rows like these {MAX_SHOWN}"
-                yield replace(shown[-1], what=what)
+                yield _by_keys(setup, replace(shown[-1], what=what))
 
 
 def shapes(setup: Setup) -> Iterator[Finding]:
@@ -268,16 +287,17 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
             what = f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.num_rows:,} rows "
             what += f"({column.nulls}), and reward `{askers[0].name}` asks for it"
             why = "a reward cannot judge a completion without the answer"
-            yield kind(code="D018", what=what, why=why, fix=_without_nulls(setup, name))
+            fix, changes = _without_nulls(setup, name)
+            yield kind(code="D018", what=what, why=why, fix=fix, changes=changes)
 
 
-def _without_nulls(setup: Setup, name: str) -> str:
+def _without_nulls(setup: Setup, name: str) -> tuple[str, dict[str, Any]]:
     if not setup.given:
-        return f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)'
-    names = _asking_columns(setup, name)
+        return f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)', {}
     if setup.given.get("answer_from") and name == "answer":
-        return "correct `answer_from` or these rows, or leave such rows out: delete them in the data"
-    return f"leave such rows out: filter: {names[0]} != ''"
+        return "correct `answer_from` or these rows, or leave such rows out: delete them in the data", {}
+    changes = _filtered(setup, _asking_columns(setup, name)[0])
+    return f"leave such rows out: {as_lines(changes)}", changes
 
 
 def _asks(reward: Reward, column: str) -> bool:
@@ -301,6 +321,60 @@ def same_answers(setup: Setup) -> Iterator[Finding]:
             what = f"{survey.name}: `{name}` is `{value}` in all of {count:,} rows"
             why = "one text that ignores the prompt earns every reward, and that is what is learnt"
             yield warning(code="D046", what=what, why=why, fix="add rows with other answers, or shuffle a sorted file")
+
+
+MOST_ANSWERS = 0.8
+"""Share of the answers from which on their common words are no accident."""
+
+
+def sentences(setup: Setup) -> Iterator[Finding]:
+    """Training answers that are sentences around a short answer."""
+    survey = setup.train
+    if survey is None or setup.given.get("answer_from") or not any(_asks(each, "answer") for each in setup.rewards):
+        return
+    rows = [row for row in survey.examples if re.match(r"\s*[^\s{\[<]", _text_of(row.get("answer")))]
+    if len(rows) < SAME_ANSWERS:
+        return
+    texts = [" ".join(row["answer"].split()) for row in rows]
+    way, count = _common_words(texts)
+    if not way:
+        way, count = "last number", sum(_computes(row["prompt"], text) for row, text in zip(rows, texts, strict=True))
+    if count < MOST_ANSWERS * len(rows):
+        return
+    take = answer_extractor(way)
+    whole, part = next((text, found) for text in texts if (found := take(text)) is not None)
+    what = f"{survey.name}: {count:,} of {len(rows):,} answers are sentences around a short answer, for example "
+    what += f"{excerpt(whole)} around {excerpt(part)}"
+    why = "a reward that compares with the answer requires every word of the sentence"
+    changes = {"answer_from": way}
+    fix = as_lines(changes) if setup.given else f'podium.data.load(..., answer_from="{way}")'
+    yield warning(code="D047", what=what, why=why, fix=fix, changes=changes if setup.given else {})
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _common_words(texts: Sequence[str]) -> tuple[str, int]:
+    """The `answer_from` for two words or more in front of one or two that vary, and how many texts begin with them."""
+    leads = Counter(text[: space.end()] for text in texts for space in re.finditer(r"(?<=\w|:) ", text))
+    often = [lead for lead, count in leads.items() if count >= MOST_ANSWERS * len(texts)]
+    lead = max(often, key=len, default="")
+    rest = [text.removeprefix(lead) for text in texts if text.startswith(lead)]
+    short = [text for text in rest if len(text.split()) <= 2]
+    if len(lead.split()) < 2 or len(short) < MOST_ANSWERS * len(texts) or len(set(short)) < 2:
+        return "", 0
+    if all(len(numbers(text)) == 1 and not re.search(r"[^\W\d_]", text) for text in short):
+        return "last number", len(short)
+    if all(text.endswith(".") for text in short):
+        return f"regex:{re.escape(lead.strip())} (.+)\\.$".replace("\\ ", " "), len(short)
+    return f"after {lead.strip()}", len(short)
+
+
+def _computes(prompt: Any, answer: str) -> bool:
+    """Whether an answer has several words and one number, which the question does not have."""
+    found = numbers(answer)
+    return len(found) == 1 and len(answer.split()) > 2 and found[0] not in numbers(last_user_turn(prompt))
 
 
 _TEXTS = {"str", "int", "float", "bool"}

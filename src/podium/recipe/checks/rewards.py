@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from podium.algorithm.metrics import accuracy_name
 from podium.data.columns import GOLD
 from podium.data.row import check_row
-from podium.errors import PodiumError, RewardError, as_line
+from podium.errors import PodiumError, RewardError, as_line, as_lines
 from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.records import Finding
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import check_rewards
+from podium.rewards.results import excerpt
+from podium.rewards.tester.cases import THOUGHT, columns_of, gold_of, prompt_text
+from podium.rewards.tester.rules.false_positives import LIKE
+from podium.rewards.tester.truth import AS_SHOWN, BARE, SUM, WRONG, TruthTable
 from podium.rewards.tester.unasked import RewardTest, is_own, pretest
 from podium.trainer.rules import unknown_accuracy
 from podium.trainer.settings import advantage_settings
+
+UNSTABLE = frozenset({"W111", "W112"})
+"""Codes of rewards whose scores of the same texts differ from call to call."""
 
 SLOW_SECONDS = 0.05
 """Seconds per completion."""
@@ -92,16 +100,32 @@ def trials(setup: Setup) -> Iterator[Finding]:
     wishes = getattr(setup.args, "on_finding", None) or {}
     for finding in setup.tested.findings:
         if finding.code != "W009" and wishes.get(finding.code) != "ignore":
-            yield _in_recipe(finding) if setup.given else finding
+            yield _in_recipe(setup, finding) if setup.given else finding
 
 
-def _in_recipe(finding: Finding) -> Finding:
-    """A fix that is a flag of `podium rewards test`, as a setting of the recipe."""
+def _in_recipe(setup: Setup, finding: Finding) -> Finding:
+    """A fix that is a flag of `podium rewards test`, or a weight, as a setting of the recipe."""
+    if finding.code == "W102" and (weight := re.fullmatch(r"write `weight: ([\d.e+-]+)`", finding.fix)):
+        changes = _weighted(setup, finding, float(weight[1]))
+        return replace(finding, fix=as_lines(changes) or finding.fix, changes=changes)
     column = re.search(r"--answer-column (\w+)$", finding.fix)
     if column is None:
         return finding
     fix = finding.fix[: column.start()] + as_line("answer", f"{{{column[1]}}}")
     return replace(finding, fix=fix, changes={"answer": f"{{{column[1]}}}"})
+
+
+def _weighted(setup: Setup, finding: Finding, weight: float) -> dict[str, Any]:
+    """The change of the weight of the reward that a finding begins with; empty where it is not clear where it is."""
+    places = [place for place, each in enumerate(setup.rewards) if finding.what.startswith(f"`{each.name}`")]
+    if len(places) != 1:
+        return {}
+    if isinstance(weights := setup.given.get("reward_weights"), list):
+        return {"reward_weights": [weight if place in places else each for place, each in enumerate(weights)]}
+    rewards = setup.given.get("rewards")
+    if not isinstance(rewards, list) or not isinstance(entry := rewards[places[0]], Mapping):
+        return {}
+    return {"rewards": [{**each, "weight": weight} if each is entry else each for each in rewards]}
 
 
 def accuracy(setup: Setup) -> Iterator[Finding]:
@@ -121,6 +145,95 @@ def accuracy(setup: Setup) -> Iterator[Finding]:
     why = "held-out accuracy, pass rates and verdicts are of the reward for accuracy; without one, verdicts are of "
     why += "the weighted sum of all"
     yield note(code="W123", what=what, why=why, fix=setup.line("accuracy", name or names[0]))
+
+
+def shown_forms(setup: Setup) -> Iterator[Finding]:
+    """Worked examples in a form that the reward does not pay, and a form that it pays and no prompt shows."""
+    if setup.tested is None or (table := setup.tested.table) is None:
+        return
+    if table.examples and all(old == new for old, new in table.examples):
+        return
+    if any(each.severity == "error" or each.code in UNSTABLE for each in setup.tested.findings):  # explains the scores
+        return
+    asked = None if setup.args is None else setup.args.accuracy
+    name = asked or accuracy_name([each for each in table.columns if each != SUM])
+    column = name if name in table.columns else table.columns[-1]
+    right, wrong = table.best(column), table.scores(WRONG, column)
+    shown = table.scores(AS_SHOWN, column)
+    shown = table.scores(BARE, column) if math.isnan(shown) else shown
+    if not shown < wrong + LIKE * (right - wrong):  # also where one of them is not known
+        return
+    if table.examples:
+        before, after = next(((old, new) for old, new in table.examples if old != new), table.examples[0])
+        what = f"the worked examples show the form {excerpt(before)}, in which right answers score {shown:.2f} by "
+        what += f"`{column}`; in the form {excerpt(after)} they score {right:.2f}"
+        changes = _with_room(setup, table.template, _rewritten(setup, table))
+        fix = as_lines(changes) or f"write the examples' answers in the form {_filled(table)}"
+        why = "a model copies the form of the examples, and that form is not rewarded"
+        yield warning(code="W124", what=what, why=why, fix=fix, changes=changes)
+    elif (mark := _unseen_mark(setup, table.template)) is not None:
+        what = (
+            f"right answers score {right:.2f} by `{column}` in the form {_filled(table)} and {shown:.2f} without it, "
+        )
+        what += f"and no prompt mentions {mark}"
+        why = "a form that is neither described nor shown is found by accident, if at all"
+        changes = _with_room(setup, table.template, _described(setup, table.template))
+        fix = as_lines(changes) or f"describe the form in the prompts: {_filled(table)}"
+        yield warning(code="W124", what=what, why=why, fix=fix, changes=changes)
+
+
+def _filled(table: TruthTable) -> str:
+    return table.template.replace("{}", "ANSWER")
+
+
+def _rewritten(setup: Setup, table: TruthTable) -> dict[str, Any]:
+    """`examples` with their answers in the form that scores; empty where they are no rows with one answer column."""
+    examples, names = setup.given.get("examples"), columns_of(str(setup.given.get("answer") or "answer"))
+    if len(names) != 1 or not isinstance(examples, list) or THOUGHT in table.template:
+        return {}
+    better = dict(table.examples)
+    told = [str(each.get(names[0])).strip() for each in examples]
+    if any(text not in better for text in told):
+        return {}
+    return {"examples": [{**each, names[0]: better[text]} for each, text in zip(examples, told, strict=True)]}
+
+
+_MARKS = (r"<(?!think|reasoning)[\w-]+>", r"\\boxed", "####", r"\{\"[\w-]+\":")
+"""What stands before the answer in the forms that a prompt has to mention."""
+
+
+def _unseen_mark(setup: Setup, template: str) -> str | None:
+    """The tag, or the like, of a form, where no prompt of a row mentions it."""
+    lead = template.partition("{}")[0]
+    mark = next((found[-1] for pattern in _MARKS if (found := re.findall(pattern, lead))), None)
+    if mark is None:
+        return None
+    word = "json" if mark.startswith("{") else mark.strip("<>\\").casefold()
+    words = (f"<{word}>", f"{word} tag", f"`{word}`") if mark.startswith("<") else (word,)
+    prompts = [prompt_text(row["prompt"]).casefold() for row in _usable(setup)]
+    return None if any(each in prompt for prompt in prompts for each in words) else mark
+
+
+def _described(setup: Setup, template: str) -> dict[str, Any]:
+    """Worked examples where they are put in the form of themselves, else a sentence in the system message."""
+    if not setup.given or THOUGHT in template:
+        return {}
+    if "<answer>" in template and {"answer_format", "answer_correct"} & {reward.name for reward in setup.rewards}:
+        return {"examples": 2}
+    form = template.replace("{}", "ANSWER").replace("{", "{{").replace("}", "}}")
+    before = str(setup.given.get("system") or "").strip()
+    return {"system": f"{before} Write your answer in this form: {form}".strip()}
+
+
+def _with_room(setup: Setup, template: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes, and a completion limit with room for the answers in that form and the end of the text."""
+    limit = None if setup.builder is None else setup.builder.max_completion_length
+    answers = [gold for row in _usable(setup) if (gold := gold_of(row.get("answer"))) is not None]
+    if not changes or setup.builder is None or limit is None or not answers:
+        return changes
+    texts = [template.replace("{}", answer) for answer in answers]
+    tokens = max(map(len, setup.builder.tokenizer(texts, add_special_tokens=False)["input_ids"])) + 1
+    return {**changes, "max_completion_length": tokens} if tokens > limit else changes
 
 
 def _usable(setup: Setup) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from podium.recipe.estimates.duration import num_steps
 from podium.recipe.schema import default_line
 from podium.records import Finding
 from podium.runs import checkpoint, environment
+from podium.runs.monitors.history import usual_rate
 from podium.runs.occupied import occupied
 from podium.runs.redaction import without_secrets
 from podium.trainer.assembly import plan_of
@@ -31,9 +32,6 @@ from podium.trainer.settings import vllm_settings
 
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
-FULL_RATES = ((1e9, 2e-5), (0.0, 1e-4))
-"""(parameters from, rate): a learning rate for all weights is suspect above; usual is a fifth of it, and for an adapter
-ten times that."""
 TOO_LOW = 0.01
 """A learning rate for all weights is suspect below this share of the usual one."""
 FEW_GENERATIONS = 4
@@ -56,8 +54,8 @@ def learning_rate(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     rate, lora = args.learning_rate, setup.lora is not None
     size = setup.model.num_parameters if setup.model is not None else 0
     sized = f" of a model with {size / 1e9:.1f} billion parameters" if size >= 1e9 else ""
-    high = next(limit for parameters, limit in FULL_RATES if size >= parameters)
-    at, usual = setup.at("learning_rate"), high / 5 * (10 if lora else 1)
+    high = 5 * usual_rate(size, adapter=False)
+    at, usual = setup.at("learning_rate"), usual_rate(size, adapter=lora)
     if rate == 0:
         fix = setup.line("learning_rate", f"{usual:g}")
         yield warning(code="C026", what=f"{at} is 0: nothing is learnt", fix=fix)

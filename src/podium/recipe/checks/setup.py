@@ -25,6 +25,7 @@ from podium.recipe.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.recipe.checks.public import DATASETS, unasked_dataset
 from podium.recipe.checks.sources import open_sources
 from podium.recipe.recipe import Recipe, Stage
+from podium.recipe.schema import check_key
 from podium.recipe.stages.plan import Surveyed
 from podium.records import Finding
 from podium.rewards.resolve import Reward
@@ -148,7 +149,8 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     recipe, stage = surveyed.recipe, surveyed.stage
     gathering = _Gathering(places=recipe.places)
     for each in surveyed.problems:
-        gathering.problems += findings_of(ConfigError(str(each), code=each.code, fix=each.fix))
+        found = findings_of(ConfigError(str(each), code=each.code, fix=each.fix))
+        gathering.problems += [replace(one, changes=_renamed(one, recipe.given)) for one in found]
     args = None if stage is not None and stage.kind == "sft" else _arguments(recipe, gathering)
     lora = None
     if recipe.lora is not None:
@@ -197,13 +199,38 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
         try:
             return replace(recipe, config=config).arguments()
         except ConfigError as error:
-            gathering.problems += findings_of(error)
+            gathering.problems += [_whole_groups(each, recipe) for each in findings_of(error)]
             named = [word for word in re.findall(r"\w+", str(error).partition(": ")[2]) if word in config]
             if not named:
                 return None
             for word in _BATCH & config.keys() if error.code == "C010" else named[:1]:
                 del config[word]
     return None
+
+
+def _renamed(finding: Finding, given: Mapping[str, Any]) -> dict[str, Any]:
+    """For C001 with a key that was meant: its value under that name; else nothing."""
+    old = re.search(r"unknown key `(\w+)`", finding.what)
+    new = re.fullmatch(r"Did you mean `(\w+)`\?", finding.fix)
+    if finding.code != "C001" or old is None or new is None or old[1] not in given or new[1] in given:
+        return {}
+    return {} if check_key(new[1], given[old[1]])[1] is not None else {old[1]: None, new[1]: given[old[1]]}
+
+
+def _whole_groups(finding: Finding, recipe: Recipe) -> Finding:
+    """C010 with the next batch size that holds whole groups, where that alone is enough."""
+    sizes = re.search(r"\((\d+)\) must be divisible by num_generations \((\d+)\)", finding.what)
+    if sizes is None or recipe.config.get("steps_per_generation"):
+        return finding
+    batch, group = int(sizes[1]), int(sizes[2])
+    key = "generation_batch_size" if recipe.config.get("generation_batch_size") else "per_device_train_batch_size"
+    now = batch if key == "generation_batch_size" else recipe.config.get(key, GRPOConfig.per_device_train_batch_size)
+    size = next(each for each in range(now, now + group + 1) if each * (batch // now) % group == 0)
+    try:
+        replace(recipe, config={**recipe.config, key: size}).arguments()
+    except ConfigError:
+        return finding
+    return replace(finding, fix=f"{as_line(key, size)}. {finding.fix}", changes={key: size})
 
 
 def from_arguments(given: Given) -> Setup:

@@ -55,6 +55,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     data.leaks,
     data.unusable_answers,
     data.same_answers,
+    data.sentences,
     data.mixed_types,
     data.odd_text,
     data.lengths,
@@ -62,6 +63,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     rewards.needs,
     rewards.models,
     rewards.trials,
+    rewards.shown_forms,
     rewards.accuracy,
     data.right_completions,
 )

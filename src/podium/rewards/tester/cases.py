@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from podium.data.columns import GOLD
-from podium.data.extract import after_hashes, boxed
+from podium.data.extract import NUMBER, after_hashes, boxed
 from podium.data.templates import parse
 from podium.errors import DataError
 from podium.records import Message
@@ -78,23 +78,23 @@ class ReturnFormat:
         return self.template.replace("{}", json.dumps(answer, ensure_ascii=False) if self.as_json else answer)
 
 
-_THOUGHT = "First I look at what is asked, then I work it out."
+THOUGHT = "First I look at what is asked, then I work it out."
 
 FORMS = tuple(
     ReturnFormat(name=name, template=template, as_json=name == "JSON text")
     for name, template in {
         "bare": "{}",
         "<answer> tags": "<answer>{}</answer>",
-        "<think>, then <answer>": f"<think>{_THOUGHT}</think>\n<answer>{{}}</answer>",
-        "<reasoning>, then <answer>": f"<reasoning>{_THOUGHT}</reasoning>\n<answer>{{}}</answer>",
+        "<think>, then <answer>": f"<think>{THOUGHT}</think>\n<answer>{{}}</answer>",
+        "<reasoning>, then <answer>": f"<reasoning>{THOUGHT}</reasoning>\n<answer>{{}}</answer>",
         r"\boxed{x}": r"\boxed{{}}",
         r"$\boxed{x}$ in a sentence": r"The answer is $\boxed{{}}$.",
-        r"<think>, then \boxed{x}": f"<think>{_THOUGHT}</think>\n" + r"The answer is $\boxed{{}}$.",
-        "#### x": f"{_THOUGHT}\n#### {{}}",
+        r"<think>, then \boxed{x}": f"<think>{THOUGHT}</think>\n" + r"The answer is $\boxed{{}}$.",
+        "#### x": f"{THOUGHT}\n#### {{}}",
         "#### x alone": "#### {}",
         "The answer is x.": "The answer is {}.",
-        "Answer: x": f"{_THOUGHT}\nAnswer: {{}}",
-        "<think>, then bare": f"<think>{_THOUGHT}</think>\n{{}}",
+        "Answer: x": f"{THOUGHT}\nAnswer: {{}}",
+        "<think>, then bare": f"<think>{THOUGHT}</think>\n{{}}",
         "(x)": "({})",
         "**x**": "**{}**",
         "JSON text": '{"answer": {}}',
@@ -128,7 +128,7 @@ def forms_for(
     more = {}
     for tag in [tag for tag in dict.fromkeys(found) if tag not in ("answer", "think", "reasoning")][:4]:
         more[f"<{tag}> tags"] = f"<{tag}>{{}}</{tag}>"
-        more[f"<think>, then <{tag}>"] = f"<think>{_THOUGHT}</think>\n<{tag}>{{}}</{tag}>"
+        more[f"<think>, then <{tag}>"] = f"<think>{THOUGHT}</think>\n<{tag}>{{}}</{tag}>"
     for words in _leads(code):
         more |= {f"{words}{space}x": f"{words}{space}{{}}" for space in ("", " ") if not words.endswith(space or "\0")}
     more |= {text: text for text in (*_shown_forms(prompts), *templates)}
@@ -151,6 +151,47 @@ def _shown_forms(prompts: Sequence[str | list[Message]]) -> list[str]:
     rest = [text[len(lead) :] for text in shown]
     end = re.sub(r"^\w+", "", _common([text[::-1] for text in rest])[::-1])
     return [f"{lead}{{}}{end}"] if (lead + end).strip() and min(map(len, rest)) > len(end) else []
+
+
+def worked_answers(cases: Sequence[ProbeCase]) -> tuple[tuple[str, str], ...]:
+    """The worked examples of the prompts, the same in all rows: each as its text around `{}`, and its answer.
+
+    The answer of an example is its last number where all answers are numbers, else the only answer of the rows in it,
+    else what differs between examples that have the same words around it, else all of it.
+    """
+    chats = [() if isinstance(case.prompt, str) else case.prompt for case in cases]
+    shown = {tuple(str(turn.get("content") or "") for turn in chat if turn["role"] == "assistant") for chat in chats}
+    if len(shown) != 1:
+        return ()
+    [texts] = shown
+    golds = sorted({case.gold for case in cases if case.has_gold})
+    around = [form for form in _shown_forms([case.prompt for case in cases]) if _is_phrase(form, golds)]
+    return tuple(_split(text, golds) or _without_words(text, around) or ("{}", text) for text in texts)
+
+
+def _is_phrase(form: str, golds: Sequence[str]) -> bool:
+    """Whether a form has two words or a tag that no answer has."""
+    lead, _, end = form.partition("{}")
+    marked = len(re.findall(r"[^\W\d]+", lead + end)) >= 2 or re.search(r"<\w+>$", lead)
+    return bool(marked) and not any((lead and lead in gold) or (end and end in gold) for gold in golds)
+
+
+def _split(text: str, golds: Sequence[str]) -> tuple[str, str] | None:
+    """A text around the last number in it, or around the only one of the answers that occurs; None: there is none."""
+    if golds and all(as_number(gold) is not None for gold in golds):
+        places = [match.span() for match in NUMBER.finditer(text)][-1:]
+    else:
+        each = [list(re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", text, re.IGNORECASE)) for gold in golds]
+        found = [matches[-1].span() for matches in each if matches]
+        places = found if len(found) == 1 else []
+    return next(((f"{text[:start]}{{}}{text[end:]}", text[start:end]) for start, end in places), None)
+
+
+def _without_words(text: str, around: Sequence[str]) -> tuple[str, str] | None:
+    for form in around:
+        lead, _, end = form.partition("{}")
+        return form, text[len(lead) : len(text) - len(end)]
+    return None
 
 
 def _common(texts: Sequence[str]) -> str:

@@ -8,9 +8,10 @@ The texts are the same for all rewards, so that their sum is what training would
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
 from podium.records import Finding, clean
 from podium.rewards.tester.callers import RewardCaller
-from podium.rewards.tester.cases import ProbeCase, ReturnFormat, forms_for, make_cases
+from podium.rewards.tester.cases import ProbeCase, ReturnFormat, forms_for, make_cases, worked_answers
 from podium.rewards.tester.evidence import Scores, Texts, mean
 from podium.rewards.tester.probes import PROBES, Write
 from podium.rewards.tester.report import RewardReport, sum_finding
@@ -36,10 +37,13 @@ def _other_case(case: ProbeCase, write: Write) -> str | None:
     return None if other is None else write(other)
 
 
+BARE, WRONG, AS_SHOWN = "right answer, bare", "a wrong answer", "right, as in the examples"
+"""Names of lines."""
+
 _LINES = {
-    "right answer, bare": (_RIGHT, lambda case, _: case.gold),
+    BARE: (_RIGHT, lambda case, _: case.gold),
     "right answer, {form}": (_RIGHT, lambda case, write: write(case.gold)),
-    "a wrong answer": (_WRONG, lambda case, write: write(case.wrong)),
+    WRONG: (_WRONG, lambda case, write: write(case.wrong)),
     "no answer: empty text": (_WRONG, lambda _, __: ""),
     "the prompt copied": (_WRONG, _MAKE["prompt echoed"]),
     "every answer listed": (_WRONG, _MAKE["all candidates in one form"]),
@@ -76,6 +80,20 @@ class TruthTable:
     """The form of the answers; `bare` where no other scores more."""
     num_rows: int
     lines: tuple[TruthLine, ...]
+    template: str = "{}"
+    """The form, with `{}` in place of the answer."""
+    examples: tuple[tuple[str, str], ...] = ()
+    """Answers of the worked examples in the prompts: as they are, and in the form."""
+
+    def scores(self, text: str, column: str) -> float:
+        """The mean score of a line by one reward, or by `sum`; NaN where there is none."""
+        means = next((line.means for line in self.lines if line.text == text), ())
+        return dict(zip(self.columns, means, strict=False)).get(column, math.nan)
+
+    def best(self, column: str) -> float:
+        """The greatest mean score of right answers."""
+        rights = [self.scores(line.text, column) for line in self.lines if line.kind == _RIGHT]
+        return max((value for value in rights if not math.isnan(value)), default=math.nan)
 
     def as_text(self) -> list[str]:
         """Aligned lines, the last with the meaning of the marks that occur. Names of others are without controls."""
@@ -127,9 +145,16 @@ def score_truths(
     form = _best_form(sessions, cases, subjects, weights)
     names = {name.format(form=form.name): make for name, (_, make) in _LINES.items()}
     texts = {name: [make(case, form.write) for case in cases] for name, make in names.items()}
-    scores = [_scores(session, texts) for session in sessions]
     kinds = {name.format(form=form.name): kind for name, (kind, _) in _LINES.items()}
-    return _table(subjects, scores, {name: kinds[name] for name in texts}, form, weights)
+    worked = worked_answers(cases)
+    if {around for around, _ in worked} not in (set(), {"{}"}, {form.template}):  # those have lines
+        around = itertools.cycle(around for around, _ in worked)
+        texts[AS_SHOWN] = [template.replace("{}", case.gold) for case, template in zip(cases, around, strict=False)]
+        kinds[AS_SHOWN] = _VARIED
+    scores = [_scores(session, texts) for session in sessions]
+    table, found = _table(subjects, scores, {name: kinds[name] for name in texts}, form, weights)
+    shown = tuple((template.replace("{}", answer), form.write(answer)) for template, answer in worked)
+    return table and replace(table, template=form.template, examples=shown), found
 
 
 def _scores(session: Session | None, texts: Texts) -> Scores | None:
@@ -198,10 +223,10 @@ def _marks(values: Scores, kinds: Mapping[str, str]) -> dict[str, str]:
     """`!` and `?` by line of one column."""
     means = {name: mean(values[name]) for name in kinds}
     right = max((means[name] for name, kind in kinds.items() if kind == _RIGHT), default=math.nan)
-    wrong = means["a wrong answer"]
+    wrong = means[WRONG]
     marks = dict.fromkeys(kinds, "")
     for name, kind in kinds.items():
-        least = right if name == "a wrong answer" else wrong + LIKE * (right - wrong) if right > wrong else right
+        least = right if name == WRONG else wrong + LIKE * (right - wrong) if right > wrong else right
         if kind == _WRONG and means[name] >= least - 1e-9:
             marks[name] = LIKE_RIGHT
         if kind == _VARIED and right > wrong and means[name] <= wrong + (1 - LIKE) * (right - wrong):

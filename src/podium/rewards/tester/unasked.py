@@ -219,7 +219,8 @@ def _read(kept: Mapping[str, Any]) -> RewardTest:
             )
             for line in table["lines"]
         )
-        table = TruthTable(**{**table, "columns": tuple(table["columns"]), "lines": lines})
+        examples = tuple((shown, better) for shown, better in table["examples"])
+        table = TruthTable(**{**table, "columns": tuple(table["columns"]), "lines": lines, "examples": examples})
     return RewardTest(
         findings=tuple(Finding(**each) for each in kept["findings"]), table=table, seconds=tuple(kept["seconds"])
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from podium.errors import as_lines
 from podium.runs.monitors.detection import Detection, mean, percent, slowed, trend
-from podium.runs.monitors.history import MetricHistory
+from podium.runs.monitors.history import MetricHistory, usual_rate
 
 TOO_FAR = {False: (0.006, 0.02), True: (0.08, 0.16)}
 """By whether an adapter is trained: change of the weights in one step, relative to their size, that warns and errs."""
@@ -187,11 +187,11 @@ def adapter_rate_low(history: MetricHistory) -> Detection | None:
     rate = history.settings.learning_rate
     if not history.settings.adapter or rate is None or not 0 < rate < 8e-6 or len(history.steps) < 3:
         return None
-    changes = _rate(max(10 * rate, 1e-5))
+    changes = _rate(usual_rate(history.settings.num_parameters, adapter=True))
     return Detection(
         severity="warning",
         what=f"learning_rate is {rate:.1e} with a LoRA adapter.",
         why="Adapters need about ten times the rate of full fine-tuning: few weights do the work.",
-        fix=f"Set {as_lines(changes)}, at most 1e-4.",
+        fix=f"Set {as_lines(changes)}.",
         changes=changes,
     )

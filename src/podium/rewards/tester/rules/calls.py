@@ -50,8 +50,9 @@ def constant(evidence: Evidence) -> Iterator[Finding]:
     if every == {0.0} and evidence.names_answer:  # no text was right, so the comparison is what to look at
         clean = "before comparing, strip white space from both sides (`.strip()`) and fold their case (`.casefold()`)"
         fix = f"{clean}; {evidence.show_form}"
-    # 0 or None for everything may be a form, or rows of a kind, that the test does not have.
-    severity: Severity = "error" if evidence.is_correctness and any(every) else "warning"
+    # 0 for everything may be a form, or rows of a kind, that the test does not have.
+    certain = any(every) or (not every and evidence.has_gold)
+    severity: Severity = "error" if evidence.is_correctness and certain else "warning"
     yield evidence.finding("W008", severity, what, "in a group where all score alike nothing is learnt", fix)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from podium.data.columns import GOLD
 from podium.records import Finding, Severity
 from podium.rewards.tester.evidence import MOST, Evidence, Scores, mean, shown
 from podium.rewards.tester.probes import PROBES
@@ -81,6 +82,9 @@ def of(code: str) -> Callable[[Evidence], Iterator[Finding]]:
     def rule(evidence: Evidence) -> Iterator[Finding]:
         if hits := _hits_with(evidence, code):
             what, fix = _LIKE_THE_ANSWER[code]
+            told = [name for name in GOLD if name in evidence.cases[0].columns]
+            if code == "W117" and evidence.asked and told and not {*told, *evidence.columns[1:]} & {*evidence.asked}:
+                fix = f"compare with the column `{told[0]}`, which has the right answer, not with {evidence.named}"
             yield evidence.finding(code, "error", f"{what}: {_listed(hits)}", _reached(evidence), fix)
 
     return rule
