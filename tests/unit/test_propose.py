@@ -162,7 +162,7 @@ def test_columns_that_cannot_be_told_are_an_error_with_the_flags() -> None:
     columns = {"a": LONG, "b": LONG, "c": LONG}
     with pytest.raises(ConfigError, match="cannot be told; the columns are `a`, `b`, `c`") as caught:
         chosen_columns(list(columns), rows_of(**columns))
-    assert caught.value.fix == '--prompt "{a}" --answer "{b}"'
+    assert caught.value.fix == '--prompt "{a}" --answer "{c}", or others of them'
     with pytest.raises(ConfigError, match="there is no column `d`"):
         chosen_columns(list(columns), rows_of(**columns), "{a} {d}")
 

@@ -166,10 +166,10 @@ def _baseline(b: EvalScores, metric: str) -> str:
     if above.shown and above.change.value > 0:
         return ""
     text = f" {baseline.text[:60]!r}" if baseline.text else ""
-    than = "More" if above.shown else "As much, as far as the test can tell,"
+    alike = "" if above.shown else "; no difference is shown between the two"
     return (
-        f"{than} comes without a model: {metric} {above.a:.3f} for {baseline.name}{text} on every prompt, against "
-        f"{above.b:.3f} ({p_text(above.p_value)})."
+        f"Without a model, the {baseline.name}{text} on every prompt has {metric} {above.a:.3f}, the model "
+        f"{above.b:.3f}{alike} ({p_text(above.p_value)})."
     )
 
 
