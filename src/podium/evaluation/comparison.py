@@ -70,6 +70,11 @@ class Comparison:
     num_unpaired: tuple[int, int]
     """Prompts that only A, or only B, has answered, which are left out."""
 
+    @property
+    def is_better(self) -> bool:
+        """Whether the verdict is a rise without a doubt and above the baselines."""
+        return self.verdict.startswith(("Better:", "Reward rose:"))
+
 
 def compare(a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | None = None) -> Comparison:
     """B against A on the prompts that both have answered.
