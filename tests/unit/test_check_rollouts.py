@@ -187,3 +187,31 @@ def test_the_page_shows_model_text_as_text() -> None:
     assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
     assert "http://" not in html
     assert "https://" not in html
+
+
+def test_prompts_with_examples_are_not_told_to_take_examples() -> None:
+    turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    for content, examples in (([*turns, turns[0]], False), (turns[:1], True), ("2+2=", True)):
+        groups = [group([0] * 4, row=row, logp=-7.0) for row in range(8)]
+        groups = [
+            dataclasses.replace(
+                each,
+                group=dataclasses.replace(each.group, prompt=dataclasses.replace(each.group.prompt, content=content)),
+            )
+            for each in groups
+        ]
+        found = codes(sampled(*groups))
+        assert {code for code in ("R001", "R010") if "examples" in found[code].changes} == (
+            {"R001", "R010"} if examples else set()
+        )
+        assert ("`examples: 2`" in found["R001"].fix) is examples
+
+
+def test_a_limit_is_named_only_where_longer_completions_were_sampled() -> None:
+    cut = [group([0, 1, 0, 1], row=row, finish="length") for row in range(8)]
+    unknown = codes(sampled(*cut))["R002"]
+    assert unknown.changes == {}
+    assert "podium check --rollouts 8" in unknown.fix
+    assert "allowed" not in unknown.what
+    known = codes(sampled(*cut, longer_lengths=(20, 21)))["R002"]
+    assert known.changes == {"max_completion_length": 20}

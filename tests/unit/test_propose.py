@@ -9,6 +9,7 @@ import pytest
 
 from podium.data import load
 from podium.data.columns import Columns
+from podium.data.conditions import parse_condition
 from podium.data.selection import is_held_out
 from podium.errors import ConfigError
 from podium.recipe.answer_columns import chosen_columns
@@ -162,7 +163,7 @@ def test_columns_that_cannot_be_told_are_an_error_with_the_flags() -> None:
     columns = {"a": LONG, "b": LONG, "c": LONG}
     with pytest.raises(ConfigError, match="cannot be told; the columns are `a`, `b`, `c`") as caught:
         chosen_columns(list(columns), rows_of(**columns))
-    assert caught.value.fix == '--prompt "{a}" --answer "{b}"'
+    assert caught.value.fix == '--prompt "{a}" --answer "{c}", or others of them'
     with pytest.raises(ConfigError, match="there is no column `d`"):
         chosen_columns(list(columns), rows_of(**columns), "{a} {d}")
 
@@ -170,3 +171,31 @@ def test_columns_that_cannot_be_told_are_an_error_with_the_flags() -> None:
 def test_rows_that_decide_are_bounded() -> None:
     answers = ["7"] * LOOKED_AT + ["none"] * 40
     assert propose(table(answers), count=len).shape == "number"
+
+
+def test_every_label_has_an_example_and_is_listed_once() -> None:
+    six = ["billing", "login", "shipping", "hardware", "cancellation", "returns"]
+    made = propose(table(six * 20), Given(sentence="Name the team."), count=len).settings
+    assert {each["answer"] for each in made["examples"]} == set(six)
+    assert made["system"].startswith("Name the team. Answer with one of these alone: ")
+    told = Given(sentence="Answer Yes or No.")
+    assert propose(table(["yes", "no"] * 20), told, count=len).settings["system"] == "Answer Yes or No."
+    not_told = Given(sentence="Answer with yes, or do not know.")
+    assert "one of these" in propose(table(["yes", "no"] * 20), not_told, count=len).settings["system"]
+
+
+def test_rows_with_empty_cells_are_left_out_on_both_sides(tmp_path: Path) -> None:
+    answers = [None if n % 7 == 0 else n for n in range(60)]
+    rows = [{"my question": "" if n % 9 == 4 else f"After {n}?", "answer": answer} for n, answer in enumerate(answers)]
+    made = propose(Table(names=("my question", "answer"), rows=tuple(rows)), count=len).settings
+    assert made["filter"] == ["my question != ''", "answer != ''"]
+    assert "filter" not in propose(table([1, 2] * 20), count=len).settings
+    file = tmp_path / "t.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    conditions = tuple(map(parse_condition, made["filter"]))
+    for share in (0.3, 0.7):  # the empty question is on either side
+        both = load(str(file), prompt=made["prompt"], held_out=share, filter=conditions)
+        kept = [row for side in (both.train, both.held_out) for row in side]
+        assert len(kept) == sum(bool(row["my question"]) and row["answer"] is not None for row in rows)
+    easy = load(str(file), prompt=made["prompt"], held_out=0.5, filter=(parse_condition("answer < 5"),))
+    assert max(each for each in easy.held_out["answer"] if each is not None) > 5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from podium.cli import app
+from podium.cli.init import _commands
 from podium.cli.start.choices import MACHINES, TASKS
 from podium.cli.start.recipe_file import in_yaml
 from podium.recipe.checks import check_recipe
+from podium.records import Finding
 from podium.testing import save_tiny_model
 
 
@@ -203,7 +207,7 @@ def test_a_table_and_a_sentence_are_a_recipe_in_a_folder_of_its_name(cli, tmp_pa
     assert "the answer is one of few labels (bad, good)" in out
     text = (tmp_path / "reviews" / "run.yaml").read_text()
     recipe = yaml.safe_load(text)
-    assert recipe["system"] == f"{SENTENCE}. Answer with one of these alone: bad, good."
+    assert recipe["system"] == f"{SENTENCE}."  # it names both labels
     assert {each["label"] for each in recipe["examples"]} == {"good", "bad"}
     assert recipe["accuracy"] == "exact_match"
     lines = [line for line in text.splitlines() if line and not line.startswith((" ", "#", "rewards:"))]
@@ -321,6 +325,60 @@ def test_a_small_model_is_sampled_and_judged_at_the_end(cli, tmp_path):
     assert (code, "Nothing was sampled" in out) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("findings", "commands"),
+    [
+        ([], ("podium check run.yaml", "podium train run.yaml")),
+        ([("error", "D023", {})], ("podium check run.yaml",)),
+        ([("error", "C024", {"num_generations": 4})], ("podium cure run.yaml",)),
+        ([("warning", "R001", {}), ("note", "R009", {})], ("podium pilot run.yaml",)),
+        ([("warning", "R001", {"examples": 2}), ("note", "R009", {})], ("podium cure run.yaml --rollouts 8",)),
+    ],
+)
+def test_the_next_commands_follow_from_the_verdict(findings, commands):
+    found = [
+        Finding(severity=severity, code=code, what="0% have spread; not ready: R001 first", changes=changes)
+        for severity, code, changes in findings
+    ]
+    assert _commands(found) == commands
+
+
+def test_a_folder_with_both_sides_is_read_from_the_folder_of_the_run(cli, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    for name, numbers in (("train", range(40)), ("test", range(40, 60))):
+        rows = "".join(f"What is {n} + 1?,{n + 1}\n" for n in numbers)
+        (tmp_path / "mine" / f"{name}.csv").write_text(f"question,answer\n{rows}")
+    assert cli("init", "mine", "-y")[0] == 0
+    [missing] = [each for each in check_recipe("mine-run/run.yaml") if each.severity == "error"]
+    assert missing.fix == "cd mine-run, then the same command with run.yaml"
+    assert wrong(tmp_path / "mine-run", monkeypatch) == []
+
+
+@pytest.mark.slow
+def test_init_check_and_sample_each_take_at_most_20_s_of_one_core(tmp_path):
+    # Answers of many tokens, of which many completions are cut off.
+    words = ["bread", "stone", "window", "garden", "silver", "rabbit", "candle", "bridge"]
+    rows = "".join(f"How is {word}{n} spelled?,{'-'.join(f'{word}{n}')}\n" for word in words for n in range(20))
+    (tmp_path / "spelling.csv").write_text(f"question,answer\n{rows}")
+    for folder, words in (
+        (".", ["init", "spelling.csv", "--task", "Spell with hyphens."]),
+        ("spelling", ["check", "run.yaml"]),
+        ("spelling", ["sample", "run.yaml", "-n", "2"]),
+    ):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        program = [sys.executable, "-m", "podium", *words]
+        subprocess.run(
+            program,
+            cwd=tmp_path / folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        assert spent < 20, f"{words[0]}: {spent:.1f} s"
+
+
 # ---- nothing is overwritten ----
 
 
@@ -364,7 +422,7 @@ def test_an_input_that_ends_names_the_flags(cli, tmp_path):
 
 def test_unknown_words_are_one_message(cli):
     assert (
-        "--task is one of number, exact, json, code, format; got `nmber`.\n  fix: Did you mean"
+        "--task is a sentence of two words or more, or one of number, exact, json, code, format; got `nmber`.\n"
         in cli("init", "run", "--task", "nmber")[2]
     )
     assert "--machine is one of cpu, small-gpu, large-gpu; got `tpu`." in cli("init", "run", "--machine", "tpu")[2]

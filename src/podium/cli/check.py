@@ -87,7 +87,7 @@ def _print_next(words: Sequence[str], found: Sequence[Finding], *, rollouts: boo
         print_next("check, rewards", recipe=shlex.join(words))
         return
     if len(words) == 1 and any(finding.changes for finding in found if finding.severity != "note"):
-        print_next("check, curable", recipe=shlex.join(words))
+        print_next("check --rollouts, curable" if rollouts else "check, curable", recipe=shlex.join(words))
         return
     if worst is not None and worst.severity == "error":
         print_next("check, errors", code=worst.code)

@@ -21,6 +21,7 @@ from podium.trainer.rollouts import EVALUATION
 from podium.trainer.settings import call_settings, sampling_settings
 
 if TYPE_CHECKING:
+    from podium.evaluation.comparison import Comparison
     from podium.trainer.trainer import GRPOTrainer
 
 
@@ -90,9 +91,10 @@ def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: 
     )
 
 
-def print_before_and_after(folder: Path, before: HeldOutResult, after: HeldOutResult) -> None:
-    """Compare both on the same prompts: printed with a verdict, and kept in the run's folder."""
+def print_before_and_after(folder: Path, before: HeldOutResult, after: HeldOutResult) -> Comparison:
+    """Compare both on the same prompts: printed with a verdict, kept in the run's folder, and returned."""
     found = compare(before.measured, after.measured, names=("before", "after"))
     write_json(folder / run.EVALUATION / "comparison.json", numbers(found))
     line = after.measured.baselines.line(found.metric)
     show_comparison((before.numbers, after.numbers), (before.groups, after.groups), f"{line}\n{found.verdict}".strip())
+    return found

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from podium.errors import ConfigError
+
+if TYPE_CHECKING:
+    from podium.records import Finding
 
 
 def init(
@@ -64,10 +68,9 @@ def init(
         texts, remarks = _of_example(folder, wishes, machine, model, yes=yes), []
     write(folder, texts)
     typer.echo("\n".join([*remarks, f"{folder} has {', '.join(texts)}."]))
-    if sample:
-        _sample(folder / RECIPE)
+    findings = _sample(folder / RECIPE) if sample else []
     first = ["python test_rewards.py"] if "rewards.py" in texts else []
-    commands = (f"cd {folder}", *first, "podium check run.yaml", "podium train run.yaml")
+    commands = (f"cd {shlex.quote(str(folder))}", *first, *_commands(findings))
     typer.echo("\n  ".join(["Next:", *commands]))
 
 
@@ -118,16 +121,29 @@ def _of_table(
         own = {**own, "prompt": made.settings["prompt"]} if "prompt" in made.settings else own
         return example_files(folder, choices, own), remarks
     remarks.append(f"{data}: the answer is {made.about}.")
+    if empty := made.settings.get("filter"):
+        remarks.append(f"Rows with an empty cell are left out: filter: {', '.join(empty)}.")
     return own_files(folder, choices, data, made, reward_file=wishes.reward_file), remarks
 
 
-def _sample(recipe: Path) -> None:
+def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Commands after a first look, whose findings are given: training only where the recipe is ready."""
+    curable = any(each.changes for each in findings if each.severity != "note")
+    if any(each.severity == "error" for each in findings):
+        return ("podium cure run.yaml" if curable else "podium check run.yaml",)
+    from podium.recipe.checks.verdict import NOT_READY
+
+    if any(NOT_READY in each.what for each in findings if each.code == "R009"):
+        return ("podium cure run.yaml --rollouts 8" if curable else "podium pilot run.yaml",)
+    return ("podium check run.yaml", "podium train run.yaml")
+
+
+def _sample(recipe: Path) -> Sequence[Finding]:
+    """The findings of a check, and of a few rows that are sampled where the model is small."""
     from podium.cli.start.first_look import can_sample, first_look
     from podium.recipe.document import open_document
 
     if can_sample(str(open_document(recipe).values["model"]), recipe.parent):
-        first_look(recipe)
-    else:
-        typer.echo(
-            "Nothing was sampled: the model is not on this machine, or large. `podium check run.yaml --rollouts 8`"
-        )
+        return first_look(recipe)
+    typer.echo("Nothing was sampled: the model is not on this machine, or large.")
+    return ()

@@ -94,6 +94,8 @@ def print_findings(to: Console, found: Sequence[Finding]) -> None:
             if text:
                 print_wrapped(to, Text(f"  {word}: ", style="dim") + plain_text(text))
         for key, value in finding.changes.items():
+            if as_line(key, value) in finding.fix:
+                continue
             print_wrapped(to, Text("    ") + plain_text(as_line(key, value)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,7 +93,12 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verb
     os.environ.update(recipe.env)
     with occupying(folder_of(recipe)) if is_main() else contextlib.nullcontext():
         prepare_output(details=verbose)
-        _run((StagesRun if recipe.stages else SingleRun)(recipe), started, evaluate=evaluate)
+        job = (StagesRun if recipe.stages else SingleRun)(recipe)
+        outcome = _run(job, started, evaluate=evaluate)
+        if outcome == "train, no better" and (recipe.stages or not isinstance(path, str)):
+            outcome = "train"  # a pilot takes a recipe without stages
+        if outcome is not None:
+            print_on_main(next_line(outcome, recipe=shlex.quote(str(path)), run=str(job.folder)))
 
 
 def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
@@ -116,7 +122,8 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
     return checked.recipe
 
 
-def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
+def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str | None:
+    """Measure, train, measure again; the outcome as a key of `NEXT`, None where nothing was left to train."""
     from podium.cli.ending import closing, resumable
     from podium.cli.held_out import Size, measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run
@@ -137,11 +144,12 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
     trained = time.perf_counter() - begun
     if trainer is None:
         print_on_main(f"All {len(job.recipe.stages)} stages are done. Model saved in {job.folder}")
-        return
+        return None
+    no_better = False
     if before is not None and not job.stopped:
         after = measure_held_out(trainer, held_out, "after", **where)
         if is_main():
-            print_before_and_after(job.folder, before, after)
+            no_better = not print_before_and_after(job.folder, before, after).is_better
     steps, endings = job.summary()
     saved = None if job.stopped else job.folder
     for text in (*endings, closing(steps, trained, time.perf_counter() - started, saved)):
@@ -152,7 +160,7 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> None:
         trainer.push_to_hub(dataset_name=job.recipe.data.dataset)
     _end(trainer)
     doubtful = {"error", "warning"} & {finding.severity for finding in trainer.health.found}
-    print_on_main(next_line("train, with warnings" if doubtful else "train", run=str(job.folder)))
+    return "train, with warnings" if doubtful else "train, no better" if no_better else "train"
 
 
 def _end(trainer: Any) -> None:

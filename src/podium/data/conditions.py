@@ -18,7 +18,7 @@ from podium.errors import DataError, did_you_mean
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]]
 COMPARISONS = {"==": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}
 
-_CONDITION = re.compile(r"\s*(?P<column>[^\s=!<>]+)\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
+_CONDITION = re.compile(r"\s*(?P<column>[^=!<>]*[^\s=!<>])\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,11 @@ class Condition:
     column: str
     sign: str
     value: Any
+
+    @property
+    def is_presence(self) -> bool:
+        """Whether the condition is that the cell is not empty: then it is one for held-out rows too."""
+        return self.sign == "!=" and self.value == ""
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
         """Raises `DataError` for a value that cannot be compared with the condition's."""

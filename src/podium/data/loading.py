@@ -190,7 +190,9 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
         if sources is not None:
             add(train, part, sources[0], filter=spec.filter, held_out=spec.held_out, rates=rates)
             if sources[1] is not None:
-                add(held_out, part, sources[1], held_out=spec.held_out, wants_held_out=spec.held_out is not None)
+                present = tuple(each for each in spec.filter if each.is_presence)
+                aside = spec.held_out is not None
+                add(held_out, part, sources[1], filter=present, held_out=spec.held_out, wants_held_out=aside)
     if spec.eval_dataset is not None:
         part = DatasetSpec(path=spec.eval_dataset, columns=spec.columns)
         source = attempts.attempt(lambda: _eval_source(spec, part.name, keep=keep))

@@ -6,6 +6,7 @@ load_splits("train.jsonl")["train"]
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -172,7 +173,7 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
     kept: dict[str, list[Path]] = {}
     for split, names in found.items():
         if paths := [path for name in names if kind_of(path := Path(name))]:
-            kept[str(split)] = sorted(folder / path.relative_to(folder.resolve()) for path in paths)
+            kept[str(split)] = sorted(folder / os.path.relpath(path, folder) for path in paths)
     return kept
 
 

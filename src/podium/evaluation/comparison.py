@@ -70,6 +70,11 @@ class Comparison:
     num_unpaired: tuple[int, int]
     """Prompts that only A, or only B, has answered, which are left out."""
 
+    @property
+    def is_better(self) -> bool:
+        """Whether the verdict is a rise without a doubt and above the baselines."""
+        return self.verdict.startswith(("Better:", "Reward rose:"))
+
 
 def compare(a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | None = None) -> Comparison:
     """B against A on the prompts that both have answered.
@@ -166,10 +171,10 @@ def _baseline(b: EvalScores, metric: str) -> str:
     if above.shown and above.change.value > 0:
         return ""
     text = f" {baseline.text[:60]!r}" if baseline.text else ""
-    than = "More" if above.shown else "As much, as far as the test can tell,"
+    alike = "" if above.shown else "; no difference is shown between the two"
     return (
-        f"{than} comes without a model: {metric} {above.a:.3f} for {baseline.name}{text} on every prompt, against "
-        f"{above.b:.3f} ({p_text(above.p_value)})."
+        f"Without a model, the {baseline.name}{text} on every prompt has {metric} {above.a:.3f}, the model "
+        f"{above.b:.3f}{alike} ({p_text(above.p_value)})."
     )
 
 

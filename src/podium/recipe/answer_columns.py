@@ -66,7 +66,7 @@ def chosen_columns(
         question, target = _by_content(free, rows, target, needs_answer=told is None)
         if question is None or (target is None and told is None and len(free) > 1):
             what = f"the columns of question and answer cannot be told; the columns are {listed(names)}."
-            raise ConfigError(what, code="D001", fix=as_flags(names).partition(";")[0])
+            raise ConfigError(what, code="D001", fix=_flags(names, free, rows))
     elif told is None and target is None:
         rest = [name for name in free if name != question]
         target = named(rest, ALSO_ANSWERS) or _only(rest)
@@ -77,6 +77,15 @@ def chosen_columns(
         answer=told if told is not None else _template(target, "answer", rows),
         remark=f"{remark} (others: --prompt, --answer)" if remark else "",
     )
+
+
+def _flags(names: Sequence[str], free: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Flags with the column of the longest texts as the question and the last of the others as the answer."""
+    if len(free) < 2:
+        return as_flags(names).partition(";")[0]
+    question = max(free, key=lambda name: _size(name, rows)[1])
+    answer = next(name for name in reversed(free) if name != question)
+    return f'--prompt "{{{question}}}" --answer "{{{answer}}}", or others of them'
 
 
 def _by_names(question: str, answer: str, rows: Sequence[Mapping[str, Any]]) -> Chosen:
@@ -99,7 +108,8 @@ def _given(written: str | None, names: Sequence[str], flag: str) -> str | None:
     for column in parse(template).columns:
         if column not in names:
             what = f"{flag}: there is no column `{column}`; the columns are {listed(names)}."
-            raise ConfigError(what, fix=did_you_mean(column, names) or f'{flag} "{{{next(iter(names), "COLUMN")}}}"')
+            likely = names[0 if flag == "--prompt" else -1] if names else "COLUMN"
+            raise ConfigError(what, fix=did_you_mean(column, names) or f'{flag} "{{{likely}}}"')
     return template
 
 

@@ -52,8 +52,9 @@ SMALL_MODEL: Mapping[str, Any] = {
 ADAPTER: Mapping[str, Any] = {"learning_rate": 3e-4, "lora_target_modules": "all-linear"}
 """Settings of an adapter on the built-in model, as in the recipe `csv`."""
 
-NUM_EXAMPLES = 4
-"""Worked examples in front of every question; fewer in a table of less than 40 rows."""
+NUM_EXAMPLES, MOST_EXAMPLES = 4, 8
+"""Worked examples in front of every question: fewer in a table of less than 40 rows, more where there are more labels,
+so that each has one."""
 LONGEST_EXAMPLE = 500
 """Characters of a row that is shown as an example."""
 LOOKED_AT = 200
@@ -325,7 +326,7 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     answers = [_one(answer) for row in table.rows if (answer := columns(row).get("answer")) is not None]
     split = _split(table, columns)
     run = {**RUN, **(SMALL_MODEL if given.model == BUILTIN else {})}
-    settings: dict[str, Any] = {"model": given.model, **chosen.keys}
+    settings: dict[str, Any] = {"model": given.model, **chosen.keys, **_filter(table, columns)}
     name = given.shape or ("code" if "tests" in table.names else shape_of(answers[:LOOKED_AT]) if answers else "")
     if not name:
         return Proposal(shape="", about="", settings={**settings, **split, **run}, remark=chosen.remark)
@@ -346,14 +347,26 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     return Proposal(shape=name, about=shape.about.format(**facts), settings=settings, remark=chosen.remark)
 
 
+def _filter(table: Table, columns: Columns) -> dict[str, Any]:
+    """Conditions that leave out rows with an empty question or answer, where there are such rows."""
+    written = (columns.prompt or "{prompt}", columns.answer or "{answer}")
+    names = dict.fromkeys(name for text in written for name in parse(text).columns if name in table.names)
+    empty = [f"{name} != ''" for name in names if any(row.get(name) in (None, "") for row in table.rows)]
+    return {"filter": empty} if empty else {}
+
+
 def _instructions(
     table: Table, columns: Columns, given: Given, shape: Shape, facts: Mapping[str, str], share: float
 ) -> dict[str, Any]:
     """System message and worked examples."""
     tagged = given.tagged and not shape.tagged
+    labels = facts["labels"].split(", ") if shape is SHAPES["label"] else []
     form = _IN_TAGS.format("your answer") if tagged else shape.form.format(**facts)
+    if labels and not tagged and set(map(plain, labels)) <= set(re.findall(r"\w+", plain(given.sentence))):
+        form = ""  # the sentence names all labels already
     made: dict[str, Any] = {"system": _escaped(" ".join(filter(None, (_sentence(given.sentence), form))))}
-    if shape.examples and given.answer_from is None and (examples := _examples(table, columns, share)):
+    number = NUM_EXAMPLES if shape is not SHAPES["label"] else min(MOST_EXAMPLES, max(NUM_EXAMPLES, len(labels)))
+    if shape.examples and given.answer_from is None and (examples := _examples(table, columns, share, count=number)):
         told = parse(columns.answer).columns if columns.answer else ("answer",)
         made["examples"] = [_in_tags(each, told) if tagged else each for each in examples]
     return made
@@ -442,7 +455,7 @@ def _scaled(reward: Any, answers: Sequence[Any]) -> Any:
     return {"name": reward, "args": {"scale": float(f"{(high - low) / 4 or 1.0:.2g}")}}
 
 
-def _examples(table: Table, columns: Columns, share: float) -> list[dict[str, Any]]:
+def _examples(table: Table, columns: Columns, share: float, *, count: int) -> list[dict[str, Any]]:
     """Short rows that are not held out, as different as can be: few equal answers, few words in common."""
     asked = parse(columns.prompt).columns if columns.prompt else ("prompt",)
     told = parse(columns.answer).columns if columns.answer else ("answer",)
@@ -459,7 +472,7 @@ def _examples(table: Table, columns: Columns, share: float) -> list[dict[str, An
     middle = sorted(size for size, _ in found.values())[len(found) // 2] if found else 0
     rest = [candidate for size, candidate in found.values() if size <= 1.5 * middle]
     taken: list[_Candidate] = []
-    most = min(NUM_EXAMPLES, max(1, len(table.rows) // 10), len(found) - 1)  # one question is left to train on
+    most = min(count, max(1, len(table.rows) // 10), len(found) - 1)  # one question is left to train on
     while rest and len(taken) < most:
         best = min(range(len(rest)), key=lambda index: (*_likeness(rest[index], taken), index))
         taken.append(rest.pop(best))

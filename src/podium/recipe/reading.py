@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -289,6 +290,11 @@ class _RecipeReader(Reader):
         try:
             check_exists(name, str(place[0]))
         except PodiumError as error:
+            folder = self.document.folder
+            if error.code == "D025" and (folder / name).exists():
+                what = f"There is no file or folder {name} as seen from here; there is one as seen from {folder}."
+                fix = f"cd {shlex.quote(str(folder))}, then the same command with {Path(self.document.name).name}"
+                error = DataError(what, code="D025", fix=fix)
             self.refuse(error, *place)
 
     def model_settings(self) -> dict[str, Any]:

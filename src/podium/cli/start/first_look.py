@@ -47,8 +47,8 @@ def can_sample(model: str, folder: Path) -> bool:
     return 0 < sum(sizes) <= SMALL_BYTES
 
 
-def first_look(recipe: Path) -> None:
-    """Check a recipe, sample from it, and print completions, rewards and the verdict."""
+def first_look(recipe: Path) -> list[Finding]:
+    """Check a recipe, sample from it, and print completions, rewards and the verdict; all findings are returned."""
     from podium.recipe.checks import examine
 
     quiet()
@@ -61,17 +61,18 @@ def first_look(recipe: Path) -> None:
         if checked.recipe is None:
             codes = ", ".join(dict.fromkeys(each.code for each in serious if each.severity == "error"))
             print_wrapped(console, plain_text(f"Not ready: {codes} first. Nothing was sampled."))
-            return
+            return checked.findings
         os.environ.update(checked.recipe.env)
         from podium.cli.sample import opened
         from podium.recipe.checks.rollouts import diagnose, sample
 
         with opened(checked.recipe) as (loaded, trainer, rows, _):
             limit = trainer.args.max_completion_length or SHORT_TOKENS
-            sampled = sample(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)))
+            sampled = sample(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)), longer_too=False)
             seen = diagnose(sampled, trainer.args, loaded.accuracy)
     console.print(samples(sampled))
     print_wrapped(console, plain_text(paragraph(seen)))
+    return [*checked.findings, *seen.findings]
 
 
 def samples(sampled: Sampled) -> Table:

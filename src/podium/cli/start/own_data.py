@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from podium.cli.start.asking import one_of
-from podium.cli.start.choices import TASKS, known
+from podium.cli.start.choices import TASKS
 from podium.data.columns import NOT_ASKED, Columns
 from podium.data.extract import last_number
 from podium.data.files import kind_of
 from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
 from podium.data.sources import check_exists
-from podium.errors import ConfigError
+from podium.errors import ConfigError, did_you_mean
 from podium.recipe.answer_columns import chosen_columns
 from podium.recipe.assume import read_table
 from podium.recipe.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
@@ -86,7 +86,10 @@ def of_words(task: str | None) -> tuple[str | None, str]:
     """
     if task is not None and task not in TASKS and len(task.split()) > 1:
         return None, task
-    return known(task, TASKS, "--task"), ""
+    if task is not None and task not in TASKS:
+        what = f"--task is a sentence of two words or more, or one of {', '.join(TASKS)}; got `{task}`."
+        raise ConfigError(what, fix=did_you_mean(task, TASKS) or '--task "What the model should do."')
+    return task, ""
 
 
 def with_columns(table: Table, wishes: Wishes, *, asks: bool) -> Wishes:

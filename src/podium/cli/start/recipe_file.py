@@ -12,7 +12,10 @@ COMMENTS = 39
 
 _BLOCKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("model", "dtype", "lora")),
-    ("Rows: every name in braces is a column.", ("dataset", "prompt", "answer", "answer_from", "system", "examples")),
+    (
+        "Rows: every name in braces is a column.",
+        ("dataset", "prompt", "answer", "filter", "answer_from", "system", "examples"),
+    ),
     ("", ("chat", "held_out")),
     (
         "Each completion gets the weighted sum. `podium rewards list` shows what else there is.",
@@ -37,6 +40,7 @@ _KEYS: Mapping[str, str] = {
     "dataset": "as seen from this folder",
     "prompt": "the question: a column, or a text with columns in it",
     "answer": "the right answer, which rewards get as `answer`",
+    "filter": "rows with an empty cell are left out",
     "answer_from": "the rest of the answer says how to get there",
     "system": "the instruction in front of every question",
     "examples": "turns in front of every question; these rows are not trained or tested on",

@@ -224,10 +224,13 @@ def repeats(setup: Setup) -> Iterator[Finding]:
     prompts = train.prompts
     about = "" if prompts.exact else "about "
     row, first = prompts.first_repeat or (-1, -1)
-    what = f"{train.name}: {about}{prompts.num_repeats:,} rows repeat the prompt of another row, white space and "
-    what += f"capitals aside ({about}{prompts.num_repeated:,} prompts occur more than once; row {row} repeats row "
-    what += f"{first})"
-    why = "a prompt that occurs twice is trained on twice as often, and a split made at random leaks into evaluation"
+    many, occur = prompts.num_repeats, prompts.num_repeated
+    what = f"{train.name}: {about}{many:,} {'rows repeat' if many != 1 else 'row repeats'} the prompt of another row, "
+    what += f"white space and capitals aside ({about}{occur:,} prompt{'s occur' if occur != 1 else ' occurs'} more "
+    what += f"than once; row {row} repeats row {first})"
+    why = "a prompt that occurs twice is trained on twice as often"
+    if setup.given.get("held_out") is None:  # which goes by the prompt
+        why += ", and a split made at random leaks into evaluation"
     yield warning(code="D016", what=what, why=why, fix=_one_of_each(setup, train))
     if prompts.first_contradiction is not None:
         row, answer, first, other = prompts.first_contradiction

@@ -21,7 +21,7 @@ from podium.algorithm.metrics import RIGHT, accuracy_name
 from podium.data.selection import fingerprint
 from podium.errors import ConfigError
 from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
-from podium.records import ScoredGroup
+from podium.records import Prompt, ScoredGroup
 from podium.rewards.score import score
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import PolicyState, make_prompt
@@ -98,6 +98,11 @@ def _cut_off(groups: Sequence[ScoredGroup]) -> np.ndarray:
     return np.array([c.finish == "length" for each in groups for c in each.group.completions])
 
 
+def _has_examples(prompt: Prompt) -> bool:
+    turns = prompt.content
+    return not isinstance(turns, str) and any(turn.get("role") == "assistant" for turn in turns[:-1])
+
+
 def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) -> Diagnosis:
     """Numbers of sampled groups, and findings. `accuracy` names the reward that tells right from wrong."""
     groups = sampled.groups
@@ -135,6 +140,7 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
         unjudged_share=float(np.isnan(rewards_RK).all(axis=1).mean()),
         tokens_per_second=float(lengths_R.sum() / max(sampled.generate_seconds, 1e-9)),
         generate_seconds=sampled.generate_seconds,
+        has_examples=all(_has_examples(each.group.prompt) for each in groups),
         longer_lengths=sampled.longer_lengths,
     )
     return dataclasses.replace(made, findings=tuple(verdict(made, args)))

@@ -14,6 +14,8 @@ from podium.recipe.checks.setup import note, warning
 from podium.records import Finding
 from podium.trainer.config import GRPOConfig
 
+NOT_READY = "not ready"
+"""Begins the verdict of R009 on a recipe that should not be trained as it is."""
 FLAT_SHARE = 0.5
 """Share of groups without spread, from which on there is a finding."""
 HOPELESS_SHARE = 0.8
@@ -89,8 +91,10 @@ class Diagnosis:
     unjudged_share: float
     tokens_per_second: float
     generate_seconds: float
+    has_examples: bool = False
+    """Whether the prompts have worked examples already: earlier turns of an assistant."""
     longer_lengths: tuple[int, ...] = ()
-    """Tokens of a few completions that were allowed more; empty where few were cut off."""
+    """Tokens of a few completions that were allowed more; empty where few were cut off, or it was not measured."""
     findings: tuple[Finding, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def verdict(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.num_prompts < FEW_GROUPS:
         words += f"; {seen.num_prompts} groups are few to judge by: --rollouts 32"
     if blocking:
-        words = f"not ready: {', '.join(blocking)} first"
+        words = f"{NOT_READY}: {', '.join(blocking)} first"
     if not seen.pass_rates:
         words += "; of the reward alone: none is known to say right or wrong (accuracy: NAME)"
     what = f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; {words}"
@@ -131,8 +135,9 @@ def _flat(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     easy, hard = rate > 0.5, rate < 0.1
     what = f"{1 - seen.spread_share:.0%} of the groups have equal rewards ({seen.flat_reward:.2f} on average); "
     what += "DAPO's filter drops them" + (": nearly all right" if easy else ": nearly all wrong" if hard else "")
-    changes = {**({} if easy else {"examples": EXAMPLES}), **_temperature(seen, args)}
-    fix = f"{_EASY if easy else _HARD}{_tempered(seen, args)}; then dynamic_sampling: true"
+    changes = {**({} if easy or seen.has_examples else {"examples": EXAMPLES}), **_temperature(seen, args)}
+    cure = _EASY if easy else _HARD_WITH_EXAMPLES if seen.has_examples else _HARD
+    fix = f"{cure}{_tempered(seen, args)}; then dynamic_sampling: true"
     why = "their advantages are 0: they cost sampling and teach nothing"
     yield dataclasses.replace(warning(code="R001", what=what, why=why, fix=fix), changes=changes)
 
@@ -142,6 +147,7 @@ _HARD = (
     "worked examples in the prompt, in the form that the reward looks for (`examples: 2` takes two short rows); then "
     "partial credit in the reward, or easier prompts"
 )
+_HARD_WITH_EXAMPLES = "other worked examples, or more of them; then partial credit in the reward, or easier prompts"
 
 
 def _temperature(seen: Diagnosis, args: GRPOConfig) -> dict[str, Any]:
@@ -162,6 +168,7 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.truncated_share <= TRUNCATED_SHARE:
         return
     limit = args.max_completion_length
+    what = f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}"
     lengths = np.array(seen.longer_lengths or [limit])
     needed = int(np.quantile(lengths, 0.95))
     still = float((lengths >= lengths.max()).mean()) if lengths.max() >= LONGER * limit else 0.0
@@ -170,15 +177,21 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     why = "without an end, and often without an answer, they are judged by where they were cut"
     if learns:
         why = f"those that end are worth {seen.end_gain:.1f} standard deviations more, so the policy will learn to end"
+    if not seen.longer_lengths:
+        fix = _WATCH if learns else "a longer limit (`podium check --rollouts 8` measures it), or a prompt for less"
+        yield warning(code="R002", what=what, why=why, fix=fix)
+        return
     longer = f"max_completion_length: {needed}"
     shorter = "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?"
     changes = {"max_completion_length": needed} if still < 0.05 else {}
     if not changes and not learns:
         changes = {"mask_truncated_completions": True}
-    fix = longer if still < 0.05 else "nothing yet; watch completions/clipped_ratio fall" if learns else shorter
-    what = f"{seen.truncated_share:.0%} of the completions are cut off at max_completion_length {limit}; "
-    what += f"with {lengths.max():,} allowed, {ends}"
+    fix = longer if still < 0.05 else _WATCH if learns else shorter
+    what += f"; with {lengths.max():,} allowed, {ends}"
     yield dataclasses.replace(warning(code="R002", what=what, why=why, fix=fix), changes=changes)
+
+
+_WATCH = "nothing yet; watch completions/clipped_ratio fall"
 
 
 def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
@@ -202,8 +215,9 @@ def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         what = f"completions are close to noise: {seen.entropy:.1f} nats a token, as of {np.exp(seen.entropy):,.0f} "
         what += "equal tokens"
         why = "groups differ by accident, so a run would learn from accidents"
-        fix = f"{cooler}worked examples in the prompt (`examples: 2`); look at completions with `podium sample`"
-        changes = {"examples": EXAMPLES, **({"temperature": 1.0} if cooler else {})}
+        shown = "" if seen.has_examples else "worked examples in the prompt (`examples: 2`); "
+        fix = f"{cooler}{shown}look at completions with `podium sample`"
+        changes = {**({} if seen.has_examples else {"examples": EXAMPLES}), **({"temperature": 1.0} if cooler else {})}
         yield dataclasses.replace(warning(code="R010", what=what, why=why, fix=fix), changes=changes)
 
 
