@@ -87,7 +87,7 @@ def test_columns_are_found_by_their_usual_names(folder: Path) -> None:
     result = typed("test", "numeric_match", "--data", "own.jsonl", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["rewards"][0]["kind"] == "correctness"
-    odd = [{"frage": "?", "thema": row["prompt"], "answer": row["answer"]} for row in rows]
+    odd = [{"frage": row["prompt"], "thema": row["prompt"][::-1], "answer": row["answer"]} for row in rows]
     (folder / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
     result = typed("test", "numeric_match", "--data", "odd.jsonl")
     assert result.exit_code == 2

@@ -396,10 +396,10 @@ MODEL = [
 REWARDS = [
     Case(code="W002", files={"mine.py": "def right(completions, solution):\n    return [0.0] * len(completions)\n"}, says=("right", "mine.py:1", "needs `solution`"), cure="rename"),
     Case(code="W003", files={"mine.py": "def right(completions, **kwargs):\n    return [1.0]\n"}, says=("mine.py:1", "returned 1 values for 8 completions"), cure="one number"),
-    Case(code="W004", files={"mine.py": "def right(completions, **kwargs):\n    return ['1'] * len(completions)\n"}, says=("str '1'", "mine.py:1", "row 0"), cure="return numbers"),
+    Case(code="W004", files={"mine.py": "def right(completions, **kwargs):\n    return ['1'] * len(completions)\n"}, says=("str '1'", "mine.py:1", "row 1"), cure="return numbers"),
     Case(code="W005", files={"mine.py": "def right(completions, **kwargs):\n    return 1.0\n"}, says=("returned float 1.0",), cure="list"),
-    Case(code="W006", files={"mine.py": "def right(completions, **kwargs):\n    return [float('nan')] * len(completions)\n"}, says=("NaN", "row 0"), cure="None"),
-    Case(code="W007", files={"mine.py": "def right(completions, **kwargs):\n    return [float('inf')] * len(completions)\n"}, says=("inf", "row 0"), cure="clip"),
+    Case(code="W006", files={"mine.py": "def right(completions, **kwargs):\n    return [float('nan')] * len(completions)\n"}, says=("NaN", "row 1"), cure="None"),
+    Case(code="W007", files={"mine.py": "def right(completions, **kwargs):\n    return [float('inf')] * len(completions)\n"}, says=("inf", "row 1"), cure="clip"),
     Case(code="W009", files={"mine.py": "import time\ndef right(completions, **kwargs):\n    time.sleep(0.6)\n    return [1.0] * len(completions)\n"}, says=("right", "s a completion", "32 completions"), cure="async def", severity="warning"),
     Case(code="W010", files={"mine.py": "def right(completions, answer):\n    return [1 / 0 for _ in completions]\n"}, says=("right", "ZeroDivisionError", "mine.py"), cure="correct line 2 of"),
     Case(code="W008", files={"mine.py": "def right(completions, answer):\n    return [None] * len(completions)\n"}, says=("returned None for everything",), cure="return more for better completions"),

@@ -16,7 +16,7 @@ from podium.data.columns import GOLD
 from podium.data.extract import NUMBER, after_hashes, boxed
 from podium.data.templates import parse
 from podium.errors import DataError
-from podium.records import Message
+from podium.records import Message, last_user_turn
 from podium.rewards.tester.callers import RewardInfo
 
 GOLD_COLUMNS = (*GOLD, "final_answer", "reward_model")
@@ -157,7 +157,8 @@ def worked_answers(cases: Sequence[ProbeCase]) -> tuple[tuple[str, str], ...]:
     """The worked examples of the prompts, the same in all rows: each as its text around `{}`, and its answer.
 
     The answer of an example is its last number where all answers are numbers, else the only answer of the rows in it,
-    else what differs between examples that have the same words around it, else all of it.
+    else the inside of a tag that no answer has, else what differs between examples that have the same words around it,
+    else all of it.
     """
     chats = [() if isinstance(case.prompt, str) else case.prompt for case in cases]
     shown = {tuple(str(turn.get("content") or "") for turn in chat if turn["role"] == "assistant") for chat in chats}
@@ -166,7 +167,9 @@ def worked_answers(cases: Sequence[ProbeCase]) -> tuple[tuple[str, str], ...]:
     [texts] = shown
     golds = sorted({case.gold for case in cases if case.has_gold})
     around = [form for form in _shown_forms([case.prompt for case in cases]) if _is_phrase(form, golds)]
-    return tuple(_split(text, golds) or _without_words(text, around) or ("{}", text) for text in texts)
+    return tuple(
+        _split(text, golds) or _in_tag(text, golds) or _without_words(text, around) or ("{}", text) for text in texts
+    )
 
 
 def _is_phrase(form: str, golds: Sequence[str]) -> bool:
@@ -185,6 +188,13 @@ def _split(text: str, golds: Sequence[str]) -> tuple[str, str] | None:
         found = [matches[-1].span() for matches in each if matches]
         places = found if len(found) == 1 else []
     return next(((f"{text[:start]}{{}}{text[end:]}", text[start:end]) for start, end in places), None)
+
+
+def _in_tag(text: str, golds: Sequence[str]) -> tuple[str, str] | None:
+    found = re.fullmatch(r"(?s)(<(\w+)>\s*)(.*?)(\s*</\2>)", text.strip())
+    if found is None or any(found[1].strip() in gold for gold in golds):
+        return None
+    return f"{found[1]}{{}}{found[4]}", found[3]
 
 
 def _without_words(text: str, around: Sequence[str]) -> tuple[str, str] | None:
@@ -242,17 +252,22 @@ def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_row
     )
 
 
-def _most_different(rows: Sequence[tuple[int, dict[str, Any], str | None]], num_rows: int) -> list[Any]:
-    """Rows whose answer no earlier one has, spread over all of them; if too few, rows with an answer, then any.
+def _is_in(gold: str | None, prompt: str | list[Message]) -> bool:
+    """Whether the question has the answer in it as a word, as 0 + 7 has 7: a copy of it is then right."""
+    return gold is not None and re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", last_user_turn(prompt)) is not None
 
-    Spread, because the first rows of a sorted table are alike. They stay in the dataset's order.
+
+def _most_different(rows: Sequence[tuple[int, dict[str, Any], str | None]], num_rows: int) -> list[Any]:
+    """Rows with answers that differ and, if possible, are not in their questions; if too few, any with an answer.
+
+    They are spread over all such rows, because the first of a sorted table are alike, and stay in the dataset's order.
     """
     seen: set[str] = set()
     ranks = []
-    for index, _, gold in rows:
-        ranks.append((2 if gold is None else int(gold in seen), index))
+    for copied, index, gold in sorted((_is_in(gold, row["prompt"]), index, gold) for index, row, gold in rows):
+        ranks.append((3 if gold is None else 2 if gold in seen else int(copied), index))
         seen.add(gold or "")
-    distinct = [index for rank, index in ranks if rank == 0]
+    distinct = sorted(index for rank, index in ranks if rank == 0)
     if len(distinct) > num_rows:
         chosen = {distinct[place * len(distinct) // num_rows] for place in range(num_rows)}
     else:
