@@ -29,7 +29,7 @@ class Ended(Exception):
 
 
 def forked(work: Callable[[Send], None], *, seconds: float) -> Iterator[Any]:
-    """What `work` sends, in its order. Output of the child is dropped; where there is no fork it runs in this process.
+    """The messages of `work`, in their order. Output of the child is dropped; where there is no fork it runs in this process.
 
     Args:
         work: called in the child with a function that sends one object.

@@ -231,7 +231,7 @@ def _child(node: yaml.Node, part: Any) -> tuple[yaml.Node, yaml.Node] | None:
 
 
 def _end(text: str, node: yaml.Node) -> int:
-    """Where a value ends in the text; the mark of a block is where the next token begins."""
+    """Index at which a value ends in the text; the mark of a block is at the start of the next token."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(text, last[1] if isinstance(last, tuple) else last)

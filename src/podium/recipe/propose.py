@@ -133,7 +133,7 @@ class Shape:
     least_tokens: int = 8
     settings: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float = 2e-5
-    """Of all weights of the built-in model. Answers of one token need less: at 2e-5 a few steps make one of them the
+    """Rate for all weights of the built-in model. Answers of one token need less: 2e-5 soon makes one of them the
     answer to every question, and then no group has spread any more."""
     tagged: bool = False
     """Whether the answer stands in tags, because the completion has more than the answer in it."""
@@ -485,7 +485,7 @@ class _Candidate(NamedTuple):
     example: Mapping[str, str]
     answer: str
     words: frozenset[str]
-    """Of the question."""
+    """Distinct words of the question."""
 
 
 def _likeness(row: _Candidate, taken: Sequence[_Candidate]) -> tuple[int, float]:

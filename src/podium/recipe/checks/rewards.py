@@ -199,7 +199,7 @@ def _rewritten(setup: Setup, table: TruthTable) -> dict[str, Any]:
 
 
 _MARKS = (r"<(?!think|reasoning)[\w-]+>", r"\\boxed", "####", r"\{\"[\w-]+\":")
-"""What stands before the answer in the forms that a prompt has to mention."""
+"""Patterns of the text before the answer, in the forms that a prompt has to mention."""
 
 
 def _unseen_mark(setup: Setup, template: str) -> str | None:

@@ -105,7 +105,7 @@ class PilotResult:
         return () if self.winner.diagnosis is None else self.winner.diagnosis.findings
 
     def sentences(self) -> list[str]:
-        """What was chosen and why, and what is expected of it."""
+        """The choice, its reason, and the accuracy expected of it."""
         signal, name = self.winner.signal, self.winner.candidate.name
         said = [f"Stopped early: {self.stopped}."] if self.stopped else []
         if signal is None or not signal.steps:
@@ -185,7 +185,7 @@ def hopeless(seen: Diagnosis, share_right: float) -> str:
 
 
 def hopeless_words(entry: Entry) -> str:
-    """What was seen of the completions before training, as a sentence."""
+    """The completions before training, described in a sentence."""
     seen = entry.diagnosis
     if seen is None:
         return ""
