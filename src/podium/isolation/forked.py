@@ -29,7 +29,7 @@ class Ended(Exception):
 
 
 def forked(work: Callable[[Send], None], *, seconds: float) -> Iterator[Any]:
-    """The messages of `work`, in their order. Output of the child is dropped; where there is no fork it runs in this process.
+    """The messages of `work`, in their order. The child's output is dropped; without a fork it runs in this process.
 
     Args:
         work: called in the child with a function that sends one object.
