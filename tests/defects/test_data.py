@@ -581,7 +581,8 @@ def test_init_takes_the_columns(folder: Path, model: str, now: Callable[[str], N
     refused = CliRunner().invoke(app, init)
     assert refused.exit_code == 2
     now(refused.stderr)
-    flags = shlex.split(re.search(r"fix: (--prompt .*)", " ".join(refused.stderr.split()))[1])
+    suggested = re.search(r"fix: (--prompt \S+ --answer) \S+, or others of them", " ".join(refused.stderr.split()))
+    flags = [*shlex.split(suggested[1]), "{antwort}"]
     assert CliRunner().invoke(app, [*init, *flags]).exit_code == 0
     recipe = yaml.safe_load((folder / "one" / "run.yaml").read_text())
     assumed = assume({"dataset": "t.csv", "prompt": "{frage}", "answer": "{antwort}"}, alone=True)
