@@ -174,6 +174,16 @@ def test_what_was_written_is_not_assumed(cli: Cli) -> None:
         assumed("alpha,beta,gamma\n1,2,3\n", "odd.csv")
 
 
+@pytest.mark.parametrize("dataset", ["reasoning-gym:chain_sum?size=40", "asked.csv"])
+def test_the_built_in_model_has_a_rate_and_a_length_of_its_own_whatever_the_answers(cli: Cli, dataset: str) -> None:
+    """Without them TRL's rate of 1e-6 would teach nothing: a verifier in place of answers, and no answers at all."""
+    from podium.recipe.assume import assume
+
+    Path("asked.csv").write_text("prompt\n" + "".join(f"Describe a thing of size {n}.\n" for n in range(20)))
+    made = assume({"dataset": dataset}, alone=True)
+    assert (made["learning_rate"], made["max_steps"]) == (2e-5, 40)
+
+
 @pytest.mark.parametrize(("flags", "rate"), [({}, 1e-5), ({"use_peft": True}, 3e-4), ({"lora": {"r": 8}}, 3e-4)])
 def test_an_adapter_of_the_built_in_model_learns_at_a_higher_rate(
     cli: Cli, flags: dict[str, object], rate: float

@@ -44,11 +44,13 @@ RUN: Mapping[str, Any] = {
 }
 """Settings of a run, whatever the model."""
 SMALL_MODEL: Mapping[str, Any] = {
+    "learning_rate": 2e-5,  # of all weights; `Shape.learning_rate` where the shape of the answers is known
+    "max_steps": 40,  # `steps` where their length is known
     "lr_scheduler_type": "linear",
     "adam_beta2": 0.99,  # the default 0.999 averages over more steps than there are
     "max_grad_norm": 1.0,
 }
-"""Further settings of the built-in model, beside `Shape.learning_rate` and `steps`; others have TRL's defaults."""
+"""Further settings of the built-in model; other models have TRL's defaults."""
 ADAPTER: Mapping[str, Any] = {"learning_rate": 3e-4, "lora_target_modules": "all-linear"}
 """Settings of an adapter on the built-in model, as in the recipe `csv`."""
 

@@ -51,7 +51,7 @@ class ProbeResult:
     code: str = ""
     message: str = ""
     fix: str = ""
-    """Of the error, where it has one."""
+    """The error's fix, where it has one."""
     seconds: float = 0.0
     mutated: Sequence[str] = ()
     """Arguments that the function changed."""

@@ -53,9 +53,9 @@ class TimeLimits(NamedTuple):
     """Seconds of calls."""
 
     budget: float
-    """Of all calls, about."""
+    """Approximate time of all calls, in seconds."""
     most: float = math.inf
-    """Of a completion; beyond it only the first two calls are made."""
+    """Seconds a completion beyond which only the first calls are made."""
 
 
 def gather(

@@ -59,7 +59,7 @@ class RewardTest:
     table: TruthTable | None = None
     """None: no right answers are known, or no reward was called."""
     seconds: tuple[float, ...] = ()
-    """Of a completion, by reward; 0: not called."""
+    """Time for one completion, by reward; 0: not called."""
 
 
 def pretest(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> RewardTest:
@@ -156,7 +156,7 @@ def _unasked(finding: Finding, *, own: bool, kind: str) -> Finding:
 
 
 def _digest(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Of all that the result depends on; None where a function is not from a file or the library."""
+    """Digest of all that the result depends on; None where a function is not from a file or the library."""
     functions = [_identity(reward) for reward in rewards]
     if None in functions:
         return None

@@ -145,7 +145,7 @@ class RunSettings:
     adapter: bool = False
     """Whether a LoRA or other adapter is trained instead of all weights."""
     num_parameters: int = 0
-    """Of the model; 0: unknown."""
+    """The model's; 0: unknown."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the reward functions, by name."""
     accuracy: str | None = None

@@ -82,7 +82,7 @@ class Sample:
     texts: Sequence[str]
     questions: Sequence[str]
     answers: Sequence[str | None]
-    """Of the completions' rows; None: not known."""
+    """Right answer to each completion's row; None: not known."""
     paid: Sequence[bool]
     """Credited: counted as right, or with a reward in the upper half where no reward tells right from wrong."""
     judged: bool = True
