@@ -260,9 +260,11 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
     class Forced(RolloutEngine):
         """The engine with the workload's lengths."""
 
-        def generate(self, prompts: Any, settings: Any, **kwargs: Any) -> Any:
+        tokenizer = engine.tokenizer
+
+        def sample(self, prompts: Any, settings: Any) -> Any:
             with clock.phase("generate"):
-                return engine.generate(prompts, dataclasses.replace(settings, lengths=workload.length), **kwargs)
+                return engine.sample(prompts, dataclasses.replace(settings, lengths=workload.length))
 
     trainer.parts = dataclasses.replace(trainer.parts, engine=Forced())
     clock.wrap(rollouts, "with_other_policies", "compare")

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 """One chat turn, `{"role": ..., "content": ...}`."""
 
-Finish = Literal["stop", "length"]
-"""Why a completion ended: with an end token, or because it reached `max_tokens`."""
+Finish = Literal["stop", "length", "turns", "context"]
+"""Why a completion ended: with an end token; because a turn reached `max_tokens`; with calls that the limit of turns
+leaves unanswered; with a call or a turn whose answer did not fit and was left out."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -46,6 +47,12 @@ class Prompt:
     """The `prompt` column as in the dataset; reward functions get it as `prompts`."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns; reward functions get them by name."""
+    completion: int = 0
+    """Number of its first completion within the group, where a group is sampled in parts; part of the key of random
+    numbers."""
+    earlier: int = 0
+    """Tokens at the end of `token_ids` that are the completion's own, of earlier turns: they count towards
+    `max_tokens`, and in the key of random numbers."""
 
     @property
     def is_chat(self) -> bool:
@@ -54,19 +61,78 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a tool, and its result."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    content: str | list[Any]
+    """Content of the tool message: the result as text, content blocks as they are, or the error."""
+    failed: bool
+    seconds: float
+    cut: int = 0
+    """Tokens of the result that were cut off."""
+    problem: Literal["", "unknown", "arguments", "error", "timeout", "result"] = ""
+    """Kind of failure: no such tool, wrong arguments, an exception, the time limit, a result of no use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Tokens that the policy drew without interruption, and the messages that it was given after them."""
+
+    start: int
+    """`token_ids[start:stop]` of the completion were drawn; those before `start` and after the turn before were given.
+    """
+    stop: int
+    message: Message
+    """The assistant message that the tokens were parsed into, with its `tool_calls`."""
+    calls: tuple[Call, ...] = ()
+    replies: tuple[Message, ...] = ()
+    """Results of tools, or the environment's next user message."""
+    reward: float | None = None
+    """Reward of this step, where an environment gives one."""
+    seconds: float = 0.0
+    """From the reply before (or the start of sampling) until its last token was drawn."""
+    reply_seconds: float = 0.0
+    """From its last token until the replies were there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One sampled continuation of a prompt."""
 
     token_ids: tuple[int, ...]
-    """Including the end token, when there is one; padding never."""
+    """Including the end token, when there is one; padding never. With several turns also the tokens given between them,
+    in order."""
     logps: tuple[float, ...]
-    """Log-probability of each token under `logits / temperature` of the policy that sampled it, in nats; those of vLLM
-    are after all filters."""
+    """Log-probability of each drawn token under `logits / temperature` of the policy that sampled it, in nats; those of
+    vLLM are after all filters."""
     finish: Finish
     text: str
     """Decoded without special tokens."""
     policy_step: int
     """Optimizer steps the sampling weights had taken."""
+    turns: tuple[Turn, ...] = ()
+    """Empty: one uninterrupted answer."""
+    prompt: Prompt | None = None
+    """Its own prompt, where an environment made it differ from the group's."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation after the prompt: every turn's message and its replies."""
+        if not self.turns:
+            return [{"role": "assistant", "content": self.text}]
+        return [message for turn in self.turns for message in (turn.message, *turn.replies)]
+
+    @property
+    def is_drawn(self) -> tuple[bool, ...] | None:
+        """Whether each token was drawn by the policy; None: all were."""
+        if len(self.logps) == len(self.token_ids):
+            return None
+        drawn = [False] * len(self.token_ids)
+        for turn in self.turns:
+            drawn[turn.start : turn.stop] = [True] * (turn.stop - turn.start)
+        return tuple(drawn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +174,11 @@ class TrainingGroup:
     """Per completion, under the weights at sampling time; None: the policy has not moved since (ratio 1)."""
     ref_logps: tuple[np.ndarray, ...] | None = None
     """Per completion, under the reference policy; None: beta is 0."""
+    drawn: tuple[np.ndarray, ...] | None = None
+    """Per completion, bool over its tokens: those that the policy drew. Log-probabilities are of these alone, and only
+    these are trained on. None: all of them."""
+    prompts: tuple[tuple[int, ...], ...] | None = None
+    """Per completion, its own prompt, where prompts differ within the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +202,12 @@ class SamplingSettings:
     round: int = 0
     """Number of the generation round: with `seed`, the prompt's id, g and t it decides every random number."""
     lengths: Callable[[int, int], int] | None = None
-    """Exact lengths, from a prompt's id and the number of its completion: no end token is drawn before, and one is put
-    there. For benchmarks and memory probes; None: completions end when they end."""
+    """Exact lengths of turns, from a prompt's id and the number of its completion: no end token is drawn before, and
+    one is put there. For benchmarks and memory probes; None: completions end when they end."""
+    in_order_of_answers: bool = False
+    """Whether the live engine goes on with a row as soon as its tools have answered. By default it goes on with all
+    rows of a turn together, so that batches, and with them the last bits of the logits, do not depend on how long a
+    tool took."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """`generation_kwargs` that only `model.generate` knows."""
 

@@ -21,8 +21,8 @@ from trl.trainer import grpo_trainer as trl_module
 
 from podium import GRPOConfig, GRPOTrainer
 from podium.algorithm.losses import OBJECTIVES
-from podium.engines.base import RolloutEngine, make_groups
-from podium.records import Group, Prompt, SamplingSettings
+from podium.engines.base import RolloutEngine, Sampled
+from podium.records import Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
@@ -59,9 +59,11 @@ def score(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list
 class FixedEngine(RolloutEngine):
     """An engine that always says the same."""
 
-    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
-        sampled = [[(ids, [-1.0] * len(ids)) for ids in SAMPLED[prompt.text]] for prompt in prompts]
-        return make_groups(prompts, sampled, tiny_tokenizer(), settings, policy_step)
+    def __init__(self) -> None:
+        self.tokenizer = tiny_tokenizer()
+
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+        return [[(ids, [-1.0] * len(ids)) for ids in SAMPLED[prompt.text]] for prompt in prompts]
 
 
 def fixed_rollouts(prompts: list[str], _trainer: trl.GRPOTrainer) -> dict[str, Any]:

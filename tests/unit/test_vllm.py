@@ -490,7 +490,8 @@ def test_a_server_that_refuses_the_weights(make: Callable, server: Any) -> None:
 def test_a_log_probability_that_vllm_could_not_give() -> None:
     settings = SamplingSettings(num_completions=1, max_tokens=2)
     answer = {"choices": [{"index": 0, "token_ids": [5, 6], "logprobs": {"token_logprobs": [None, -0.5]}}]}
-    [(ids, logps)] = read(answer, settings)
+    prompt = Prompt(id=0, row=0, token_ids=(1,), text="", content="")
+    [(ids, logps)] = read(answer, prompt, settings)
     assert ids == [5, 6]
     assert math.isnan(logps[0])
     assert logps[1] == -0.5

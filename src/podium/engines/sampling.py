@@ -43,10 +43,10 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def row_key(seed: int, round_number: int, prompt: int, completion: int) -> np.uint64:
-    """The key of one completion's stream of random numbers."""
+def row_key(*parts: int) -> np.uint64:
+    """The key of one completion's stream of random numbers: seed, round, prompt, completion."""
     key = np.zeros(1, np.uint64)
-    for part in (seed, round_number, prompt, completion):
+    for part in parts:
         key = mix(key + _GOLDEN + mix(np.array([part], np.int64).view(np.uint64)))
     return key[0]
 

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from podium.engines.base import RolloutEngine, make_groups
+from podium.engines.base import RolloutEngine, Sampled
 from podium.engines.sampling import row_key
 from podium.models.attention import tree_attention
 from podium.models.forward import AttentionPath, Precision, base_model, token_logps
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import pack
-from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
+from podium.records import Prompt, SamplingSettings, TrainingGroup
 
 
 class TransformersEngine(RolloutEngine):
@@ -44,18 +44,18 @@ class TransformersEngine(RolloutEngine):
         self.tokens_per_pack = tokens_per_pack
         self.precision = precision
 
-    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
-        """One group per prompt; see `engines.base.RolloutEngine`."""
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn; see `engines.base.RolloutEngine`."""
         if not prompts:
             return []
         with evaluation_mode(self.model), torch.no_grad(), self.precision():
             ids = self._generate(prompts, settings)
             logps = self._score(prompts, ids, settings)
-        sampled = [list(zip(*pair, strict=True)) for pair in zip(ids, logps, strict=True)]
-        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+        return [list(zip(*pair, strict=True)) for pair in zip(ids, logps, strict=True)]
 
     def _generate(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[list[int]]]:
         device = next(self.model.parameters()).device
+        most = settings.max_tokens - min(prompt.earlier for prompt in prompts)
         width = max(len(prompt.token_ids) for prompt in prompts)
         rows = [prompt.token_ids for prompt in prompts for _ in range(settings.num_completions)]
         ids = torch.tensor(
@@ -63,20 +63,21 @@ class TransformersEngine(RolloutEngine):
         )
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            key = row_key(settings.seed, settings.round, prompts[0].id, -1)
+            key = row_key(settings.seed, settings.round, prompts[0].id, -1 - prompts[0].earlier)
             torch.manual_seed(int(key & np.uint64(2**63 - 1)))
             # Else the folder's generation_config.json fills in what the settings leave open: min_p, suppressed tokens.
             with replaced([(base_model(self.model), "generation_config", GenerationConfig())]):
-                given = {"input_ids": ids, "attention_mask": mask, "generation_config": self._config(settings)}
+                given = {"input_ids": ids, "attention_mask": mask, "generation_config": self._config(settings, most)}
                 output = self.model.generate(**given, tokenizer=self.tokenizer)
-        drawn = output[:, width:].tolist()
+        left = [settings.max_tokens - prompt.earlier for prompt in prompts for _ in range(settings.num_completions)]
+        drawn = [row[:most] for row, most in zip(output[:, width:].tolist(), left, strict=True)]
         lengths = [next((i for i, x in enumerate(row, 1) if x in settings.end_ids), len(row)) for row in drawn]
         return _grouped([row[:length] for row, length in zip(drawn, lengths, strict=True)], settings)
 
-    def _config(self, settings: SamplingSettings) -> GenerationConfig:
+    def _config(self, settings: SamplingSettings, max_tokens: int) -> GenerationConfig:
         return GenerationConfig(
             **{
-                "max_new_tokens": settings.max_tokens,
+                "max_new_tokens": max_tokens,
                 "do_sample": not settings.greedy,
                 "temperature": settings.temperature if not settings.greedy else None,
                 "top_p": settings.top_p if not settings.greedy else None,

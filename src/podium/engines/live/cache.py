@@ -1,7 +1,7 @@
 """Keys and values of the running rows, and attention over them.
 
-Each prompt's keys are kept once and shared by its rows; a row's own keys stand in its own lane. `Prefill` and `Decode`
-are what a model's attention layers talk to (`models.attention.Attends`).
+Each prompt's keys are kept once and shared by its rows; a row's own keys stand in its own lane. `Prefill`, `Decode`
+and `Extend` are what a model's attention layers call (`models.attention.Attends`).
 
 Shape letters: S prompt slots, M rows of the fullest slot, R rows, H heads, J key/value heads, Q = H / J queries a
 key/value head, X prompt tokens, Y own tokens, K = X + Y keys, D width of a head.
@@ -64,6 +64,10 @@ class Lanes:
                 tensor[target] = tensor[source]
 
 
+Saved = list[tuple[int, Tensor, Tensor]]
+"""Layer, keys and values [J, tokens, D] of one row."""
+
+
 class Cache:
     """Everything the running rows have computed so far."""
 
@@ -88,6 +92,22 @@ class Cache:
         """Follow the schedule's moves."""
         self.own.move(rows)
         self.prompts.move(slots)
+
+    def save(self, row: int, tokens: int) -> Saved:
+        """A copy of a row's first tokens."""
+        lanes = self.own
+        return [
+            (layer, keys[row, :, :tokens].clone(), lanes.values[layer][row, :, :tokens].clone())
+            for layer, keys in lanes.keys.items()
+        ]
+
+    def restore(self, row: int, saved: Saved, room: int) -> None:
+        """Write a saved row to a place, with room for so many tokens."""
+        for layer, keys_JYD, values_JYD in saved:
+            self.own.ensure(layer, keys_JYD.transpose(0, 1), self.max_rows, self.room(room, keys_JYD.device))
+            tokens = keys_JYD.shape[1]
+            self.own.keys[layer][row, :, :tokens] = keys_JYD
+            self.own.values[layer][row, :, :tokens] = values_JYD
 
 
 class Prefill:
@@ -200,6 +220,100 @@ class Decode:
             now = self.positions_1R.T
             seen &= now - torch.cat([prompt.expand(len(now), -1), self.prompt_R[:, None] + own], dim=1) < window
         return torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, float("-inf"))[:, None, None]
+
+
+SCORES_AT_ONCE = 1 << 25
+"""Attention scores of one product of `Extend`: 128 MiB in float32."""
+
+
+class Extend:
+    """Attention of several new tokens a row over its prompt, its own earlier tokens, and causally over themselves.
+
+    Shape letters: A rows that go on, L new tokens of the longest of them.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        rows: range,
+        slots_A: np.ndarray,
+        own_A: np.ndarray,
+        lengths_A: np.ndarray,
+        prompt_lengths_S: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """`rows`: their places in the own lanes; `own_A`: tokens in the cache; `lengths_A`: new ones, at least 1."""
+        self.cache, self.rows, self.device = cache, rows, device
+        prompt_A = np.array(prompt_lengths_S)[slots_A]
+        self.longest = int((own_A + lengths_A).max())
+        self.prompt_length = int(prompt_A.max())
+        new_AL = np.arange(lengths_A.max())[None]
+        starts_A = np.cumsum(lengths_A) - lengths_A
+        place_AL = np.minimum(new_AL, lengths_A[:, None] - 1)
+        row_T = np.repeat(np.arange(len(rows)), lengths_A)
+        column_T = np.arange(len(row_T)) - starts_A[row_T]
+        self.slots_A, self.prompt_A, self.own_A = put(slots_A, device), put(prompt_A, device), put(own_A, device)
+        self.token_AL = put(starts_A[:, None] + place_AL, device)
+        self.row_T, self.column_T = put(row_T, device), put(column_T, device)
+        self.lane_T = put(np.array(rows)[row_T], device)
+        self.own_T = put(own_A[row_T] + column_T, device)
+        self.positions_1T = put(prompt_A[row_T] + own_A[row_T] + column_T, device)[None]
+        self.last_A = put(np.cumsum(lengths_A) - 1, device)
+
+    def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
+        """Attention output [T, H, D]; see `models.attention.Attends`."""
+        dtype = attention_dtype(query_HTD)
+        with without_autocast(query_HTD.device.type):
+            query_THD, key_TJD, value_TJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
+            lanes, prompts = self.cache.own, self.cache.prompts
+            lanes.ensure(shape.layer, key_TJD, self.cache.max_rows, self.cache.room(self.longest, self.device))
+            for store, new_TJD in ((lanes.keys, key_TJD), (lanes.values, value_TJD)):
+                store[shape.layer][self.lane_T, :, self.own_T] = new_TJD
+            query_AHLD = (query_THD * shape.scaling)[self.token_AL].transpose(1, 2)
+            at_once = max(1, SCORES_AT_ONCE // (query_AHLD[0, :, :, 0].numel() * (self.prompt_length + self.longest)))
+            outputs = []
+            for start in range(0, len(self.rows), at_once):
+                part = slice(start, start + at_once)
+                lane = slice(self.rows.start + start, min(self.rows.start + start + at_once, self.rows.stop))
+                keys, values = (
+                    torch.cat(
+                        [
+                            of_prompts[shape.layer][self.slots_A[part], :, : self.prompt_length],
+                            own[shape.layer][lane, :, : self.longest],
+                        ],
+                        dim=2,
+                    )
+                    for of_prompts, own in ((prompts.keys, lanes.keys), (prompts.values, lanes.values))
+                )
+                outputs.append(self._part(query_AHLD[part], keys, values, part, shape))
+            output_AHLD = torch.cat(outputs)
+            return output_AHLD[self.row_T, :, self.column_T].to(query_HTD.dtype)
+
+    def _part(self, query_AHLD: Tensor, key_AJKD: Tensor, value_AJKD: Tensor, part: slice, shape: LayerShape) -> Tensor:
+        rows, groups = key_AJKD.shape[:2]
+        query_GPD = query_AHLD.unflatten(1, (groups, -1)).flatten(2, 3).flatten(0, 1)  # queries of a key head together
+        scores = wide_product(query_GPD, key_AJKD.flatten(0, 1).transpose(1, 2)).float()
+        scores_AHLK = scores.view(*query_AHLD.shape[:3], -1)
+        if shape.softcap is not None:
+            scores_AHLK = torch.tanh(scores_AHLK / shape.softcap) * shape.softcap
+        weights = (scores_AHLK + self._mask(part, shape.window)).softmax(-1).to(value_AJKD.dtype)
+        output = torch.bmm(weights.view(rows * groups, -1, weights.shape[-1]), value_AJKD.flatten(0, 1))
+        return output.view(query_AHLD.shape)
+
+    def _mask(self, part: slice, window: int | None) -> Tensor:
+        """0 or minus infinity [A, 1, L, X + Y]."""
+        prompt_A1, own_A1 = self.prompt_A[part, None], self.own_A[part, None]
+        own_Y = torch.arange(self.longest, device=self.device)[None]
+        prompt_X = torch.arange(self.prompt_length, device=self.device)[None]
+        positions_AK = torch.cat([prompt_X.expand(len(prompt_A1), -1), prompt_A1 + own_Y], dim=1)
+        exists_AK = torch.cat([prompt_X < prompt_A1, own_Y.expand(len(own_A1), -1) >= 0], dim=1)
+        now_AL = prompt_A1 + own_A1 + torch.arange(self.token_AL.shape[1], device=self.device)[None]
+        distance_ALK = now_AL[:, :, None] - positions_AK[:, None, :]
+        seen_ALK = exists_AK[:, None, :] & (distance_ALK >= 0)
+        if window is not None:
+            seen_ALK &= distance_ALK < window
+        hidden = torch.zeros(seen_ALK.shape, device=self.device)
+        return hidden.masked_fill_(~seen_ALK, float("-inf"))[:, None]
 
 
 class Grid:

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import RolloutEngine, make_groups
-from podium.engines.live.cache import Cache, Decode, Prefill
+from podium.engines.base import Episodes, RolloutEngine, Sampled
+from podium.engines.live.cache import Cache, Decode, Extend, Prefill
 from podium.engines.live.schedule import CompletionKey, Row, Schedule
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
-from podium.models.attention import tree_attention, without_autocast
+from podium.models.attention import Attends, tree_attention, without_autocast
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import Precision, replaced_head, unwrap
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.packing import common_beginning
 from podium.models.precision import product_weight, wide_product
-from podium.records import Group, Prompt, SamplingSettings
+from podium.records import Prompt, SamplingSettings
 
 PREFILL_TOKENS = 4096
 """Prompt tokens in one forward."""
@@ -50,25 +50,38 @@ class LiveEngine(RolloutEngine):
         self.precision = precision
         self.max_rows = max_rows
 
-    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
-        """One group per prompt; see `engines.base.RolloutEngine`."""
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn; see `engines.base.RolloutEngine`."""
+        return self._sampled(prompts, settings, None)
+
+    def converse(
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes
+    ) -> list[list[Sampled]]:
+        """Completions of several turns; no token is computed twice, and tools run while other rows decode."""
+        return self._sampled(prompts, settings, episodes)
+
+    def _sampled(
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes | None
+    ) -> list[list[Sampled]]:
         device = next(self.model.parameters()).device
         with contextlib.ExitStack() as inside:
             for context in (evaluation_mode(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
                 inside.enter_context(context)
             most = self.max_rows or rows_that_fit(self.model, prompts, settings, device)
             max_rows = min(most, len(prompts) * settings.num_completions)
-            schedule = Schedule(prompts, settings, max_rows, shared=kind_of(device).immediate)
+            shared, several_turns = kind_of(device).immediate, episodes is not None
+            schedule = Schedule(prompts, settings, max_rows, shared=shared, several_turns=several_turns)
             if kind_of(device).autocast:
                 inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
-            batch = DecodingBatch(self.model, schedule, device)
-            while schedule.waiting or schedule.rows:
+            batch = DecodingBatch(self.model, schedule, device, episodes)
+            while schedule.waiting or schedule.rows or schedule.between_turns:
                 for prompts_together in schedule.admit(PREFILL_TOKENS):
                     batch.prefill(prompts_together)
                 if schedule.rows:
                     batch.decode()
-        sampled = [[completion for completion in group if completion is not None] for group in schedule.done]
-        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+                if schedule.between_turns and (settings.in_order_of_answers or not schedule.rows):
+                    batch.resume()
+        return [[completion for completion in group if completion is not None] for group in schedule.done]
 
 
 CACHE_SHARE = 0.6
@@ -112,9 +125,12 @@ class WideHead:
 class DecodingBatch:
     """The rows that one call of `generate` decodes at a time."""
 
-    def __init__(self, model: nn.Module, schedule: Schedule, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, schedule: Schedule, device: torch.device, episodes: Episodes | None = None
+    ) -> None:
         self.model = model
         self.schedule = schedule
+        self.episodes = episodes
         self.device = device
         self.cache = Cache(schedule.max_rows, schedule.settings.max_tokens)
         self.steps_per_look = 1 if kind_of(device).immediate else STEPS_PER_LOOK
@@ -134,6 +150,35 @@ class DecodingBatch:
         rows = [self.schedule.start(prompt) for prompt in chosen]
         self._record(rows, [joined(list(self._draw(rows, logits_PV, 0, self._seen(rows))))])
 
+    def resume(self) -> None:
+        """Go on with rows whose turn has been answered: what they are given, and the first token of their next turn."""
+        assert self.episodes is not None
+        schedule = self.schedule
+        unanswered = sum(len(row.completions) for row in schedule.between_turns)
+        eager = schedule.settings.in_order_of_answers
+        first = len(schedule.rows)
+        rows = schedule.resume(self.episodes.answers(at_least=unanswered if not eager else int(not first)))
+        self.cache.move([], schedule.free_slots())
+        if not rows:
+            return
+        own_A = np.array([row.saved_tokens for row in rows])
+        texts = [row.token_ids[own:] for row, own in zip(rows, own_A, strict=True)]
+        for place, row in enumerate(rows, first):
+            self.cache.restore(place, row.saved, len(row.token_ids))
+            row.saved = None
+        attends = Extend(
+            self.cache,
+            range(first, len(schedule.rows)),
+            np.array([row.slot for row in rows]),
+            own_A,
+            np.array([len(text) for text in texts]),
+            [len(schedule.prompts[prompt].token_ids) for prompt in schedule.slots],
+            self.device,
+        )
+        ids_T = put(np.array([token for text in texts for token in text]), self.device)
+        logits_AV = self._forward(ids_T, attends.positions_1T, attends, attends.last_A)
+        self._record(rows, [joined(list(self._draw(rows, logits_AV, 0, self._seen(rows))))])
+
     def decode(self) -> None:
         """Some tokens for every running row, and one look at them; a row that ends in between draws a few in vain."""
         rows = list(self.schedule.rows)
@@ -143,7 +188,8 @@ class DecodingBatch:
         last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
         seen_RV = self._seen(rows)
         drawn: list[Drawn] = []
-        for step in range(min(self.steps_per_look, self.schedule.settings.max_tokens - 1 - int(own_R.max()))):
+        max_tokens = self.schedule.settings.max_tokens - min(row.earlier for row in rows)
+        for step in range(min(self.steps_per_look, max_tokens - 1 - int(own_R.max()))):
             attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
             logits_RV = self._forward(last_R, attends.positions_1R, attends)
             drawn.append(joined(list(self._draw(rows, logits_RV, step, seen_RV))))
@@ -152,9 +198,7 @@ class DecodingBatch:
                 seen_RV.scatter_(1, last_R[:, None], True)
         self._record(rows, drawn)
 
-    def _forward(
-        self, ids_T: Tensor, positions_1T: Tensor, attends: Prefill | Decode, keep: Tensor | Literal[0] = 0
-    ) -> Tensor:
+    def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0) -> Tensor:
         """Logits [len(keep), V], in the precision of their product; 0: of all tokens."""
         given = {"input_ids": ids_T[None], "position_ids": positions_1T, "attention_mask": None, "podium": attends}
         return self.model(**given, use_cache=False, logits_to_keep=keep).logits[0]
@@ -173,7 +217,17 @@ class DecodingBatch:
                 tokens, logps = [int(tokens_SM[step][i]) for i in mine], [logps_SM[step][i] for i in mine]
             if running:
                 moves = self.schedule.append(running, tokens, logps)
+                for place, row in moves.waiting:
+                    row.saved_tokens = len(row.token_ids) - 1
+                    row.saved = self.cache.save(place, row.saved_tokens)
+                    self._answer(row)
                 self.cache.move(moves.rows, moves.slots)
+
+    def _answer(self, row: Row) -> None:
+        """Begin with what follows a turn of each of a row's completions."""
+        assert self.episodes is not None
+        for each in row.completions:
+            self.episodes.ended(row.prompt, each.completion, row.token_ids)
 
     def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Iterator[Drawn]:
         """The token of every completion that is `step` after its last known one.
@@ -187,7 +241,7 @@ class DecodingBatch:
             logits, seen = logits_RV[part].float(), None if seen_RV is None else seen_RV[part]
             drawing = [(row, each) for row in rows[part] for each in row.completions]
             keys = np.array([each.key for _, each in drawing], np.uint64)
-            positions = np.array([len(row.token_ids) + step for row, _ in drawing])
+            positions = np.array([row.earlier + len(row.token_ids) + step for row, _ in drawing])
             row_M = np.repeat(np.arange(len(logits)), [len(row.completions) for row in rows[part]])
             if self.schedule.settings.lengths is not None:  # then each completion has logits of its own
                 if len(drawing) > len(logits):
@@ -205,7 +259,7 @@ class DecodingBatch:
         assert ends, "exact lengths need an end token"
         ids = [self.schedule.prompts[row.prompt].id for row, _ in drawing]
         lengths = [settings.lengths(prompt, x.completion) for prompt, (_, x) in zip(ids, drawing, strict=True)]
-        over_M = np.array([len(row.token_ids) + step for row, _ in drawing]) + 1 >= np.array(lengths)
+        over_M = np.array([len(row.token_ids) - row.turn_start + step for row, _ in drawing]) + 1 >= np.array(lengths)
         kept_M = logits_MV[:, ends[0]].clone()
         for end in ends:
             logits_MV[:, end] = float("-inf")

@@ -1,10 +1,12 @@
 """The completions that decode now, and their rows of the cache: plain Python and numpy, no tensors.
 
-Completions of a prompt that have begun with the same tokens are one row; where they draw different tokens the row
-forks. So a policy that has become sure of how an answer begins computes that beginning once for a group.
+Completions of a prompt that have begun with the same tokens are one row; where they draw different tokens, or
+are given different ones, the row forks. So a policy that has become sure of how an answer begins computes that
+beginning once for a group.
 
 A group enters when there is room for a row for each of its completions. Rows leave as soon as they end: the last
 running row takes the empty place, so the running rows are always the first ones. Prompts hold slots in the same manner.
+A row whose turn has ended, and may have another, waits outside with its keys and values until it is answered.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from podium.engines.base import Answer, Sampled
 from podium.engines.sampling import row_key
 from podium.records import Prompt, SamplingSettings
 
@@ -37,11 +40,26 @@ class Row:
     """Which cached prompt it continues."""
     completions: list[CompletionKey]
     token_ids: list[int] = field(default_factory=list)
+    """Drawn and given tokens; all but the last one drawn are in the cache."""
     logps: list[float] = field(default_factory=list)
+    """Of the drawn tokens."""
+    earlier: int = 0
+    """Tokens of the completion that are part of the prompt."""
+    turn_start: int = 0
+    """Place of the first token of its present turn."""
+    saved: Any = None
+    """Keys and values of all its tokens but the last one, while it waits."""
+    saved_tokens: int = 0
 
     def fork(self) -> Row:
         """Another row with the same past."""
         return replace(self, token_ids=list(self.token_ids), logps=list(self.logps))
+
+    def answered(self, token_ids: Sequence[int], completions: list[CompletionKey]) -> Row:
+        """Row of some of its completions, which are given these tokens and begin a turn."""
+        longer = [*self.token_ids, *token_ids]
+        start = len(longer)
+        return replace(self, completions=completions, token_ids=longer, logps=list(self.logps), turn_start=start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +71,41 @@ class Moves:
 
     rows: list[tuple[int, int]]
     slots: list[tuple[int, int]]
+    waiting: list[tuple[int, Row]] = field(default_factory=list)
+    """Rows that wait from now on, each with the place of its keys and values before the moves."""
 
 
 class Schedule:
     """The running rows, the waiting prompts and the finished completions of one `generate`."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, max_rows: int, *, shared: bool = True
+        self,
+        prompts: Sequence[Prompt],
+        settings: SamplingSettings,
+        max_rows: int,
+        *,
+        shared: bool = True,
+        several_turns: bool = False,
     ) -> None:
         """`shared`: completions with the same tokens are one row; else each has its own after its first token."""
         self.shared = shared
+        self.several_turns = several_turns
         self.prompts = prompts
         self.settings = settings
         self.max_rows = max(max_rows, settings.num_completions)
         self.waiting = deque(range(len(prompts)))
         self.rows: list[Row] = []
+        self.between_turns: list[Row] = []
         self.slots: list[int] = []  # slot -> index of the prompt that holds it
-        none: list[tuple[list[int], list[float]] | None] = [None] * settings.num_completions
+        none: list[Sampled | None] = [None] * settings.num_completions
         self.done = [list(none) for _ in prompts]
 
     def admit(self, most_tokens: int) -> list[list[int]]:
         """Prompts that get their rows now, in parts of at most so many tokens (or one prompt); their slots and rows
         come after those already running."""
         parts: list[list[int]] = []
-        free, tokens = self.max_rows - sum(len(row.completions) for row in self.rows), 0
+        taken = sum(len(row.completions) for row in (*self.rows, *self.between_turns))
+        free, tokens = self.max_rows - taken, 0
         while self.waiting and free >= self.settings.num_completions:
             prompt = self.waiting.popleft()
             length = len(self.prompts[prompt].token_ids)
@@ -90,10 +119,11 @@ class Schedule:
 
     def start(self, prompt: int) -> Row:
         """The row of an admitted prompt, all its completions in it, in the next free slot."""
-        settings = self.settings
-        stream = settings.seed, settings.round, self.prompts[prompt].id
-        completions = [CompletionKey(g, row_key(*stream, g)) for g in range(settings.num_completions)]
-        row = Row(prompt=prompt, slot=len(self.slots), completions=completions)
+        settings, given = self.settings, self.prompts[prompt]
+        stream = settings.seed, settings.round, given.id
+        numbers = range(settings.num_completions)
+        completions = [CompletionKey(g, row_key(*stream, given.completion + g)) for g in numbers]
+        row = Row(prompt=prompt, slot=len(self.slots), completions=completions, earlier=given.earlier)
         self.slots.append(prompt)
         self.rows.append(row)
         return row
@@ -110,20 +140,50 @@ class Schedule:
         running = [i < first or not self._ended(row) for i, row in enumerate(self.rows)]
         if all(running) and len(self.rows) == before:
             return Moves([], [])
+        waiting = [(origins[i], row) for i, row in enumerate(self.rows) if self.several_turns and not running[i]]
+        self.between_turns += [row for _, row in waiting]
         indices = _compact(self.rows, running)
-        needed = {row.slot for row in self.rows}
+        return Moves(_moves([origins[i] for i in indices]), self.free_slots(), waiting)
+
+    def resume(self, answers: Sequence[Answer]) -> list[Row]:
+        """Record what completions between turns are given. Gives the rows that go on, now the last running ones."""
+        given = {(answer.prompt, answer.completion): answer for answer in answers}
+        before, rows, self.between_turns = len(self.rows), self.between_turns, []
+        for row in rows:
+            alike: dict[tuple[int, ...], list[CompletionKey]] = {}
+            unanswered = []
+            for each in row.completions:
+                answer = given.get((row.prompt, each.completion))
+                if answer is None:
+                    unanswered.append(each)
+                elif answer.over:
+                    self.done[row.prompt][each.completion] = ([*row.token_ids, *answer.token_ids], list(row.logps))
+                else:
+                    alike.setdefault(answer.token_ids, []).append(each)
+            parts = alike.items() if self.shared else [(ids, [each]) for ids, x in alike.items() for each in x]
+            self.rows += [row.answered(token_ids, completions) for token_ids, completions in parts]
+            if unanswered:
+                self.between_turns.append(replace(row, completions=unanswered))
+        return self.rows[before:]
+
+    def free_slots(self) -> list[tuple[int, int]]:
+        """Leave the slots of prompts without rows; the moves of the others."""
+        rows = [*self.rows, *self.between_turns]
+        needed = {row.slot for row in rows}
         slots = _compact(self.slots, [slot in needed for slot in range(len(self.slots))])
         moved = {slot: i for i, slot in enumerate(slots)}
-        for row in self.rows:
+        for row in rows:
             row.slot = moved[row.slot]
-        return Moves(_moves([origins[i] for i in indices]), _moves(slots))
+        return _moves(slots)
 
     def _ended(self, row: Row) -> bool:
-        """Whether a row has drawn its last token; its completions are then done."""
-        if row.token_ids[-1] not in self.settings.end_ids and len(row.token_ids) < self.settings.max_tokens:
+        """Whether a row has drawn the last token of its turn; without further turns its completions are then done."""
+        length = row.earlier + len(row.token_ids)
+        if row.token_ids[-1] not in self.settings.end_ids and length < self.settings.max_tokens:
             return False
-        for each in row.completions:
-            self.done[row.prompt][each.completion] = (row.token_ids, row.logps)
+        if not self.several_turns:
+            for each in row.completions:
+                self.done[row.prompt][each.completion] = (row.token_ids, row.logps)
         return True
 
 

@@ -19,13 +19,13 @@ from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import RolloutEngine, make_groups
-from podium.engines.vllm.requests import OLDEST, PROCESSED, Sampled, checked, sampling_of
+from podium.engines.base import RolloutEngine, Sampled
+from podium.engines.vllm.requests import OLDEST, PROCESSED, checked, sampling_of
 from podium.engines.vllm.server import REFRESH
 from podium.engines.vllm.settings import VllmSettings
 from podium.engines.vllm.weights import changes, tensors
 from podium.errors import ConfigError, EngineError
-from podium.records import Group, Prompt, SamplingSettings
+from podium.records import Prompt, SamplingSettings
 
 EXTENSION = "podium.engines.vllm.worker.podium_worker.FreshHead"
 """On a CPU."""
@@ -142,8 +142,8 @@ class ColocatedEngine(RolloutEngine):
             self.llm.update_weight_version(self._version)
         self._sent = state
 
-    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
-        """One group per prompt; see `engines.base.RolloutEngine`. All completions of a prompt are one request."""
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn; see `engines.base.RolloutEngine`. All completions of a prompt are one request."""
         assert settings.lengths is None, "vLLM draws no exact lengths"
         asked, mine = _with_others(prompts, self._group)
         if not asked:
@@ -156,15 +156,17 @@ class ColocatedEngine(RolloutEngine):
                 [SamplingParams(**sampling_of(prompt, settings)) for prompt in asked],
                 use_tqdm=False,
             )
-        sampled = [[self._read(one, settings) for one in output.outputs] for output in outputs[mine]]
-        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+        mine_asked = zip(asked[mine], outputs[mine], strict=True)
+        return [[self._read(one, prompt, settings) for one in output.outputs] for prompt, output in mine_asked]
 
-    def _read(self, output: Any, settings: SamplingSettings) -> Sampled:
+    def _read(self, output: Any, prompt: Prompt, settings: SamplingSettings) -> Sampled:
         versions = {span.version for span in output.weight_versions or []}
         if versions != {self._version}:
             raise EngineError(f"vLLM sampled from weights {sorted(versions)}, not {self._version}.")
         ids = list(output.token_ids)
-        return checked(ids, [at[token].logprob for at, token in zip(output.logprobs, ids, strict=True)], settings)
+        return checked(
+            ids, [at[token].logprob for at, token in zip(output.logprobs, ids, strict=True)], prompt, settings
+        )
 
     @contextmanager
     def _awake(self) -> Iterator[None]:

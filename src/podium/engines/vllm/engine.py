@@ -19,13 +19,13 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import RolloutEngine, make_groups
-from podium.engines.vllm.requests import Sampled, body, read
+from podium.engines.base import RolloutEngine, Sampled
+from podium.engines.vllm.requests import body, read
 from podium.engines.vllm.server import Server, ServerGone
 from podium.engines.vllm.transfer import LOADING, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
-from podium.records import Group, Prompt, SamplingSettings
+from podium.records import Prompt, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class ServerEngine(RolloutEngine):
         self._agree(None)  # a barrier: sampling waits until they are there
         self._sent = state
 
-    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
-        """One group per prompt; see `engines.base.RolloutEngine`. All completions of a prompt are one request.
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn; see `engines.base.RolloutEngine`. All completions of a prompt are one request.
 
         Raises:
             EngineError: the server is gone and does not come back, is silent for `vllm_server_timeout` seconds,
@@ -96,8 +96,7 @@ class ServerEngine(RolloutEngine):
         if not prompts:
             return []
         with resumable(self.newest_checkpoint):
-            sampled = self._sampled(prompts, settings)
-        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step)
+            return self._sampled(prompts, settings)
 
     def _sampled(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
         for attempt in range(1, TRIES + 1):
@@ -105,7 +104,7 @@ class ServerEngine(RolloutEngine):
                 self._have_weights()
                 answers = self.server.complete([body(self.model, prompt, settings) for prompt in prompts])
                 if self.server.weight_version() == self._version:
-                    return [read(answer, settings) for answer in answers]
+                    return [read(each, prompt, settings) for prompt, each in zip(prompts, answers, strict=True)]
                 logger.warning("The weights of the vLLM server changed while it sampled; sampling again.")
             except ServerGone as gone:
                 logger.warning("%s", gone)

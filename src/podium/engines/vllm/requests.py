@@ -8,6 +8,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from podium.engines.base import Sampled
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
 from podium.records import Prompt, SamplingSettings
@@ -17,9 +18,6 @@ OLDEST = Version("0.32")
 PROCESSED = "processed_logprobs"
 """vLLM's `logprobs_mode` for those of the distribution that is drawn from."""
 
-Sampled = tuple[list[int], list[float]]
-"""Token ids and log-probabilities of one completion."""
-
 
 def sampling_of(prompt: Prompt, settings: SamplingSettings) -> dict[str, Any]:
     """vLLM's names for how a prompt's completions are drawn.
@@ -27,15 +25,16 @@ def sampling_of(prompt: Prompt, settings: SamplingSettings) -> dict[str, Any]:
     vLLM gives completion g of a request the seed of the request plus g, so all random numbers follow from the run's
     seed, the round and the prompt. End tokens are the trainer's, whatever the server's model says.
     """
+    key = row_key(settings.seed, settings.round, prompt.id, prompt.completion, *filter(None, [prompt.earlier]))
     return {
         "n": settings.num_completions,
-        "max_tokens": settings.max_tokens,
+        "max_tokens": settings.max_tokens - prompt.earlier,
         "temperature": 0.0 if settings.greedy else settings.temperature,
         "top_p": 1.0 if settings.greedy else settings.top_p,
         "top_k": 0 if settings.greedy else settings.top_k,
         "min_p": 0.0 if settings.greedy else settings.min_p,
         "repetition_penalty": settings.repetition_penalty,
-        "seed": int(row_key(settings.seed, settings.round, prompt.id, 0)) >> 2,  # signed there, and g is added
+        "seed": int(key) >> 2,  # signed there, and g is added
         "stop_token_ids": sorted(settings.end_ids),
         "ignore_eos": True,
         "logprobs": 0,
@@ -54,7 +53,7 @@ def body(model: str, prompt: Prompt, settings: SamplingSettings) -> dict[str, An
     }
 
 
-def read(answer: Mapping[str, Any], settings: SamplingSettings) -> list[Sampled]:
+def read(answer: Mapping[str, Any], prompt: Prompt, settings: SamplingSettings) -> list[Sampled]:
     """The completions in an answer, in order.
 
     Raises:
@@ -67,16 +66,16 @@ def read(answer: Mapping[str, Any], settings: SamplingSettings) -> list[Sampled]
         raise EngineError(f"vLLM's answer lacks token ids or log-probabilities ({error!r}).") from None
     if len(sampled) != settings.num_completions:
         raise EngineError(f"vLLM answered {len(sampled)} completions where {settings.num_completions} were asked for.")
-    return [checked(ids, logps, settings) for ids, logps in sampled]
+    return [checked(ids, logps, prompt, settings) for ids, logps in sampled]
 
 
-def checked(ids: list[int], logps: Sequence[float | None], settings: SamplingSettings) -> Sampled:
+def checked(ids: list[int], logps: Sequence[float | None], prompt: Prompt, settings: SamplingSettings) -> Sampled:
     """A completion that can be one. Raises `EngineError`; a log-probability that vLLM could not give becomes NaN."""
     if not ids or len(ids) != len(logps):
         raise EngineError(f"vLLM answered {len(ids)} token ids with {len(logps)} log-probabilities.")
-    if ids[-1] not in settings.end_ids and len(ids) < settings.max_tokens:
+    most = settings.max_tokens - prompt.earlier
+    if ids[-1] not in settings.end_ids and len(ids) < most:
         raise EngineError(
-            f"vLLM ended a completion after {len(ids)} of {settings.max_tokens} tokens with token {ids[-1]}, which is "
-            "no end token."
+            f"vLLM ended a completion after {len(ids)} of {most} tokens with token {ids[-1]}, which is no end token."
         )
     return ids, [math.nan if x is None else x for x in logps]

@@ -1,0 +1,1 @@
+"""Tools, environments and several turns."""

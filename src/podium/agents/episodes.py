@@ -1,0 +1,170 @@
+"""Completions of several turns between their turns: the drawn tokens become a message, its calls are run or its text is
+given to an environment, and the replies become the tokens that follow.
+
+Every completion is a conversation of its own, and what follows one of its turns runs in a thread, so that tools of
+different completions overlap with each other and with the decoding of other rows. The answers depend on the tokens
+alone, not on the order in which tools finish.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from podium.agents.chat import ChatFormat
+from podium.agents.plain_text import TextEnvironment
+from podium.agents.tools import CallLimits, Tool, ToolRunner
+from podium.engines.base import Answer, Episodes
+from podium.records import Call, Finish, Message, Prompt, Turn
+
+MOST_THREADS = 256
+"""Turns that are answered at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """Bounds of one completion."""
+
+    end_ids: frozenset[int]
+    max_tokens: int
+    """Drawn and given tokens of all turns."""
+    context_length: int | None = None
+    """Positions of the model, for the prompt and all turns; None: unknown."""
+    max_iterations: int | None = None
+    """Rounds of tool calls; None: any number, 0: calls are never run."""
+    max_turns: int | None = None
+    """Turns of the policy; None: any number."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """State of one completion."""
+
+    prompt: Prompt
+    tools: Mapping[str, Tool]
+    environment: Any
+    turns: list[Turn] = field(default_factory=list)
+    finish: Finish = "stop"
+    next_start: int = 0
+    """Place of the next turn's first token."""
+    began: float = 0.0
+    """When its present turn began, by `time.perf_counter`."""
+    rounds: int = 0
+    """Of tool calls."""
+
+
+class _Reply(NamedTuple):
+    """Messages that follow a turn; without any the completion has ended."""
+
+    messages: tuple[Message, ...] = ()
+    calls: tuple[Call, ...] = ()
+    reward: float | None = None
+    finish: Finish = "stop"
+
+
+class AgentEpisodes(Episodes):
+    """The episodes of one call of `generate`."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        tools: Sequence[Sequence[Mapping[str, Tool]]],
+        environments: Sequence[Sequence[Any]],
+        *,
+        chat: ChatFormat,
+        runner: ToolRunner,
+        call_limits: CallLimits,
+        limits: EpisodeLimits,
+    ) -> None:
+        """`tools[p][g]` by their names, and `environments[p][g]`, are those of completion g of prompt p."""
+        self.chat, self.runner, self.call_limits, self.limits = chat, runner, call_limits, limits
+        now = time.perf_counter()
+        self._conversations = [
+            [_Conversation(prompt, *each, began=now) for each in zip(of_tools, of_environments, strict=True)]
+            for prompt, of_tools, of_environments in zip(prompts, tools, environments, strict=True)
+        ]
+        count = sum(map(len, self._conversations))
+        self._threads = ThreadPoolExecutor(min(MOST_THREADS, max(count, 1)), thread_name_prefix="podium-turns")
+        self._pending: dict[tuple[int, int], Future[Answer]] = {}
+
+    def ended(self, prompt: int, completion: int, token_ids: Sequence[int]) -> None:
+        """See `engines.base.Episodes`."""
+        given = prompt, completion, tuple(token_ids), time.perf_counter()
+        self._pending[prompt, completion] = self._threads.submit(self._answer, *given)
+
+    def answers(self, *, at_least: int) -> list[Answer]:
+        """See `engines.base.Episodes`. Raises the error of an environment."""
+        while sum(future.done() for future in self._pending.values()) < min(at_least, len(self._pending)):
+            wait_for([x for x in self._pending.values() if not x.done()], return_when="FIRST_COMPLETED")
+        done = sorted(place for place, future in self._pending.items() if future.done())
+        answers = [self._pending.pop(place).result() for place in done]
+        now = time.perf_counter()
+        for answer in answers:
+            self._conversations[answer.prompt][answer.completion].began = now
+        return answers
+
+    def finished(self, prompt: int, completion: int) -> tuple[tuple[Turn, ...], Finish]:
+        """See `engines.base.Episodes`."""
+        conversation = self._conversations[prompt][completion]
+        return tuple(conversation.turns), conversation.finish
+
+    def close(self) -> None:
+        """End the threads; those of tools that hang are given up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, prompt: int, completion: int, token_ids: tuple[int, ...], ended: float) -> Answer:
+        conversation = self._conversations[prompt][completion]
+        start, prefix = conversation.next_start, conversation.prompt.token_ids
+        message = self.chat.parse(
+            token_ids[start:], prefix=(*prefix, *token_ids[:start]), tools=[*conversation.tools.values()]
+        )
+        reply = self._reply(conversation, message, cut=token_ids[-1] not in self.limits.end_ids)
+        suffix: tuple[int, ...] = ()
+        if reply.messages:
+            suffix = self.chat.suffix(reply.messages, last=token_ids[-1])
+            total, room = len(token_ids) + len(suffix), self.limits.context_length
+            if total > self.limits.max_tokens or (room is not None and len(prefix) + total >= room):
+                reply, suffix = reply._replace(messages=(), finish="context"), ()
+            elif total == self.limits.max_tokens:
+                reply = reply._replace(finish="length")
+        conversation.turns.append(
+            Turn(
+                start=start,
+                stop=len(token_ids),
+                message=message,
+                calls=reply.calls,
+                replies=reply.messages,
+                reward=reply.reward,
+                seconds=ended - conversation.began,
+                reply_seconds=time.perf_counter() - ended,
+            )
+        )
+        conversation.next_start = len(token_ids) + len(suffix)
+        conversation.finish = reply.finish
+        over = not reply.messages or reply.finish == "length"
+        return Answer(prompt, completion, suffix, over)
+
+    def _reply(self, conversation: _Conversation, message: Message, *, cut: bool) -> _Reply:
+        """The messages that follow `message`; `cut`: its turn has no end token."""
+        if cut:
+            return _Reply(finish="length")
+        last = self.limits.max_turns is not None and len(conversation.turns) + 1 >= self.limits.max_turns
+        calls = message.get("tool_calls") or []
+        if calls and conversation.tools:
+            most = self.limits.max_iterations
+            if last or (most is not None and conversation.rounds >= most):
+                return _Reply(finish="turns")
+            conversation.rounds += 1
+            results = self.runner.run(calls, conversation.tools, self.call_limits)
+            replies = [{"role": "tool", "name": call.name, "content": call.content} for call in results]
+            return _Reply(tuple(replies), results)
+        if not isinstance(conversation.environment, TextEnvironment):
+            return _Reply()
+        step = conversation.environment.take_step(str(message.get("content") or ""), self.call_limits.timeout)
+        over = step.done or step.observation is None
+        replies = () if over or last else ({"role": "user", "content": step.observation},)
+        return _Reply(replies, reward=step.reward, finish="turns" if last and not over else "stop")
