@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import math
+import os
 import threading
 from fractions import Fraction
 from types import SimpleNamespace
@@ -15,9 +16,9 @@ import pytest
 import torch
 
 from podium.errors import ConfigError, RewardError
+from podium.isolation.event_loop import background_loop
 from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, resolve_rewards, resolve_weights, score
-from podium.rewards.background import background_loop
 
 
 def make_group(row, texts, *, chat=False, **columns):
@@ -476,13 +477,13 @@ def test_an_interrupt_is_let_through():
         run(interrupted)
 
 
-def test_thebackground_loop_is_one_and_a_daemon():
+def test_the_background_loop_is_one_and_a_daemon():
     values(async_length)
-    before = threading.active_count()
+    before, (loop, thread) = threading.active_count(), background_loop(os.getpid())
     values(async_length)
     assert threading.active_count() == before
-    assert background_loop.cache_info().currsize == 1
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("podium-rewards"))
+    assert background_loop(os.getpid()) == (loop, thread)
+    assert thread.daemon
 
 
 # --- extras and warnings ---------------------------------------------------------------------------------------------

@@ -47,6 +47,14 @@ def module_from_file(path: Path, shown: str) -> ModuleType:
     return module
 
 
+def function_from_file(path: Path, name: str, shown: str, *, rule: str) -> Callable[..., Any]:
+    """The callable of that name in a file, whose folder is importable from then on. Raises `ConfigError`."""
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return attribute(module_from_file(path, shown), name, shown, rule=rule)
+
+
 def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
     """Import a user's file; whatever it raises becomes a `ConfigError` with the file's own line."""
     try:

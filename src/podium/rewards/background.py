@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podium.errors import PodiumError
+from podium.isolation.event_loop import abandon, background_loop
 from podium.isolation.workers.call_result import CallResult, Failure, raised, read_values
 from podium.rewards.limits import OWN_FRAMES, Call, frames_above, last_resort, named, overran
 
@@ -81,8 +80,9 @@ async def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> An
 
 def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:
     """Leave the loop behind, with what does not let go of it; the next round gets a fresh one."""
-    frames = frames_above(None, sys._current_frames().get(background_loop(os.getpid())[1].ident or 0))
-    background_loop.cache_clear()
+    loop, thread = background_loop(os.getpid())
+    frames = frames_above(None, sys._current_frames().get(thread.ident or 0))
+    abandon(loop)
     codes = [id(each.f_code) for each in frames]  # code objects are equal whatever their files are called
     stuck = next((each for each in pending if id(each.run.__code__) in codes), None)
     for each in pending:
@@ -95,12 +95,3 @@ def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:
             fix = "await in that function, or write it without `async`"
             result = CallResult(failures=(Failure(kind="stopped", what=what, fix=fix, code="W016"),))
         each.result = replace(result, seconds=seconds)
-
-
-@functools.cache
-def background_loop(process_id: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    """One loop per process, on a daemon thread; a forked child gets its own, since threads do not survive a fork."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name=f"podium-rewards-{process_id}", daemon=True)
-    thread.start()
-    return loop, thread

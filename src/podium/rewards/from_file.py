@@ -19,18 +19,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from podium.errors import ConfigError, RewardError
+from podium.errors import RewardError
 from podium.isolation.user_files import find_file
 from podium.isolation.workers.call_result import CallResult, Failure, result_from
-from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, pool_of
-
-LOAD_SECONDS = 60.0
-"""Longest that the import of a file may take."""
+from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
 
 SERVICES = ("log_extra", "log_metric")
-
-FOR_EVER = 1e8
-"""Seconds."""
 
 LATEST_LOGS = 100
 """Entries of `trainer_state.log_history` that a worker gets to see."""
@@ -128,14 +122,7 @@ class FileReward:
         """Has the file imported in the first `count` workers, so that no call's limit pays for it."""
         workers = self._workers().take(count)
         fresh = [worker for worker in workers if not worker.alive or not self.where]
-        replies = exchange(fresh, [framed({"function": self._function})] * len(fresh), LOAD_SECONDS)
-        for reply in replies:
-            if isinstance(reply, Lost):
-                how = f"took more than {LOAD_SECONDS:g} s" if reply.is_overrun else reply.how
-                raise ConfigError("\n  ".join([f"importing {self._function[3]} {how}", *reply.trace]))
-            if "refused" in reply:
-                raise ConfigError(reply["refused"], fix=reply.get("fix", ""), code=reply.get("code", ""))
-        return replies[0] if replies else {}  # type: ignore[return-value]
+        return load(fresh, {"function": self._function}, self._function[3])
 
 
 def file_reward(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import GenerationConfig
 
-from podium.rewards.background import background_loop
+from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
 
 Read = Callable[[Any], Any]

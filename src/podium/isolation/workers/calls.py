@@ -47,11 +47,7 @@ class Handed(list[Any]):
 @functools.cache
 def load(path: str, attribute: str, args: bytes, shown: str) -> Callable[..., Any]:
     """The function, made once a process; `args` are pickled."""
-    folder = str(Path(path).parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    module = user_files.module_from_file(Path(path), shown)
-    found = user_files.attribute(module, attribute, shown)
+    found = user_files.function_from_file(Path(path), attribute, shown, rule="a reward is a function")
     return functions.apply_args(found, pickle.loads(args), f"{shown}:{attribute}")
 
 

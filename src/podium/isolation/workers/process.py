@@ -27,12 +27,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 import podium
+from podium.errors import ConfigError
 from podium.isolation.workers.child import INDEX, LENGTH, NOTHING_TAKEN
 
 ENVIRONMENT = frozenset(
@@ -44,6 +45,8 @@ ENVIRONMENT = frozenset(
 
 LONGEST_REPLY = 1 << 28  # bytes; whatever claims to be longer is no reply
 LISTEN_SECONDS = 0.1  # between two looks whether the worker still lives: a child of its may hold the connection open
+LOAD_SECONDS = 60.0  # longest that the import of a user's file may take
+FOR_EVER = 1e8  # seconds
 STACK_SECONDS = 0.2  # how long a worker at its limit gets to write down where it is
 
 
@@ -234,6 +237,21 @@ def exchange(workers: Sequence[Worker], messages: Sequence[bytes], limit: float)
         raise
 
 
+def load(workers: Sequence[Worker], request: Any, shown: str) -> Mapping[str, Any]:
+    """Have the file `shown` imported in workers, so that no call's limit pays for it; the first one's reply, if any.
+
+    Raises `ConfigError` for an import that fails, hangs or ends the process.
+    """
+    replies = exchange(workers, [framed(request)] * len(workers), LOAD_SECONDS)
+    for reply in replies:
+        if isinstance(reply, Lost):
+            how = f"took more than {LOAD_SECONDS:g} s" if reply.is_overrun else reply.how
+            raise ConfigError("\n  ".join([f"importing {shown} {how}", *reply.trace]))
+        if "refused" in reply:
+            raise ConfigError(reply["refused"], fix=reply.get("fix", ""), code=reply.get("code", ""))
+    return replies[0] if replies else {}  # type: ignore[return-value]
+
+
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 _ESCAPED = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
 """How `faulthandler` writes characters of a path that are not ASCII."""
@@ -280,6 +298,8 @@ class Pool(Generic[T]):
         self.key, self.make = key, make
         self.workers: list[T] = []
         self.lock = threading.Lock()
+        self.lent: list[T] = []
+        self.returned = threading.Condition()
         weakref.finalize(self, _kill_all, self.workers, os.getpid())
 
     def __reduce__(self) -> Any:  # copies are the pool of this key in the process where they are made
@@ -289,6 +309,20 @@ class Pool(Generic[T]):
         """The first `count` workers, the same ones every time."""
         self.workers += [self.make() for _ in range(count - len(self.workers))]
         return self.workers[:count]
+
+    @contextlib.contextmanager
+    def lend(self, most: int) -> Iterator[T]:
+        """A worker for one thread alone; where `most` are lent, wait until one is returned."""
+        with self.returned:
+            self.returned.wait_for(lambda: len(self.lent) < most)
+            worker = next(each for each in self.take(most) if each not in self.lent)
+            self.lent.append(worker)
+        try:
+            yield worker
+        finally:
+            with self.returned:
+                self.lent.remove(worker)
+                self.returned.notify()
 
 
 _pools: weakref.WeakValueDictionary[tuple[Hashable, ...], Pool[Any]] = weakref.WeakValueDictionary()
