@@ -1,0 +1,135 @@
+"""The result of one call of a tool, here or in a worker: text for the model, whatever the tool does.
+
+Standard library only, since workers import it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+Problem = Literal["", "unknown", "arguments", "error", "timeout", "result"]
+Side = Literal["left", "middle", "right"]
+
+LONGEST_RESULT = 1_000_000
+"""Characters of a result that are kept, whatever the limit of tokens: more than any context holds."""
+
+CUT_MARK = "...(truncated)..."
+
+
+class Outcome(NamedTuple):
+    """The content of a tool message, and what was wrong with the call."""
+
+    content: str | list[Any]
+    problem: Problem = ""
+    length: int = 0
+    """Characters of the result before any were cut off."""
+
+
+def call(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
+    """Call a function with these arguments, of which it gets a copy.
+
+    >>> call(divmod, {}, "right").problem, call(lambda x: 2 * x, {"x": 2}, "right").content
+    ('error', '4')
+    """
+    try:
+        result = function(**_own(arguments))
+    except BaseException as error:  # noqa: BLE001  also `exit()`: a call of the model's ends no run
+        return raised(error, function, arguments)
+    return read(result, cut)
+
+
+async def call_async(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
+    """The same for an `async` function."""
+    try:
+        result = await function(**_own(arguments))
+    except BaseException as error:  # noqa: BLE001  `SystemExit` would end the event loop
+        return raised(error, function, arguments)
+    return read(result, cut)
+
+
+def raised(error: BaseException, function: Callable[..., Any], arguments: Any) -> Outcome:
+    """The outcome of a call that raised; wrong arguments are told apart from errors of the function itself."""
+    fits = not isinstance(error, TypeError) or _fits(function, arguments)
+    text = _text_of(error)
+    if not isinstance(error, Exception):  # TRL ends here, so the text is ours
+        text = f"{type(error).__name__}: {text}"
+    return failure(text, "error" if fits else "arguments")
+
+
+def failure(text: str, problem: Problem) -> Outcome:
+    """An outcome with TRL's content for errors."""
+    content = str({"error": _encodable(text[:LONGEST_RESULT])})
+    return Outcome(content, problem, len(content))
+
+
+def read(result: Any, cut: Side) -> Outcome:
+    """The result as content: `str(result)`; a list of plain data stays a list, as in TRL."""
+    try:
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()  # or Python complains that it was never awaited
+            raise TypeError("the tool returned a coroutine that was not awaited; write the tool with `async def`")
+        text = str.__str__(str(result))
+        if isinstance(result, list) and len(text) <= LONGEST_RESULT and (copied := _plain_copy(result)) is not None:
+            return Outcome(copied, length=len(text))
+        return Outcome(_encodable(keep(text, LONGEST_RESULT, cut)), length=len(text))
+    except BaseException as error:  # noqa: BLE001  `__str__` is the user's, too
+        return failure(_text_of(error), "result")
+
+
+def keep(text: str, length: int, cut: Side) -> str:
+    """At most `length` characters of a text, with a mark where the others were cut off.
+
+    >>> [keep("0123456789" * 9, 25, cut) for cut in ("left", "middle", "right")]
+    ['...(truncated)...23456789', '0123...(truncated)...6789', '01234567...(truncated)...']
+    """
+    if len(text) <= length:
+        return text
+    room = length - len(CUT_MARK)
+    mark, room = (CUT_MARK, room) if room > 0 else ("", max(0, length))
+    head = {"left": 0, "middle": room // 2, "right": room}[cut]
+    return text[:head] + mark + text[len(text) - (room - head) :]
+
+
+def _plain_copy(value: Any) -> Any:
+    """A copy of plain data; None for what JSON does not give back as it is."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        copied = json.loads(text)
+        return copied if text.encode() and copied == value else None
+    except Exception:  # noqa: BLE001  circular, too deep, other types, lone surrogates
+        return None
+
+
+def _own(arguments: Any) -> Any:
+    """The arguments as the tool may change them."""
+    copied = _plain_copy(arguments)
+    return arguments if copied is None else copied
+
+
+def _fits(function: Callable[..., Any], arguments: Any) -> bool:
+    """Whether a function can be called with these arguments; True where Python cannot tell (written in C)."""
+    try:
+        signature = inspect.signature(function)
+    except Exception:  # noqa: BLE001
+        return True
+    try:
+        signature.bind(**arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))
+    except BaseException:  # noqa: BLE001
+        return f"{type(error).__name__} without a text"
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which no tokenizer takes."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,301 @@
+"""Tools: functions that a completion may call, and their calls within limits.
+
+    tools = as_tools([multiply])                           # schemas from type hints and docstrings
+    runner = ToolRunner()
+    runner.run(message["tool_calls"], by_name(tools), CallLimits(timeout=60.0))     # one `Call` each, in their order
+
+Nothing that a tool does reaches the run: what it raises, and a call that does not end, become the content of its tool
+message, as in TRL: `{'error': '...'}`. A call in this process that hangs is given up and its thread left behind; tools
+in files (`tool_files`) run in processes, which are killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from podium.agents.outcome import Outcome, Side, call, call_async, failure, keep, raised
+from podium.errors import ConfigError
+from podium.isolation.event_loop import abandon, background_loop
+from podium.isolation.workers.functions import function_name, is_async, location
+from podium.records import Call
+
+GRACE_SECONDS = 0.5
+"""After the limit, how long the event loop has to report which calls have ended."""
+
+COUNTED = 100_000
+"""Characters of a result whose tokens are counted; those of the others are estimated."""
+
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Killable(Protocol):
+    """A function whose calls end at a limit of their own."""
+
+    def within(self, arguments: Any, *, limit: float | None, cut: Side, seed: int | None) -> Outcome: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A function that a completion may call.
+
+    A function with the attribute `serial = True` is called by one thread at a time.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    schema: Mapping[str, Any]
+    is_async: bool = False
+    source: str = ""
+    """The function and its place, for messages: `multiply (tools.py:3)`."""
+    lock: threading.Lock | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallLimits:
+    """Limits of each call."""
+
+    timeout: float | None = 60.0
+    """Seconds; None: no limit."""
+    max_result_tokens: int | None = None
+    cut: Side = "right"
+    """The side where a result that is too long is cut off."""
+    count: Callable[[str], int] = len
+    """The number of tokens of a text."""
+
+
+def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
+    """The functions as tools, with the schemas of `transformers.utils.get_json_schema`.
+
+    Raises `ConfigError` for what has no schema (no docstring, an argument without a type hint or a description), and
+    for two functions of one name.
+    """
+    tools = tuple(_tool(each) for each in functions)
+    by_name(tools)
+    return tools
+
+
+def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """The tools by their names. Raises `ConfigError` where two have the same name; in TRL the later one replaces it."""
+    found: dict[str, Tool] = {}
+    for each in tools:
+        if each.name in found:
+            what = f"two tools are called `{each.name}`: {found[each.name].source} and {each.source}."
+            raise ConfigError(what, fix="rename one of them: a model calls tools by name")
+        found[each.name] = each
+    return found
+
+
+def _tool(function: Any) -> Tool:
+    name, place = function_name(function), location(function)
+    source = f"`{name}`" + f" ({place})" * bool(place)
+    return Tool(
+        name=name,
+        function=function,
+        schema=json_schema(function, source),
+        is_async=is_async(function),
+        source=source,
+        lock=threading.Lock() if getattr(function, "serial", False) else None,
+    )
+
+
+def json_schema(function: Any, source: str) -> dict[str, Any]:
+    """The schema of a function. Raises `ConfigError` that names `source` where it cannot be made."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    example = (
+        '"""Multiply two integers.\n\n    Args:\n        a: The first factor.\n        b: The second factor.\n    """'
+    )
+    if not callable(function) or not hasattr(function, "__name__"):
+        what = f"{source} is no function that a model can call by name."
+        raise ConfigError(what, fix="write `def name(argument: type): ...` around it, with a docstring")
+    try:
+        return get_json_schema(function)  # type: ignore[no-any-return]
+    except Exception as error:  # docstrings, hints, names in hints that do not resolve
+        what = f"tool {source} has no schema for the model: {error}"
+        fix = f"give every argument a type hint and a line under `Args:` in the docstring, for example\n    {example}"
+        raise ConfigError(what, fix=fix) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call as the model wrote it, with its tool; or with the reason why there is none."""
+
+    name: str
+    arguments: Any
+    tool: Tool | None = None
+    refusal: Outcome | None = None
+
+
+def _asked(entry: Any, tools: Mapping[str, Tool]) -> _Asked:
+    """An entry of a message's `tool_calls`, also one without the level `function` (TRL raises `KeyError`)."""
+    entry = entry if isinstance(entry, Mapping) else {}
+    kind = entry.get("type", "function")
+    if kind != "function":
+        name = str(entry.get("name", "unknown"))
+        return _Asked(name, {}, refusal=failure(f"Unsupported tool call type: {kind}", "unknown"))
+    inner = entry.get("function", entry)
+    inner = inner if isinstance(inner, Mapping) else {}
+    name, arguments = str(inner.get("name", "unknown")), inner.get("arguments", {})
+    if name not in tools:
+        return _Asked(name, arguments, refusal=failure(f"Tool {name} not found.", "unknown"))
+    return _Asked(name, {} if arguments is None else arguments, tool=tools[name])
+
+
+class ToolRunner:
+    """Runs calls of tools. `run` may be called from several threads; `close` ends their waiting."""
+
+    def __init__(self) -> None:
+        self._pending: set[Future[Any]] = set()
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def run(
+        self, calls: Sequence[Any], tools: Mapping[str, Tool], limits: CallLimits, *, seed: int | None = None
+    ) -> tuple[Call, ...]:
+        """The calls of one turn, and their results in the order of the calls.
+
+        As in TRL, the synchronous ones run one after the other, then the asynchronous ones together.
+
+        Args:
+            calls: entries of a message's `tool_calls`.
+            tools: by name.
+            limits: of each call.
+            seed: of the random numbers in a worker; each call counts one further. None: they are not seeded.
+        """
+        asked = [_asked(each, tools) for each in calls]
+        done: dict[int, tuple[Outcome, float]] = {}
+        for index, each in enumerate(asked):
+            if each.tool is None:
+                done[index] = (each.refusal or failure("no tool", "unknown"), 0.0)
+            elif not each.tool.is_async:
+                started = time.perf_counter()
+                outcome = self._in_thread(each.tool, each.arguments, limits, None if seed is None else seed + index)
+                done[index] = (outcome, time.perf_counter() - started)
+        later = {index: each for index, each in enumerate(asked) if index not in done}
+        if later:
+            done |= self._together(later, limits)
+        return tuple(_record(each, *done[index], limits) for index, each in enumerate(asked))
+
+    def close(self) -> None:
+        """Let every waiting `run` return at once, with failures for the calls that have not ended."""
+        with self._lock:
+            self._is_closed = True
+            for each in self._pending:
+                each.cancel()
+
+    def _in_thread(self, tool: Tool, arguments: Any, limits: CallLimits, seed: int | None) -> Outcome:
+        """One call in a thread of its own, which is left behind at the limit."""
+        future: Future[Outcome] = Future()
+        work, limit = functools.partial(call, tool.function, arguments, limits.cut), limits.timeout
+        if isinstance(tool.function, Killable):
+            work = functools.partial(tool.function.within, arguments, limit=limit, cut=limits.cut, seed=seed)
+            limit = None
+
+        def run() -> None:
+            try:
+                outcome = work()
+            except BaseException as error:  # noqa: BLE001  memory or the stack ran out once more
+                outcome = raised(error, tool.function, arguments)
+            with contextlib.suppress(InvalidStateError):  # it was given up
+                future.set_result(outcome)
+
+        with tool.lock or contextlib.nullcontext():
+            try:
+                threading.Thread(target=run, name=f"podium-tool-{tool.name}", daemon=True).start()
+            except RuntimeError as error:  # no thread is left
+                return failure(f"{tool.name} was not called: {error}", "error")
+            return self._wait(future, limit) or overrun(tool.name, limits.timeout)
+
+    def _together(self, asked: Mapping[int, _Asked], limits: CallLimits) -> dict[int, tuple[Outcome, float]]:
+        """Asynchronous calls at the same time, on the loop that they share with asynchronous rewards."""
+        done: dict[int, tuple[Outcome, float]] = {}
+        started = time.perf_counter()
+
+        async def awaited(index: int, function: Callable[..., Any], arguments: Any) -> None:
+            outcome = await call_async(function, arguments, limits.cut)
+            done[index] = (outcome, time.perf_counter() - started)
+
+        async def gathered() -> dict[int, tuple[Outcome, float]]:
+            calls = [awaited(i, each.tool.function, each.arguments) for i, each in asked.items() if each.tool]
+            tasks = [asyncio.ensure_future(each) for each in calls]
+            try:
+                await asyncio.wait(tasks, timeout=limits.timeout)
+                return dict(done)  # before those that are cancelled add theirs
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+        loop, _ = background_loop(os.getpid())
+        future = asyncio.run_coroutine_threadsafe(gathered(), loop)
+        ended = self._wait(future, None if limits.timeout is None else limits.timeout + GRACE_SECONDS)
+        if ended is None:  # one of them blocks the loop
+            abandon(loop)
+            ended = dict(done)
+        seconds = time.perf_counter() - started
+        return {i: ended.get(i, (overrun(each.name, limits.timeout), seconds)) for i, each in asked.items()}
+
+    def _wait(self, future: Future[T], limit: float | None) -> T | None:
+        """The result; None at the limit, and when the runner is closed."""
+        with self._lock:
+            self._pending.add(future)
+            if self._is_closed:
+                future.cancel()
+        try:
+            return future.result(limit)
+        except (TimeoutError, CancelledError):
+            future.cancel()
+            return None
+        finally:
+            with self._lock:
+                self._pending.discard(future)
+
+
+def overrun(name: str, limit: float | None) -> Outcome:
+    """The outcome of a call that was given up."""
+    return failure(f"{name} was stopped" if limit is None else f"{name} did not return within {limit:g} s", "timeout")
+
+
+def _record(asked: _Asked, outcome: Outcome, seconds: float, limits: CallLimits) -> Call:
+    content, cut = _shortened(outcome, limits)
+    return Call(
+        name=asked.name,
+        arguments=dict(asked.arguments) if isinstance(asked.arguments, Mapping) else {},
+        content=content,
+        failed=bool(outcome.problem),
+        seconds=seconds,
+        cut=cut,
+        problem=outcome.problem,
+    )
+
+
+def _shortened(outcome: Outcome, limits: CallLimits) -> tuple[str | list[Any], int]:
+    """The content within `max_result_tokens`, and how many tokens were cut off; a list that is too long becomes text.
+
+    >>> _shortened(Outcome("0123456789" * 9, length=90), CallLimits(max_result_tokens=25))
+    ('01234567...(truncated)...', 65)
+    """
+    most, text = limits.max_result_tokens, str(outcome.content)
+    if most is None:
+        return outcome.content, 0
+    tokens = limits.count(text[:COUNTED])
+    if outcome.length > COUNTED:
+        tokens = max(tokens, round(tokens * outcome.length / COUNTED))
+    if tokens <= most:
+        return outcome.content, 0
+    length, kept, used = len(text), text, tokens
+    while used > most and length > 0:
+        length = min(length - 1, int(length * most / used))
+        kept = keep(text, length, limits.cut)
+        used = limits.count(kept) if length <= COUNTED else round(tokens * length / outcome.length)
+    return kept, tokens - used
