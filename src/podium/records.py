@@ -26,6 +26,9 @@ Finish = Literal["stop", "length", "turns", "context"]
 """Why a completion ended: with an end token; because a turn reached `max_tokens`; with calls that the limit of turns
 leaves unanswered; with a call or a turn whose answer did not fit and was left out."""
 
+CallProblem = Literal["", "unknown", "arguments", "error", "timeout", "result"]
+"""Kind of a call's failure: no such tool, wrong arguments, an exception, the time limit, a result of no use."""
+
 Severity = Literal["error", "warning", "note"]
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -72,8 +75,7 @@ class Call:
     seconds: float
     cut: int = 0
     """Tokens of the result that were cut off."""
-    problem: Literal["", "unknown", "arguments", "error", "timeout", "result"] = ""
-    """Kind of failure: no such tool, wrong arguments, an exception, the time limit, a result of no use."""
+    problem: CallProblem = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -197,9 +196,12 @@ def here(file):
     return by_name(as_tools([module["tool"], module["later"]]))
 
 
-@pytest.fixture
-def there(file):
-    return by_name(resolve_tools([f"{file}:tool", f"{file}:later"]))
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """The same functions in a file."""
+    path = tmp_path_factory.mktemp("tools") / "hostile.py"
+    path.write_text(HOSTILE)
+    return by_name(resolve_tools([f"{path}:tool", f"{path}:later"]))
 
 
 @pytest.fixture
@@ -224,21 +226,21 @@ def holds(call, content, problem):
 
 
 @pytest.mark.parametrize("name", ["tool", "later"])
-def test_nothing_that_a_tool_does_in_this_process_gets_out(here, runner, name, capfd):
+def test_nothing_that_a_tool_does_in_this_process_gets_out(here, runner, name):
     names = [kind for kind in CASES if not (name == "later" and CASES[kind][1] == "timeout")]
     calls = runner.run([asked(name, {"kind": kind}) for kind in names], here, LIMITS)
     for kind, call in zip(names, calls, strict=True):
-        print(kind, call.content[:80])
         holds(call, *CASES[kind])
 
 
-def test_nothing_that_a_tool_in_a_file_does_gets_out(there, runner):
+def test_nothing_that_a_tool_in_a_file_does_gets_out(file, runner):
+    there = by_name(resolve_tools([f"{file}:tool"]))
     cases = {**CASES, **IN_A_WORKER, "fine": CASES["fine"]}
     cases["deletes"] = cases.pop("deletes")  # the last: no worker can start after it
+    assert os.getpid() != int(runner.run([asked("tool", {"kind": "pid"})], there, LIMITS)[0].content)
     calls = runner.run([asked("tool", {"kind": kind}) for kind in cases], there, LIMITS)
     for call, (content, problem) in zip(calls, cases.values(), strict=True):
         holds(call, content, problem)
-    assert os.getpid() != int(runner.run([asked("tool", {"kind": "pid"})], there, LIMITS)[0].content)
     [ended] = runner.run([asked("tool", {"kind": "os exit"})], there, LIMITS)
     [call] = runner.run([asked("tool", {"kind": "fine"})], there, LIMITS)
     holds(ended, *IN_A_WORKER["os exit"])
@@ -420,7 +422,7 @@ def test_a_function_without_a_schema_is_one_message(tmp_path):
         """Do."""
 
     for function in (silent, untyped, undescribed, partial(silent, 1), 3):
-        with pytest.raises(ConfigError, match="for the model|no function"):
+        with pytest.raises(ConfigError, match=r"for the model|no function"):
             as_tools([function])
     (tmp_path / "tools.py").write_text("def silent(a: int): pass\nnumber = 3\n")
     for name, text in {
@@ -469,8 +471,17 @@ def test_a_worker_has_the_named_environment_variables_alone(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("127 * 46", "5842"), ("2^10 + 1,000", "2024"), ("7 / 2", "3.5"), ("0.1 + 0.2", "0.3"), ("-(3 - 5) % 4", "2")]
-    + [("6 × 7 ÷ 2", "21"), ("2 ** -1", "0.5"), ("7 // 2", "3"), ("1e3", "1000")],
+    {
+        "127 * 46": "5842",
+        "2^10 + 1,000": "2024",
+        "7 / 2": "3.5",
+        "0.1 + 0.2": "0.3",
+        "-(3 - 5) % 4": "2",
+        "6 \u00d7 7 \u00f7 2": "21",
+        "2 ** -1": "0.5",
+        "7 // 2": "3",
+        "1e3": "1000",
+    }.items(),
 )
 def test_the_calculator_computes(expression, value):
     assert resolve_tools(["builtin:calculator"])[0].function(expression) == value
@@ -478,8 +489,23 @@ def test_the_calculator_computes(expression, value):
 
 @pytest.mark.parametrize(
     "expression",
-    ["9**9**9", "2**99999", "(-8)**0.5", "1/0", "abs(3)", "a", "'a'*9", "True", "1 if 1 else 2", "[1]", "", "(" * 150]
-    + ["1+" * 150, "1e308*10**400", "__import__('os')", "2**4000*2**4000", "1e999**2", "3j", "0**-1", 3],
+    [
+        "9**9**9",
+        "2**99999",
+        "(-8)**0.5",
+        "1/0",
+        "abs(3)",
+        "a",
+        "'a'*9",
+        "True",
+        "[1]",
+        "1<2",
+        "(1,2)",
+        "lambda:3",
+        "",
+        3,
+    ]
+    + ["1e308*10**400", "__import__('os')", "2**4000*2**4000", "1e999**2", "3j", "0**-1", "(" * 150, "1+" * 150],  # noqa: RUF005
 )
 def test_the_calculator_refuses(expression):
     started = time.monotonic()

@@ -1,6 +1,6 @@
 """The result of one call of a tool, here or in a worker: text for the model, whatever the tool does.
 
-Standard library only, since workers import it.
+It imports nothing heavy, since workers import it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-Problem = Literal["", "unknown", "arguments", "error", "timeout", "result"]
+from podium.records import CallProblem
+
 Side = Literal["left", "middle", "right"]
 
 LONGEST_RESULT = 1_000_000
@@ -23,7 +24,7 @@ class Outcome(NamedTuple):
     """The content of a tool message, and what was wrong with the call."""
 
     content: str | list[Any]
-    problem: Problem = ""
+    problem: CallProblem = ""
     length: int = 0
     """Characters of the result before any were cut off."""
 
@@ -59,7 +60,7 @@ def raised(error: BaseException, function: Callable[..., Any], arguments: Any) -
     return failure(text, "error" if fits else "arguments")
 
 
-def failure(text: str, problem: Problem) -> Outcome:
+def failure(text: str, problem: CallProblem) -> Outcome:
     """An outcome with TRL's content for errors."""
     content = str({"error": _encodable(text[:LONGEST_RESULT])})
     return Outcome(content, problem, len(content))

@@ -45,8 +45,8 @@ def _resolved(entry: str | Callable[..., Any], folder: Path) -> Tool:
         env = settings.get("env", [])
         return file_tool(name, folder, env=[str(each) for each in (env if isinstance(env, list) else [env])])
     names = [f"{PREFIX}{name}" for name in LIBRARY]
-    what = f"there is no tool `{entry}`: write a function in a file, `tools.py:{entry or 'name'}`, or one of {', '.join(names)}."
-    raise ConfigError(what, fix=did_you_mean(entry, names) or f"{PREFIX}{entry}" * (entry in LIBRARY))
+    what = f"there is no tool `{entry}`: give a function in a file, `tools.py:name`, or one of {', '.join(names)}."
+    raise ConfigError(what, fix=did_you_mean(f"{PREFIX}{entry.removeprefix(PREFIX)}", names))
 
 
 def _builtin(entry: str, folder: Path) -> Callable[..., Any]:

@@ -12,15 +12,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
-from podium.agents.outcome import Outcome, Problem, Side, call, call_async, failure
+from podium.agents.outcome import Outcome, Side, call, call_async, failure
 from podium.agents.tools import Tool, json_schema, overrun
 from podium.errors import ConfigError, PodiumError
 from podium.isolation.user_files import find_file, function_from_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.functions import is_async, location
-from podium.isolation.workers.process import FOR_EVER, Lost, Worker, framed, load, pool_of
+from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.records import CallProblem
 
 WORKERS = 8
 """Processes of a file, at most: as many of its calls run at the same time."""
@@ -31,13 +32,18 @@ class FileTool:
 
     def __init__(self, path: Path, attribute: str, shown: str, env: Sequence[str] = ()) -> None:
         self._function = (str(path.resolve()), attribute, shown)
-        make = functools.partial(Worker, target="podium.agents.tool_files:answer", variables=tuple(env))
-        self._pool = pool_of(("tools", path.resolve(), *env), make)  # held, so that its workers live as long as this
-        with self._pool.lend(WORKERS) as worker:
+        self._env = tuple(env)
+        with self._workers().lend(WORKERS) as worker:
             described = load([worker], {"function": self._function, "describe": True}, shown)
         self.schema: Mapping[str, Any] = described["schema"]
         self.__name__ = str(self.schema["function"]["name"])
         self.where = str(described["where"])
+
+    def _workers(self) -> Pool[Worker]:
+        """The workers of the file, held so that they live as long as a tool of it."""
+        make = functools.partial(Worker, target="podium.agents.tool_files:answer", variables=self._env)
+        self._pool = pool_of(("tools", self._function[0], self._env), make)
+        return self._pool
 
     def __call__(self, **arguments: Any) -> Any:
         """The content of the tool message for these arguments; for use outside of a run."""
@@ -47,20 +53,18 @@ class FileTool:
         """One call in a worker that no other call uses. A worker that ends gives a failure."""
         request = {"function": self._function, "arguments": arguments, "cut": cut, "seed": seed}
         try:
-            framed(request)
+            message = framed(request)
         except Exception as error:  # noqa: BLE001  any class may refuse in its own way
             return failure(str(error), "arguments")
-        with self._pool.lend(WORKERS) as worker:
+        with self._workers().lend(WORKERS) as worker:
             try:
                 load([worker] * (not worker.alive), {"function": self._function}, self._function[2])
             except ConfigError as error:
                 return failure(error.what, "error")
-            reply = worker.ask(request, FOR_EVER if limit is None else limit)
-        if isinstance(reply, Lost):
-            return (
-                overrun(self.__name__, limit) if reply.is_overrun else failure(f"{self.__name__} {reply.how}", "error")
-            )
-        return _outcome(reply)
+            [reply] = exchange([worker], [message], FOR_EVER if limit is None else limit)
+        if not isinstance(reply, Lost):
+            return _outcome(reply)
+        return overrun(self.__name__, limit) if reply.is_overrun else failure(f"{self.__name__} {reply.how}", "error")
 
 
 def file_tool(name: str, folder: Path, env: Sequence[str] = ()) -> Tool:
@@ -76,9 +80,9 @@ def file_tool(name: str, folder: Path, env: Sequence[str] = ()) -> Tool:
 
 def _outcome(reply: Mapping[str, Any]) -> Outcome:
     """The outcome that a worker sent as JSON; a failure for what no worker sends."""
-    content, problem, length = (reply.get(key) for key in ("content", "problem", "length"))
-    if isinstance(content, (str, list)) and problem in get_args(Problem) and type(length) is int:
-        return Outcome(content, problem, length)
+    content, problem, length = (reply.get(key) for key in Outcome._fields)
+    if isinstance(content, (str, list)) and problem in get_args(CallProblem) and type(length) is int:
+        return Outcome(content, cast(CallProblem, problem), length)
     return failure(str(reply.get("refused", "the tool's process sent what is no result")), "error")
 
 

@@ -120,7 +120,7 @@ def json_schema(function: Any, source: str) -> dict[str, Any]:
         what = f"{source} is no function that a model can call by name."
         raise ConfigError(what, fix="write `def name(argument: type): ...` around it, with a docstring")
     try:
-        return get_json_schema(function)  # type: ignore[no-any-return]
+        return get_json_schema(function)
     except Exception as error:  # docstrings, hints, names in hints that do not resolve
         what = f"tool {source} has no schema for the model: {error}"
         fix = f"give every argument a type hint and a line under `Args:` in the docstring, for example\n    {example}"

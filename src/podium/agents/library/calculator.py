@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,9 @@ LONGEST = 200
 MOST_BITS = 4096
 """Of a whole number, in all steps."""
 
-_SIGNS = str.maketrans({"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-", ",": None})
+_SIGNS = str.maketrans({"^": "**", "\u00d7": "*", "\u00f7": "/", "\u2212": "-", ",": None})
+"""Signs that models write: times, divided by, minus; commas between thousands."""
+
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -53,6 +56,7 @@ def make(*, folder: Path) -> Callable[[str], str]:
 
 
 def _value(node: ast.expr) -> int | float:
+    value: Any
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value = node.value
     elif isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
@@ -66,6 +70,6 @@ def _value(node: ast.expr) -> int | float:
         raise ValueError(f"only numbers and + - * / // % ** ( ) can be computed, not {ast.unparse(node)[:40]!r}")
     if isinstance(value, complex):
         raise ValueError("the value is not a real number")
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+    if value.bit_length() > MOST_BITS if isinstance(value, int) else not math.isfinite(value):
         raise ValueError("the value is too large")
     return value

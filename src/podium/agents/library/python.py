@@ -19,8 +19,8 @@ try:
     if last is not None and (value := eval(compile(ast.Expression(last.value), "<code>", "eval"), names)) is not None:
         print(value)
 except Exception as error:
-    line = next((each.lineno for each in reversed(traceback.extract_tb(error.__traceback__)) if each.filename == "<code>"), None)
-    print(f"{{type(error).__name__}}: {{error}}" + (f" (line {{line}})" if line else ""))
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == "<code>"]
+    print(f"{{type(error).__name__}}: {{error}}" + (f" (line {{lines[-1]}})" if lines else ""))
     sys.exit(1)
 """
 _ENDED = {
@@ -53,8 +53,7 @@ def make(*, seconds: int = 5, megabytes: int = 512, sandbox: str = "auto", folde
         [result] = run_program(_PROGRAM.format(code=str(code)), [{"stdin": ""}], backend=backend, limits=limits)
         if result.outcome == "ok":
             return result.stdout.rstrip("\n")
-        raise RuntimeError(
-            "\n".join(filter(None, [result.stdout.rstrip("\n"), _ENDED.get(result.outcome, "")])) or result.outcome
-        )
+        printed, how = result.stdout.rstrip("\n"), _ENDED.get(result.outcome, "")
+        raise RuntimeError("\n".join(filter(None, [printed, how])) or f"the program ended as {result.outcome}")
 
     return python

@@ -39,9 +39,9 @@ def make(*, path: str, results: int = 3, folder: Path) -> Callable[[str], str]:
         Returns:
             The passages that match best, with the names of their files.
         """
-        words = bm25s.tokenize([str(query)[:1000]], show_progress=False, update_vocab=False)
-        found, scores = index.retrieve(words, corpus=passages, k=min(results, len(passages)), show_progress=False)
-        hits = [text for text, score in zip(found[0], scores[0], strict=True) if score > 0]
+        words = bm25s.tokenize([str(query)[:1000]], return_ids=False, show_progress=False)
+        found, scores = index.retrieve(words, k=min(results, len(passages)), show_progress=False)
+        hits = [passages[place] for place, score in zip(found[0], scores[0], strict=True) if score > 0]
         return "\n\n".join(hits) or "nothing was found"
 
     return search
