@@ -502,10 +502,17 @@ def test_the_calculator_computes(expression, value):
         "1<2",
         "(1,2)",
         "lambda:3",
+        "1e308*10**400",
+        "__import__('os')",
+        "2**4000*2**4000",
+        "1e999**2",
+        "3j",
+        "0**-1",
+        "(" * 150,
+        "1+" * 150,
         "",
         3,
-    ]
-    + ["1e308*10**400", "__import__('os')", "2**4000*2**4000", "1e999**2", "3j", "0**-1", "(" * 150, "1+" * 150],  # noqa: RUF005
+    ],
 )
 def test_the_calculator_refuses(expression):
     started = time.monotonic()
