@@ -388,7 +388,7 @@ def test_results_are_cut_to_their_tokens(here, runner, cut):
     short, long = runner.run([asked("tell", {"number": n}) for n in (50, 5000)], by_name(as_tools([tell])), limits)
     assert (words(short.content), short.cut) == (50, 0)
     assert 20 <= words(long.content) <= 50
-    assert long.cut == 5000 - words(long.content)
+    assert long.cut == pytest.approx(5000, rel=0.3)  # an estimate from the part that was looked at
     assert ("0 1 2" in long.content, "4998 4999" in long.content) == (cut != "left", cut != "right")
     assert CUT_MARK in long.content
 
@@ -443,15 +443,13 @@ def test_a_function_without_a_schema_is_one_message(tmp_path):
             resolve_tools([name], tmp_path)
 
 
-def test_a_file_is_not_imported_in_this_process(file):
-    before = set(sys.modules)
-    [tool, _] = resolve_tools([f"{file}:tool", f"{file}:later"])
-    assert not [name for name in set(sys.modules) - before if "podium_rewards" in name or "hostile" in name]
-    assert tool.schema["function"]["parameters"]["required"] == ["kind"]
-    assert tool.source.startswith("`tool` (")
+def test_a_file_is_not_imported_in_this_process(there):
+    assert not [name for name, each in sys.modules.items() if "hostile" in str(getattr(each, "__file__", name))]
+    assert there["tool"].schema["function"]["parameters"]["required"] == ["kind"]
+    assert there["tool"].source.startswith("`tool` (")
 
 
-def test_two_tools_of_one_name_are_an_error(file):
+def test_two_tools_of_one_name_are_an_error():
     with pytest.raises(ConfigError, match="two tools are called `calculator`"):
         resolve_tools(["builtin:calculator", "builtin:calculator"])
     assert len(resolve_tools(["builtin:calculator", "builtin:calculator?name=sums"])) == 2

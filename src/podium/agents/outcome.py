@@ -32,8 +32,8 @@ class Outcome(NamedTuple):
 def call(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
     """Call a function with these arguments, of which it gets a copy.
 
-    >>> call(divmod, {}, "right").problem, call(lambda x: 2 * x, {"x": 2}, "right").content
-    ('error', '4')
+    >>> call(lambda x: 2 * x, {"x": 2}, "right").content, call(lambda x: x, {"y": 2}, "right").problem
+    ('4', 'arguments')
     """
     try:
         result = function(**_own(arguments))

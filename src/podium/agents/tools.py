@@ -31,8 +31,8 @@ from podium.records import Call
 GRACE_SECONDS = 0.5
 """After the limit, how long the event loop has to report which calls have ended."""
 
-COUNTED = 100_000
-"""Characters of a result whose tokens are counted; those of the others are estimated."""
+LONGEST_TOKEN = 32
+"""Characters that a token has at most on average: so many for each token allowed are looked at."""
 
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class CallLimits:
     cut: Side = "right"
     """The side where a result that is too long is cut off."""
     count: Callable[[str], int] = len
-    """The number of tokens of a text."""
+    """Gives the number of tokens of a text; by default every character is one."""
 
 
 def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
@@ -113,9 +113,6 @@ def json_schema(function: Any, source: str) -> dict[str, Any]:
     """The schema of a function. Raises `ConfigError` that names `source` where it cannot be made."""
     from transformers.utils.chat_template_utils import get_json_schema
 
-    example = (
-        '"""Multiply two integers.\n\n    Args:\n        a: The first factor.\n        b: The second factor.\n    """'
-    )
     if not callable(function) or not hasattr(function, "__name__"):
         what = f"{source} is no function that a model can call by name."
         raise ConfigError(what, fix="write `def name(argument: type): ...` around it, with a docstring")
@@ -123,7 +120,9 @@ def json_schema(function: Any, source: str) -> dict[str, Any]:
         return get_json_schema(function)
     except Exception as error:  # docstrings, hints, names in hints that do not resolve
         what = f"tool {source} has no schema for the model: {error}"
-        fix = f"give every argument a type hint and a line under `Args:` in the docstring, for example\n    {example}"
+        fix = (
+            "give every argument a type hint, and in the docstring a line under `Args:`, such as `a: The first factor.`"
+        )
         raise ConfigError(what, fix=fix) from error
 
 
@@ -285,17 +284,15 @@ def _shortened(outcome: Outcome, limits: CallLimits) -> tuple[str | list[Any], i
     >>> _shortened(Outcome("0123456789" * 9, length=90), CallLimits(max_result_tokens=25))
     ('01234567...(truncated)...', 65)
     """
-    most, text = limits.max_result_tokens, str(outcome.content)
+    most, whole = limits.max_result_tokens, str(outcome.content)
     if most is None:
         return outcome.content, 0
-    tokens = limits.count(text[:COUNTED])
-    if outcome.length > COUNTED:
-        tokens = max(tokens, round(tokens * outcome.length / COUNTED))
-    if tokens <= most:
+    kept = keep(whole, LONGEST_TOKEN * most, limits.cut)
+    used = limits.count(kept)
+    if used <= most and len(kept) == outcome.length:
         return outcome.content, 0
-    length, kept, used = len(text), text, tokens
-    while used > most and length > 0:
-        length = min(length - 1, int(length * most / used))
-        kept = keep(text, length, limits.cut)
-        used = limits.count(kept) if length <= COUNTED else round(tokens * length / outcome.length)
-    return kept, tokens - used
+    tokens = round(used * outcome.length / max(1, len(kept)))  # an estimate where not all was looked at
+    while used > most and kept:
+        kept = keep(whole, min(len(kept) - 1, int(len(kept) * most / used)), limits.cut)
+        used = limits.count(kept)
+    return kept, max(0, tokens - used)

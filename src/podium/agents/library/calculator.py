@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ LONGEST = 200
 MOST_BITS = 4096
 """Of a whole number, in all steps."""
 
-_SIGNS = str.maketrans({"^": "**", "\u00d7": "*", "\u00f7": "/", "\u2212": "-", ",": None})
-"""Signs that models write: times, divided by, minus; commas between thousands."""
-
+_SIGNS = str.maketrans({"^": "**", "\u00d7": "*", "\u00f7": "/", "\u2212": "-"})
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -45,7 +45,7 @@ def make(*, folder: Path) -> Callable[[str], str]:
         if not isinstance(expression, str) or len(expression) > LONGEST:
             raise ValueError(f"the expression must be a text of at most {LONGEST} characters")
         try:
-            value = _value(ast.parse(expression.translate(_SIGNS).strip(), mode="eval").body)
+            value = _value(ast.parse(_THOUSANDS.sub("", expression.translate(_SIGNS)).strip(), mode="eval").body)
         except (SyntaxError, RecursionError, MemoryError):
             raise ValueError(f"{expression!r} is no arithmetic expression") from None
         except ZeroDivisionError:
