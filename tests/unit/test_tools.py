@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -233,7 +234,7 @@ def test_nothing_that_a_tool_does_in_this_process_gets_out(here, runner, name):
         holds(call, *CASES[kind])
 
 
-def test_nothing_that_a_tool_in_a_file_does_gets_out(file, runner):
+def test_nothing_that_a_tool_in_a_file_does_gets_out(file, runner, caplog):
     there = by_name(resolve_tools([f"{file}:tool"]))
     cases = {**CASES, **IN_A_WORKER, "fine": CASES["fine"]}
     cases["deletes"] = cases.pop("deletes")  # the last: no worker can start after it
@@ -241,6 +242,9 @@ def test_nothing_that_a_tool_in_a_file_does_gets_out(file, runner):
     calls = runner.run([asked("tool", {"kind": kind}) for kind in cases], there, LIMITS)
     for call, (content, problem) in zip(calls, cases.values(), strict=True):
         holds(call, content, problem)
+    [warning] = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert "ran over its limit." in warning
+    assert "__str__" in warning  # where it hung
     [ended] = runner.run([asked("tool", {"kind": "os exit"})], there, LIMITS)
     [call] = runner.run([asked("tool", {"kind": "fine"})], there, LIMITS)
     holds(ended, *IN_A_WORKER["os exit"])
@@ -447,6 +451,27 @@ def test_a_file_is_not_imported_in_this_process(there):
     assert not [name for name, each in sys.modules.items() if "hostile" in str(getattr(each, "__file__", name))]
     assert there["tool"].schema["function"]["parameters"]["required"] == ["kind"]
     assert there["tool"].source.startswith("`tool` (")
+
+
+def test_methods_become_tools_that_are_bound_later(runner):
+    class Counter:
+        total = 0
+
+        def add(self, number: int) -> int:
+            """Add.
+
+            Args:
+                number: It.
+            """
+            self.total += number
+            return self.total
+
+    [tool] = as_tools([Counter.add])
+    assert list(tool.schema["function"]["parameters"]["properties"]) == ["number"]
+    for counter in (Counter(), Counter()):
+        bound = by_name([replace(tool, function=counter.add)])
+        calls = runner.run([asked("add", {"number": 2})] * 2, bound, LIMITS)
+        assert [call.content for call in calls] == ["2", "4"]
 
 
 def test_two_tools_of_one_name_are_an_error():

@@ -10,6 +10,7 @@ workers, so a tool keeps no state between calls; an environment does.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -22,6 +23,8 @@ from podium.isolation.workers import calls
 from podium.isolation.workers.functions import is_async, location
 from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
 from podium.records import CallProblem
+
+logger = logging.getLogger(__name__)
 
 WORKERS = 8
 """Processes of a file, at most: as many of its calls run at the same time."""
@@ -38,6 +41,7 @@ class FileTool:
         self.schema: Mapping[str, Any] = described["schema"]
         self.__name__ = str(self.schema["function"]["name"])
         self.where = str(described["where"])
+        self._was_lost = False
 
     def _workers(self) -> Pool[Worker]:
         """The workers of the file, held so that they live as long as a tool of it."""
@@ -50,7 +54,7 @@ class FileTool:
         return self.within(arguments, limit=60.0, cut="right", seed=None).content
 
     def within(self, arguments: Any, *, limit: float | None, cut: Side, seed: int | None) -> Outcome:
-        """One call in a worker that no other call uses. A worker that ends gives a failure."""
+        """One call in a worker that no other call uses. A worker that ends gives a failure; the first one is logged."""
         request = {"function": self._function, "arguments": arguments, "cut": cut, "seed": seed}
         try:
             message = framed(request)
@@ -64,6 +68,9 @@ class FileTool:
             [reply] = exchange([worker], [message], FOR_EVER if limit is None else limit)
         if not isinstance(reply, Lost):
             return _outcome(reply)
+        if not self._was_lost:
+            self._was_lost = True
+            logger.warning("\n  ".join([f"Tool `{self.__name__}` ({self.where}) {reply.how}.", *reply.trace]))
         return overrun(self.__name__, limit) if reply.is_overrun else failure(f"{self.__name__} {reply.how}", "error")
 
 
