@@ -4,7 +4,7 @@
 
 The file is never imported into the run's own process, so that nothing in it can take the run down: an endless loop, a
 crash in C code and `os._exit` end the worker, and the next call starts another. Calls at the same time run in several
-workers, so a tool keeps no state between calls; an environment does.
+workers, so what one call leaves behind in the module may not be there for the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tools that are there: each module's `make` takes the settings behind the question mark and gives the function."""
+"""The built-in tools. `make` of each module takes the settings behind the question mark and returns the function."""
 
 from __future__ import annotations
 
