@@ -366,13 +366,19 @@ def test_a_call_gets_a_copy_of_its_arguments(runner):
     assert call["function"]["arguments"] == {"values": [1]}
 
 
-def test_close_ends_the_waiting(here):
+def test_close_ends_the_waiting(here, file):
     runner = ToolRunner()
     threading.Timer(0.1, runner.close).start()
     started = time.monotonic()
-    calls = [asked("tool", {"kind": "hangs"}), asked("later", {"kind": "waits"})]
-    assert [call.failed for call in runner.run(calls, here, CallLimits(timeout=None))] == [True, True]
+    calls = [asked("tool", {"kind": "hangs"}), asked("tool", {"kind": "deletes"}), asked("later", {"kind": "waits"})]
+    contents = [call.content for call in runner.run(calls, here, CallLimits(timeout=None))]
+    assert contents == [f"{{'error': '{name} was stopped'}}" for name in ("tool", "tool", "later")]
     assert time.monotonic() - started < 1.5
+    assert file.exists()  # no call begins afterwards
+    alone = ToolRunner()
+    threading.Timer(0.1, alone.close).start()
+    [call] = alone.run(calls[2:], here, CallLimits(timeout=None))
+    assert call.content == "{'error': 'later was stopped'}"
 
 
 @pytest.mark.parametrize("cut", ["left", "middle", "right"])

@@ -177,6 +177,8 @@ class ToolRunner:
         for index, each in enumerate(asked):
             if each.tool is None:
                 done[index] = (each.refusal or failure("no tool", "unknown"), 0.0)
+            elif self._is_closed:
+                done[index] = (overrun(each.name, None), 0.0)
             elif not each.tool.is_async:
                 started = time.perf_counter()
                 outcome = self._in_thread(each.tool, each.arguments, limits, None if seed is None else seed + index)
