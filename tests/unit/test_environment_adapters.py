@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import signal
@@ -13,8 +14,8 @@ import pytest
 
 from podium.agents.adapters import ADAPTERS, resolve_environment
 from podium.agents.environments import EnvironmentPools, reset
-from podium.agents.plain_text import take_step
 from podium.errors import AgentError, ConfigError
+from podium.testing import tiny_model
 
 MAZE = """
 from openenv.core.env_server.interfaces import Environment
@@ -90,8 +91,12 @@ def spec(name, tmp_path):
     )
 
 
+def package_of(name):
+    return ADAPTERS[name.partition(":")[0]].package
+
+
 def pools_of(name, folder):
-    pytest.importorskip(ADAPTERS[name.partition(":")[0]].package)
+    pytest.importorskip(package_of(name))
     return EnvironmentPools(resolve_environment(spec(name, folder), folder))
 
 
@@ -101,7 +106,7 @@ def play(pools, policy, *, seed, row=None, most=40):
     prompt = reset(environment, row or {}, named=False, seed=seed)
     steps, told = [], prompt[-1]["content"]
     while (not steps or not steps[-1].done) and len(steps) < most:
-        steps.append(take_step(environment, policy(told), row=0))
+        steps.append(environment.take_step(policy(told)))
         told = steps[-1].observation
     [reward] = pools.reward_functions()[0](environments=[environment])
     pools.give_back([environment])
@@ -193,11 +198,11 @@ def test_gymnasium_describes_positions_as_they_are(tmp_path):
     for seed in range(5):
         observation, _ = taxi.reset(seed=seed)
         row, column, passenger, goal = taxi.unwrapped.decode(observation)
-        prompt, steps, _ = play(pools, script("north"), seed=seed, most=1)
+        prompt, _, _ = play(pools, script("north"), seed=seed, most=1)
         numbers = [int(number) for number in re.findall(r"\d+", prompt[-1]["content"])]
         assert numbers == [row, column, *taxi.unwrapped.locs[passenger], *taxi.unwrapped.locs[goal]]
     blackjack = pools_of("gymnasium:Blackjack-v1", tmp_path)
-    prompt, steps, _ = play(blackjack, script("hit"), seed=3, most=1)
+    prompt, _, _ = play(blackjack, script("hit"), seed=3, most=1)
     assert "The dealer shows" in prompt[-1]["content"]
 
 
@@ -247,7 +252,7 @@ def test_a_game_that_raises_on_a_text_ends_unpaid(tmp_path, monkeypatch):
     [environment] = pools.take([None])
     monkeypatch.setattr(environment._game, "step", lambda action: 1 / 0)
     reset(environment, {}, named=False, seed=1)
-    assert take_step(environment, "[4]") == (None, 0.0, True, {"error": "ZeroDivisionError: division by zero"})
+    assert environment.take_step("[4]") == (None, 0.0, True, {"error": "ZeroDivisionError: division by zero"})
 
 
 def test_textarena_refuses_games_for_several_and_names_near_ones(tmp_path):
@@ -306,7 +311,18 @@ def test_a_server_of_openenv_plays_as_its_class_does(server, tmp_path):
         prompt, steps, reward = play(pools, policy(), seed=5)
         assert (prompt, steps, reward) == in_process
     assert prompt[-1]["content"] == "You are at 1."
-    assert steps[0].observation.startswith("This is no action")
+    assert steps[0].observation == "This is no action: there is no number in it"
+    for either in (pools, pools_of("openenv", tmp_path)):
+        _, [step, _], reward = play(either, script("to 1.5", "2"), seed=5)
+        assert step.observation == "This is no action: 1.5 is not of type 'integer'"
+        assert reward == 1.0
+
+
+def test_an_error_of_an_environment_of_openenv_is_no_wrong_action(tmp_path):
+    pytest.importorskip("openenv")
+    (tmp_path / "bad.py").write_text(MAZE.replace("self.at = action.to", "self.at = int('here')"))
+    with pytest.raises(AgentError, match=r"`OpenEnv` raised ValueError: invalid literal .* in step 1"):
+        play(EnvironmentPools(resolve_environment("openenv:bad.py:Maze", tmp_path)), script("2"), seed=0)
 
 
 def test_actions_of_several_fields_are_json(tmp_path):
@@ -318,13 +334,13 @@ def test_actions_of_several_fields_are_json(tmp_path):
     prompt, steps, reward = play(pools, turns, seed=0)
     assert prompt[-1]["content"] == "You are at 0.\nAnswer with a JSON object with to, by."
     assert "write a JSON object with to, by" in steps[0].observation
-    assert "Field required" in steps[1].observation
+    assert steps[1].observation == "This is no action: 'by' is a required property"
     assert (steps[2].observation, reward) == ("You are at 3.", 1.0)
 
 
 def test_without_a_server_there_is_one_message():
     pytest.importorskip("openenv")
-    with pytest.raises(AgentError, match="no OpenEnv server at http://127.0.0.1:9: "):
+    with pytest.raises(AgentError, match=r"no OpenEnv server at http://127\.0\.0\.1:9: "):
         EnvironmentPools(resolve_environment("openenv:http://127.0.0.1:9"))
 
 
@@ -344,3 +360,25 @@ def test_verifiers_takes_the_row_of_a_dataset(tmp_path):
     prompt, steps, reward = play(pools_of("verifiers", tmp_path), script("tree"), seed=0, row=row)
     assert prompt == row["prompt"]
     assert (steps[-1].observation, reward) == ("Right.", 1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EPISODES)
+def test_two_training_steps(name, tmp_path, make_trainer):
+    """Prompts from `reset`, several turns, and the environment's own reward, without a dataset."""
+    pytest.importorskip(package_of(name))
+    trainer = make_trainer(
+        [],
+        model=tiny_model("llama", max_position_embeddings=2048),
+        rows=None,
+        environment_factory=resolve_environment(spec(name, tmp_path), tmp_path),
+        per_device_train_batch_size=8,
+        max_completion_length=256,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert len(trainer.environments) == 8
+    column = f"rewards/{type(trainer.environments[0]).__name__}/mean"
+    rewards = [row[column] for row in trainer.state.log_history if column in row]
+    assert len(rewards) == 2
+    assert all(math.isfinite(reward) for reward in rewards)

@@ -11,13 +11,14 @@ Methods of an environment are tools of its completion; those of a `TextEnvironme
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from podium.agents.plain_text import TextEnvironment, call_user, of_row
+from podium.agents.plain_text import TextEnvironment, call_user, of_row, what_came
 from podium.errors import AgentError, ConfigError, DataError, did_you_mean
 from podium.isolation.workers.call_result import shown
 from podium.records import Message
@@ -48,7 +49,8 @@ class EnvironmentPools:
 
     def __init__(self, factory: Factory | Mapping[str, Factory]) -> None:
         self.named = isinstance(factory, Mapping)
-        self.factories: dict[str | None, Factory] = dict(factory) if isinstance(factory, Mapping) else {None: factory}
+        factories: Mapping[Any, Factory] = factory if isinstance(factory, Mapping) else {None: factory}
+        self.factories: dict[str | None, Factory] = dict(factories)
         if not self.factories:
             raise ConfigError("`environment_factory` is an empty dict.", fix="give at least one name and its factory")
         for name, each in self.factories.items():
@@ -61,6 +63,7 @@ class EnvironmentPools:
         self._lent: dict[int, Any] = {}
         self._lock = Lock()
         self._tools = {name: _tools(probe) for name, [probe] in self.training.items()}
+        """Tools of each name by the attribute that has the method."""
 
     @property
     def has_tools(self) -> bool:
@@ -69,14 +72,14 @@ class EnvironmentPools:
 
     def methods(self, name: str | None) -> list[Callable[..., Any]]:
         """The probe's methods that are tools, in TRL's order."""
-        return methods_of(self.training[name][0])
+        return [tool.function for tool in self._tools[name].values()]
 
     def tools(self, name: str | None, environment: Any = None) -> tuple[Tool, ...]:
         """Tools of the environments with that name, bound to one of them (None: to the probe)."""
         tools = self._tools[name]
         if environment is None:
-            return tools
-        return tuple(replace(tool, function=getattr(environment, tool.name)) for tool in tools)
+            return tuple(tools.values())
+        return tuple(replace(tool, function=getattr(environment, member)) for member, tool in tools.items())
 
     def name_of(self, row: Mapping[str, Any]) -> str | None:
         """The name of a row's environment; None with a single factory. Raises `DataError` for an unknown one."""
@@ -104,7 +107,10 @@ class EnvironmentPools:
         return taken
 
     def give_back(self, environments: Sequence[Any]) -> None:
-        """Make environments free for the next round; they keep their state until then."""
+        """Make environments free for the next round; they keep their state until then. Hanging ones are discarded."""
+        for environment in environments:
+            if getattr(environment, "is_hanging", False):
+                self.discard(environment)
         with self._lock:
             for environment in environments:
                 self._lent.pop(id(environment), None)
@@ -123,7 +129,7 @@ class EnvironmentPools:
         return [_reward_of(kind) for kind in probes if "get_reward" in _functions(kind)]
 
     def _make(self, name: str | None) -> Any:
-        environment = call_user(self.factories[name], f"the factory{_called(name)} of environments")
+        environment = call_user(self.factories[name], who=f"`environment_factory`{_called(name)}", where="a call of it")
         if "reset" not in _functions(type(environment)):
             what = "Each environment instance returned by `environment_factory` must define a callable `reset`. "
             what += f"`{type(environment).__name__}`{_called(name)} has none."
@@ -143,26 +149,26 @@ def _functions(kind: type) -> list[str]:
     return [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
 
 
-def methods_of(environment: Any) -> list[Callable[..., Any]]:
-    """The methods of an environment that are tools, bound to it."""
+def _members(environment: Any) -> list[str]:
+    """Attributes of an environment whose functions are tools."""
     if isinstance(environment, TextEnvironment):
         return []
-    names = [name for name in _functions(type(environment)) if name not in RESERVED and not name.startswith("_")]
-    return [getattr(environment, name) for name in names]
+    return [name for name in _functions(type(environment)) if name not in RESERVED and not name.startswith("_")]
 
 
-def _tools(environment: Any) -> tuple[Tool, ...]:
-    methods = methods_of(environment)
-    if not methods:
-        return ()
+def _tools(environment: Any) -> dict[str, Tool]:
+    members = _members(environment)
+    if not members:
+        return {}
     from podium.agents.tools import as_tools
 
-    return as_tools(methods)
+    tools = as_tools([getattr(environment, member) for member in members])
+    return dict(zip(members, tools, strict=True))
 
 
-def _reward_of(kind: type) -> Callable[..., Any]:
+def _reward_of(kind: Any) -> Callable[..., Any]:
     """`get_reward` of the environments of exactly this class, None for others."""
-    if inspect.iscoroutinefunction(kind.get_reward):  # type: ignore[attr-defined]
+    if inspect.iscoroutinefunction(kind.get_reward):
 
         async def get_reward(environments: Sequence[Any], **kwargs: Any) -> list[Any]:
             return [await each.get_reward() if type(each) is kind else None for each in environments]
@@ -176,7 +182,13 @@ def _reward_of(kind: type) -> Callable[..., Any]:
 
 
 def reset(
-    environment: Any, row: Mapping[str, Any], *, named: bool, seed: int | None = None, index: int = -1
+    environment: Any,
+    row: Mapping[str, Any],
+    *,
+    named: bool,
+    seed: int | None = None,
+    index: int = -1,
+    limit: float | None = None,
 ) -> str | list[Message]:
     """Reset an environment with a row of the dataset; the row's prompt with what `reset` returned.
 
@@ -187,23 +199,25 @@ def reset(
         seed: for a `reset` that names an argument `seed`, where the row has no such column; one number for all
             completions of a group gives them the same beginning.
         index: of the row, for messages.
+        limit: in seconds; None: no limit.
 
-    Raises `AgentError` where `reset` raises, or returns anything but text, a list or None.
+    Raises `AgentError` where `reset` raises, takes longer, or returns anything but text, a list or None.
     """
     given = {name: value for name, value in row.items() if not (named and name == "environment")}
     if seed is not None and "seed" not in given and "seed" in inspect.signature(environment.reset).parameters:
         given["seed"] = seed
     if isinstance(environment, TextEnvironment):
-        environment.step_rewards = ()
-    where = f"reset{of_row(index)}"
-    returned = call_user(environment.reset, where, **given)
+        environment.row_index, environment.step_rewards = index, ()
+    who, where = f"environment `{type(environment).__name__}`", f"reset{of_row(index)}"
+    try:
+        returned = call_user(functools.partial(environment.reset, **given), who=who, where=where, limit=limit)
+    except TimeoutError:
+        raise AgentError(f"{who} did not return within {limit:g} s in {where}", fix="look at its `reset`") from None
     prompt = row.get("prompt", EMPTY_PROMPT)
     try:
         return extended(prompt if isinstance(prompt, str) else list(prompt), returned)
     except TypeError as error:
-        if inspect.iscoroutine(returned):
-            returned.close()
-        what = f"environment `{type(environment).__name__}` returned {shown(returned)} in {where}: {error}"
+        what = f"{who} returned {what_came(returned)} in {where}: {error}"
         raise AgentError(what, fix="return a string, a list of messages or content blocks, or None") from None
 
 

@@ -16,18 +16,32 @@ GRPOTrainer(..., environment_factory=Guess)
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import math
 import numbers
+import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar, NamedTuple
 
 from podium.errors import AgentError, PodiumError
 from podium.isolation.workers.call_result import LONGEST_TEXT, shown, trace_lines, user_traceback
-from podium.isolation.workers.functions import function_name
 from podium.records import Message
+
+logger = logging.getLogger(__name__)
+
+
+class Step(NamedTuple):
+    """A checked result of `TextEnvironment.step`."""
+
+    observation: str | None
+    reward: float
+    done: bool
+    info: Mapping[str, Any]
 
 
 class TextEnvironment(ABC):
@@ -40,8 +54,12 @@ class TextEnvironment(ABC):
     max_turns: ClassVar[int | None] = None
     """The last turn of an episode, as if the environment had ended it there; None: only the trainer's own limit."""
 
+    row_index: int = -1
+    """The dataset row of this episode, for messages; -1: unknown."""
     step_rewards: tuple[float, ...] = ()
-    """Rewards of the steps of this episode, in their order; kept by `reset` and `take_step` of the trainer."""
+    """Rewards of this episode's steps, in their order."""
+    is_hanging: bool = False
+    """Whether a step did not return within its limit: it may still be running, so no episode follows in this object."""
 
     @abstractmethod
     def reset(self, **row: Any) -> str | Sequence[Message] | None:
@@ -63,78 +81,85 @@ class TextEnvironment(ABC):
         """The reward of the episode: the sum over its steps."""
         return math.fsum(self.step_rewards)
 
+    def take_step(self, text: str, limit: float | None = None) -> Step:
+        """Play a turn with `step`, and keep its reward.
 
-class Step(NamedTuple):
-    """A checked result of `TextEnvironment.step`."""
-
-    observation: str | None
-    reward: float
-    done: bool
-    info: Mapping[str, Any]
+        A step that takes longer than `limit` seconds is left behind: it ends the episode unpaid, and `is_hanging`
+        is set. Raises `AgentError` where `step` raises, or returns anything but a step.
+        """
+        number = len(self.step_rewards) + 1
+        who, where = f"environment `{type(self).__name__}`", f"step {number}{of_row(self.row_index)}"
+        try:
+            returned = call_user(functools.partial(self.step, text), who=who, where=where, limit=limit)
+        except TimeoutError:
+            self.is_hanging = True
+            logger.warning("%s did not return within %g s in %s; its episode ends.", who, limit, where)
+            return Step(None, 0.0, True, {"timeout": limit})
+        step = _checked(returned, f"{who} returned", where)
+        self.step_rewards = (*self.step_rewards, step.reward)
+        return step._replace(done=step.done or number == self.max_turns)
 
 
 _RETURN = "return (observation, reward, done, info): a string or None, a finite number, a bool, a dict"
-_GYMNASIUM = "return (observation, reward, terminated or truncated, info): done is one value here"
+_GYMNASIUM = "return (observation, reward, terminated or truncated, info): `done` is one value here"
 
 
-def take_step(environment: TextEnvironment, text: str, *, row: int = -1) -> Step:
-    """Play a turn and keep its reward. `row`: the dataset row, for messages.
-
-    Raises `AgentError` where the environment raises, or returns anything but a step.
-    """
-    number = len(environment.step_rewards) + 1
-    where = f"step {number}{of_row(row)}"
-    returned = call_user(environment.step, where, text)
+def _checked(returned: Any, who: str, where: str) -> Step:
     try:
         observation, reward, done, info = returned
     except (TypeError, ValueError):
         fix = _GYMNASIUM if isinstance(returned, tuple) and len(returned) == 5 else _RETURN
-        raise _refused(environment, where, _awaitable_or_shown(returned), fix) from None
+        raise AgentError(f"{who} {what_came(returned)} in {where}", fix=fix) from None
     reward, done = (_scalar(value) for value in (reward, done))
-    if not isinstance(done, bool):
-        raise _refused(environment, where, f"{shown(done)} for `done`", _RETURN)
-    if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        raise _refused(environment, where, f"{shown(reward)} for the reward", _RETURN)
-    if not isinstance(info, Mapping):
-        raise _refused(environment, where, f"{shown(info)} for `info`", _RETURN)
-    if not isinstance(observation, str | None):
-        raise _refused(environment, where, f"{shown(observation)} for the observation", _RETURN)
-    if observation is None and not done:
-        fix = "return the text of the next user turn, or True for `done`"
-        raise _refused(environment, where, "no observation, though the episode goes on", fix)
-    environment.step_rewards = (*environment.step_rewards, float(reward))
-    return Step(observation, float(reward), done or number == environment.max_turns, info)
+    is_number = isinstance(reward, numbers.Real) and not isinstance(reward, bool) and math.isfinite(reward)
+    wrong = {
+        f"{shown(observation)} for the observation": not isinstance(observation, str | None),
+        f"{shown(reward)} for the reward": not is_number,
+        f"{shown(done)} for `done`": not isinstance(done, bool),
+        f"{shown(info)} for `info`": not isinstance(info, Mapping),
+        "no observation, though `done` is False,": observation is None and done is False,
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise AgentError(f"{who} {what} in {where}", fix=_RETURN)
+    return Step(observation, float(reward), done, info)
 
 
-def call_user(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of an environment; whatever it raises becomes an `AgentError` with the user's own frames."""
+def call_user(run: Callable[[], Any], *, who: str, where: str, limit: float | None = None) -> Any:
+    """Call a user's code.
+
+    Raises `AgentError` with the user's own frames for whatever it raises, `TimeoutError` if it has not returned after
+    `limit` seconds; it is left behind in a thread then.
+    """
+    if limit is None:
+        return _call(run, who, where)
+    future: Future[Any] = Future()
+
+    def settle() -> None:
+        try:
+            future.set_result(_call(run, who, where))
+        except BaseException as error:  # noqa: BLE001  raised in the caller's thread
+            future.set_exception(error)
+
+    threading.Thread(target=settle, name=f"podium-{where}", daemon=True).start()
+    return future.result(limit)
+
+
+def _call(run: Callable[[], Any], who: str, where: str) -> Any:
     try:
-        return function(*args, **kwargs)
+        return run()
     except PodiumError:
         raise
     except (Exception, SystemExit) as error:
         entries = traceback.extract_tb(user_traceback(error, _OWN_FRAMES))
-        name = type(function.__self__).__name__ if inspect.ismethod(function) else function_name(function)
+        fix = f"correct line {entries[0].lineno} of {entries[0].filename}" if entries else ""
+        if isinstance(error, TypeError) and not entries and where.startswith("reset"):
+            fix = "write `def reset(self, **row):`, since every column of the row is given by name"
         text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-        what = "\n  ".join([f"environment `{name}` raised {text} in {where}", *trace_lines(entries)])
-        raise AgentError(what, fix=_fix(error, entries, function)) from error
+        raise AgentError("\n  ".join([f"{who} raised {text} in {where}", *trace_lines(entries)]), fix=fix) from error
 
 
 _OWN_FRAMES = frozenset([__file__])
-
-
-def _fix(error: BaseException, entries: Sequence[traceback.FrameSummary], function: Callable[..., Any]) -> str:
-    """The line to correct; the signature, where the call itself was refused."""
-    if entries:
-        return f"correct line {entries[0].lineno} of {entries[0].filename}"
-    name = getattr(function, "__name__", "")
-    if isinstance(error, TypeError) and name == "reset":
-        return "write `def reset(self, **row):`, since every column of the row is given by name"
-    return ""
-
-
-def _refused(environment: TextEnvironment, where: str, what: str, fix: str) -> AgentError:
-    return AgentError(f"environment `{type(environment).__name__}` returned {what} in {where}", fix=fix)
 
 
 def of_row(row: int) -> str:
@@ -142,7 +167,8 @@ def of_row(row: int) -> str:
     return f" of row {row}" if row >= 0 else ""
 
 
-def _awaitable_or_shown(value: Any) -> str:
+def what_came(value: Any) -> str:
+    """A returned value in a message."""
     if inspect.iscoroutine(value):
         value.close()  # or Python complains that it was never awaited
         return "a coroutine (`async def`; the method must be `def`)"

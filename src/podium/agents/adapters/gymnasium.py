@@ -17,7 +17,7 @@ from podium.errors import ConfigError, did_you_mean
 
 
 class Game(NamedTuple):
-    """How an environment is told and played."""
+    """The words for an environment."""
 
     task: str
     actions: tuple[str, ...]
@@ -50,23 +50,15 @@ def _blackjack(env: Any, observation: Any) -> str:
     return f"Your cards sum to {total}{' with a usable ace' if ace else ''}. The dealer shows {dealer}."
 
 
+_LAKE = Game("Cross the lake from S to G. P is you, F is ice, H is a hole.", ("left", "down", "right", "up"), _lake)
+_CLIFF = "Walk from row 3, column 0 to row 3, column 11. Columns 1 to 10 of row 3 are a cliff."
+_TAXI = ("south", "north", "east", "west", "pickup", "dropoff")
+
 GAMES = {
-    "FrozenLake": Game(
-        "Cross the lake from S to G. P is you, F is ice, H is a hole.", ("left", "down", "right", "up"), _lake
-    ),
-    "FrozenLake8x8": Game(
-        "Cross the lake from S to G. P is you, F is ice, H is a hole.", ("left", "down", "right", "up"), _lake
-    ),
-    "CliffWalking": Game(
-        "Walk from row 3, column 0 to row 3, column 11. Columns 1 to 10 of row 3 are a cliff.",
-        ("up", "right", "down", "left"),
-        _cliff,
-    ),
-    "Taxi": Game(
-        "Fetch the passenger and bring them to their goal.",
-        ("south", "north", "east", "west", "pickup", "dropoff"),
-        _taxi,
-    ),
+    "FrozenLake": _LAKE,
+    "FrozenLake8x8": _LAKE,
+    "CliffWalking": Game(_CLIFF, ("up", "right", "down", "left"), _cliff),
+    "Taxi": Game("Fetch the passenger and bring them to their goal.", _TAXI, _taxi),
     "Blackjack": Game("Come closer to 21 than the dealer without going over it.", ("stick", "hit"), _blackjack),
 }
 """By the name of the environment without its version."""

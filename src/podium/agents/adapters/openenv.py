@@ -1,7 +1,7 @@
 """OpenEnv's environments: `openenv:http://127.0.0.1:8000` (a server), `openenv:server.py:Maze` (its class, in process).
 
-Actions and observations are records there. Of an action with one field the turn is that field; of others, the turn is
-a JSON object. `?action=message&observation=text` names the fields to use.
+Actions and observations are records there. An action with one field is the turn itself, or its last number; an action
+with several is a JSON object in it. `?action=message&observation=text` names the fields to use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import jsonschema
+from pydantic import ValidationError
 
 from podium.agents.adapters import from_file
 from podium.agents.plain_text import TextEnvironment
@@ -21,36 +24,34 @@ from podium.data.query import as_json
 from podium.errors import AgentError, ConfigError
 
 
-class Backend(Protocol):
-    """What OpenEnv's synchronous client has: results with `observation`, `reward` and `done`."""
-
-    def reset(self, **arguments: Any) -> Any: ...
-    def step(self, action: dict[str, Any]) -> Any: ...
+class NoAction(ValueError):
+    """A text that is no action of the environment."""
 
 
 class InProcess:
-    """A server's `Environment` without the server."""
+    """A server's `Environment` without the server, with the methods of OpenEnv's synchronous client."""
 
     def __init__(self, environment: Any) -> None:
-        from openenv.core.env_server.types import Action
-
         self._environment = environment
-        hinted = typing.get_type_hints(type(environment).step).get("action")
-        if not (inspect.isclass(hinted) and issubclass(hinted, Action)):
+        self.action: Any = typing.get_type_hints(type(environment).step).get("action")
+        if not hasattr(self.action, "model_validate"):
             what = f"the `step` of OpenEnv's `{type(environment).__name__}` has no action class in its signature."
             raise ConfigError(what, fix="write `def step(self, action: MyAction) -> MyObservation:`")
-        self.action = hinted
 
     def reset(self, **arguments: Any) -> Any:
-        """Reset it with the arguments that its `reset` takes, as a server does."""
+        """A reset with the arguments that the environment takes, as a server does."""
         parameters = inspect.signature(self._environment.reset).parameters
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         given = {name: value for name, value in arguments.items() if takes_all or name in parameters}
         return self._result(self._environment.reset(**given))
 
-    def step(self, action: dict[str, Any]) -> Any:
-        """A step with the action's fields. Raises pydantic's `ValidationError` (a `ValueError`)."""
-        return self._result(self._environment.step(self.action.model_validate(action)))
+    def step(self, fields: dict[str, Any]) -> Any:
+        """A step. Raises `NoAction` for fields that are no action."""
+        try:
+            action = self.action.model_validate(fields)
+        except ValidationError as error:
+            raise NoAction(str(error)) from error
+        return self._result(self._environment.step(action))
 
     def _result(self, observation: Any) -> Any:
         from openenv.core.client_types import StepResult
@@ -62,8 +63,9 @@ class InProcess:
 class OpenEnv(TextEnvironment):
     """An environment of OpenEnv. A turn that is no action costs nothing and changes nothing, but is a turn."""
 
-    def __init__(self, backend: Backend, schema: Mapping[str, Any], action: str | None, observation: str | None):
+    def __init__(self, backend: Any, schema: Mapping[str, Any], action: str | None, observation: str | None) -> None:
         self._backend, self._observation = backend, observation
+        self._validator = jsonschema.Draft202012Validator(schema)
         self._fields = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
         self._field = action or (next(iter(self._fields)) if len(self._fields) == 1 else None)
         if self._field is not None and self._field not in self._fields:
@@ -79,20 +81,29 @@ class OpenEnv(TextEnvironment):
         """One action."""
         try:
             result = self._backend.step(self._action(text))
-        except ValueError as error:
+        except (NoAction, RuntimeError) as error:  # a server's refusal is a RuntimeError
+            if not isinstance(error, NoAction) and "VALIDATION_ERROR" not in str(error):
+                raise
             return f"This is no action: {str(error)[:300]}", 0.0, False, {"invalid": True}
         reward = 0.0 if result.reward is None else float(result.reward)
         return self._told(result.observation), reward, bool(result.done), dict(result.metadata or {})
 
     def _action(self, text: str) -> dict[str, Any]:
-        """Raises `ValueError` for a text that is no action."""
-        if self._field is not None:
-            kind = self._fields[self._field].get("type")
-            return {self._field: _last_number(text) if kind in ("integer", "number") else text}
-        begin, end = text.find("{"), text.rfind("}")
-        found = json.loads(text[begin : end + 1]) if 0 <= begin < end else None
-        if not isinstance(found, dict):
-            raise ValueError(f"write a JSON object with {', '.join(self._fields)}")
+        """The action in a turn. Raises `NoAction`."""
+        if self._field is None:
+            begin, end = text.find("{"), text.rfind("}")
+            found = as_json(text[begin : end + 1])
+            if not isinstance(found, dict):
+                raise NoAction(f"write a JSON object with {', '.join(self._fields)}")
+        else:
+            numbers = re.findall(r"-?\d+(?:\.\d+)?", text)
+            is_text = self._fields[self._field].get("type") not in ("integer", "number")
+            if not (is_text or numbers):
+                raise NoAction("there is no number in it")
+            found = {self._field: text if is_text else as_json(numbers[-1])}
+        wrong = jsonschema.exceptions.best_match(self._validator.iter_errors(found))
+        if wrong is not None:
+            raise NoAction(wrong.message)
         return found
 
     def _told(self, fields: Mapping[str, Any]) -> str:
@@ -105,13 +116,6 @@ class OpenEnv(TextEnvironment):
         told = {name: value for name, value in fields.items() if name != "metadata"}
         texts = [value for value in told.values() if isinstance(value, str)]
         return texts[0] if len(told) == len(texts) == 1 else json.dumps(told, default=str)
-
-
-def _last_number(text: str) -> Any:
-    found = re.findall(r"-?\d+(?:\.\d+)?", text)
-    if not found:
-        raise ValueError("there is no number in it")
-    return as_json(found[-1])
 
 
 def factory(

@@ -34,6 +34,7 @@ class Verifiers(TextEnvironment):
     def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._environment, self._loop = environment, loop
         self._state: Any = None
+        self._messages: Sequence[Any] = ()
 
     def reset(self, prompt: Any = None, seed: int = 0, **row: Any) -> list[Message] | None:
         """The prompt, where the row has none."""
@@ -54,7 +55,11 @@ class Verifiers(TextEnvironment):
         return said, float(self._state["reward"] or 0.0), True, info
 
     async def _begin(self, row: dict[str, Any]) -> Any:
-        state = await self._environment.init_state(row, _no_client(), model="", sampling_args=None)
+        from verifiers.legacy.clients import OpenAIChatCompletionsClient
+
+        no_client = OpenAIChatCompletionsClient(None)  # a state needs one; nothing calls it
+        state = await self._environment.init_state(row, no_client, model="", sampling_args=None)
+        self._messages = state["prompt"]
         return await self._environment.setup_state(state) or state
 
     async def _turn(self, text: str) -> tuple[Sequence[Any], bool]:
@@ -62,20 +67,24 @@ class Verifiers(TextEnvironment):
         from verifiers.legacy.types import AssistantMessage, TrajectoryStep
 
         environment, state = self._environment, self._state
-        prompt = self._messages if state["trajectory"] else state["prompt"]
-        known = ("reward", "advantage", "tokens", "response")
-        turn = dict.fromkeys(known) | {"is_truncated": False, "trajectory_id": state["trajectory_id"], "extras": {}}
-        completion = [AssistantMessage(role="assistant", content=text)]
-        await environment.add_trajectory_step(state, TrajectoryStep(prompt=prompt, completion=completion, **turn))
+        turn = TrajectoryStep(
+            prompt=self._messages,
+            completion=[AssistantMessage(role="assistant", content=text)],
+            is_truncated=False,
+            trajectory_id=state["trajectory_id"],
+            extras={},
+            **dict.fromkeys(("response", "tokens", "reward", "advantage")),
+        )
+        await environment.add_trajectory_step(state, turn)
+        before = [*turn["prompt"], *turn["completion"]]
         replies: Sequence[Any] = ()
         done = await environment.is_completed(state)
         if not done:
             self._messages = await environment.get_prompt_messages(state)
-            given = len(prompt) + 1
-            if list(self._messages[:given]) != [*prompt, *completion]:
+            if list(self._messages[: len(before)]) != before:
                 what = f"verifiers' {type(environment).__name__} rewrites the conversation between turns."
                 raise AgentError(what, fix="use an environment that only appends to it")
-            replies = state["final_env_response"] or self._messages[given:]
+            replies = state["final_env_response"] or self._messages[len(before) :]
             done = await environment.is_completed(state)
         if done:
             await environment.cleanup(state)
@@ -88,17 +97,6 @@ class Verifiers(TextEnvironment):
 
 def _plain(message: Any) -> Message:
     return {"role": message["role"], "content": message["content"] or ""}
-
-
-def _no_client() -> Any:
-    """The client of a state: this process samples by itself."""
-    from verifiers.legacy.clients import Client
-
-    class Unused(Client):  # type: ignore[misc]
-        """Never called."""
-
-    Unused.__abstractmethods__ = frozenset()
-    return Unused(None)
 
 
 @contextmanager
