@@ -39,7 +39,7 @@ class Verifiers(TextEnvironment):
     def reset(self, prompt: Any = None, seed: int = 0, **row: Any) -> list[Message] | None:
         """The prompt, where the row has none."""
         given = {"prompt": prompt, "example_id": 0, **row}
-        if not prompt or not prompt[-1]["content"]:
+        if not prompt or not (isinstance(prompt, str) or prompt[-1]["content"]):
             rows = self._environment.get_dataset()
             given = dict(rows[seed % len(rows)])
         self._state = self._wait(self._begin(given))
