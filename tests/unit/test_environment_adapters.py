@@ -330,7 +330,7 @@ def test_actions_of_several_fields_are_json(tmp_path):
     two = MAZE.replace("    to: int", "    to: int\n    by: str").replace("told=f", "left=1, told=f")
     (tmp_path / "two.py").write_text(two.replace('    told: str = ""', '    told: str = ""\n    left: int = 0'))
     pools = EnvironmentPools(resolve_environment("openenv:two.py:Maze?observation=told", tmp_path))
-    turns = script("2", '{"to": 1}', 'So {"to": 3, "by": "foot"}.')
+    turns = script("{" + '"a":{' * 100_000 + "}", '{"to": 1}', 'So {"to": 3, "by": "foot"}.')
     prompt, steps, reward = play(pools, turns, seed=0)
     assert prompt[-1]["content"] == "You are at 0.\nAnswer with a JSON object with to, by."
     assert "write a JSON object with to, by" in steps[0].observation
@@ -353,6 +353,33 @@ def test_verifiers_environments_leave_signals_alone_and_stop_at_their_turns(tmp_
     assert [step.observation for step in steps] == ["No. The word has 2 letters."] * 2 + [None]
     assert steps[-1].info == {"stop": "max_turns_reached", "right": 0.0, "few": 1 / 3, "num_turns": 3.0}
     assert reward == pytest.approx(0.5 / 3)
+
+
+def test_an_episode_of_verifiers_that_the_trainer_ends_is_scored(tmp_path):
+    _, steps, reward = play(pools_of("verifiers", tmp_path), script("x"), seed=0, most=1)
+    assert not steps[-1].done
+    assert reward == 0.5
+
+
+def test_verifiers_environments_with_tools_are_refused(tmp_path):
+    pytest.importorskip("verifiers")
+    (tmp_path / "tools.py").write_text(
+        """
+import verifiers.legacy as vf
+from datasets import Dataset
+
+def add(a: int, b: int) -> int:
+    \"\"\"Add.\"\"\"
+    return a + b
+
+def load_environment():
+    return vf.ToolEnv(tools=[add], dataset=Dataset.from_list([{"question": "1+1?", "answer": "2"}]), rubric=vf.Rubric())
+"""
+    )
+    with pytest.raises(ConfigError, match="played with tool calls"):
+        resolve_environment("verifiers:tools.py:load_environment", tmp_path)
+    with pytest.raises(ConfigError, match="verifiers cannot load `no-such`"):
+        resolve_environment("verifiers:no-such")
 
 
 def test_verifiers_takes_the_row_of_a_dataset(tmp_path):

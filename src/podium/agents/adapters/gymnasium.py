@@ -104,6 +104,6 @@ class Gymnasium(TextEnvironment):
         return self._game.describe(self._env.unwrapped, observation)
 
 
-def factory(name: str, folder: Path, **arguments: Any) -> Callable[[], Gymnasium]:
+def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], Gymnasium]:
     """Makes environments of that name with these arguments of `gymnasium.make`."""
     return functools.partial(Gymnasium, name, **arguments)

@@ -119,7 +119,7 @@ class OpenEnv(TextEnvironment):
 
 
 def factory(
-    name: str, folder: Path, *, action: str | None = None, observation: str | None = None, **arguments: Any
+    name: str, folder: Path, /, *, action: str | None = None, observation: str | None = None, **arguments: Any
 ) -> Callable[[], OpenEnv]:
     """Makes environments of a class in a file (with its arguments), or sessions of a server."""
     if ".py:" in name:

@@ -50,7 +50,7 @@ class ReasoningGymAttempts(TextEnvironment):
 
 
 def factory(
-    name: str, folder: Path, *, attempts: int = 3, discount: float = 1.0, extract: str = "answer", **settings: Any
+    name: str, folder: Path, /, *, attempts: int = 3, discount: float = 1.0, extract: str = "answer", **settings: Any
 ) -> Callable[[], ReasoningGymAttempts]:
     """Makes environments for a dataset; further arguments are its generator's, or `difficulty`."""
     gym_rows(name, **{**settings, "size": 1})  # a wrong argument is an error here

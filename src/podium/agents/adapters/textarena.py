@@ -41,9 +41,6 @@ _DRAWS = _Draws()
 
 @contextmanager
 def _drawing_from(generator: random.Random) -> Iterator[None]:
-    for name, module in list(sys.modules.items()):  # a game's module is imported when it is first made
-        if name.startswith("textarena.") and getattr(module, "random", None) is random:
-            module.random = _DRAWS  # type: ignore[attr-defined]
     token = _generator.set(generator)
     try:
         yield
@@ -59,17 +56,20 @@ class TextArena(TextEnvironment):
         import textarena
         from textarena.envs.registration import ENV_REGISTRY
 
-        random.setstate(drawn)  # the import draws, too
         if name not in ENV_REGISTRY:
             fix = did_you_mean(name, ENV_REGISTRY) or "environment: textarena:GuessTheNumber-v0"
             raise ConfigError(f"TextArena has no game `{name}`. It has {len(ENV_REGISTRY)}.", fix=fix)
         try:
             self._game = textarena.make(name, **arguments)
-            self._draws = random.Random(0)
+            for path, module in list(sys.modules.items()):  # a game's module is imported when it is first made
+                if path.startswith("textarena.") and getattr(module, "random", None) is random:
+                    module.random = _DRAWS  # type: ignore[attr-defined]
             self.reset(seed=0)
         except Exception as error:  # games assert their number of players, and raise whatever they like
             what = f"TextArena cannot begin `{name}` for one player with {arguments}: {type(error).__name__}: {error}"
             raise ConfigError(what, fix="environment: textarena:GuessTheNumber-v0") from error
+        finally:
+            random.setstate(drawn)  # imports draw, too
 
     def reset(self, seed: int | None = None, **row: Any) -> str:
         """The rules of the game, and its first position."""
@@ -102,6 +102,6 @@ class TextArena(TextEnvironment):
         return "\n".join(text for sender, text, _ in written if sender == GAME_ID) or None
 
 
-def factory(name: str, folder: Path, **arguments: Any) -> Callable[[], TextArena]:
+def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], TextArena]:
     """Makes games of that name with these arguments of the game."""
     return functools.partial(TextArena, name, **arguments)

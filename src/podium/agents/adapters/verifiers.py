@@ -52,7 +52,15 @@ class Verifiers(TextEnvironment):
         if not done:
             return said, 0.0, False, {}
         info = {"stop": self._state.get("stop_condition"), **(self._state["metrics"] or {})}
-        return said, float(self._state["reward"] or 0.0), True, info
+        return said, float(self._state["reward"]), True, info
+
+    def get_reward(self) -> float:
+        """The rubric's, also for an episode that the trainer has ended."""
+        if self.is_hanging:
+            return super().get_reward()
+        if self._state["reward"] is None:
+            self._wait(self._score())
+        return float(self._state["reward"])
 
     async def _begin(self, row: dict[str, Any]) -> Any:
         from verifiers.legacy.clients import OpenAIChatCompletionsClient
@@ -63,7 +71,7 @@ class Verifiers(TextEnvironment):
         return await self._environment.setup_state(state) or state
 
     async def _turn(self, text: str) -> tuple[Sequence[Any], bool]:
-        """The messages that answer a turn, and whether the episode is over; then its state is scored."""
+        """The messages that answer a turn, and whether the episode is over; then it is scored."""
         from verifiers.legacy.types import AssistantMessage, TrajectoryStep
 
         environment, state = self._environment, self._state
@@ -87,9 +95,12 @@ class Verifiers(TextEnvironment):
             replies = state["final_env_response"] or self._messages[len(before) :]
             done = await environment.is_completed(state)
         if done:
-            await environment.cleanup(state)
-            await environment.rubric.score_group([state])
+            await self._score()
         return replies, done
+
+    async def _score(self) -> None:
+        await self._environment.cleanup(self._state)
+        await self._environment.rubric.score_group([self._state])
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -111,7 +122,7 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def factory(name: str, folder: Path, **arguments: Any) -> Callable[[], Verifiers]:
+def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], Verifiers]:
     """Makes episodes of one environment: of an installed package, or of `file.py:load_environment`."""
     try:
         import verifiers.legacy as verifiers
