@@ -142,6 +142,7 @@ EPISODES = {
     "gymnasium:Blackjack-v1": (lambda: script("hit or stick? stick"), None, 1),
     "gymnasium:Taxi-v4?max_episode_steps=3": (lambda: script("pickup", "dropoff", "north"), None, 3),
     "textarena:GuessTheNumber-v0?max_number=7": (bisect, 1.0, None),
+    "textarena:Secretary-v0?N=3": (lambda: script("[continue]", "[accept]"), None, 2),
     "reasoning_gym:chain_sum?attempts=2&max_terms=3": (lambda: script("I pass", "<answer>no</answer>"), 0.0, 2),
     "openenv": (lambda: script("east", "I go to 1", "to 2"), 1.0, 3),
     "verifiers": (lambda: script("x", "abab"), 1.25, 2),
@@ -257,8 +258,9 @@ def test_a_game_that_raises_on_a_text_ends_unpaid(tmp_path, monkeypatch):
 
 def test_textarena_refuses_games_for_several_and_names_near_ones(tmp_path):
     pytest.importorskip("textarena")
-    with pytest.raises(ConfigError, match="for one player"):
-        resolve_environment("textarena:TicTacToe-v0")()
+    for name in ("TicTacToe-v0", "QuantumTicTacToe-v0"):  # the second ignores the number of players
+        with pytest.raises(ConfigError, match="for one player"):
+            resolve_environment(f"textarena:{name}")()
     with pytest.raises(ConfigError, match="Did you mean `GuessTheNumber-v0`"):
         resolve_environment("textarena:GuesTheNumber-v0")()
 

@@ -527,3 +527,17 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textarena" else find_spec(name))
     with pytest.raises(PodiumError, match=r"textarena is not installed.*\n.*pip install 'podium\[textarena\]'"):
         resolve_environment("textarena:GuessTheNumber-v0")
+
+
+def test_every_library_has_its_extra():
+    import tomllib
+    from pathlib import Path
+
+    from podium.agents.adapters import ADAPTERS
+
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for adapter in ADAPTERS.values():
+        [requirement] = extras[adapter.extra]
+        assert requirement.replace("-", "_").startswith(adapter.package)

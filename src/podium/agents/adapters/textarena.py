@@ -8,6 +8,7 @@ generator of its own (see `_Draws`), so that the same seed gives the same game a
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import random
 import sys
@@ -59,12 +60,19 @@ class TextArena(TextEnvironment):
         if name not in ENV_REGISTRY:
             fix = did_you_mean(name, ENV_REGISTRY) or "environment: textarena:GuessTheNumber-v0"
             raise ConfigError(f"TextArena has no game `{name}`. It has {len(ENV_REGISTRY)}.", fix=fix)
+        self._draws = random.Random(0)
         try:
-            self._game = textarena.make(name, **arguments)
-            for path, module in list(sys.modules.items()):  # a game's module is imported when it is first made
+            importlib.import_module(ENV_REGISTRY[name].entry_point.partition(":")[0])
+            for path, module in list(sys.modules.items()):
                 if path.startswith("textarena.") and getattr(module, "random", None) is random:
                     module.random = _DRAWS  # type: ignore[attr-defined]
+            with _drawing_from(self._draws):
+                self._game = self._inner = textarena.make(name, **arguments)
+            while hasattr(self._inner, "env"):
+                self._inner = self._inner.env
             self.reset(seed=0)
+            if self._inner.state.num_players != 1:
+                raise ValueError("it is for several")
         except Exception as error:  # games assert their number of players, and raise whatever they like
             what = f"TextArena cannot begin `{name}` for one player with {arguments}: {type(error).__name__}: {error}"
             raise ConfigError(what, fix="environment: textarena:GuessTheNumber-v0") from error
@@ -73,7 +81,7 @@ class TextArena(TextEnvironment):
 
     def reset(self, seed: int | None = None, **row: Any) -> str:
         """The rules of the game, and its first position."""
-        self._draws = random.Random(seed)
+        self._draws.seed(seed)
         with _drawing_from(self._draws):
             self._game.reset(num_players=1, seed=self._draws.getrandbits(32))
             return self._news() or ""
@@ -95,10 +103,7 @@ class TextArena(TextEnvironment):
         """What the game itself has written since the last look; its wrappers would repeat all of it."""
         from textarena import GAME_ID
 
-        inner = self._game
-        while hasattr(inner, "env"):
-            inner = inner.env
-        _, written = inner.get_observation()
+        _, written = self._inner.get_observation()
         return "\n".join(text for sender, text, _ in written if sender == GAME_ID) or None
 
 
