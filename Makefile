@@ -27,7 +27,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm docs dist bench bench-generation bench-curves bench-cures bench-scale bench-stages bench-pilot bench-own-tasks results lint health
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-stages bench-pilot bench-own-tasks results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -72,6 +72,13 @@ test-vllm: .venv/.ok $(VLLM_ENV)/bin/vllm ## use_vllm against a real vLLM server
 
 $(VLLM_ENV)/bin/vllm:
 	TORCH_FLAGS="$(TORCH_FLAGS)" sh tests/vllm/install.sh $(VLLM_ENV) $(PY)
+
+# Their pins are not those of requirements/cpu.txt.
+test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-gym and verifiers, in .venv-environments
+	$(PY) -m venv .venv-environments
+	.venv-environments/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
+	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers]"
+	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py
 
 docs: ## the documentation as a searchable site, in build/site
 	test -x .venv-docs/bin/mkdocs || { $(PY) -m venv .venv-docs && .venv-docs/bin/pip install -r requirements/docs.txt; }

@@ -19,6 +19,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from podium import data, rewards
+    from podium.agents.plain_text import TextEnvironment
     from podium.algorithm import advantages, losses
     from podium.cli.python_trainer import GRPOTrainer
     from podium.models import packing
@@ -40,6 +41,7 @@ _HOME = {
     "ScoredGroup": "podium.records",
     "Stages": "podium.recipe.stages.api",
     "StepMetrics": "podium.records",
+    "TextEnvironment": "podium.agents.plain_text",
 }
 """Where each public name lives."""
 
@@ -63,6 +65,7 @@ __all__ = [
     "ScoredGroup",
     "Stages",
     "StepMetrics",
+    "TextEnvironment",
     "__version__",
     "advantages",
     "check",

@@ -5,6 +5,7 @@ PodiumError
 |-- DataError        (ValueError)    a dataset, a row, a prompt
 |-- ModelError       (ValueError)    a model, a tokenizer, an adapter
 |-- RewardError      (RuntimeError)  a reward function: raised, or returned something unusable
+|-- AgentError       (RuntimeError)  a tool or an environment: raised, or returned something unusable
 |-- EngineError      (RuntimeError)  a rollout engine
 |-- ProofError       (RuntimeError)  the proof on the first batch, or of a merge: what must hold does not
 |-- CheckpointError  (RuntimeError)  nothing to resume from, or nothing that verifies
@@ -64,6 +65,10 @@ class RewardError(PodiumError, RuntimeError):
     """A reward function that raised, or returned something that is not one number per completion."""
 
     default_code = "W010"
+
+
+class AgentError(PodiumError, RuntimeError):
+    """A tool or an environment that raised, or returned something that no episode can go on with."""
 
 
 class EngineError(PodiumError, RuntimeError):

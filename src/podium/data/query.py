@@ -30,5 +30,5 @@ def as_json(text: str) -> Any:
     """The value that a text is in JSON, else the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

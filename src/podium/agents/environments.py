@@ -1,0 +1,281 @@
+"""Environments as in TRL's `environment_factory`: built once, pooled, reset for every completion.
+
+    pools = EnvironmentPools({"maze": Maze, "shop": Shop})
+    environments = pools.take(["maze", "maze", "shop"])
+    prompts = [reset(environment, row, named=pools.named) for environment, row in zip(environments, rows)]
+    ...
+    pools.give_back(environments)
+
+Methods of an environment are tools of its completion; those of a `TextEnvironment` are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from podium.agents.plain_text import TextEnvironment, call_user, of_row, what_came
+from podium.errors import AgentError, ConfigError, DataError, did_you_mean
+from podium.isolation.workers.call_result import shown
+from podium.records import Message
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from podium.agents.tools import Tool
+
+Factory = Callable[[], Any]
+
+RESERVED = ("reset", "get_reward")
+"""Methods of an environment that are no tools."""
+
+EMPTY_PROMPT: Sequence[Message] = ({"role": "user", "content": ""},)
+"""The prompt of a row without one, as in TRL."""
+
+
+class EnvironmentPools:
+    """The environments of a trainer: reusable instances for each name, those for evaluation apart from training's.
+
+    Args:
+        factory: makes one environment; or a factory for each value of the rows' `environment` column.
+
+    Each factory is called once here, and the instance seeds the pool. Raises `ConfigError` for what is no factory and
+    for an environment without `reset`, `AgentError` where a factory raises.
+    """
+
+    def __init__(self, factory: Factory | Mapping[str, Factory]) -> None:
+        self.named = isinstance(factory, Mapping)
+        factories: Mapping[Any, Factory] = factory if isinstance(factory, Mapping) else {None: factory}
+        self.factories: dict[str | None, Factory] = dict(factories)
+        if not self.factories:
+            raise ConfigError("`environment_factory` is an empty dict.", fix="give at least one name and its factory")
+        for name, each in self.factories.items():
+            if not callable(each):
+                what = f"`environment_factory`{_called(name)} is {type(each).__name__} {shown(each)}; expected a class "
+                raise ConfigError(f"{what}or a function that makes an environment.", fix="pass the class itself")
+        self.training: dict[str | None, list[Any]] = {name: [self._make(name)] for name in self.factories}
+        """Instances by name, in the order in which they are handed out; the first is the probe."""
+        self.evaluation: dict[str | None, list[Any]] = {name: [] for name in self.factories}
+        self._lent: dict[int, Any] = {}
+        self._lock = Lock()
+        self._tools = {name: _tools(probe) for name, [probe] in self.training.items()}
+        """Tools of each name by the attribute that has the method."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether any environment has methods to be called by the model, which its chat template must render."""
+        return any(self._tools.values())
+
+    def methods(self, name: str | None) -> list[Callable[..., Any]]:
+        """The probe's methods that are tools, in TRL's order."""
+        return [tool.function for tool in self._tools[name].values()]
+
+    def tools(self, name: str | None, environment: Any = None) -> tuple[Tool, ...]:
+        """Tools of the environments with that name, bound to one of them (None: to the probe)."""
+        tools = self._tools[name]
+        if environment is None:
+            return tuple(tools.values())
+        return tuple(replace(tool, function=getattr(environment, member)) for member, tool in tools.items())
+
+    def name_of(self, row: Mapping[str, Any]) -> str | None:
+        """The name of a row's environment; None with a single factory. Raises `DataError` for an unknown one."""
+        if not self.named:
+            return None
+        name = row.get("environment")
+        if name not in self.factories:
+            what = f"Example has `environment={name!r}`, which is not among the environments passed to "
+            what += f"`environment_factory`. Expected one of: {list(self.factories)}."
+            raise DataError(what, fix=did_you_mean(str(name), map(str, self.factories)))
+        return name
+
+    def take(self, names: Sequence[str | None], *, evaluation: bool = False) -> list[Any]:
+        """An environment for each name, in their order; new ones are made only where none of the pool is free."""
+        pool = self.evaluation if evaluation else self.training
+        taken: list[Any] = []
+        with self._lock:
+            for name in names:
+                free = next((each for each in pool[name] if id(each) not in self._lent), None)
+                if free is None:
+                    free = self._make(name)
+                    pool[name].append(free)
+                self._lent[id(free)] = free
+                taken.append(free)
+        return taken
+
+    def give_back(self, environments: Sequence[Any]) -> None:
+        """Make environments free for the next round; they keep their state until then. Hanging ones are discarded."""
+        for environment in environments:
+            if getattr(environment, "is_hanging", False):
+                self.discard(environment)
+        with self._lock:
+            for environment in environments:
+                self._lent.pop(id(environment), None)
+
+    def discard(self, environment: Any) -> None:
+        """Never hand this environment out again: a call of it may still be running."""
+        with self._lock:
+            for pool in (self.training, self.evaluation):
+                for instances in pool.values():
+                    instances[:] = [each for each in instances if each is not environment]
+            self._lent.pop(id(environment), None)
+
+    def reward_functions(self) -> list[Callable[..., Any]]:
+        """A reward function for each class with `get_reward`, named after the class. The list is new at every call."""
+        probes = {type(probe): probe for [probe, *_] in self.training.values()}
+        return [_reward_of(kind) for kind in probes if "get_reward" in _functions(kind)]
+
+    def _make(self, name: str | None) -> Any:
+        environment = call_user(self.factories[name], who=f"`environment_factory`{_called(name)}", where="a call of it")
+        if "reset" not in _functions(type(environment)):
+            what = "Each environment instance returned by `environment_factory` must define a callable `reset`. "
+            what += f"`{type(environment).__name__}`{_called(name)} has none."
+            raise ConfigError(what, fix="write `def reset(self, **row):` in the class")
+        return environment
+
+
+def _called(name: str | None) -> str:
+    return "" if name is None else f" `{name}`"
+
+
+def _functions(kind: type) -> list[str]:
+    """Names of the functions of a class, alphabetical: inherited and static ones count, class methods do not.
+
+    They are listed on the class, since `getattr` on an instance evaluates properties.
+    """
+    return [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
+
+
+def _members(environment: Any) -> list[str]:
+    """Attributes of an environment whose functions are tools."""
+    if isinstance(environment, TextEnvironment):
+        return []
+    return [name for name in _functions(type(environment)) if name not in RESERVED and not name.startswith("_")]
+
+
+def _tools(environment: Any) -> dict[str, Tool]:
+    members = _members(environment)
+    if not members:
+        return {}
+    from podium.agents.tools import as_tools
+
+    tools = as_tools([getattr(environment, member) for member in members])
+    return dict(zip(members, tools, strict=True))
+
+
+def _reward_of(kind: Any) -> Callable[..., Any]:
+    """`get_reward` of the environments of exactly this class, None for others."""
+    if inspect.iscoroutinefunction(kind.get_reward):
+
+        async def get_reward(environments: Sequence[Any], **kwargs: Any) -> list[Any]:
+            return [await each.get_reward() if type(each) is kind else None for each in environments]
+    else:
+
+        def get_reward(environments: Sequence[Any], **kwargs: Any) -> list[Any]:  # type: ignore[misc]
+            return [each.get_reward() if type(each) is kind else None for each in environments]
+
+    get_reward.__name__ = get_reward.__qualname__ = kind.__name__
+    return get_reward
+
+
+def reset(
+    environment: Any,
+    row: Mapping[str, Any],
+    *,
+    named: bool,
+    seed: int | None = None,
+    index: int = -1,
+    limit: float | None = None,
+) -> str | list[Message]:
+    """Reset an environment with a row of the dataset; the row's prompt with what `reset` returned.
+
+    Args:
+        environment: gets every column by name, and `prompt` only where the row has it.
+        row: is not changed.
+        named: whether the row's `environment` column has chosen the factory; then it is not passed on.
+        seed: for a `reset` that names an argument `seed`, where the row has no such column; one number for all
+            completions of a group gives them the same beginning.
+        index: of the row, for messages.
+        limit: in seconds; None: no limit.
+
+    Raises `AgentError` where `reset` raises, takes longer, or returns anything but text, a list or None.
+    """
+    given = {name: value for name, value in row.items() if not (named and name == "environment")}
+    if seed is not None and "seed" not in given and "seed" in inspect.signature(environment.reset).parameters:
+        given["seed"] = seed
+    if isinstance(environment, TextEnvironment):
+        environment.row_index, environment.step_rewards = index, ()
+    who, where = f"environment `{type(environment).__name__}`", f"reset{of_row(index)}"
+    try:
+        returned = call_user(functools.partial(environment.reset, **given), who=who, where=where, limit=limit)
+    except TimeoutError:
+        raise AgentError(f"{who} did not return within {limit:g} s in {where}", fix="look at its `reset`") from None
+    prompt = row.get("prompt", EMPTY_PROMPT)
+    try:
+        return extended(prompt if isinstance(prompt, str) else list(prompt), returned)
+    except TypeError as error:
+        what = f"{who} returned {what_came(returned)} in {where}: {error}"
+        raise AgentError(what, fix="return a string, a list of messages or content blocks, or None") from None
+
+
+def extended(prompt: str | list[Message], returned: Any) -> str | list[Message]:
+    """A prompt with what `reset` returned; a new list.
+
+    A string is appended to the last message without a separator, content blocks are appended to its content, messages
+    come after it (in place of a last message without content). Raises `TypeError` for anything else.
+
+    >>> extended([{"role": "user", "content": "Play. "}], "Your move.")
+    [{'role': 'user', 'content': 'Play. Your move.'}]
+    >>> extended([{"role": "user", "content": ""}], [{"role": "system", "content": "Be brief."}])
+    [{'role': 'system', 'content': 'Be brief.'}]
+    """
+    if returned is None:
+        return prompt
+    if not isinstance(returned, (str, list, tuple)):
+        raise TypeError("it cannot be added to a prompt")
+    if isinstance(prompt, str):
+        if not isinstance(returned, str):
+            raise TypeError("a prompt in plain text takes a string")
+        return prompt + returned
+    before, last = prompt[:-1], prompt[-1]
+    content = last["content"]
+    if isinstance(returned, str):
+        added = content + returned if isinstance(content, str) else [*content, _block(returned)]
+        return [*before, {**last, "content": added}]
+    if not all(isinstance(each, Mapping) for each in returned):
+        raise TypeError("its entries are neither messages nor content blocks")
+    if returned and all("role" in each for each in returned):
+        return [*(prompt if content else before), *returned]
+    blocks = [_block(content)] if isinstance(content, str) else list(content)
+    return [*before, {**last, "content": [*blocks, *returned]}]
+
+
+def _block(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def placeholder_rows(pools: EnvironmentPools | None, *, num_prompts: int, max_steps: int) -> Dataset:
+    """Rows with empty prompts, for a trainer without a dataset whose environment makes the prompts.
+
+    Args:
+        num_prompts: of a generation round.
+        max_steps: of the run; must be positive, since there is no epoch.
+
+    Raises `ConfigError`.
+    """
+    if pools is None:
+        raise ConfigError("`train_dataset` is required unless an `environment_factory` is provided.")
+    if pools.named:
+        what = "A `dict` `environment_factory` (multiple environments) requires a `train_dataset` with an "
+        what += "`environment` column to route each example to its environment."
+        raise ConfigError(what, fix="Provide a dataset, or pass a single environment factory.")
+    if max_steps <= 0:
+        what = "When training without a `train_dataset` (the environment owns the data and returns the prompt from "
+        what += "`reset()`), `max_steps` must be set to a positive value to define the training length."
+        raise ConfigError(what, fix="Set it via `GRPOConfig(max_steps=...)`.")
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": [list(EMPTY_PROMPT)] * num_prompts})

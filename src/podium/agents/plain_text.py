@@ -1,0 +1,180 @@
+"""Environments in plain text: each turn of the model is an action, each observation the next user turn.
+
+class Guess(TextEnvironment):
+    def reset(self, number, **row):
+        self.number = number
+        return "Guess my number from 1 to 7."
+
+    def step(self, text):
+        guess = int(text) if text.strip().isdigit() else 0
+        if guess == self.number:
+            return None, 1.0, True, {}
+        return ("higher" if guess < self.number else "lower"), 0.0, False, {}
+
+GRPOTrainer(..., environment_factory=Guess)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+import numbers
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar, NamedTuple
+
+from podium.errors import AgentError, PodiumError
+from podium.isolation.workers.call_result import LONGEST_TEXT, shown, trace_lines, user_traceback
+from podium.records import Message
+
+logger = logging.getLogger(__name__)
+
+
+class Step(NamedTuple):
+    """A checked result of `TextEnvironment.step`."""
+
+    observation: str | None
+    reward: float
+    done: bool
+    info: Mapping[str, Any]
+
+
+class TextEnvironment(ABC):
+    """An environment that answers each turn of the model with text, and pays for it.
+
+    One instance plays one completion at a time and is reset for the next, so everything that belongs to an episode is
+    set in `reset`. The rewards of the steps add up to `get_reward()`, the reward of the episode.
+    """
+
+    max_turns: ClassVar[int | None] = None
+    """The last turn of an episode, as if the environment had ended it there; None: only the trainer's own limit."""
+
+    row_index: int = -1
+    """The dataset row of this episode, for messages; -1: unknown."""
+    step_rewards: tuple[float, ...] = ()
+    """Rewards of this episode's steps, in their order."""
+    is_hanging: bool = False
+    """Whether a step did not return within its limit: it may still be running, so no episode follows in this object."""
+
+    @abstractmethod
+    def reset(self, **row: Any) -> str | Sequence[Message] | None:
+        """Begin an episode with a row's columns, each given by name.
+
+        A string is appended to the last message of the prompt, messages come after it, None adds nothing. An argument
+        named `seed`, where the row has no such column, is a number that all completions of a group share.
+        """
+
+    @abstractmethod
+    def step(self, text: str) -> tuple[str | None, float, bool, Mapping[str, Any]]:
+        """One turn of the model.
+
+        Returns the observation (the next user turn, or None if the episode is over), the reward of this step, whether
+        the episode is over, and anything worth logging.
+        """
+
+    def get_reward(self) -> float:
+        """The reward of the episode: the sum over its steps."""
+        return math.fsum(self.step_rewards)
+
+    def take_step(self, text: str, limit: float | None = None) -> Step:
+        """Play a turn with `step`, and keep its reward.
+
+        A step that takes longer than `limit` seconds is left behind: it ends the episode unpaid, and `is_hanging`
+        is set. Raises `AgentError` where `step` raises, or returns anything but a step.
+        """
+        number = len(self.step_rewards) + 1
+        who, where = f"environment `{type(self).__name__}`", f"step {number}{of_row(self.row_index)}"
+        try:
+            returned = call_user(functools.partial(self.step, text), who=who, where=where, limit=limit)
+        except TimeoutError:
+            self.is_hanging = True
+            logger.warning("%s did not return within %g s in %s; its episode ends.", who, limit, where)
+            return Step(None, 0.0, True, {"timeout": limit})
+        step = _checked(returned, f"{who} returned", where)
+        self.step_rewards = (*self.step_rewards, step.reward)
+        return step._replace(done=step.done or number == self.max_turns)
+
+
+_RETURN = "return (observation, reward, done, info): a string or None, a finite number, a bool, a dict"
+_GYMNASIUM = "return (observation, reward, terminated or truncated, info): `done` is one value here"
+
+
+def _checked(returned: Any, who: str, where: str) -> Step:
+    try:
+        observation, reward, done, info = returned
+    except (TypeError, ValueError):
+        fix = _GYMNASIUM if isinstance(returned, tuple) and len(returned) == 5 else _RETURN
+        raise AgentError(f"{who} {what_came(returned)} in {where}", fix=fix) from None
+    reward, done = (_scalar(value) for value in (reward, done))
+    is_number = isinstance(reward, numbers.Real) and not isinstance(reward, bool) and math.isfinite(reward)
+    wrong = {
+        f"{shown(observation)} for the observation": not isinstance(observation, str | None),
+        f"{shown(reward)} for the reward": not is_number,
+        f"{shown(done)} for `done`": not isinstance(done, bool),
+        f"{shown(info)} for `info`": not isinstance(info, Mapping),
+        "no observation, though `done` is False,": observation is None and done is False,
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise AgentError(f"{who} {what} in {where}", fix=_RETURN)
+    return Step(observation, float(reward), done, info)
+
+
+def call_user(run: Callable[[], Any], *, who: str, where: str, limit: float | None = None) -> Any:
+    """Call a user's code.
+
+    Raises `AgentError` with the user's own frames for whatever it raises, `TimeoutError` if it has not returned after
+    `limit` seconds; it is left behind in a thread then.
+    """
+    if limit is None:
+        return _call(run, who, where)
+    future: Future[Any] = Future()
+
+    def settle() -> None:
+        try:
+            future.set_result(_call(run, who, where))
+        except BaseException as error:  # noqa: BLE001  raised in the caller's thread
+            future.set_exception(error)
+
+    threading.Thread(target=settle, name=f"podium-{where}", daemon=True).start()
+    return future.result(limit)
+
+
+def _call(run: Callable[[], Any], who: str, where: str) -> Any:
+    try:
+        return run()
+    except PodiumError:
+        raise
+    except (Exception, SystemExit) as error:
+        entries = traceback.extract_tb(user_traceback(error, _OWN_FRAMES))
+        fix = f"correct line {entries[0].lineno} of {entries[0].filename}" if entries else ""
+        if isinstance(error, TypeError) and not entries and where.startswith("reset"):
+            fix = "write `def reset(self, **row):`, since every column of the row is given by name"
+        text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+        raise AgentError("\n  ".join([f"{who} raised {text} in {where}", *trace_lines(entries)]), fix=fix) from error
+
+
+_OWN_FRAMES = frozenset([__file__])
+
+
+def of_row(row: int) -> str:
+    """The row in a message; empty where the dataset is a stream."""
+    return f" of row {row}" if row >= 0 else ""
+
+
+def what_came(value: Any) -> str:
+    """A returned value in a message."""
+    if inspect.iscoroutine(value):
+        value.close()  # or Python complains that it was never awaited
+        return "a coroutine (`async def`; the method must be `def`)"
+    return shown(value)
+
+
+def _scalar(value: Any) -> Any:
+    """A number of numpy or torch as Python's own."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
