@@ -9,7 +9,7 @@ import random
 import re
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -431,7 +431,8 @@ def test_prompts_hold_the_tools_as_trls_do(family):
     assert "Multiply two integers." in prompt.text == builder.rendered(QUESTION, 0)
     without = chat.tokenizer.apply_chat_template(QUESTION, tools=None, tokenize=True, **given)["input_ids"]
     assert list(builder(row, id=0, row_index=0, tools=[]).token_ids) == without  # and no words on tools for `[]`
-    other = builder(row, id=0, row_index=0, tools=TOOLS)
+    other = builder(row, id=0, row_index=0, tools=[SimpleNamespace(schema=MappingProxyType(TOOLS[0]))])
+    assert other == builder(row, id=0, row_index=0, tools=TOOLS)
     assert ["The first factor" in each.text for each in (prompt, other)] == [True, False]
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from podium.data.prompts import apply_template
+from podium.data.prompts import apply_template, schema_of
 from podium.errors import ConfigError, as_line
 from podium.records import Message
 
@@ -78,7 +78,7 @@ class ChatFormat:
     def encode(self, text: str) -> list[int]:
         """The token ids of rendered text, in which the template has written the special tokens."""
         text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair, from a tool or from JSON
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def parse(self, token_ids: Sequence[int], *, prefix: Sequence[int], tools: Sequence[Any] = ()) -> Message:
         """The message of a drawn turn; one with a malformed call is ordinary text. Raises nothing for any tokens.
@@ -86,14 +86,14 @@ class ChatFormat:
         Args:
             token_ids: of the turn, with its end token where one was drawn.
             prefix: all tokens before it.
-            tools: of this completion; arguments get the types of their schemas.
+            tools: of this completion (see `data.prompts.schema_of`); arguments get the types of their schemas.
         """
         if self.parses and token_ids:
             from trl.chat_template_utils import parse_response
 
             try:
-                given = {"prefix": list(prefix), "tools": list(tools) or None}
-                message: Message = parse_response(self.tokenizer, list(token_ids), **given)
+                schemas = [schema_of(tool) for tool in tools] or None
+                message: Message = parse_response(self.tokenizer, list(token_ids), list(prefix), schemas)
                 _complete_calls(message)
                 if end := self._special.get(token_ids[-1]):  # an end token that is not the template's own
                     message["content"] = message["content"].removesuffix(end).rstrip()

@@ -41,7 +41,7 @@ class PromptBuilder:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """To every `apply_chat_template`. A row's own `chat_template_kwargs` is an ordinary column, as in TRL's GRPO."""
     tools: Sequence[Any] = ()
-    """Tools rendered into every conversation, as JSON schemas or functions: they lengthen each prompt."""
+    """Tools rendered into every conversation (see `schema_of`): they lengthen each prompt."""
     template: str | None = None
     """Chat template to render with in place of the tokenizer's and that of `chat_template_kwargs`."""
     max_prompt_length: int | None = None
@@ -203,7 +203,8 @@ def apply_template(
     """
     chosen = {} if template is None else {"chat_template": template}
     plain = [m if isinstance(m.get("content"), str | None) else {**m, "content": _as_text(m)} for m in messages]
-    return tokenizer.apply_chat_template(plain, tools=list(tools) or None, **{**settings, **chosen})
+    schemas = [schema_of(tool) for tool in tools] or None
+    return tokenizer.apply_chat_template(plain, tools=schemas, **{**settings, **chosen})
 
 
 def _as_text(message: Message) -> str:
@@ -212,13 +213,15 @@ def _as_text(message: Message) -> str:
     return text_of(message) if all(isinstance(part, Mapping) and "text" in part for part in content) else str(content)
 
 
-def schema_of(tool: Any) -> Any:
-    """The JSON schema of a tool; one that is a schema already as it is."""
+def schema_of(tool: Any) -> dict[str, Any]:
+    """The JSON schema of a tool: a schema itself, an object with a `schema`, or a documented function."""
+    tool = getattr(tool, "schema", tool)
     if isinstance(tool, Mapping):
-        return tool
+        return dict(tool)
     from transformers.utils import get_json_schema
 
-    return get_json_schema(tool)
+    schema: dict[str, Any] = get_json_schema(tool)
+    return schema
 
 
 SPECIAL_TOKENS = 8
