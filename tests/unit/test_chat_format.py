@@ -20,8 +20,12 @@ from trl import GRPOTrainer
 
 from podium.agents.chat import TOOL_TEMPLATE, ChatFormat, tool_format
 from podium.data import PromptBuilder
+from podium.engines.base import make_groups
 from podium.errors import ConfigError
 from podium.models.builtin import BUILTIN, resolve_model
+from podium.records import SamplingSettings
+from podium.rewards.resolve import resolve_rewards
+from podium.rewards.score import score
 from podium.testing import tiny_tokenizer
 
 FOLDER = Path(stored.__file__).parent / "chat_templates"
@@ -286,13 +290,31 @@ def test_template_kwargs_reach_the_suffix():
 def test_without_tools_the_reasoning_of_a_parsed_turn_is_apart_from_its_content():
     tokenizer = tokenizer_of("qwen3")
     chat = tool_format(tokenizer, {}, needs_tools=False)
-    assert not chat.parses
     prompt, drawn = chat.encode("<|im_start|>assistant\n"), chat.encode("<think>\nHm.\n</think>\n\n408<|im_end|>")
     assert chat.parse(drawn, prefix=prompt) == {"role": "assistant", "content": "<think>\nHm.\n</think>\n\n408"}
     stored.add_response_schema(tokenizer)
     parsed = tool_format(tokenizer, {}, needs_tools=False).parse(drawn, prefix=prompt)
     assert parsed == {"role": "assistant", "content": "408", "reasoning_content": "Hm."}
     assert parsed == stored.parse_response(tokenizer, drawn, prefix=prompt)
+
+
+@pytest.mark.parametrize("parses", [True, False])
+def test_rewards_get_the_content_of_a_parsed_answer(parses):
+    tokenizer = tokenizer_of("qwen3")
+    if parses:
+        stored.add_response_schema(tokenizer)
+    builder = PromptBuilder(tokenizer=tokenizer)
+    prompts = [builder({"prompt": prompt}, id=i, row_index=i) for i, prompt in enumerate([QUESTION, "12 * 34 ="])]
+    drawn = tokenizer("<think>\nHm.\n</think>\n\n408<|im_end|>")["input_ids"]
+    sampled = [[(drawn, [0.0] * len(drawn))]] * 2
+    settings = SamplingSettings(num_completions=1, max_tokens=64, end_ids=frozenset({tokenizer.eos_token_id}))
+    groups = make_groups(prompts, sampled, tokenizer, settings, policy_step=0)
+    seen = []
+    rewards = resolve_rewards([lambda completions, **_: seen.extend(completions) or [0.0] * len(completions)])
+    score(groups, rewards)
+    text = "<think>\nHm.\n</think>\n\n408"
+    chat = {"content": "408", "reasoning_content": "Hm."} if parses else {"content": text}
+    assert seen == [[{"role": "assistant", **chat}], text]
 
 
 # What the tokenizer must have
@@ -321,7 +343,7 @@ def test_a_template_whose_calls_nothing_parses_is_refused():
     tokenizer.response_template = stored.qwen3_template
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert tool_format(tokenizer, {}, needs_tools=True).parses
+        tool_format(tokenizer, {}, needs_tools=True)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_replaced_or_refused():
@@ -375,7 +397,7 @@ def test_the_built_in_model_gets_its_tool_template_in_one_line(caplog, tmp_path)
 
 def test_the_worked_example_is_a_call_of_the_first_tool():
     def example(properties: Any, **kwargs: Any) -> Any:
-        chat = ChatFormat(tokenizer=chat_of("builtin").tokenizer, template_kwargs=kwargs, parses=True)
+        chat = ChatFormat(tokenizer=chat_of("builtin").tokenizer, template_kwargs=kwargs)
         about = {"name": "find", "description": "Find.", "parameters": {"type": "object", "properties": properties}}
         text = chat.render(QUESTION, [{"type": "function", "function": about}, *TOOLS])
         shown = re.search(r"<tool_call>.*</tool_call>", text, re.DOTALL)

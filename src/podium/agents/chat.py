@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from podium.data.prompts import apply_template, schema_of
+from podium.data.prompts import apply_template
+from podium.data.turns import parse_turn, parses_turns
 from podium.errors import ConfigError, as_line
 from podium.records import Message
 
@@ -63,8 +64,6 @@ class ChatFormat:
     """To render with in place of the tokenizer's; None: its own."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """To every `apply_chat_template`."""
-    parses: bool = False
-    """Whether the tokenizer has a response template: calls and reasoning are parsed, else a turn is its text."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), **settings: Any) -> str:
         """The text of a conversation. `settings`: arguments of `apply_chat_template`.
@@ -81,26 +80,8 @@ class ChatFormat:
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def parse(self, token_ids: Sequence[int], *, prefix: Sequence[int], tools: Sequence[Any] = ()) -> Message:
-        """The message of a drawn turn; one with a malformed call is ordinary text. Raises nothing for any tokens.
-
-        Args:
-            token_ids: of the turn, with its end token where one was drawn.
-            prefix: all tokens before it.
-            tools: of this completion (see `data.prompts.schema_of`); arguments get the types of their schemas.
-        """
-        if self.parses and token_ids:
-            from trl.chat_template_utils import parse_response
-
-            try:
-                schemas = [schema_of(tool) for tool in tools] or None
-                message: Message = parse_response(self.tokenizer, list(token_ids), list(prefix), schemas)
-                _complete_calls(message)
-                if end := self._special.get(token_ids[-1]):  # an end token that is not the template's own
-                    message["content"] = message["content"].removesuffix(end).rstrip()
-                return message
-            except Exception:  # the parser is run on the model's text: deep nesting, for example, is a RecursionError
-                logger.debug("A turn could not be parsed.", exc_info=True)
-        return {"role": "assistant", "content": str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))}
+        """The message of a drawn turn: see `data.turns.parse_turn`."""
+        return parse_turn(self.tokenizer, token_ids, prefix=prefix, tools=tools)
 
     def suffix(self, replies: Sequence[Message], *, last: int) -> tuple[int, ...]:
         """Token ids to append to a drawn turn: the rest of the turn's closing, the replies, the next turn's header.
@@ -188,7 +169,7 @@ def tool_format(
         del kwargs["chat_template"]
         set_tool_template(tokenizer)
     if not needs_tools:
-        return ChatFormat(tokenizer=tokenizer, template_kwargs=kwargs, parses=_has_response_template(tokenizer))
+        return ChatFormat(tokenizer=tokenizer, template_kwargs=kwargs)
     if not hasattr(tokenizer, "get_response_parser"):
         what = "Tools and environments need transformers 5.13 or later."
         raise ConfigError(what, code="C052", fix="pip install -U transformers")
@@ -203,11 +184,11 @@ def tool_format(
         what = "The provided chat template does not support tool calling. The template must be able to render a full "
         what += "tool-calling conversation (user -> assistant with tool_calls -> tool)."
         raise _unusable(what)
-    if not _has_response_template(tokenizer):
+    if not parses_turns(tokenizer):
         tokenizer.response_template = _response_template(shown)
     try:
         replaced = None if is_chat_template_prefix_preserving(shown) else get_training_chat_template(shown)
-        chat = ChatFormat(tokenizer=tokenizer, chat_template=replaced, template_kwargs=kwargs, parses=True)
+        chat = ChatFormat(tokenizer=tokenizer, chat_template=replaced, template_kwargs=kwargs)
         chat.suffix([{"role": "tool", "name": "dummy", "content": "dummy"}], last=-1)
     except _REFUSED as error:
         raise error if isinstance(error, ConfigError) else _unusable(str(error)) from error
@@ -242,10 +223,6 @@ def _renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
 
 
-def _has_response_template(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return getattr(tokenizer, "response_template", None) is not None
-
-
 def _response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
     """The response template that TRL stores for the tokenizer's chat template."""
     from trl.chat_template_utils import add_response_schema
@@ -267,15 +244,6 @@ def _turn_before(replies: Sequence[Message]) -> list[Message]:
         call = {"type": "function", "function": {"name": replies[0]["name"], "arguments": {}}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     return [{"role": "user", "content": "dummy"}, turn]
-
-
-def _complete_calls(message: Message) -> None:
-    """Give every call the keys `type` and `function`. Raises for a call that is no JSON in valid Unicode."""
-    for call in message.get("tool_calls") or ():
-        if "function" not in call:
-            call["function"] = {key: call.pop(key) for key in ("name", "arguments")}
-        call.setdefault("type", "function")
-    json.dumps(message.get("tool_calls"), ensure_ascii=False).encode()
 
 
 def _unusable(what: str, fix: str = "") -> ConfigError:
