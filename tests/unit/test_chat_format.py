@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 
 from podium.agents.chat import TOOL_TEMPLATE, ChatFormat, tool_format
 from podium.data import PromptBuilder
+from podium.data.survey import RowSurvey, dataset_source, survey_rows
 from podium.engines.base import make_groups
 from podium.errors import ConfigError
 from podium.models.builtin import BUILTIN, resolve_model
@@ -472,3 +473,14 @@ def test_the_schemas_count_in_the_length_of_a_prompt():
         ).settings
     )
     hash(long.settings)
+
+
+def test_a_survey_of_many_rows_counts_the_schemas_too():
+    """Rows that are far from the limit without the tools are measured all the same, not some of them."""
+    large = {"type": "function", "function": {**ABOUT, "description": "Multiply. " * 60}}
+    rows = [{"prompt": [{"role": "user", "content": f"{i:04d} " * 20}]} for i in range(1002)]
+    tokenizer = chat_of("builtin").tokenizer
+    for tools, count in (((large,), 1002), ((), 0)):
+        builder = PromptBuilder(tokenizer=tokenizer, max_prompt_length=700, tools=tools)
+        survey = survey_rows(RowSurvey(source=dataset_source(rows, "rows"), builder=builder))
+        assert survey.long_rows.count == count

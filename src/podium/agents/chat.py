@@ -65,6 +65,11 @@ class ChatFormat:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """To every `apply_chat_template`."""
 
+    @property
+    def parses(self) -> bool:
+        """Whether the tokenizer has a response template: calls and reasoning are parsed, else a turn is its text."""
+        return parses_turns(self.tokenizer)
+
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), **settings: Any) -> str:
         """The text of a conversation. `settings`: arguments of `apply_chat_template`.
 
