@@ -28,6 +28,7 @@ from podium.records import SamplingSettings
 from podium.rewards.resolve import resolve_rewards
 from podium.rewards.score import score
 from podium.testing import tiny_tokenizer
+from podium.trainer.config import GRPOConfig
 
 FOLDER = Path(stored.__file__).parent / "chat_templates"
 GEMMA = ("gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5")
@@ -416,12 +417,15 @@ def test_the_worked_example_is_a_call_of_the_first_tool():
 
 def test_any_tokenizer_with_the_tokens_of_chatml_may_have_it():
     tokenizer = tiny_tokenizer()
-    for needs_tools in (True, False):
-        chat = tool_format(tokenizer, {"chat_template": TOOL_TEMPLATE, "x": 1}, needs_tools=needs_tools)
+    named = {"chat_template": TOOL_TEMPLATE, "x": 1}
+    kwargs = GRPOConfig(output_dir="", chat_template_kwargs=named).chat_template_kwargs
+    for needs_tools, given in ((True, named), (False, named), (True, kwargs)):
+        chat = tool_format(tokenizer, given, needs_tools=needs_tools)
         assert chat.template_kwargs == {"x": 1}
         text = chat.render(QUESTION, TOOLS)
         assert text.startswith("<|im_start|>system\nYou are a helpful assistant.\n\nYou can call")
         assert "SmolLM" not in text
+        assert text == ChatFormat(tokenizer=tiny_tokenizer(), template_kwargs=kwargs).render(QUESTION, TOOLS)
     prompt, drawn = calls_of(chat, "builtin")
     assert chat.parse(drawn, prefix=prompt)["tool_calls"] == [CALL]
     lacking = SimpleNamespace(get_vocab=lambda: {"<|im_start|>": 0}, chat_template=None)

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOOL_TEMPLATE = "builtin:tools"
-"""As `chat_template_kwargs: {chat_template: ...}`: Podium's tool template, for any tokenizer with ChatML's tokens."""
+"""As `chat_template_kwargs: {chat_template: ...}`: Podium's tool template, for tokenizers with ChatML's tokens."""
 
 _TEMPLATES = files("podium.agents") / "templates"
-_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+_SYSTEM = "You are a helpful assistant."
+_SMOLLM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _MARK = "TURN-OF-THE-ASSISTANT"
 _REFUSED = (TemplateError, ValueError, TypeError, KeyError)
 """The errors of a chat template that cannot render a conversation."""
@@ -162,15 +163,15 @@ def tool_format(
 
     Args:
         tokenizer: gets the templates that it lacks.
-        template_kwargs: `chat_template_kwargs`. `chat_template: builtin:tools` is taken out: it is then the
-            tokenizer's own.
+        template_kwargs: `chat_template_kwargs`. Podium's tool template is taken out of it and given to the tokenizer,
+            so that it is saved with the model.
         needs_tools: whether there are tools or environments.
 
     Raises:
         ConfigError: the chat template cannot render calls and their results, or nothing parses its calls.
     """
-    kwargs = dict(template_kwargs)
-    if kwargs.get("chat_template") == TOOL_TEMPLATE:
+    kwargs = with_named_template(template_kwargs)
+    if kwargs.get("chat_template") == tool_template():
         del kwargs["chat_template"]
         set_tool_template(tokenizer)
     if not needs_tools:
@@ -181,8 +182,8 @@ def tool_format(
     from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 
     own = kwargs.get("chat_template")
-    if own is None and not _renders_tools(tokenizer) and _SYSTEM in str(tokenizer.chat_template):
-        set_tool_template(tokenizer)
+    if own is None and not _renders_tools(tokenizer) and _SMOLLM in str(tokenizer.chat_template):
+        set_tool_template(tokenizer, _SMOLLM)
     shown = copy.copy(tokenizer)  # TRL's helpers look at the tokenizer's template alone
     shown.chat_template = own or tokenizer.chat_template
     if not _renders_tools(shown):
@@ -200,11 +201,23 @@ def tool_format(
     return chat
 
 
-def set_tool_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give a tokenizer with ChatML's tokens Podium's tool template and its response template.
+def tool_template(system: str = _SYSTEM) -> str:
+    """Podium's tool template. `system`: the system message of conversations that have none.
 
-    Without tools the template renders what SmolLM2's own does. With tools the system message also has their schemas
-    and a call of the first one as an example; `tool_example=False` in `chat_template_kwargs` leaves the example out.
+    Without tools it renders what SmolLM2's own template does. With tools the system message also has their schemas and
+    a call of the first one as an example; `tool_example: false` in `chat_template_kwargs` leaves the example out.
+    """
+    return (_TEMPLATES / "tools.jinja").read_text(encoding="utf-8").replace(_SYSTEM, system)
+
+
+def with_named_template(template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """`chat_template_kwargs` with the text of the chat template where `builtin:tools` stands for it."""
+    named = template_kwargs.get("chat_template") == TOOL_TEMPLATE
+    return {**template_kwargs, **({"chat_template": tool_template()} if named else {})}
+
+
+def set_tool_template(tokenizer: PreTrainedTokenizerBase, system: str = _SYSTEM) -> None:
+    """Give a tokenizer with ChatML's tokens Podium's tool template and its response template.
 
     Raises:
         ConfigError: the tokenizer lacks `<|im_start|>` or `<|im_end|>`.
@@ -212,9 +225,7 @@ def set_tool_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if missing := {"<|im_start|>", "<|im_end|>"} - set(tokenizer.get_vocab()):
         what = f"`{TOOL_TEMPLATE}` is written for tokenizers with ChatML's tokens; this one lacks "
         raise _unusable(what + ", ".join(sorted(missing)) + ".")
-    is_smollm = _SYSTEM in str(tokenizer.chat_template)
-    text = (_TEMPLATES / "tools.jinja").read_text(encoding="utf-8")
-    tokenizer.chat_template = text if is_smollm else text.replace(_SYSTEM, "You are a helpful assistant.")
+    tokenizer.chat_template = tool_template(system)
     tokenizer.response_template = json.loads((_TEMPLATES / "tools.json").read_text(encoding="utf-8"))
     logger.info("The tokenizer has Podium's chat template for tools (%s); it is saved with the model.", TOOL_TEMPLATE)
 
