@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from podium.data.prompts import apply_template
-from podium.data.turns import parse_turn, parses_turns
+from podium.data.prompts import apply_template, schema_of
 from podium.errors import ConfigError, as_line
+from podium.models.turns import parse_turn, parses_turns
 from podium.records import Message
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class ChatFormat:
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def parse(self, token_ids: Sequence[int], *, prefix: Sequence[int], tools: Sequence[Any] = ()) -> Message:
-        """The message of a drawn turn: see `data.turns.parse_turn`."""
-        return parse_turn(self.tokenizer, token_ids, prefix=prefix, tools=tools)
+        """The message of a drawn turn: see `models.turns.parse_turn`. `tools`: see `data.prompts.schema_of`."""
+        return parse_turn(self.tokenizer, token_ids, prefix=prefix, schemas=[schema_of(tool) for tool in tools])
 
     def suffix(self, replies: Sequence[Message], *, last: int) -> tuple[int, ...]:
         """Token ids to append to a drawn turn: the rest of the turn's closing, the replies, the next turn's header.

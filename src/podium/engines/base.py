@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.data.turns import parse_turn, parses_turns
 from podium.models.forward import Precision
+from podium.models.turns import parse_turn, parses_turns
 from podium.records import Completion, Finish, Group, Prompt, SamplingSettings, Turn
 
 Sampled = tuple[list[int], list[float]]

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from podium.data.prompts import schema_of
 from podium.records import Message
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def parses_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def parse_turn(
-    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, prefix: Sequence[int], tools: Sequence[Any] = ()
+    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, prefix: Sequence[int], schemas: Sequence[Any] = ()
 ) -> Message:
     """The message of a drawn turn; without a response template, or with a malformed call, its text. Never raises.
 
@@ -30,18 +29,17 @@ def parse_turn(
         tokenizer: with or without a response template.
         token_ids: of the turn, with its end token where one was drawn.
         prefix: all tokens before it.
-        tools: of this completion (see `data.prompts.schema_of`); arguments get the types of their schemas.
+        schemas: of the completion's tools, as dictionaries: arguments get their types.
     """
     if parses_turns(tokenizer) and token_ids:
         from trl.chat_template_utils import parse_response
 
         try:
-            schemas = [schema_of(tool) for tool in tools] or None
-            message: dict[str, Any] = parse_response(tokenizer, list(token_ids), list(prefix), schemas)
+            message: dict[str, Any] = parse_response(tokenizer, list(token_ids), list(prefix), list(schemas) or None)
             _complete_calls(message)
-            last = tokenizer.added_tokens_decoder.get(token_ids[-1])
-            if last is not None and last.special:  # an end token that is not the template's own
-                message["content"] = message["content"].removesuffix(str(last)).rstrip()
+            last = list(token_ids[-1:])
+            if not tokenizer.decode(last, skip_special_tokens=True):  # an end token that is not the template's own
+                message["content"] = message["content"].removesuffix(str(tokenizer.decode(last))).rstrip()
             return message
         except Exception:  # the parser is run on the model's text: deep nesting, for example, is a RecursionError
             logger.debug("A turn could not be parsed.", exc_info=True)
