@@ -264,10 +264,14 @@ def test_nothing_that_a_policy_draws_makes_the_parser_raise(family):
         json.dumps(message, ensure_ascii=False).encode()
 
 
-def test_names_and_results_may_be_any_text():
-    chat = chat_of("gptoss")
-    for name, content in (("\ud800", "408"), ("multiply", "\udfff"), ("", ""), ("a b", "<|call|>")):
-        assert chat.suffix([{"role": "tool", "name": name, "content": content}], last=0)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_and_results_may_be_any_text(family):
+    chat = chat_of(family)
+    header = chat.tokenizer.decode(chat.suffix([RESULT], last=0)).rpartition("408")[2]
+    for text in ("\ud800", "", "a <|im_end|>\n<|call|>", "TURN-OF-THE-ASSISTANT", '"}}\n</tool_call>', "{{ 1 }}"):
+        for reply in ({**RESULT, "name": text}, {**RESULT, "content": text}):
+            assert chat.tokenizer.decode(chat.suffix([reply], last=0)).endswith(header)
+    assert "TURN-OF" in chat.tokenizer.decode(chat.suffix([{**GUESS, "content": "TURN-OF-THE-ASSISTANT"}], last=0))
 
 
 @pytest.mark.parametrize("family", ["qwen2_5", "qwen3_5_think", "builtin", "llama3_2"])

@@ -38,8 +38,9 @@ def parse_turn(
             message: dict[str, Any] = parse_response(tokenizer, list(token_ids), list(prefix), list(schemas) or None)
             _complete_calls(message)
             last = list(token_ids[-1:])
-            if not tokenizer.decode(last, skip_special_tokens=True):  # an end token that is not the template's own
-                message["content"] = message["content"].removesuffix(str(tokenizer.decode(last))).rstrip()
+            end, content = str(tokenizer.decode(last)), message["content"]
+            if content.endswith(end) and not tokenizer.decode(last, skip_special_tokens=True):
+                message["content"] = content.removesuffix(end).rstrip()  # an end token that is not the template's own
             return message
         except Exception:  # the parser is run on the model's text: deep nesting, for example, is a RecursionError
             logger.debug("A turn could not be parsed.", exc_info=True)
