@@ -40,6 +40,10 @@ class PromptBuilder:
     tokenizer: PreTrainedTokenizerBase
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """To every `apply_chat_template`. A row's own `chat_template_kwargs` is an ordinary column, as in TRL's GRPO."""
+    tools: Sequence[Any] = ()
+    """Tools rendered into every conversation (see `schema_of`): they lengthen each prompt."""
+    template: str | None = None
+    """Chat template to render with in place of the tokenizer's and that of `chat_template_kwargs`."""
     max_prompt_length: int | None = None
     """In tokens; None: only the context limits."""
     overlong: Overlong = "error"
@@ -59,10 +63,15 @@ class PromptBuilder:
             what += f"{self.context_length} positions for prompt and completion together."
             raise ConfigError(what, code="D015", fix=f"Set max_completion_length under {self.context_length}.")
 
-    def __call__(self, row: Mapping[str, Any], id: int, row_index: int) -> Prompt | None:
-        """The row as a prompt; None where it is too long and dropped. Raises `DataError` for a row of no use."""
+    def __call__(
+        self, row: Mapping[str, Any], id: int, row_index: int, tools: Sequence[Any] | None = None
+    ) -> Prompt | None:
+        """The row as a prompt; None where it is too long and dropped. Raises `DataError` for a row of no use.
+
+        `tools` replaces the builder's own for this row: in a mixture of environments each has its own.
+        """
         problem = check_row(row, row_index, chat_template=self.chat_template)
-        token_ids = problem or self.tokenize(row["prompt"], row_index)
+        token_ids = problem or self.tokenize(row["prompt"], row_index, tools)
         if isinstance(token_ids, Finding):
             raise DataError(problems_text(self.name, [token_ids]), code=token_ids.code)
         content, text = row["prompt"], None
@@ -79,21 +88,23 @@ class PromptBuilder:
             id=id,
             row=row_index,
             token_ids=tuple(token_ids),
-            text=str(self.rendered(content, row_index)) if text is None else text,
+            text=str(self.rendered(content, row_index, tools)) if text is None else text,
             content=content if isinstance(content, str) else list(content),
             columns={key: value for key, value in row.items() if key not in NOT_PASSED_ON},
         )
 
     @property
     def chat_template(self) -> str | None:
-        template = self.chat_template_kwargs.get("chat_template") or getattr(self.tokenizer, "chat_template", None)
+        template = self.template or self.chat_template_kwargs.get("chat_template")
+        template = template or getattr(self.tokenizer, "chat_template", None)
         return template if template is None or isinstance(template, str) else str(template)
 
     @property
     def settings(self) -> tuple[object, ...]:
         """All that lengths and errors of prompts depend on; equal for two builders that make the same prompts."""
         tokenizer = (type(self.tokenizer), self.tokenizer.name_or_path, self.chat_template)
-        return (*tokenizer, repr(sorted(self.chat_template_kwargs.items())), self.limit, self.overlong)
+        rendered = (repr(sorted(self.chat_template_kwargs.items())), repr([schema_of(tool) for tool in self.tools]))
+        return (*tokenizer, *rendered, self.limit, self.overlong)
 
     @property
     def context_room(self) -> int | None:
@@ -113,12 +124,14 @@ class PromptBuilder:
         less = f"max_completion_length {self.max_completion_length or 0}"
         return f"the context of {self.context_length} tokens less {less} leaves {self.limit} for the prompt"
 
-    def tokenize(self, content: str | Sequence[Message], row_index: int) -> list[int] | Finding:
+    def tokenize(
+        self, content: str | Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
+    ) -> list[int] | Finding:
         """Token ids of a prompt that has been checked, however long; or the error of the chat template."""
         if isinstance(content, str):
             encoded = self.tokenizer(content)
         else:
-            encoded = self._templated(content, row_index, tokenize=True, return_dict=True)
+            encoded = self._templated(content, row_index, tools, tokenize=True, return_dict=True)
         if isinstance(encoded, Finding):
             return encoded
         return list(encoded["input_ids"]) or no_tokens(row_index)
@@ -133,11 +146,13 @@ class PromptBuilder:
                     counts[i] = len(token_ids)
         return counts
 
-    def rendered(self, content: str | Sequence[Message], row_index: int) -> str | Finding:
+    def rendered(
+        self, content: str | Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
+    ) -> str | Finding:
         """The text whose tokens are the prompt's, or the error of the chat template."""
         if isinstance(content, str):
             return content
-        text = self._templated(content, row_index, tokenize=False)
+        text = self._templated(content, row_index, tools, tokenize=False)
         return text if isinstance(text, Finding) else str(text)
 
     def may_exceed(self, text: str) -> bool:
@@ -158,19 +173,55 @@ class PromptBuilder:
             return f"max_completion_length={self.context_length - num_tokens} makes room for it"
         return ""
 
-    def _templated(self, messages: Sequence[Message], row_index: int, **how: Any) -> Any:
+    def _templated(self, messages: Sequence[Message], row_index: int, tools: Sequence[Any] | None, **how: Any) -> Any:
         """The conversation through the chat template; a Finding where there is none, or it refuses."""
         if self.chat_template is None:
             return no_template(row_index)
         continued = messages[-1]["role"] == "assistant"
         turn = {"add_generation_prompt": not continued, "continue_final_message": continued}
-        plain = [m if isinstance(m.get("content"), str | None) else {**m, "content": text_of(m)} for m in messages]
+        settings = {**turn, **self.chat_template_kwargs, **how}
+        tools = self.tools if tools is None else tools
         try:
-            return self.tokenizer.apply_chat_template(plain, **{**turn, **self.chat_template_kwargs, **how})
+            return apply_template(self.tokenizer, messages, tools, self.template, settings)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             fix = "look at the roles: many templates want user and assistant to take turns, and a system message only "
             what = f"the chat template refused the conversation: {error}"
             return row_problem("D012", row_index, what, f"{fix}first")
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Any],
+    template: str | None,
+    settings: Mapping[str, Any],
+) -> Any:
+    """The result of `apply_chat_template`. `template`: in place of the tokenizer's; None: its own.
+
+    An empty list of tools becomes None: some templates (Llama) render their instructions for tools even for `[]`.
+    Contents that are lists become text: most templates raise for them, or leave them out.
+    """
+    chosen = {} if template is None else {"chat_template": template}
+    plain = [m if isinstance(m.get("content"), str | None) else {**m, "content": _as_text(m)} for m in messages]
+    schemas = [schema_of(tool) for tool in tools] or None
+    return tokenizer.apply_chat_template(plain, tools=schemas, **{**settings, **chosen})
+
+
+def _as_text(message: Message) -> str:
+    """The text of parts of text; a list of other things, as a tool may return it, as Python writes it."""
+    content = message["content"]
+    return text_of(message) if all(isinstance(part, Mapping) and "text" in part for part in content) else str(content)
+
+
+def schema_of(tool: Any) -> dict[str, Any]:
+    """The JSON schema of a tool: a schema itself, an object with a `schema`, or a documented function."""
+    tool = getattr(tool, "schema", tool)
+    if isinstance(tool, Mapping):
+        return dict(tool)
+    from transformers.utils import get_json_schema
+
+    schema: dict[str, Any] = get_json_schema(tool)
+    return schema
 
 
 SPECIAL_TOKENS = 8

@@ -18,7 +18,7 @@ from typing import Any
 from podium.data.columns import GOLD
 from podium.data.distinct import DistinctSample
 from podium.data.files import columns_and_form, file_rows
-from podium.data.prompts import PromptBuilder, most_tokens, no_tokens
+from podium.data.prompts import PromptBuilder, most_tokens, no_tokens, schema_of
 from podium.data.row import check_row, text_of
 from podium.data.selection import plain
 from podium.records import Finding
@@ -157,6 +157,7 @@ class RowSurvey:
     chat_template: str | None = None  # the builder's or the tokenizer's
     _control_tokens: re.Pattern[str] | None = None
     _num_rendered: int = 0
+    _template_size: int = _TEMPLATE  # tokens that the chat template may add, with the schemas of tools
     _pending: list[tuple[int, int, str, bool, bool]] = field(default_factory=list)
     """Prompts to measure: row, position, text, whether it is plain, whether it is one of the spread ones."""
 
@@ -164,6 +165,7 @@ class RowSurvey:
         if self.builder is not None:
             self.chat_template, self.tokenizer = self.builder.chat_template, self.builder.tokenizer
             self._control_tokens = _control_tokens(self.tokenizer)
+            self._template_size += sum(most_tokens(str(schema_of(tool))) for tool in self.builder.tools)
         elif (template := getattr(self.tokenizer, "chat_template", None)) is not None:
             self.chat_template = str(template)
 
@@ -269,7 +271,9 @@ class RowSurvey:
         text = self._rendered(index, prompt) if self.exact else None
         if self.exact and text is None:
             return
-        may_exceed = limit is not None and size + _TEMPLATE > limit if text is None else self.builder.may_exceed(text)
+        may_exceed = (
+            limit is not None and size + self._template_size > limit if text is None else self.builder.may_exceed(text)
+        )
         suspect = may_exceed and (self._drops or self.num_suspects < SUSPECTS)
         self.num_suspects += suspect and not spread
         if spread or suspect:

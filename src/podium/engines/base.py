@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.models.forward import Precision
+from podium.models.turns import parse_turn, parses_turns
 from podium.records import Completion, Finish, Group, Prompt, SamplingSettings, Turn
 
 Sampled = tuple[list[int], list[float]]
@@ -143,7 +144,9 @@ def make_groups(
 ) -> list[Group]:
     """Groups from `sampled[p][g] = (token_ids, logps)`.
 
-    Without `episodes` a completion that ends in an end token has stopped; else its episode says why it ended.
+    Without `episodes` a completion that ends in an end token has stopped; else its episode says why it ended. If the
+    tokenizer has a response template, an answer in a conversation is parsed, as in TRL: its content is without the
+    reasoning.
     """
     ids = [token_ids for group in sampled for token_ids, _ in group]
     texts = iter(tokenizer.batch_decode(ids, skip_special_tokens=True))
@@ -151,6 +154,9 @@ def make_groups(
     def completion(p: int, g: int, token_ids: list[int], logps: list[float]) -> Completion:
         stopped: Finish = "stop" if token_ids[-1] in settings.end_ids else "length"
         turns, finish = ((), stopped) if episodes is None else episodes.finished(p, g)
+        if episodes is None and prompts[p].is_chat and parses_turns(tokenizer):
+            message = parse_turn(tokenizer, token_ids, prefix=prompts[p].token_ids)
+            turns = (Turn(start=0, stop=len(token_ids), message=message),)
         return Completion(
             token_ids=tuple(token_ids),
             logps=tuple(logps),

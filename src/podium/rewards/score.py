@@ -132,10 +132,7 @@ def _batch(groups: Sequence[Group]) -> Batch:
     keys = dict.fromkeys(key for group in groups for key in group.prompt.columns if key not in GIVEN)
     return Batch(
         prompts=[prompt.content for prompt, _ in members],
-        completions=[
-            [{"role": "assistant", "content": completion.text}] if prompt.is_chat else completion.text
-            for prompt, completion in members
-        ],
+        completions=[completion.messages if prompt.is_chat else completion.text for prompt, completion in members],
         completion_ids=[list(completion.token_ids) for _, completion in members],
         columns={key: [prompt.columns.get(key) for prompt, _ in members] for key in keys},
         texts=[completion.text for _, completion in members],

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import trl
 
+from podium.agents.chat import with_named_template
 from podium.errors import ConfigError, as_line, did_you_mean, with_fix
 from podium.models.devices import kind_of
 from podium.trainer.rules import (
@@ -159,6 +160,8 @@ class GRPOConfig(trl.GRPOConfig):
             code, fix = next(((code, fix) for part, code, fix in _CODES if part in str(error)), ("C030", None))
             raise ConfigError(str(error), code=code, fix=fix(self) if fix else "") from None
         self.gradient_checkpointing = checkpointing
+        if self.chat_template_kwargs:
+            self.chat_template_kwargs = with_named_template(self.chat_template_kwargs)
         take_generation_kwargs(self)
         self._check_values()
         if self.loss_type == "gspo":  # one spelling from here on

@@ -1,0 +1,269 @@
+"""The tokens of a conversation between the policy's turns: prompts with tools, parsed turns, suffixes.
+
+    chat = tool_format(tokenizer, {}, needs_tools=True)
+    message = chat.parse(drawn, prefix=prompt_ids, tools=schemas)
+    next_ids = prompt_ids + drawn + chat.suffix([{"role": "tool", "name": "add", "content": "3"}], last=drawn[-1])
+
+Drawn tokens are never decoded and encoded again: a turn is parsed for its message, and the text of the template after
+the turn (the separator, the replies, the header of the next turn) is appended to the tokens as they were drawn.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jinja2 import TemplateError
+
+from podium.data.prompts import apply_template, schema_of
+from podium.errors import ConfigError, as_line
+from podium.models.turns import parse_turn, parses_turns
+from podium.records import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+TOOL_TEMPLATE = "builtin:tools"
+"""As `chat_template_kwargs: {chat_template: ...}`: Podium's tool template, for tokenizers with ChatML's tokens."""
+
+_TEMPLATES = files("podium.agents") / "templates"
+_SYSTEM = "You are a helpful assistant."
+_SMOLLM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+_MARK = "TURN-OF-THE-ASSISTANT"
+_REFUSED = (TemplateError, ValueError, TypeError, KeyError)
+"""The errors of a chat template that cannot render a conversation."""
+
+
+class Difference(NamedTuple):
+    """The first token at which a stream is not the template's rendering of its messages."""
+
+    position: int
+    """In the stream; its length, where the rendering goes on."""
+    streamed: str
+    """Text of the stream from there; empty: it has ended."""
+    rendered: str
+    """Text of the template from there."""
+    same_text: bool
+    """Whether the texts are equal, so that they differ in their division into tokens alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFormat:
+    """The chat template of a run and the parser of its turns."""
+
+    tokenizer: PreTrainedTokenizerBase
+    chat_template: str | None = None
+    """To render with in place of the tokenizer's; None: its own."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """To every `apply_chat_template`."""
+
+    @property
+    def parses(self) -> bool:
+        """Whether the tokenizer has a response template: calls and reasoning are parsed, else a turn is its text."""
+        return parses_turns(self.tokenizer)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), **settings: Any) -> str:
+        """The text of a conversation. `settings`: arguments of `apply_chat_template`.
+
+        Raises:
+            jinja2.TemplateError, ValueError, TypeError: the template refuses the conversation.
+        """
+        settings = {**self.template_kwargs, **settings, "tokenize": False}
+        return str(apply_template(self.tokenizer, messages, tools, self.chat_template, settings))
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of rendered text, in which the template has written the special tokens."""
+        text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair, from a tool or from JSON
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def parse(self, token_ids: Sequence[int], *, prefix: Sequence[int], tools: Sequence[Any] = ()) -> Message:
+        """The message of a drawn turn: see `models.turns.parse_turn`. `tools`: see `data.prompts.schema_of`."""
+        return parse_turn(self.tokenizer, token_ids, prefix=prefix, schemas=[schema_of(tool) for tool in tools])
+
+    def suffix(self, replies: Sequence[Message], *, last: int) -> tuple[int, ...]:
+        """Token ids to append to a drawn turn: the rest of the turn's closing, the replies, the next turn's header.
+
+        The template's end token is among them unless `last`, the last token drawn, is one of its end tokens. Rendered
+        is a short conversation in place of the real one, as in TRL: earlier turns stand in the stream as they are.
+
+        Args:
+            replies: tool messages in the order of the calls, or a user message.
+            last: the last token of the drawn turn.
+
+        Raises:
+            ConfigError: the template does not keep the end of a turn when replies follow.
+        """
+        turn = _turn_before(replies)
+        closed = self.render(turn, add_generation_prompt=False)
+        answered = self.render([*turn, *replies], add_generation_prompt=True)
+        mark = closed[: len(closed) - len(self._closing(closed))] if "tool_calls" in turn[-1] else _MARK
+        at = answered.find(mark) + len(mark)
+        head, ids = self.encode(answered[:at]), self.encode(answered)
+        if mark not in answered or ids[: len(head)] != head:
+            what = "Unexpected tokenization: the chat template renders a turn otherwise when replies follow it."
+            raise _unusable(what)
+        rest = ids[len(head) :]
+        ends = {rest[0], self.encode(closed[closed.find(mark) + len(mark) :] or answered[at:])[0]}
+        return tuple(rest[1:] if last in ends else rest)
+
+    def first_difference(
+        self, stream_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Any] = ()
+    ) -> Difference | None:
+        """The first difference of a sampled stream from the template's own rendering of its parsed messages.
+
+        A stream that ends with its last turn's content is complete, with any end token or without one: templates may
+        write more behind it.
+
+        Args:
+            stream_ids: prompt and completion, drawn and given tokens.
+            messages: of the prompt and of the completion.
+            tools: rendered into the prompt.
+        """
+        stream, is_drawn = list(stream_ids), messages[-1]["role"] == "assistant"
+        text = self.render(messages, tools, add_generation_prompt=not is_drawn)
+        rendered = self.encode(text)
+        pairs = zip(stream, rendered, strict=False)
+        at = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(stream), len(rendered)))
+        closing = len(self.encode(self._closing(text))) if is_drawn else 0
+        has_end = is_drawn and stream[-1] in self._special
+        if at >= len(stream) - has_end and at >= len(rendered) - closing:
+            return None
+        texts = [str(self.tokenizer.decode(ids)) for ids in (stream[at:], rendered[at:])]
+        same = str(self.tokenizer.decode(rendered)).startswith(str(self.tokenizer.decode(stream)))
+        return Difference(at, texts[0], texts[1], same and at < len(stream))
+
+    def _closing(self, text: str) -> str:
+        """The end token of a rendered conversation, and the white space behind it."""
+        stripped = text.rstrip()
+        end = next((token for token in self._special.values() if stripped.endswith(token)), "")
+        return text[len(stripped) - len(end) :]
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        return {id: str(token) for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def tool_format(
+    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], *, needs_tools: bool
+) -> ChatFormat:
+    """The format of a run's conversations, verified as TRL does, before any weights are loaded.
+
+    With tools a tokenizer without a response template gets the one that TRL stores for its chat template, and
+    SmolLM2's tokenizer gets Podium's tool template. A template that renders earlier turns otherwise once others follow
+    is replaced for rendering by TRL's training template; the tokenizer keeps its own.
+
+    Args:
+        tokenizer: gets the templates that it lacks.
+        template_kwargs: `chat_template_kwargs`. Podium's tool template is taken out of it and given to the tokenizer,
+            so that it is saved with the model.
+        needs_tools: whether there are tools or environments.
+
+    Raises:
+        ConfigError: the chat template cannot render calls and their results, or nothing parses its calls.
+    """
+    kwargs = with_named_template(template_kwargs)
+    if kwargs.get("chat_template") == tool_template():
+        del kwargs["chat_template"]
+        set_tool_template(tokenizer)
+    if not needs_tools:
+        return ChatFormat(tokenizer=tokenizer, template_kwargs=kwargs)
+    if not hasattr(tokenizer, "get_response_parser"):
+        what = "Tools and environments need transformers 5.13 or later."
+        raise ConfigError(what, code="C052", fix="pip install -U transformers")
+    from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
+
+    own = kwargs.get("chat_template")
+    if own is None and not _renders_tools(tokenizer) and _SMOLLM in str(tokenizer.chat_template):
+        set_tool_template(tokenizer, _SMOLLM)
+    shown = copy.copy(tokenizer)  # TRL's helpers look at the tokenizer's template alone
+    shown.chat_template = own or tokenizer.chat_template
+    if not _renders_tools(shown):
+        what = "The provided chat template does not support tool calling. The template must be able to render a full "
+        what += "tool-calling conversation (user -> assistant with tool_calls -> tool)."
+        raise _unusable(what)
+    if not parses_turns(tokenizer):
+        tokenizer.response_template = _response_template(shown)
+    try:
+        replaced = None if is_chat_template_prefix_preserving(shown) else get_training_chat_template(shown)
+        chat = ChatFormat(tokenizer=tokenizer, chat_template=replaced, template_kwargs=kwargs)
+        chat.suffix([{"role": "tool", "name": "dummy", "content": "dummy"}], last=-1)
+    except _REFUSED as error:
+        raise error if isinstance(error, ConfigError) else _unusable(str(error)) from error
+    return chat
+
+
+def tool_template(system: str = _SYSTEM) -> str:
+    """Podium's tool template. `system`: the system message of conversations that have none.
+
+    Without tools it renders what SmolLM2's own template does. With tools the system message also has their schemas and
+    a call of the first one as an example; `tool_example: false` in `chat_template_kwargs` leaves the example out.
+    """
+    return (_TEMPLATES / "tools.jinja").read_text(encoding="utf-8").replace(_SYSTEM, system)
+
+
+def with_named_template(template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """`chat_template_kwargs` with the text of the chat template where `builtin:tools` stands for it."""
+    named = template_kwargs.get("chat_template") == TOOL_TEMPLATE
+    return {**template_kwargs, **({"chat_template": tool_template()} if named else {})}
+
+
+def set_tool_template(tokenizer: PreTrainedTokenizerBase, system: str = _SYSTEM) -> None:
+    """Give a tokenizer with ChatML's tokens Podium's tool template and its response template.
+
+    Raises:
+        ConfigError: the tokenizer lacks `<|im_start|>` or `<|im_end|>`.
+    """
+    if missing := {"<|im_start|>", "<|im_end|>"} - set(tokenizer.get_vocab()):
+        what = f"`{TOOL_TEMPLATE}` is written for tokenizers with ChatML's tokens; this one lacks "
+        raise _unusable(what + ", ".join(sorted(missing)) + ".")
+    tokenizer.chat_template = tool_template(system)
+    tokenizer.response_template = json.loads((_TEMPLATES / "tools.json").read_text(encoding="utf-8"))
+    logger.info("The tokenizer has Podium's chat template for tools (%s); it is saved with the model.", TOOL_TEMPLATE)
+
+
+def _renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    from trl.chat_template_utils import supports_tool_calling
+
+    try:
+        return bool(supports_tool_calling(tokenizer))
+    except _REFUSED:
+        return False
+
+
+def _response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The response template that TRL stores for the tokenizer's chat template."""
+    from trl.chat_template_utils import add_response_schema
+
+    if getattr(tokenizer, "response_schema", None) is not None:
+        what = "The tokenizer has a `response_schema` and no `response_template`; transformers parses turns with the "
+        warnings.warn(what + "latter alone.", FutureWarning, stacklevel=3)
+    try:
+        return add_response_schema(tokenizer).response_template
+    except ValueError as error:
+        raise _unusable(str(error), "Set tokenizer.response_template and pass processing_class=tokenizer.") from error
+
+
+def _turn_before(replies: Sequence[Message]) -> list[Message]:
+    """A short conversation whose last turn the replies may follow."""
+    turn: Message = {"role": "assistant", "content": _MARK}
+    if replies[0]["role"] == "tool":
+        # The name is the real one: GPT-OSS writes it into the header of the reply. One call: Llama refuses several.
+        call = {"type": "function", "function": {"name": replies[0]["name"], "arguments": {}}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return [{"role": "user", "content": "dummy"}, turn]
+
+
+def _unusable(what: str, fix: str = "") -> ConfigError:
+    other = as_line("chat_template_kwargs", {"chat_template": TOOL_TEMPLATE})
+    default = "Choose a model whose template renders tools, such as Qwen2.5 or Llama 3.1; "
+    default += f"for another one with ChatML's tokens: {other}"
+    return ConfigError(what, code="C052", fix=fix or default)
