@@ -135,8 +135,8 @@ def test_a_tree_holds_its_rows(seed: int) -> None:
     for row, path in zip(rows, tree.paths, strict=True):
         assert np.array_equal(np.array(tree.token_ids)[path], row)
         assert np.array_equal(np.array(tree.depths)[path], np.arange(len(row)))
-    assert sorted({int(t) for path in tree.paths for t in path}) == list(range(tree.size))
-    assert tree.size <= sum(map(len, rows))
+    assert sorted({int(t) for path in tree.paths for t in path}) == list(range(len(tree.token_ids)))
+    assert len(tree.token_ids) <= sum(map(len, rows))
     for part in tree_layout(tree.blocks, tree.depths).parts():
         for places, own in ((part.query_BL, part.queries_N), (part.key_BK, part.keys_M)):
             used = places.flatten()[own].tolist()
@@ -180,14 +180,18 @@ def plain(model: nn.Module, groups: list[TrainingGroup]) -> Tensor:
                 prompt = group.prompts[g] if group.prompts else group.prompt_ids
                 logp_TV = model(input_ids=torch.tensor([prompt + ids])).logits[0].float().log_softmax(-1)
                 places = [len(prompt) + t for c, t in drawn_tokens(group) if c == g]
-                logps = torch.stack([logp_TV[at - 1, (prompt + ids)[at]] for at in places]) if places else logp_TV[:0, 0]
+                logps = (
+                    torch.stack([logp_TV[at - 1, (prompt + ids)[at]] for at in places]) if places else logp_TV[:0, 0]
+                )
                 weight = torch.from_numpy(group.sampled_logps[g]).cos()
                 (logps * weight).sum().backward()
                 found.append(logps.detach())
     return torch.cat(found)
 
 
-def shared(model: nn.Module, groups: list[TrainingGroup], *, tokens_per_pack: int = 4096, path: str = "shared") -> Tensor:
+def shared(
+    model: nn.Module, groups: list[TrainingGroup], *, tokens_per_pack: int = 4096, path: str = "shared"
+) -> Tensor:
     """The same through packs."""
     found = []
     for packed in pack(groups, tokens_per_pack=tokens_per_pack):
@@ -208,7 +212,9 @@ def compare(model: nn.Module, groups: list[TrainingGroup], run: Callable[[], Ten
     assert (got - expected).abs().max() < longest * EPS
     whole = float(torch.stack([grad.norm() for grad in wanted.values()]).norm())
     for name, p in model.named_parameters():
-        assert float((p.grad - wanted[name]).norm()) < longest * EPS * max(float(wanted[name].norm()), 1e-3 * whole), name
+        assert float((p.grad - wanted[name]).norm()) < longest * EPS * max(float(wanted[name].norm()), 1e-3 * whole), (
+            name
+        )
     model.zero_grad()
 
 
@@ -310,7 +316,7 @@ def test_completions_are_chosen_with_their_masks_and_prompts() -> None:
 
 def test_prompts_that_differ_in_a_group_share_what_they_begin_with() -> None:
     begun = tuple(range(4, 64))
-    prompts = [begun + (100, 101)] * 2 + [begun + (110, 111)] * 2
+    prompts = [(*begun, 100, 101)] * 2 + [(*begun, 110, 111)] * 2
     completions = [(200, 1), (201, 1), (200, 1), (202, 1)]
     [packed] = pack([group_of(prompts, completions)], tokens_per_pack=4096)
     assert len(packed.input_ids_T) == 60 + 2 * (2 + 2)

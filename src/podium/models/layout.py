@@ -1,7 +1,7 @@
 """Attention of a pack as rows over flat positions, in two forms for two kinds of kernels.
 
-A prompt's text is causal; a completion sees its prompt and itself; everything sees the trunk. Nothing else of Podium
-needs to know that beginnings are shared.
+A pack is a tree of blocks; a token attends to the tokens before it on its path from the root. Only this module depends
+on which beginnings are shared.
 
 Shape letters: T positions in the pack, B rows of a bucket, L queries a row, K keys a row, M of them behind a prefix.
 """
@@ -143,33 +143,36 @@ class _Row:
         return (self.mask is None, bool(self.prefix), self.open, *widths)
 
 
+Above = tuple[tuple[int, np.ndarray], ...]
+"""From the root down: the number of a block, and the positions in it that are seen from below."""
+
+
 class Block(NamedTuple):
-    """Tokens that attend among themselves in one row; they all see the same tokens of the blocks above."""
+    """Tokens that attend to each other in one row, and to the same tokens of the blocks above."""
 
     texts: Sequence[np.ndarray]
-    """Positions in T; several texts share beginnings, and the row has a tree mask."""
-    above: Sequence[tuple[int, np.ndarray]] = ()
-    """From the root down: the number of a block, and the positions in it that are seen from here."""
+    """Positions in T of one causal text, or of several that share beginnings, which get a tree mask."""
+    above: Above = ()
 
 
 def tree_layout(blocks: Sequence[Block], positions: Sequence[int]) -> Layout:
-    """The attention of a tree of blocks, each of which sees itself and, above it, its own path to the root.
+    """The attention of a tree of blocks, each of which sees itself and its path to the root.
 
-    A block's keys stand in one part, for the queries of everything below it; there is a part for every depth.
+    There is a part for every depth. In it the tokens below a block of that depth are queries, and the block's are keys.
     """
-    rows = [_folded(block.texts) for block in blocks]
-    whole: list[_Row] = []
+    rows, whole = [_folded(block.texts) for block in blocks], []
     own: list[_Row] = []
     earlier: list[_Row] = []
     below: list[dict[int, list[tuple[np.ndarray, np.ndarray]]]] = []  # by depth, then by block: queries, keys they see
     for row, block in zip(rows, blocks, strict=True):
-        whole.append(_above(row, np.concatenate([seen for _, seen in block.above])) if block.above else row)
+        seen = [places for _, places in block.above]
+        whole.append(replace(row, keys=np.concatenate([*seen, row.keys]), prefix=sum(map(len, seen))))
         chunks, before = _chunked(row.queries) if row.mask is None else ([row], [])
         own += chunks
         earlier += before
         below += ({} for _ in range(len(block.above) - len(below)))
-        for at_depth, (number, seen) in zip(below, block.above, strict=False):
-            at_depth.setdefault(number, []).append((row.queries, seen))
+        for at_depth, (number, places) in zip(below, block.above, strict=False):
+            at_depth.setdefault(number, []).append((row.queries, places))
     deeper = [[_over(rows[number].keys, pairs) for number, pairs in at_depth.items()] for at_depth in below]
     parts = tuple(map(tuple, (own, earlier, *deeper)))
     return Layout(rows=tuple(whole), part_rows=parts, position_T=np.asarray(positions))
@@ -180,7 +183,7 @@ def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:
     ends = trunk + np.cumsum(lengths)
     seen = [np.arange(trunk)] if trunk else []
     texts = [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
-    blocks = [*(Block([x]) for x in seen), *(Block([x], list(enumerate(seen))) for x in texts)]
+    blocks = [*(Block([x]) for x in seen), *(Block([x], tuple(enumerate(seen))) for x in texts)]
     return tree_layout(blocks, np.concatenate([*seen, *(trunk + np.arange(n) for n in lengths)]))
 
 
@@ -191,11 +194,6 @@ def _over(keys: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> _
         return _Row(queries, keys, open=True)
     seen = [np.tile(np.isin(keys, seen, assume_unique=True), (len(own), 1)) for own, seen in pairs]
     return _Row(queries, keys, np.concatenate(seen))
-
-
-def _above(row: _Row, trunk: np.ndarray) -> _Row:
-    """The row with the trunk's keys, which every query sees, before its own."""
-    return replace(row, keys=np.concatenate([trunk, row.keys]), prefix=len(trunk) + row.prefix)
 
 
 def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:

@@ -1,12 +1,11 @@
 """Ragged groups -> flat tensors: the only boundary between Python lists and tensors of tokens.
 
-A pack is a tree without padding: first what all its prompts begin with (a system prompt, worked examples), the trunk;
-then each prompt's rest, once, and behind it the completions, which share common beginnings. `predict_N` says
-which position predicts which trained token, many to one: the first token of all G completions is predicted by the
-prompt's last position. So what is shared is invisible to the losses and the metrics; only attention sees the tree,
-through its `layout`.
+A pack is a prefix tree of prompts and completions, without padding. `predict_N` maps trained tokens to the positions
+that predict them, many to one: the first token of all G completions is predicted by the prompt's last position. So
+losses and metrics are independent of what is shared; only attention depends on the tree, through its `layout`.
 
-A completion's last token predicts nothing, so it is a target but never an input.
+A token that the policy did not draw (a tool's answer) is an input and never a target. A completion's last drawn token
+predicts nothing, so it is a target and never an input; given tokens after it are left out.
 
 Shape letters: T tokens in the pack, N trained tokens, R rollouts.
 """
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from podium.models.devices import put
-from podium.models.layout import Block, Layout, tree_layout
+from podium.models.layout import Above, Block, Layout, tree_layout
 from podium.records import TrainingGroup
 
 FOLDED_ROW = 256
@@ -112,9 +111,9 @@ class Pack:
 def pack(groups: Sequence[TrainingGroup], *, tokens_per_pack: int, device: torch.device | str = "cpu") -> list[Pack]:
     """Packs of at most `tokens_per_pack` input tokens each; a single larger rollout still makes a pack of its own.
 
-    Groups stay whole while they fit; a larger group is cut between completions and its prompt repeated. A part may
-    always hold as many completion tokens as prompt tokens, and a pack as many other tokens as its trunk has, so that
-    nothing long is repeated for every completion, or for every group.
+    Groups stay whole while they fit; a larger group is cut between completions, whose common beginning is repeated. A
+    part may always hold as many other tokens as that beginning has, and a pack as many as the common beginning of all
+    prompts has, so that nothing long is repeated for every completion, or for every group.
     """
     alone = [part for group in groups for part in _by_prompt(group)]
     trunk = common_beginning([group.prompt_ids for group in alone])
@@ -172,49 +171,49 @@ def _rollouts(group: TrainingGroup) -> list[Rollout]:
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """Consecutive tokens that the same rows have, and the segments by which those go on."""
+    """Consecutive tokens that the same rows contain, and the segments that follow it."""
 
     rows: list[int]
     start: int
-    """Tokens before it in its rows; `stop`, with its own."""
+    """Tokens before it in its rows; `stop` counts its own, too."""
     stop: int = 0
     children: list[_Segment] = field(default_factory=list)
     size: int = 0
-    """Tokens from `start` on, with those of the segments below."""
-    place: int = -1
-    """Position in the pack of its first token."""
+    """Its tokens and those of all segments below it."""
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     @property
     def branches(self) -> bool:
-        """Whether it goes on, and with everything below is too large for one attention row."""
+        """Whether segments follow, and all of it is too large for one attention row."""
         return bool(self.children) and self.size > FOLDED_ROW
 
-    @property
-    def pays(self) -> bool:
-        """Whether a copy of it before each of its ways on costs more than attention that is joined from one more part.
-
-        There is a way for those that end here, too.
-        """
-        ways = len(self.children) + (len(self.rows) > sum(len(child.rows) for child in self.children))
-        return (ways - 1) * len(self) >= max(1, WORTH_SHARING * (self.size - len(self)))
-
-    def apart(self) -> list[_Segment]:
-        """What follows, each with a copy of the segment before it."""
-        going_on = {r for child in self.children for r in child.rows}
+    def parts(self) -> list[_Segment]:
+        """What follows it, each with a copy of it, if that costs less than joining attention; else nothing."""
+        ended = sorted(set(self.rows).difference(*(child.rows for child in self.children)))
+        ways = len(self.children) + bool(ended)
+        if not self.children or (ways - 1) * len(self) >= max(1, WORTH_SHARING * (self.size - len(self))):
+            return []
         for child in self.children:
             child.start, child.size = self.start, child.size + len(self)
-        ended = [r for r in self.rows if r not in going_on]
-        return [*self.children, *([_Segment(ended, self.start, self.stop, size=len(self))] if ended else [])]
+        return self.children + [_Segment(ended, self.start, self.stop, size=len(self))] * bool(ended)
+
+    def block(self) -> list[_Segment]:
+        """This segment and those below it that attend in the same row, parents before children."""
+        folded, found = self.size <= FOLDED_ROW, [self]
+        for segment in found:  # which grows
+            found += (child for child in segment.children if folded or child.branches)
+        tokens = sum(map(len, found))
+        saved = sum((len(segment.rows) - 1) * len(segment) for segment in found[1:])
+        fits = tokens <= FOLDED_ROW and saved >= WORTH_SHARING * (self.size - tokens)
+        return found if folded or fits else [self]
 
 
 def _segments(rows: Sequence[np.ndarray]) -> _Segment:
-    """The root of the tree of everything that rows share."""
-    root = _Segment(list(range(len(rows))), 0)
-    found = [root]
-    for segment in found:  # which grows: a segment stands before those below it
+    """The root of the tree of all beginnings that rows share."""
+    found = [_Segment(list(range(len(rows))), 0)]
+    for segment in found:  # which grows, parents before children
         first, *others = (rows[r][segment.start :] for r in segment.rows)
         shared = min(map(len, (first, *others)))
         for other in others:
@@ -228,14 +227,14 @@ def _segments(rows: Sequence[np.ndarray]) -> _Segment:
         found += segment.children
     for segment in reversed(found):
         segment.size = len(segment) + sum(child.size for child in segment.children)
-    return root
+    return found[0]
 
 
 class PrefixTree:
-    """Rows of tokens with the beginnings that they share laid out once, where that saves enough.
+    """Rows of tokens with the beginnings that they share stored once, where that saves enough.
 
-    Everything small enough is one block, which attends as one attention row. Above it a block is what branches into
-    larger parts, if that is small enough itself, or else one segment of any length.
+    A subtree of at most `FOLDED_ROW` tokens is one block, that is, one attention row. Above such subtrees a block is
+    several short segments, if they are worth sharing and no larger than that together, or one segment of any length.
 
     >>> tree = PrefixTree([np.array([5, 6, 7]), np.array([5, 6, 8])])
     >>> tree.token_ids, tree.depths, tree.paths
@@ -246,62 +245,38 @@ class PrefixTree:
         self.token_ids: list[int] = []
         self.depths: list[int] = []
         """Tokens before each, in its rows."""
-        self.paths: list[np.ndarray] = []
+        self.blocks: list[Block] = []
+        self._parts: list[list[np.ndarray]] = [[] for _ in rows]
+        roots: list[tuple[_Segment, Above]] = [(_segments(rows), ())]
+        for root, above in roots:  # which grows
+            if parts := root.parts():
+                roots += ((part, above) for part in parts)
+            else:
+                roots += self._add(root.block(), above, rows)
+
+    @property
+    def paths(self) -> list[np.ndarray]:
         """For each row the indices of its tokens in `token_ids`, in increasing order."""
-        planned = _planned(rows)
-        texts: dict[int, dict[int, np.ndarray]] = {}  # of a block, by the place of the last segment in it
-        above: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for row, path in zip(rows, planned, strict=True):
-            runs: list[tuple[int, np.ndarray]] = []
-            for number, segments in path:
-                places = np.concatenate([self._placed(segment, row) for segment in segments])
-                texts.setdefault(number, {})[segments[-1].place] = places
-                above[number] = list(runs)
-                runs.append((number, places))
-            self.paths.append(np.concatenate([places for _, places in runs]))
-        self.size = len(self.token_ids)
-        self.blocks = [Block([*texts[number].values()], above[number]) for number in range(len(texts))]
+        return [np.concatenate(parts) for parts in self._parts]
 
-    def _placed(self, segment: _Segment, row: np.ndarray) -> np.ndarray:
-        """Indices of a segment's tokens, which the first of its rows adds."""
-        if segment.place < 0:
-            segment.place = len(self.token_ids)
-            self.token_ids += row[segment.start : segment.stop].tolist()
+    def _add(
+        self, segments: Sequence[_Segment], above: Above, rows: Sequence[np.ndarray]
+    ) -> list[tuple[_Segment, Above]]:
+        """Store a block; the segments below it, with what those see."""
+        texts, number, inside = {segments[0]: np.empty(0, np.int64)}, len(self.blocks), set(segments)
+        below: list[tuple[_Segment, Above]] = []
+        for segment in segments:
+            places = len(self.token_ids) + np.arange(len(segment))
+            self.token_ids += rows[segment.rows[0]][segment.start : segment.stop].tolist()
             self.depths += range(segment.start, segment.stop)
-        return np.arange(segment.place, segment.place + segment.stop - segment.start)
-
-
-def _planned(rows: Sequence[np.ndarray]) -> list[list[tuple[int, list[_Segment]]]]:
-    """Every row as runs of segments, each of them in one block."""
-    paths: list[list[tuple[int, list[_Segment]]]] = [[] for _ in rows]
-    roots, number = [_segments(rows)], 0
-    while roots:
-        root = roots.pop()
-        if root.children and not root.pays:
-            roots += root.apart()
-            continue
-        block = _block(root)
-        for segment in block:
             for r in segment.rows:
-                if not paths[r] or paths[r][-1][0] != number:
-                    paths[r].append((number, []))
-                paths[r][-1][1].append(segment)
-        inside = set(map(id, block))
-        roots += (child for segment in block for child in segment.children if id(child) not in inside)
-        number += 1
-    return paths
-
-
-def _block(root: _Segment) -> list[_Segment]:
-    """Everything from a segment on that attends as one row, a segment before those below it."""
-    folded = root.size <= FOLDED_ROW
-    found = [root]
-    for segment in found:  # which grows
-        found += (child for child in segment.children if folded or child.branches)
-    tokens = sum(map(len, found))
-    saved = sum((len(segment.rows) - 1) * len(segment) for segment in found[1:])
-    fits = tokens <= FOLDED_ROW and saved >= WORTH_SHARING * (root.size - tokens)
-    return found if folded or fits else [root]
+                self._parts[r].append(places)
+            path = np.concatenate([texts.pop(segment), places])
+            going_on = [child for child in segment.children if child in inside]
+            texts |= dict.fromkeys(going_on or [segment], path)
+            below += ((child, (*above, (number, path))) for child in segment.children if child not in inside)
+        self.blocks.append(Block([*texts.values()], above))
+        return below
 
 
 _Sized = tuple[TrainingGroup, int]
@@ -330,13 +305,13 @@ def _fit(group: TrainingGroup, budget: int) -> Iterable[_Sized]:
     """A group, cut between its completions where it is larger than the budget, with its size."""
     rows = [rollout.inputs for rollout in _rollouts(group)]
     room, stop = max(budget, 2 * _segments(rows).stop), 0
-    if (size := PrefixTree(rows).size) <= room:
+    if (size := len(PrefixTree(rows).token_ids)) <= room:
         return [(group, size)]
     parts = []
     while (start := stop) < len(rows):
         several = range(start + 2, len(rows) + 1)
-        stop = start + 1 + bisect_right(several, room, key=lambda end: PrefixTree(rows[start:end]).size)
-        parts.append((select_completions(group, range(start, stop)), PrefixTree(rows[start:stop]).size))
+        stop = start + 1 + bisect_right(several, room, key=lambda end: len(PrefixTree(rows[start:end]).token_ids))
+        parts.append((select_completions(group, range(start, stop)), len(PrefixTree(rows[start:stop]).token_ids)))
     return parts
 
 
