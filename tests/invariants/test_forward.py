@@ -61,7 +61,7 @@ def alike(rng: np.random.Generator, prompt: int, stem: int, tails: list[int], *,
 
 @pytest.fixture(scope="module")
 def groups() -> list[TrainingGroup]:
-    """Small groups that attend as one row; one of a single token; one too large for that (layout.FOLDED_ROW).
+    """Small groups that attend as one row; one of a single token; one too large for that (packing.FOLDED_ROW).
 
     Then some that begin alike: short, behind a long prompt, and longer than one row.
     """
@@ -83,15 +83,18 @@ def test_what_completions_begin_with_alike_is_computed_once(groups: list[Trainin
     assert sizes == [11 + 6 + 2 + 4, 140 + 40 + 29 + 49, 20 + 60 + 119 + 149 + 139]
 
 
-@pytest.mark.parametrize(("stem", "tails"), [(6, [200, 200, 200]), (300, [20, 20])], ids=["little", "much"])
-def test_long_completions_share_nothing_where_it_is_little_or_large_itself(stem: int, tails: list[int]) -> None:
+@pytest.mark.parametrize(("prompt", "stem", "shared"), [(3, 1, False), (3, 90, True), (20, 300, True)])
+def test_long_completions_share_what_saves_enough(prompt: int, stem: int, shared: bool) -> None:
+    """Four tokens of three rows of 200 are not worth it; 300 are worth it however long that is."""
     rng = np.random.default_rng(9)
-    whole = alike(rng, 20, stem, tails)
+    whole = alike(rng, prompt, stem, [200, 200, 200])
     apart = dataclasses.replace(
-        group(rng, 20, [stem + tail for tail in tails]), completion_ids=whole.completion_ids[1 : 1 + len(tails)]
+        group(rng, prompt, [stem + 200] * 3),
+        prompt_ids=whole.prompt_ids,
+        completion_ids=whole.completion_ids[1:4],
     )
     [packed] = pack([apart], tokens_per_pack=4096)
-    assert len(packed.input_ids_T) == 20 + sum(stem + tail - 1 for tail in tails)
+    assert len(packed.input_ids_T) == (prompt + stem) * (1 if shared else 3) + 3 * 199
 
 
 def weights(groups: list[TrainingGroup]) -> tuple[list[Tensor], list[Tensor]]:
@@ -277,11 +280,11 @@ def test_the_size_of_packs_with_a_trunk_changes_nothing(tokens_per_pack: int, gr
 
 
 def test_the_same_prompt_twice() -> None:
-    """The trunk takes all of it but the last token, which predicts the first of each completion."""
+    """Its last token predicts the first of each completion of both groups."""
     rng = np.random.default_rng(3)
     twice = [dataclasses.replace(group(rng, 1, [5, 6]), prompt_ids=tuple(range(4, 44))) for _ in range(2)]
     [part] = pack(twice, tokens_per_pack=4096)
-    assert part.spans_R[0].trunk == 39
+    assert len(part.input_ids_T) == 40 + 2 * (4 + 5)
     model = tiny_model("llama")
     compare(model, lambda: packed(model, twice), twice)
 

@@ -141,13 +141,12 @@ def _shared_inputs(pack: Pack) -> Inputs:
 def _padded_inputs(pack: Pack) -> Inputs:
     """One row per rollout, padded on the right; `position_ids` count from its first token."""
     device = pack.input_ids_T.device
-    lengths = [span.prompt_length + span.length for span in pack.spans_R]
+    lengths = [len(span.tokens) for span in pack.spans_R]
     index_RS = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     for r, span in enumerate(pack.spans_R):
         index_RS[r, : lengths[r]] = torch.from_numpy(span.tokens)
     real_RS = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    columns = [np.arange(span.prompt_length - 1, n) for span, n in zip(pack.spans_R, lengths, strict=True)]
-    column_N = put(np.concatenate(columns), device)
+    column_N = put(np.concatenate([span.predicting for span in pack.spans_R]), device)
     inputs = {
         "input_ids": pack.input_ids_T[index_RS.to(device)],
         "position_ids": (real_RS.cumsum(1) - 1).to(device),

@@ -1,14 +1,13 @@
 """Attention of a pack as rows over flat positions, in two forms for two kinds of kernels.
 
-A prompt's text is causal; a completion sees its prompt and itself; everything sees the trunk. Nothing else of Podium
-needs to know that beginnings are shared.
+A pack is a tree of blocks; a token attends to the tokens before it on its path from the root. Only this module depends
+on which beginnings are shared.
 
 Shape letters: T positions in the pack, B rows of a bucket, L queries a row, K keys a row, M of them behind a prefix.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,10 +17,6 @@ import torch
 from torch import Tensor
 
 from podium.models.devices import put
-
-FOLDED_ROW = 256
-"""A group of at most this many tokens attends as one row under a tree mask: fewer, larger products. So does what the
-completions of a larger one share."""
 
 CHUNK = 128
 """Tokens that attend among themselves in one row of a long text; to all before them they attend in another."""
@@ -123,34 +118,6 @@ class Layout:
         return max(int(self.position_T[row.queries].max() - self.position_T[row.keys].min()) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Positions of one rollout in T: the trunk at 0, the rest of its prompt, its own input tokens."""
-
-    trunk: int
-    """Tokens of the prompt that stand in the trunk."""
-    prompt_start: int
-    prompt_length: int
-    """With the trunk."""
-    own: np.ndarray
-    """Positions in T of the completion's input tokens; others may share the first ones."""
-
-    @property
-    def length(self) -> int:
-        """Input tokens of the completion."""
-        return len(self.own)
-
-    @property
-    def prompt(self) -> np.ndarray:
-        """Positions in T of the rest of the prompt; at least one."""
-        return np.arange(self.prompt_start, self.prompt_start + self.prompt_length - self.trunk)
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Positions in T of the whole rollout, in its order."""
-        return np.concatenate([np.arange(self.trunk), self.prompt, self.own])
-
-
 # ---- who attends to whom ----
 
 
@@ -176,95 +143,57 @@ class _Row:
         return (self.mask is None, bool(self.prefix), self.open, *widths)
 
 
-def tree_layout(spans: Sequence[Span], positions: Sequence[int]) -> Layout:
-    """The attention of prompts with shared completions: causal in a prompt; a completion sees its prompt and itself."""
-    found = _Rows([], [], [])
-    for _, group in itertools.groupby(spans, key=lambda span: span.prompt_start):
-        for rows, more in zip(found, _rows_of_group(list(group)), strict=True):
-            rows += more
-    return _layout(*found, trunk=spans[0].trunk, positions_T=np.asarray(positions))
+Above = tuple[tuple[int, np.ndarray], ...]
+"""From the root down: the number of a block, and the positions in it that are seen from below."""
 
 
-class _Rows(NamedTuple):
-    """Attention rows as a whole, and the same in parts: over a text's own tokens, and over those before it."""
+class Block(NamedTuple):
+    """Tokens that attend to each other in one row, and to the same tokens of the blocks above."""
 
-    whole: list[_Row]
-    own: list[_Row]
-    shared: list[_Row]
-
-
-def _rows_of_group(group: Sequence[Span]) -> _Rows:
-    prompt, completions = group[0].prompt, [span.own for span in group if span.length]
-    places = np.unique(np.concatenate(completions)) if completions else prompt[:0]
-    if len(prompt) + len(places) <= FOLDED_ROW:
-        folded = _folded([prompt, *(np.concatenate([prompt, x]) for x in completions)])
-        return _Rows([folded], [folded], [])
-    stem, parted = split_at_divergence(completions)
-    tails = [(behind, tail) for behind, tail in parted if len(tail)]
-    rows = _Rows(
-        [_Row(prompt, prompt), *(_above(_Row(tail, tail), np.concatenate([prompt, behind])) for behind, tail in tails)],
-        [],
-        [_Row(places, prompt, open=True)] if completions else [],
-    )
-    if len(stem):
-        folded = _folded([behind for behind, _ in parted if len(behind)])
-        rows.whole.append(_above(folded, prompt))
-        rows.own.append(folded)
-    rows.shared.extend(_over_stem(tails))
-    for text in (prompt, *(tail for _, tail in tails)):
-        chunks, earlier = _chunked(text)
-        rows.own.extend(chunks)
-        rows.shared.extend(earlier)
-    return rows
+    texts: Sequence[np.ndarray]
+    """Positions in T of one causal text, or of several that share beginnings, which get a tree mask."""
+    above: Above = ()
 
 
-def split_at_divergence(completions: Sequence[np.ndarray]) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-    """The stem, which is one attention row, and each completion as its part of the stem and the rest.
+def tree_layout(blocks: Sequence[Block], positions: Sequence[int]) -> Layout:
+    """The attention of a tree of blocks, each of which sees itself and its path to the root.
 
-    The stem is what several completions share; everything, where they share something and that is small.
-
-    >>> split_at_divergence([np.arange(300), np.append(np.arange(2), 300)])[1][1]
-    (array([0, 1]), array([300]))
+    There is a part for every depth. In it the tokens below a block of that depth are queries, and the block's are keys.
     """
-    places, uses = np.unique(np.concatenate(completions), return_counts=True) if completions else (np.empty(0),) * 2
-    stem = places if len(places) <= FOLDED_ROW and (uses > 1).any() else places[uses > 1]
-    within = [np.isin(x, stem, assume_unique=True) for x in completions]
-    return stem, [(x[inside], x[~inside]) for x, inside in zip(completions, within, strict=True)]
-
-
-def _over_stem(tails: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Row]:
-    """Rows of the completions' own tokens over their parts of the stem."""
-    pairs = [(behind, tail) for behind, tail in tails if len(behind)]
-    if not pairs:
-        return []
-    keys = np.unique(np.concatenate([behind for behind, _ in pairs]))
-    seen = [np.tile(np.isin(keys, behind, assume_unique=True), (len(tail), 1)) for behind, tail in pairs]
-    return [_Row(np.concatenate([tail for _, tail in pairs]), keys, np.concatenate(seen))]
+    rows, whole = [_folded(block.texts) for block in blocks], []
+    own: list[_Row] = []
+    earlier: list[_Row] = []
+    below: list[dict[int, list[tuple[np.ndarray, np.ndarray]]]] = []  # by depth, then by block: queries, keys they see
+    for row, block in zip(rows, blocks, strict=True):
+        seen = [places for _, places in block.above]
+        whole.append(replace(row, keys=np.concatenate([*seen, row.keys]), prefix=sum(map(len, seen))))
+        chunks, before = _chunked(row.queries) if row.mask is None else ([row], [])
+        own += chunks
+        earlier += before
+        below += ({} for _ in range(len(block.above) - len(below)))
+        for at_depth, (number, places) in zip(below, block.above, strict=False):
+            at_depth.setdefault(number, []).append((row.queries, places))
+    deeper = [[_over(rows[number].keys, pairs) for number, pairs in at_depth.items()] for at_depth in below]
+    parts = tuple(map(tuple, (own, earlier, *deeper)))
+    return Layout(rows=tuple(whole), part_rows=parts, position_T=np.asarray(positions))
 
 
 def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:
     """Independent sequences, one after the other, each causal, behind a trunk that all of them see."""
-    starts = trunk + np.cumsum([0, *lengths[:-1]])
-    texts = [np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
-    own, shared = (list(itertools.chain(*rows)) for rows in zip(*map(_chunked, texts), strict=True))
-    positions_T = np.concatenate([np.arange(trunk), *(trunk + np.arange(n) for n in lengths)])
-    return _layout([_Row(x, x) for x in texts], own, shared, trunk=trunk, positions_T=positions_T)
+    ends = trunk + np.cumsum(lengths)
+    seen = [np.arange(trunk)] if trunk else []
+    texts = [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
+    blocks = [*(Block([x]) for x in seen), *(Block([x], tuple(enumerate(seen))) for x in texts)]
+    return tree_layout(blocks, np.concatenate([*seen, *(trunk + np.arange(n) for n in lengths)]))
 
 
-def _layout(rows: list[_Row], own: list[_Row], shared: list[_Row], *, trunk: int, positions_T: np.ndarray) -> Layout:
-    """The layout of these rows above the trunk, which all of them see whole."""
-    parts: list[list[_Row]] = [own, shared]
-    if trunk:
-        below, rest = np.arange(trunk), np.arange(trunk, len(positions_T))
-        chunks, earlier = _chunked(below)
-        rows = [_Row(below, below), *(_above(row, below) for row in rows)]
-        parts = [[*own, *chunks], [*shared, *earlier], [_Row(rest, below, open=True)]]
-    return Layout(rows=tuple(rows), part_rows=tuple(map(tuple, parts)), position_T=positions_T)
-
-
-def _above(row: _Row, trunk: np.ndarray) -> _Row:
-    """The row with the trunk's keys, which every query sees, before its own."""
-    return replace(row, keys=np.concatenate([trunk, row.keys]), prefix=len(trunk) + row.prefix)
+def _over(keys: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> _Row:
+    """Queries over a block's keys, of which each sees those of its own path."""
+    queries = np.concatenate([own for own, _ in pairs])
+    if all(len(seen) == len(keys) for _, seen in pairs):
+        return _Row(queries, keys, open=True)
+    seen = [np.tile(np.isin(keys, seen, assume_unique=True), (len(own), 1)) for own, seen in pairs]
+    return _Row(queries, keys, np.concatenate(seen))
 
 
 def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:
@@ -280,6 +209,8 @@ def _chunked(text: np.ndarray) -> tuple[list[_Row], list[_Row]]:
 
 def _folded(paths: Sequence[np.ndarray]) -> _Row:
     """Texts that share beginnings as one row under a tree mask: each token sees itself and what comes before it."""
+    if len(paths) == 1:
+        return _Row(paths[0], paths[0])
     tokens = np.unique(np.concatenate(paths))
     visible = np.zeros((len(tokens), len(tokens)), bool)
     for path in paths:

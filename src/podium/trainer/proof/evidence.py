@@ -147,7 +147,7 @@ def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, groups: Seque
     inputs = forwards[0]
     ids, positions = (inputs[name].cpu() for name in ("input_ids", "position_ids"))
     for r, (row, span) in enumerate(zip(rows_of(groups), packed.spans_R, strict=True)):
-        expected = row.prompt_ids + row.completion_ids[:-1]
+        expected = (row.prompt_ids + row.completion_ids)[: len(span.tokens)]
         where = (0, span.tokens) if inputs.get("attention_mask") is None else (r, slice(len(expected)))
         for t, (token, place) in enumerate(zip(ids[where].tolist(), positions[where].tolist(), strict=True)):
             if token != expected[t]:

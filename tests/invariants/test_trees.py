@@ -1,0 +1,324 @@
+"""Trees of any depth, and tokens that the policy did not draw: what plain rows give, one per rollout."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from podium.models.attention import LayerShape, TreeAttention, attention_implementation, tree_attention
+from podium.models.devices import KINDS
+from podium.models.forward import token_logps
+from podium.models.layout import tree_layout
+from podium.models.packing import Pack, PrefixTree, pack, select_completions
+from podium.records import TrainingGroup
+from podium.testing import tiny_model
+
+SHAPES = {
+    "plain": LayerShape(layer=0, scaling=0.4, window=None, softcap=None, dropout=0.0),
+    "window": LayerShape(layer=0, scaling=0.4, window=90, softcap=None, dropout=0.0),
+    "softcap": LayerShape(layer=0, scaling=0.4, window=None, softcap=2.0, dropout=0.0),
+}
+EPS = torch.finfo(torch.float32).eps
+
+
+def grown(rng: np.random.Generator, depth: int, longest: int) -> list[tuple[int, ...]]:
+    """Rows of a random tree of so many levels; some end inside it, some are there twice."""
+
+    def below(level: int) -> Iterator[tuple[int, ...]]:
+        length = int(np.exp(rng.uniform(0, np.log(longest))))
+        segment = tuple(rng.integers(4, 260, length).tolist())
+        if level == depth:
+            yield segment
+            return
+        for _ in range(int(rng.integers(1, 4 if level < 4 else 3))):
+            yield from (segment + rest for rest in below(level + 1))
+        if rng.random() < 0.2:
+            yield segment
+
+    rows = [*below(1)]
+    return [rows[i] for i in rng.permutation(len(rows))][:9] + rows[:1]
+
+
+def group_of(
+    prompts: list[tuple[int, ...]], completions: list[tuple[int, ...]], drawn: list[np.ndarray] | None = None
+) -> TrainingGroup:
+    """Completions with prompts of their own, where they have them; the log-probabilities number the drawn tokens."""
+    counts = [len(ids) for ids in completions] if drawn is None else [int(mask.sum()) for mask in drawn]
+    ends = np.cumsum(counts)
+    return TrainingGroup(
+        prompt_ids=prompts[0],
+        completion_ids=tuple(completions),
+        advantages_G=np.arange(len(completions), dtype=np.float32),
+        sampled_logps=tuple(np.arange(end - n, end, dtype=np.float32) for end, n in zip(ends, counts, strict=True)),
+        drawn=None if drawn is None else tuple(drawn),
+        prompts=None if len(set(prompts)) == 1 else tuple(prompts),
+    )
+
+
+def episodes(rng: np.random.Generator, *, prompts: int = 1) -> TrainingGroup:
+    """Turns of drawn tokens, with given ones between them, which completions share for a while; one ends in given."""
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(rng.integers(4, 260, count).tolist())
+
+    begun = tokens(40)
+    asked = [begun + tokens(9) for _ in range(prompts)]
+    turns = [(tokens(14), tokens(n)) for n in (330, 3, 60)]
+    completions, drawn = [], []
+    for g in range(8):
+        shared = turns[: int(rng.integers(0, 4))]
+        own = [(tokens(int(rng.integers(1, 20))), tokens(int(rng.integers(1, 90)))) for _ in range(3)]
+        told = [*shared, *own][: 1 + g % 5]
+        parts = [part for turn in told for part in turn]
+        if g != 3:
+            parts = parts[:-1]  # it ends with a turn of its own
+        completions.append(tuple(itertools.chain(*parts)))
+        drawn.append(np.concatenate([np.full(len(part), i % 2 == 0) for i, part in enumerate(parts)]))
+    return group_of([asked[g * prompts // 8] for g in range(8)], completions, drawn)
+
+
+# ---- attention ----
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, shape: LayerShape) -> Tensor:
+    """One causal row [H, L, D] in float64, with every score in memory."""
+    key, value = (x.repeat_interleave(len(query) // len(x), 0) for x in (key, value))
+    scores = query @ key.transpose(1, 2) * shape.scaling
+    scores = scores if shape.softcap is None else torch.tanh(scores / shape.softcap) * shape.softcap
+    distance = torch.arange(len(query[0]))[:, None] - torch.arange(len(query[0]))[None]
+    hidden = (distance < 0) | (distance >= (shape.window or 1 << 30))
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["parts", "buckets"])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_attention_over_a_random_tree_is_that_of_its_rows(
+    shape: LayerShape, seed: int, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients of queries, keys and values, with sums over all rows that share them."""
+    monkeypatch.setitem(KINDS, "cpu", dataclasses.replace(KINDS["cpu"], joined_attention=joined))
+    rng = np.random.default_rng(seed)
+    rows = grown(rng, depth=1 + seed, longest=700)
+    [packed] = pack([group_of([(1,)], [(*row, 5) for row in rows])], tokens_per_pack=10**6)
+    torch.manual_seed(seed)
+    shapes = [(heads, len(packed.input_ids_T), 8) for heads in (4, 2, 2)]
+    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    exact = [x.detach().double().requires_grad_() for x in given]
+    upstream = [torch.randn(len(span.tokens), 4, 8) for span in packed.spans_R]
+    output_THD = TreeAttention(packed.layout).attend(*given, shape)
+    sum((output_THD[span.tokens] * x).sum() for span, x in zip(packed.spans_R, upstream, strict=True)).backward()
+    longest = max(len(span.tokens) for span in packed.spans_R)
+    for span, weight in zip(packed.spans_R, upstream, strict=True):
+        expected = plain_attention(*(x[:, span.tokens] for x in exact), shape).transpose(0, 1)
+        assert (output_THD[span.tokens] - expected).abs().max() < longest * EPS
+        (expected * weight).sum().backward()
+    for x, wanted in zip(given, exact, strict=True):
+        assert (x.grad - wanted.grad).abs().max() < longest * EPS * max(1.0, float(wanted.grad.abs().max()))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_tree_holds_its_rows(seed: int) -> None:
+    """Every token is a query of one row, sees its whole path, and no part has a position twice."""
+    rng = np.random.default_rng(seed)
+    rows = [np.array(row) for row in grown(rng, depth=1 + seed % 6, longest=(700, 40, 5)[seed % 3])]
+    if seed % 2:
+        rows += [np.array(row) for row in grown(rng, depth=2, longest=90)]  # begins otherwise
+    tree = PrefixTree(rows)
+    for row, path in zip(rows, tree.paths, strict=True):
+        assert np.array_equal(np.array(tree.token_ids)[path], row)
+        assert np.array_equal(np.array(tree.depths)[path], np.arange(len(row)))
+    assert sorted({int(t) for path in tree.paths for t in path}) == list(range(len(tree.token_ids)))
+    assert len(tree.token_ids) <= sum(map(len, rows))
+    for part in tree_layout(tree.blocks, tree.depths).parts():
+        for places, own in ((part.query_BL, part.queries_N), (part.key_BK, part.keys_M)):
+            used = places.flatten()[own].tolist()
+            assert len(set(used)) == len(used)
+
+
+def test_a_long_stem_is_computed_once() -> None:
+    """Two completions that part after a call and 900 tokens of a tool, and two that part in the text before it."""
+    rng = np.random.default_rng(0)
+    call, text = (tuple(rng.integers(4, 260, n).tolist()) for n in (30, 900))
+    ends = [tuple(rng.integers(4, 260, 50).tolist()) for _ in range(4)]
+    completions = [call + text + ends[0], call + text + ends[1], call + text[:300] + ends[2], call + text[:301]]
+    [packed] = pack([group_of([(1, 2, 3)], completions)], tokens_per_pack=4096)
+    assert len(packed.input_ids_T) == 3 + 30 + 900 + 3 * 49
+
+
+def test_the_parts_of_a_large_group_share_what_they_begin_with() -> None:
+    """Cut between completions where the tree, not the sum of its rows, is larger than the budget."""
+    rng = np.random.default_rng(0)
+    stem = tuple(rng.integers(4, 260, 300).tolist())
+    group = group_of([(1, 2)], [(*stem, *rng.integers(4, 260, 41).tolist()) for _ in range(12)])
+    parts = pack([group], tokens_per_pack=302 + 5 * 40)
+    assert [(part.num_rollouts, len(part.input_ids_T)) for part in parts] == [(7, 582), (5, 502)]
+
+
+# ---- drawn tokens ----
+
+
+def drawn_tokens(group: TrainingGroup) -> list[tuple[int, int]]:
+    """(completion, place in it) of every drawn token."""
+    masks = group.drawn or [np.ones(len(ids), bool) for ids in group.completion_ids]
+    return [(g, int(t)) for g, mask in enumerate(masks) for t in np.flatnonzero(mask)]
+
+
+def plain(model: nn.Module, groups: list[TrainingGroup]) -> Tensor:
+    """Log-probabilities of the drawn tokens from one eager forward per completion; their weighted sum's gradients."""
+    found = []
+    with attention_implementation(model, "eager"):
+        for group in groups:
+            for g, ids in enumerate(group.completion_ids):
+                prompt = group.prompts[g] if group.prompts else group.prompt_ids
+                logp_TV = model(input_ids=torch.tensor([prompt + ids])).logits[0].float().log_softmax(-1)
+                places = [len(prompt) + t for c, t in drawn_tokens(group) if c == g]
+                logps = (
+                    torch.stack([logp_TV[at - 1, (prompt + ids)[at]] for at in places]) if places else logp_TV[:0, 0]
+                )
+                weight = torch.from_numpy(group.sampled_logps[g]).cos()
+                (logps * weight).sum().backward()
+                found.append(logps.detach())
+    return torch.cat(found)
+
+
+def shared(
+    model: nn.Module, groups: list[TrainingGroup], *, tokens_per_pack: int = 4096, path: str = "shared"
+) -> Tensor:
+    """The same through packs."""
+    found = []
+    for packed in pack(groups, tokens_per_pack=tokens_per_pack):
+        with tree_attention(model) if path == "shared" else contextlib.nullcontext():
+            out = token_logps(model, packed, temperature=1.0, path=path)
+            (out.logps_N * packed.sampled_logps_N.cos()).sum().backward()
+        found.append(out.logps_N.detach())
+    return torch.cat(found)
+
+
+def compare(model: nn.Module, groups: list[TrainingGroup], run: Callable[[], Tensor]) -> None:
+    longest = 1 + max(len(g.prompt_ids) + max(map(len, g.completion_ids)) for g in groups)
+    expected = plain(model, groups)
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    got = run()
+    assert got.shape == expected.shape
+    assert (got - expected).abs().max() < longest * EPS
+    whole = float(torch.stack([grad.norm() for grad in wanted.values()]).norm())
+    for name, p in model.named_parameters():
+        assert float((p.grad - wanted[name]).norm()) < longest * EPS * max(float(wanted[name].norm()), 1e-3 * whole), (
+            name
+        )
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
+def test_drawn_tokens_are_the_targets_of_plain_rows(kind: str, prompts: int) -> None:
+    groups = [episodes(np.random.default_rng(seed), prompts=prompts) for seed in (0, 1)]
+    model = tiny_model(kind, **({"n_positions": 2048} if kind == "gpt2" else {}))
+    for size in (4096, 300):
+        compare(model, groups, lambda size=size: shared(model, groups, tokens_per_pack=size))
+    if kind != "gemma2":
+        compare(model, groups, lambda: shared(model, groups, path="padded"))
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["parts", "buckets"])
+def test_checkpointed_trees_equal_plain_rows(joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "cpu", dataclasses.replace(KINDS["cpu"], joined_attention=joined))
+    model = tiny_model("qwen3").train()
+    groups = [episodes(np.random.default_rng(3))]
+
+    def run() -> Tensor:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        return shared(model, groups)
+
+    compare(model, groups, run)
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_mask_off_by_one_is_not_what_plain_rows_give(by: int) -> None:
+    group = episodes(np.random.default_rng(0))
+    moved = dataclasses.replace(group, drawn=tuple(np.roll(mask, by) for mask in group.drawn))
+    model = tiny_model("llama")
+    with pytest.raises(AssertionError):
+        compare(model, [group], lambda: shared(model, [moved]))
+
+
+def check_targets(group: TrainingGroup, packs: list[Pack]) -> None:
+    """By the definition: token, rollout and the text before each target, and nothing else."""
+    found = []
+    first = 0
+    for packed in packs:
+        ids = packed.input_ids_T.numpy()
+        for at, target, r in zip(packed.predict_N, packed.target_N, packed.rollout_N, strict=True):
+            tokens = packed.spans_R[r].tokens
+            before = tokens[: int(np.flatnonzero(tokens == int(at))[0]) + 1]
+            found.append((first + int(r), tuple(ids[before].tolist()), int(target)))
+        first += packed.num_rollouts
+    expected = []
+    for g, t in drawn_tokens(group):
+        prompt, ids = group.prompts[g] if group.prompts else group.prompt_ids, group.completion_ids[g]
+        expected.append((g, prompt + ids[:t], ids[t]))
+    assert found == expected
+
+
+@pytest.mark.parametrize("tokens_per_pack", [1, 300, 4096])
+@pytest.mark.parametrize("prompts", [1, 4])
+def test_a_given_token_is_an_input_and_never_a_target(prompts: int, tokens_per_pack: int) -> None:
+    group = episodes(np.random.default_rng(5), prompts=prompts)
+    packs = pack([group], tokens_per_pack=tokens_per_pack)
+    check_targets(group, packs)
+    moved = dataclasses.replace(group, drawn=tuple(np.roll(mask, 1) for mask in group.drawn))
+    with pytest.raises(AssertionError):
+        check_targets(group, pack([moved], tokens_per_pack=tokens_per_pack))
+
+
+def test_given_tokens_at_the_end_are_left_out() -> None:
+    masks = [np.array(x, bool) for x in ([1, 1, 0, 0], [0, 0, 0], [0, 1, 0, 1, 0])]
+    group = group_of([(1, 2)], [(10, 11, 12, 13), (20, 21, 22), (30, 31, 32, 33, 34)], masks)
+    [packed] = pack([group], tokens_per_pack=100)
+    assert packed.input_ids_T.tolist() == [1, 2, 10, 30, 31, 32]
+    assert list(zip(packed.predict_N.tolist(), packed.target_N.tolist(), strict=True)) == [
+        (1, 10), (2, 11), (3, 31), (5, 33)
+    ]  # fmt: skip
+    assert [x.tolist() for x in packed.split(packed.target_N)] == [[10, 11], [], [31, 33]]
+    assert packed.num_rollouts == 3
+
+
+def test_rollouts_without_drawn_tokens_keep_their_places() -> None:
+    """Last in the pack, and alone in one."""
+    none = np.zeros(3, bool)
+    group = group_of([(1, 2)], [(10, 11, 12), (20, 21, 22)], [~none, none])
+    [packed] = pack([group], tokens_per_pack=100)
+    assert [len(x) for x in packed.split(packed.target_N)] == [3, 0]
+    [nothing] = pack([select_completions(group, [1])], tokens_per_pack=100)
+    model = tiny_model("llama")
+    for path in ("shared", "padded"):
+        with tree_attention(model) if path == "shared" else contextlib.nullcontext():
+            out = token_logps(model, nothing, temperature=1.0, path=path)
+            out.logps_N.sum().backward()
+        assert [len(x) for x in nothing.split(out.logps_N)] == [0]
+
+
+def test_completions_are_chosen_with_their_masks_and_prompts() -> None:
+    group = episodes(np.random.default_rng(0), prompts=4)
+    chosen = select_completions(group, [5, 2])
+    assert chosen.prompts == (group.prompts[5], group.prompts[2])
+    assert [mask.tolist() for mask in chosen.drawn] == [group.drawn[5].tolist(), group.drawn[2].tolist()]
+
+
+def test_prompts_that_differ_in_a_group_share_what_they_begin_with() -> None:
+    begun = tuple(range(4, 64))
+    prompts = [(*begun, 100, 101)] * 2 + [(*begun, 110, 111)] * 2
+    completions = [(200, 1), (201, 1), (200, 1), (202, 1)]
+    [packed] = pack([group_of(prompts, completions)], tokens_per_pack=4096)
+    assert len(packed.input_ids_T) == 60 + 2 * (2 + 2)
+    assert [span.prompt_length for span in packed.spans_R] == [62] * 4
+    assert packed.advantages_R.tolist() == [0, 1, 2, 3]
