@@ -160,11 +160,11 @@ class AgentEpisodes(Episodes):
                 return _Reply(finish="turns")
             conversation.rounds += 1
             results = self.runner.run(calls, conversation.tools, self.call_limits)
-            replies = [{"role": "tool", "name": call.name, "content": call.content} for call in results]
-            return _Reply(tuple(replies), results)
+            return _Reply(tuple({"role": "tool", "name": x.name, "content": x.content} for x in results), results)
         if not isinstance(conversation.environment, TextEnvironment):
             return _Reply()
         step = conversation.environment.take_step(str(message.get("content") or ""), self.call_limits.timeout)
         over = step.done or step.observation is None
-        replies = () if over or last else ({"role": "user", "content": step.observation},)
-        return _Reply(replies, reward=step.reward, finish="turns" if last and not over else "stop")
+        observed: Message = {"role": "user", "content": step.observation}
+        finish: Finish = "turns" if last and not over else "stop"
+        return _Reply(() if over or last else (observed,), reward=step.reward, finish=finish)
