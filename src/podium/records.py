@@ -118,6 +118,8 @@ class Completion:
     """Empty: one uninterrupted answer."""
     prompt: Prompt | None = None
     """Its own prompt, where an environment made it differ from the group's."""
+    drawn: tuple[bool, ...] | None = None
+    """Whether each token was drawn by the policy, where a `rollout_func` says so; None: the turns tell."""
 
     @property
     def messages(self) -> list[Message]:
@@ -129,6 +131,8 @@ class Completion:
     @property
     def is_drawn(self) -> tuple[bool, ...] | None:
         """Whether each token was drawn by the policy; None: all were."""
+        if self.drawn is not None:
+            return self.drawn
         if len(self.logps) == len(self.token_ids):
             return None
         drawn = [False] * len(self.token_ids)

@@ -63,6 +63,20 @@ METRICS: Mapping[str, Metric] = {
     "finding/<code>": Metric("count", "1 in the log after a finding was said; `findings.jsonl` has its words."),
     "accuracy": Metric("share", "Completions that are right, by the reward that counts as accuracy; only with one."),
     "resampled_prompts": Metric("prompts", "Prompts replaced for want of spread; only with `dynamic_sampling`."),
+    "tools/call_frequency": Metric("calls", "Calls of tools per completion; only with tools."),
+    "tools/failure_frequency": Metric("share", "Calls that failed; 0 where there were none."),
+    "tools/unknown_frequency": Metric("share", "Calls of a tool that does not exist."),
+    "tools/cut_frequency": Metric("share", "Calls whose result was cut; only with `max_tool_result_tokens`."),
+    "tools/<name>/calls": Metric("calls", "Calls of one tool per completion."),
+    "tools/<name>/failures": Metric("share", "Calls of it that failed."),
+    "tools/<name>/seconds": Metric("seconds", "Mean time of a call of it."),
+    "turns/mean": Metric("turns", "Turns of the policy per completion; only with tools or environments."),
+    "turns/max": Metric("turns", "The same of the completion with most."),
+    "turns/reply_seconds": Metric("seconds", "Mean time from the end of a turn until its tools or environment answered."),
+    "turns/cut_off_ratio": Metric(
+        "share", "Completions that ended with unanswered calls: a limit of turns, or an answer that did not fit."
+    ),
+    "turns/differing_prompts": Metric("share", "Groups whose prompts differ; only with environments."),
     "completions/mean_length": Metric("tokens", "Mean length of the completions, with their end token."),
     "completions/min_length": Metric("tokens", "Shortest completion."),
     "completions/max_length": Metric("tokens", "Longest completion."),
@@ -119,10 +133,11 @@ def describe(name: str) -> Metric | None:
 
 _NAMED = (
     *(("rewards/", f"/{what}") for what in ("mean", "std", "failed", "success_rate")),
+    *(("tools/", f"/{what}") for what in ("calls", "failures", "seconds")),
     ("reward_weights/", ""),
     ("time/reward/", "_seconds"),
 )
-"""The parts of a metric's name before and after that of a reward function."""
+"""The parts of a metric's name before and after that of a reward function or a tool."""
 
 
 # ---- rollouts ----
@@ -134,7 +149,7 @@ class RolloutTable:
 
     names_K: tuple[str, ...]
     rows: np.ndarray
-    """float64 [R, 3 + K]: tokens of the prompt, tokens of the completion, whether it was cut off, rewards."""
+    """float64 [R, 3 + K]: tokens of the prompt, tokens that were drawn, whether it was cut off, rewards."""
 
     @property
     def num_tokens(self) -> int:
@@ -142,7 +157,7 @@ class RolloutTable:
 
     @property
     def tokens_R(self) -> np.ndarray:
-        """Completion length, with the end token."""
+        """Drawn tokens of each completion, with the end token."""
         return self.rows[:, 1].astype(int)
 
     @property
@@ -159,7 +174,12 @@ class RolloutTable:
 def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> RolloutTable:
     """The rows of these groups, in their order."""
     rows = [
-        [len(scored.group.prompt.token_ids), len(completion.token_ids), completion.finish == "length", *rewards_K]
+        [
+            len((completion.prompt or scored.group.prompt).token_ids),
+            len(completion.logps),
+            completion.finish == "length",
+            *rewards_K,
+        ]
         for scored in groups
         for completion, rewards_K in zip(scored.group.completions, scored.rewards_GK, strict=True)
     ]
@@ -225,6 +245,72 @@ def nanstd(x: np.ndarray) -> float:
     known = np.asarray(x, dtype=np.float64)
     known = known[~np.isnan(known)]
     return float(known.std(ddof=1)) if known.size > 1 else math.nan
+
+
+# ---- turns ----
+
+
+class Counted(NamedTuple):
+    """Turns and calls of one completion: all that metrics, and other ranks, need of them."""
+
+    turns: int
+    cut_off: bool
+    """Whether it ended with calls that were not answered."""
+    reply_seconds: float
+    calls: tuple[tuple[str, str, bool, float], ...]
+    """Name, problem, whether its result was cut, seconds."""
+
+
+def counted(scored: ScoredGroup) -> list[Counted]:
+    """The counts of a group's completions."""
+    return [
+        Counted(
+            turns=len(each.turns),
+            cut_off=each.finish in ("turns", "context"),
+            reply_seconds=sum(turn.reply_seconds for turn in each.turns),
+            calls=tuple((x.name, x.problem if x.failed else "", x.cut > 0, x.seconds) for t in each.turns for x in t.calls),
+        )
+        for each in scored.group.completions
+    ]
+
+
+def turn_metrics(completions: Sequence[Counted], tools: Sequence[str], *, cuts: bool) -> dict[str, float]:
+    """`turns/*` and `tools/*` of a whole round.
+
+    Args:
+        completions: of all ranks.
+        tools: names of the tools; calls of other names are counted together.
+        cuts: whether results may be cut.
+    """
+    turns = np.array([each.turns for each in completions] or [math.nan])
+    values = {
+        "turns/mean": float(turns.mean()),
+        "turns/max": float(turns.max()),
+        "turns/reply_seconds": _ratio(sum(each.reply_seconds for each in completions), float(turns.sum())),
+        "turns/cut_off_ratio": nanmean(np.array([each.cut_off for each in completions])),
+    }
+    if not tools:
+        return values
+    calls = [call for each in completions for call in each.calls]
+    values |= {
+        "tools/call_frequency": len(calls) / max(len(completions), 1),
+        "tools/failure_frequency": _ratio(sum(bool(problem) for _, problem, _, _ in calls), len(calls)),
+        "tools/unknown_frequency": _ratio(sum(problem == "unknown" for _, problem, _, _ in calls), len(calls)),
+    }
+    if cuts:
+        values["tools/cut_frequency"] = _ratio(sum(cut for _, _, cut, _ in calls), len(calls))
+    for name in tools:
+        own = [call for call in calls if call[0] == name]
+        values[f"tools/{name}/calls"] = len(own) / max(len(completions), 1)
+        if own:
+            values[f"tools/{name}/failures"] = _ratio(sum(bool(problem) for _, problem, _, _ in own), len(own))
+            values[f"tools/{name}/seconds"] = _ratio(sum(seconds for *_, seconds in own), len(own))
+    return values
+
+
+def _ratio(part: float, whole: float) -> float:
+    """0 of nothing, as in TRL."""
+    return part / whole if whole else 0.0
 
 
 # ---- losses ----

@@ -26,6 +26,9 @@ SERVICES = ("trainer_state", "log_extra", "log_metric")
 GIVEN = ("prompts", "completions", "completion_ids", *SERVICES)
 """Arguments of every reward function besides the columns of the dataset."""
 
+ENVIRONMENTS = "environments"
+"""Argument with the environment of each completion, where there are any."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
@@ -112,10 +115,14 @@ def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -
     return weights
 
 
-def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
-    """Raises one `RewardError` with every argument that a function needs and is not given. `columns`: the dataset's."""
-    passed_on = [column for column in columns if column not in (*GIVEN, "prompt", "completion")]
-    available = [*passed_on, *GIVEN]
+def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environments: bool = False) -> None:
+    """Raises one `RewardError` with every argument that a function needs and is not given.
+
+    `columns`: the dataset's; `environments`: whether there are any, which functions get too.
+    """
+    given = (*GIVEN, *[ENVIRONMENTS] * environments)
+    passed_on = [column for column in columns if column not in (*given, "prompt", "completion")]
+    available = [*passed_on, *given]
     problems = [
         f"{reward} needs `{name}`, which is neither a column nor given to every reward.{_nearest(name, passed_on)}"
         for reward in rewards
@@ -127,7 +134,7 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
     problems += [f"{reward} needs one of the columns {either}." for reward in needs_gold]
     if not problems:
         return
-    listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(GIVEN)}."
+    listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(given)}."
     fix = "rename the column or the argument, or give the argument a default"
     raise RewardError("\n".join([*problems, listed]), code="W002", fix=fix)
 

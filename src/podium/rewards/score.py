@@ -34,7 +34,7 @@ from podium.rewards.from_file import FileReward
 from podium.rewards.limits import OWN_FRAMES, Call, limited
 from podium.rewards.model import RewardModel
 from podium.rewards.process_state import restored
-from podium.rewards.resolve import GIVEN, Reward
+from podium.rewards.resolve import ENVIRONMENTS, GIVEN, Reward
 from podium.rewards.results import Batch, error_of, failed_R, fitted
 
 logger = logging.getLogger(__name__)
@@ -66,17 +66,20 @@ def score(
     log_metric: LogMetric | None = None,
     log_seconds: LogMetric | None = None,
     settings: CallSettings = CallSettings(),
+    environments: Sequence[Any] | None = None,
 ) -> list[ScoredGroup]:
     """Every completion of the round by every reward function: `rewards_GK` is float64, NaN for None.
 
     Synchronous functions run one after the other, then the `async` ones together. `log_seconds` is told how long each
-    took. Raises `RewardError`.
+    took. `environments`: of every completion, for functions that take them. Raises `RewardError`.
     """
     if not groups:
         return []
     batch = _batch(groups)
     extras: dict[str, Sequence[Any]] = {}
     services = {"trainer_state": trainer_state, "log_metric": log_metric or _ignore}
+    if environments is not None:
+        services[ENVIRONMENTS] = list(environments)
     calls = []
     for reward in rewards:
         own = services | {"log_extra": _extra_logger(reward, extras, len(batch))}
@@ -127,9 +130,9 @@ def _ignore(name: str, value: float) -> None:
 
 
 def _batch(groups: Sequence[Group]) -> Batch:
-    members = [(group.prompt, completion) for group in groups for completion in group.completions]
+    members = [(each.prompt or group.prompt, each) for group in groups for each in group.completions]
     # Rows of a plain list may have different keys; a column has a value for every completion nevertheless.
-    keys = dict.fromkeys(key for group in groups for key in group.prompt.columns if key not in GIVEN)
+    keys = dict.fromkeys(key for prompt, _ in members for key in prompt.columns if key not in GIVEN)
     return Batch(
         prompts=[prompt.content for prompt, _ in members],
         completions=[completion.messages if prompt.is_chat else completion.text for prompt, completion in members],
@@ -168,11 +171,15 @@ def repeat_findings(
 ) -> Iterator[Finding]:
     """W111 for each function that scores the same completions otherwise a second time.
 
-    Not asked are reward models, `async` functions, and those that say `is_random = True`.
+    Not asked are reward models, `async` functions, those that say `is_random = True`, and those that take the
+    environments, which the first call may have changed.
     """
     for reward in rewards:
         function = unwrapped(reward.function)
+        takes_environments = reward.wants is not None and ENVIRONMENTS in reward.wants
         if isinstance(function, RewardModel) or reward.is_async or getattr(function, "is_random", False):
+            continue
+        if takes_environments or ENVIRONMENTS in reward.needs:
             continue
         try:
             again = score([each.group for each in scored], [reward], trainer_state=trainer_state, settings=settings)

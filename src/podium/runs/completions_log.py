@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class CompletionsLog:
         path = self.settings.output_dir / "completions" / f"completions_{step:05d}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         frame.to_parquet(path)
-        shown = frame.drop_duplicates("prompt") if self.settings.unique_prompts else frame
+        shown = frame[~frame["prompt"].astype(str).duplicated()] if self.settings.unique_prompts else frame
         for name in {"wandb", "trackio"}.intersection(self.settings.report_to):
             tracker = importlib.import_module(name)
             if name != "wandb" or tracker.run is not None:
@@ -74,17 +75,34 @@ class CompletionsLog:
         )
 
 
-def rows(scored: ScoredGroup, advantage_G: np.ndarray) -> list[dict[str, Any]]:
-    """One row per completion, with TRL's column names."""
+def _messages(messages: Any) -> Any:
+    """Messages for a table, whose columns have one type each: arguments of calls and lists as JSON."""
+    if isinstance(messages, str):
+        return messages
     return [
         {
-            "prompt": scored.group.prompt.text,
-            "completion": completion.text,
+            "role": str(message.get("role")),
+            "content": content if isinstance(content := message.get("content"), str | None) else json.dumps(content),
+            "name": message.get("name"),
+            "tool_calls": json.dumps(message["tool_calls"], default=str) if message.get("tool_calls") else None,
+        }
+        for message in messages
+    ]
+
+
+def rows(scored: ScoredGroup, advantage_G: np.ndarray) -> list[dict[str, Any]]:
+    """One row per completion, with TRL's column names; completions of several turns, and their prompts, are messages.
+    """
+    return [
+        {
+            "prompt": _messages(prompt.content) if completion.turns else prompt.text,
+            "completion": _messages(completion.messages) if completion.turns else completion.text,
             **dict(zip(scored.names_K, scored.rewards_GK[g].tolist(), strict=True)),
             **{column: values[g] for column, values in scored.extras.items()},
             "advantage": float(advantage_G[g]),
         }
         for g, completion in enumerate(scored.group.completions)
+        for prompt in [completion.prompt or scored.group.prompt]
     ]
 
 

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
-from podium.records import Finding, ScoredGroup, StepMetrics, last_user_turn
+from podium.records import Completion, Finding, ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import checkpoints, step_of, storing
 from podium.runs.redaction import HIDDEN
 from podium.runs.run import FINDINGS, GROWING, METRICS, ROLLOUTS, json_object
@@ -50,7 +50,7 @@ _TYPES: Mapping[str, pa.DataType] = {
     "advantage": pa.float32(),
     "trained": pa.bool_(),
     "contains_answer": pa.bool_(),
-    **dict.fromkeys(("prompt", "question", "completion", "finish", "answer"), pa.string()),
+    **dict.fromkeys(("prompt", "question", "completion", "finish", "answer", "turns"), pa.string()),
 }
 """Types of columns of `rollouts/*.parquet`; `reward` and `reward/<name>` are float64."""
 
@@ -85,30 +85,41 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
     """The columns that a group itself determines.
 
     `question` is the prompt's last user turn, without the chat template; `answer` the row's own, and `contains_answer`
-    whether the completion contains it; null where the dataset has no column for it.
+    whether the completion contains it; null where the dataset has no column for it. `turns` are JSON; null where the
+    completion is one answer without calls. `num_tokens` are those that the policy drew.
     """
     prompt, completions = scored.group.prompt, scored.group.completions
+    own = [completion.prompt or prompt for completion in completions]
     gold = _gold(prompt.columns)
-    same = {
-        "prompt_id": prompt.id,
-        "row": prompt.row,
-        "prompt": utf8(prompt.text),
-        "question": utf8(last_user_turn(prompt.content)),
-        "num_prompt_tokens": len(prompt.token_ids),
-        "answer": None if gold is None else utf8(gold),
-    }
+    same = {"prompt_id": prompt.id, "row": prompt.row, "answer": None if gold is None else utf8(gold)}
     return {
         **{name: [value] * len(completions) for name, value in same.items()},
+        "prompt": [utf8(each.text) for each in own],
+        "question": [utf8(last_user_turn(each.content)) for each in own],
+        "num_prompt_tokens": [len(each.token_ids) for each in own],
         "policy_step": [completion.policy_step for completion in completions],
         "completion_index": list(range(len(completions))),
         "completion": [utf8(completion.text) for completion in completions],
-        "num_tokens": [len(completion.token_ids) for completion in completions],
+        "num_tokens": [len(completion.logps) for completion in completions],
         "finish": [completion.finish for completion in completions],
         "mean_logp": [float(np.mean(c.logps)) if len(c.logps) else None for c in completions],
         **{f"reward/{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
         "reward": nullable(combine(scored.rewards_GK, weights_K)),
+        "turns": [turns_json(completion) for completion in completions],
         "contains_answer": [None if gold is None else gold in completion.text for completion in completions],
     }
+
+
+def turns_json(completion: Completion) -> str | None:
+    """The turns of a completion as a JSON list: message, calls, replies, tokens, mean log-probability, seconds."""
+    if len(completion.turns) < 2 and not any(turn.calls or turn.message.get("tool_calls") for turn in completion.turns):
+        return None
+    rows, drawn = [], 0
+    for turn in completion.turns:
+        logps = completion.logps[drawn : drawn + turn.stop - turn.start]
+        drawn += turn.stop - turn.start
+        rows.append({**asdict(turn), "mean_logp": float(np.mean(logps)) if logps else None})
+    return json.dumps(rows, default=str)
 
 
 def _gold(columns: Mapping[str, Any]) -> str | None:

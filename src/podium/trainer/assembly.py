@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any
 
@@ -15,11 +15,16 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import set_seed
 
+from podium.agents.chat import tool_format
+from podium.agents.environments import EnvironmentPools, placeholder_rows
+from podium.agents.resolve import resolve_tools
+from podium.agents.setup import Agents
 from podium.algorithm.advantages import AdvantageSettings
 from podium.algorithm.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
 from podium.data.check import checked_rows
 from podium.data.prompts import PromptBuilder
+from podium.data.row import check_row
 from podium.data.survey import is_read_once
 from podium.engines.base import RolloutEngine
 from podium.engines.table import ENGINES, EngineInputs, choose
@@ -35,7 +40,7 @@ from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.classifier import check_reward_models
-from podium.rewards.resolve import Reward, check_rewards, load_reward_models, resolve_rewards
+from podium.rewards.resolve import Reward, as_list, check_rewards, load_reward_models, resolve_rewards
 from podium.runs.completions_log import CompletionsLog
 from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig
@@ -44,6 +49,7 @@ from podium.trainer.rounds import Plan, PromptOrder
 from podium.trainer.rules import unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
+    call_limits,
     completions_log_settings,
     entropy_control,
     half_dtype,
@@ -54,27 +60,23 @@ from podium.trainer.settings import (
 
 logger = logging.getLogger(__name__)
 
-NOT_SUPPORTED = {
-    "tools": "Tools are not supported: a completion here is one uninterrupted answer of the policy.",
-    "environment_factory": "Environments are not supported. Score the completion with `reward_funcs` instead.",
-    "rollout_func": "`rollout_func` is not supported: the rollout engine samples. See `rollout_engine` in GRPOConfig.",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """Arguments of `GRPOTrainer`, by their names there."""
 
     model: Any
-    reward_funcs: Any
-    args: GRPOConfig | None
-    train_dataset: Any
-    eval_dataset: Any
-    processing_class: Any
-    reward_processing_classes: Any
-    quantization_config: Any
-    peft_config: Any
-    not_supported: Mapping[str, Any]
+    reward_funcs: Any = None
+    args: GRPOConfig | None = None
+    train_dataset: Any = None
+    eval_dataset: Any = None
+    processing_class: Any = None
+    reward_processing_classes: Any = None
+    quantization_config: Any = None
+    peft_config: Any = None
+    tools: Any = None
+    rollout_func: Any = None
+    environment_factory: Any = None
+    """A factory, a mapping of them, or the `EnvironmentPools` made of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ class TrainingPlan:
     adaptive: AdaptiveWeights
     """The weights at the start of the run."""
     builder: PromptBuilder
+    agents: Agents
+    """Tools, environments, `rollout_func`, and the chat format."""
     plan: Plan
     order: PromptOrder
     train_dataset: Any
@@ -135,17 +139,15 @@ def before_weights(given: Given) -> TrainingPlan:
     model, args = given.model, given.args
     if args is None:
         args = GRPOConfig(f"{loading.model_name(model)}-GRPO")
-    for name, value in given.not_supported.items():
-        if value:
-            raise ConfigError(NOT_SUPPORTED[name])
     fit_threads()
     load = load_settings(args, given.quantization_config, given.peft_config)
     adapter = load.peft_config is not None or isinstance(model, PeftModel)
     wrong = preflight.refusals(args, adapter=adapter, evaluation=given.eval_dataset is not None)
     for error in (*wrong, *preflight.missing_packages(args)):
         raise error
-    rewards = reward_records(given.reward_funcs, given.reward_processing_classes, args)
-    advantage = advantage_settings(args, len(rewards))
+    pools = environment_pools(given.environment_factory)
+    rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools)
+    advantage = advantage_settings(args, len(rewards) - num_own, num_own)
     names = [reward.name for reward in rewards]
     if (unknown := unknown_accuracy(args.accuracy, names)) is not None:
         raise unknown
@@ -157,10 +159,12 @@ def before_weights(given: Given) -> TrainingPlan:
         loading.check_quantization(config, load, args.device)
     tokenizer = loading.load_tokenizer(model, given.processing_class, load)
     served = prepare(vllm_settings(args), model, config) if args.use_vllm else None
-    builder = prompt_builder(args, tokenizer, config, room=None if served is None else served.longest)
-    train, evaluation = _checked_data(args, given, builder, rewards, plan)
+    agents = agents_of(given, pools, args, tokenizer)
+    builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
+    agents = replace(agents, context_length=builder.context_length)
+    train, evaluation = _checked_data(args, given, builder, rewards, plan, pools)
     preflight.set_for_streams(args, train, evaluation)
-    examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4)]
+    examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
     check_reward_models(rewards, examples, args.max_completion_length)
     seed = args.seed if args.data_seed is None else args.data_seed
     return TrainingPlan(
@@ -175,6 +179,7 @@ def before_weights(given: Given) -> TrainingPlan:
         advantage=advantage,
         adaptive=adaptive,
         builder=builder,
+        agents=agents,
         plan=plan,
         order=PromptOrder(train, plan, shuffle=args.shuffle_dataset, seed=seed, max_steps=args.max_steps),
         train_dataset=train,
@@ -184,17 +189,49 @@ def before_weights(given: Given) -> TrainingPlan:
     )
 
 
-def reward_records(reward_funcs: Any, tokenizers: Any, args: GRPOConfig | None) -> tuple[Reward, ...]:
-    """`reward_funcs` resolved; reward models on the CPU where there are no settings."""
-    if args is None:
-        return resolve_rewards(reward_funcs, tokenizers, device="cpu")
-    return resolve_rewards(
-        reward_funcs,
-        tokenizers,
-        args.model_init_kwargs,
-        trust_remote_code=args.trust_remote_code,
-        chat_template_kwargs=args.chat_template_kwargs,
-        device=args.device,
+def reward_records(
+    reward_funcs: Any, tokenizers: Any, args: GRPOConfig | None, pools: EnvironmentPools | None = None
+) -> tuple[tuple[Reward, ...], int]:
+    """`reward_funcs` resolved, and after them the environments' own, with their number.
+
+    Reward models are on the CPU where there are no settings.
+    """
+    own = pools.reward_functions() if pools else []
+    functions = as_list(reward_funcs)
+    tokenizers = [*as_list(tokenizers), *[None] * len(own)] if tokenizers is not None else None
+    settings: dict[str, Any] = {"device": "cpu"}
+    if args is not None:
+        settings = {
+            "model_init_kwargs": args.model_init_kwargs,
+            "trust_remote_code": args.trust_remote_code,
+            "chat_template_kwargs": args.chat_template_kwargs,
+            "device": args.device,
+        }
+    return resolve_rewards([*functions, *own], tokenizers, **settings), len(own)
+
+
+def environment_pools(factory: Any) -> EnvironmentPools | None:
+    """The pools of a trainer's `environment_factory`, each of whose factories is called once."""
+    if factory is None or isinstance(factory, EnvironmentPools):
+        return factory
+    return EnvironmentPools(factory)
+
+
+def agents_of(
+    given: Given, pools: EnvironmentPools | None, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase
+) -> Agents:
+    """What completions may do: the tools, environments and `rollout_func` of a trainer. The tokenizer gets templates
+    that it lacks."""
+    tools = resolve_tools(as_list(given.tools))
+    needs_tools = bool(tools) or (pools is not None and pools.has_tools)
+    return Agents(
+        chat=tool_format(tokenizer, args.chat_template_kwargs or {}, needs_tools=needs_tools),
+        tools=tools,
+        pools=pools,
+        rollout_func=given.rollout_func,
+        call_limits=call_limits(args, tokenizer),
+        max_iterations=args.max_tool_calling_iterations,
+        max_turns=args.max_turns,
     )
 
 
@@ -236,13 +273,20 @@ def plan_of(args: GRPOConfig) -> Plan:
 
 
 def prompt_builder(
-    args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, room: int | None = None
+    args: GRPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainedConfig,
+    agents: Agents | None = None,
+    *,
+    room: int | None = None,
 ) -> PromptBuilder:
-    """Rows -> prompts. `room`: tokens that the sampler takes, where that may be less than the model's context."""
+    """Rows -> prompts, with the tools of all. `room`: tokens that the sampler takes, if fewer than the context."""
     context = loading.context_length(config)
     return PromptBuilder(
         tokenizer=tokenizer,
-        chat_template_kwargs=args.chat_template_kwargs or {},
+        chat_template_kwargs=(args.chat_template_kwargs or {}) if agents is None else agents.chat.template_kwargs,
+        tools=() if agents is None else agents.common_schemas,
+        template=None if agents is None else agents.chat.chat_template,
         max_prompt_length=args.max_prompt_length,
         overlong=args.overlong_prompts,
         context_length=min((n for n in (context, room) if n is not None), default=None),
@@ -251,22 +295,29 @@ def prompt_builder(
 
 
 def _checked_data(
-    args: GRPOConfig, given: Given, builder: PromptBuilder, rewards: tuple[Reward, ...], plan: Plan
+    args: GRPOConfig,
+    given: Given,
+    builder: PromptBuilder,
+    rewards: tuple[Reward, ...],
+    plan: Plan,
+    pools: EnvironmentPools | None,
 ) -> tuple[Any, Any]:
     """The datasets, checked; with the columns and rows that the arguments leave in them."""
     train, evaluation = given.train_dataset, given.eval_dataset
     if train is None:
-        fix = "Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts."
-        raise DataError("`train_dataset` is required.", fix=fix)
+        train = placeholder_rows(pools, num_prompts=plan.prompts_per_round, max_steps=args.max_steps)
 
     def checked(dataset: Any, name: str, num_needed: int | None = None) -> Any:
         if dataset is None:
             return None
+        if pools is not None and not has_prompts(dataset):
+            return _rows_without_prompts(dataset, name, num_needed)
         found = checked_rows(dataset, name, num_needed=num_needed, builder=builder)
         dataset = found.rows
         columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
         if columns is not None:
-            check_rewards(rewards, ["prompt"] if args.remove_unused_columns else columns)
+            columns = ["prompt"] if args.remove_unused_columns else columns
+            check_rewards(rewards, columns, environments=pools is not None)
         fitting = found.without_too_long(builder)
         if not args.remove_unused_columns:
             return fitting
@@ -278,6 +329,21 @@ def _checked_data(
     if isinstance(evaluation, Mapping):
         return train, {k: checked(v, f"eval_dataset[{k!r}]") for k, v in evaluation.items()}
     return train, checked(evaluation, "eval_dataset")
+
+
+def has_prompts(dataset: Any) -> bool:
+    """Whether rows have a `prompt` that can be checked; where they have none, or an empty one, environments make it."""
+    first = {} if is_read_once(dataset) else next(iter(dataset), {})
+    problem = None if is_read_once(dataset) else check_row({"prompt": None, **first}, 0)
+    return problem is None or ("prompt" in first and problem.code != "D003")
+
+
+def _rows_without_prompts(dataset: Any, name: str, num_needed: int | None) -> Any:
+    """Rows whose prompts environments make; only their number is known before."""
+    if hasattr(dataset, "__len__") and len(dataset) < (num_needed or 1):
+        what = f"{name} has {len(dataset)} rows, but one generation round takes {num_needed or 1}."
+        raise DataError(what, code="D023", fix="add rows, or lower generation_batch_size")
+    return dataset
 
 
 # ---- after weights ----

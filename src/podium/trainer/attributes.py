@@ -7,6 +7,7 @@ fixed when the trainer is made.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import GenerationConfig
 
+from podium.agents.setup import Agents
 from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
 
@@ -51,6 +53,20 @@ def _generation(trainer: Any) -> dict[str, Any]:
     }
 
 
+def _environment_tools(agents: Agents) -> dict[str | None, list[Any]]:
+    """TRL's `_env_tools`: the functions that completions may call, by the name of their environment."""
+    if agents.pools is None:
+        return {}
+    functions = [tool.function for tool in agents.tools]
+    return {name: [*functions, *agents.pools.methods(name)] for name in agents.pools.factories}
+
+
+def _tools(agents: Agents) -> list[Any]:
+    """TRL's `tools`: those of all environments, without repetitions."""
+    named = _environment_tools(agents) or {None: [tool.function for tool in agents.tools]}
+    return [*dict.fromkeys(each for functions in named.values() for each in functions)]
+
+
 ATTRIBUTES: Mapping[str, Read] = {
     **{name: attrgetter(f"args.{name}") for name in OF_ARGS},
     "reward_funcs": lambda trainer: [  # as they were given; a reward model is its module
@@ -74,18 +90,24 @@ ATTRIBUTES: Mapping[str, Read] = {
     "eos_token_ids": lambda trainer: sorted(trainer.parts.end_ids),
     "num_generations_eval": lambda trainer: trainer.args.num_generations_eval or trainer.args.num_generations,
     "chat_template_kwargs": lambda trainer: trainer.args.chat_template_kwargs or {},
-    "chat_template": lambda trainer: None,
+    "chat_template": attrgetter("parts.agents.chat.chat_template"),
+    "tools": lambda trainer: _tools(trainer.parts.agents),
+    "environments": attrgetter("parts.agents.environments"),
+    "environment_factories": lambda trainer: getattr(trainer.parts.agents.pools, "factories", None),
+    "_environment_pool": lambda trainer: getattr(trainer.parts.agents.pools, "training", None),
+    "_env_tools": lambda trainer: _environment_tools(trainer.parts.agents),
+    "rollout_func": attrgetter("parts.agents.rollout_func"),
+    "max_tool_calling_iterations": lambda trainer: (
+        sys.maxsize if trainer.args.max_tool_calling_iterations is None else trainer.args.max_tool_calling_iterations
+    ),
     "generation_kwargs": _generation,
     "generation_config": lambda trainer: GenerationConfig(**_generation(trainer), disable_compile=True),
     "async_loop": lambda trainer: background_loop(os.getpid())[0],
     "async_loop_thread": lambda trainer: background_loop(os.getpid())[1],
-    "tools": lambda trainer: [],
-    **dict.fromkeys(("environments", "environment_factories", "rollout_func"), lambda trainer: None),
 }
 """Name -> how it is read."""
 
 NOT_HERE: Mapping[str, str] = {
-    "max_tool_calling_iterations": "tools are not supported",
     "async_loop_ready_event": "`async_loop` runs when it is read",
     "continuous_batching_config": "the live engine schedules by itself",
     "vllm_generation": "the engine is `trainer.parts.engine`, with other methods",

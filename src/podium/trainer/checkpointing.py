@@ -28,7 +28,7 @@ from podium.algorithm.losses import EntropyControl
 from podium.errors import CheckpointError
 from podium.models import loading
 from podium.models.precision import ProductPrecision
-from podium.records import Completion, Group, Prompt, ScoredGroup, TrainingGroup
+from podium.records import Call, Completion, Group, Prompt, ScoredGroup, TrainingGroup, Turn
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
 from podium.trainer import resume
@@ -41,7 +41,7 @@ from podium.trainer.rounds import Measurements, Plan, Round, RoundKey, SampledRo
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Version of `round-*.npz` and `ahead-*.npz`."""
 
 
@@ -313,7 +313,9 @@ def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
             flat.setdefault(value.dtype.name, []).append(value.ravel())
             return {"array": [value.dtype.name, *value.shape]}
         if isinstance(value, Prompt):
-            return {"prompt": [value.id, value.row]}
+            return {"prompt": [value.id, value.row], "made": [value.token_ids, value.text, value.content]}
+        if isinstance(value, Turn):  # plain data all through
+            return {"turn": dataclasses.asdict(value)}
         if type(value).__name__ in _RECORDS:
             names = getattr(value, "_fields", None) or [field.name for field in dataclasses.fields(value)]
             return {type(value).__name__: {name: plain(getattr(value, name)) for name in names}}
@@ -340,13 +342,17 @@ def from_arrays(arrays: Mapping[str, np.ndarray], prompt: Callable[[RoundKey, in
             return tuple(map(record, value))
         if not isinstance(value, dict):
             return value
-        [(kind, inside)] = value.items()
+        kind, inside = next(iter(value.items()))
         if kind == "array":
             name, *shape = inside
             start, read[name] = read[name], read[name] + math.prod(shape)
             return arrays[name][start : read[name]].reshape(shape)
-        if kind == "prompt":
-            return prompt(key, *inside)
+        if kind == "prompt":  # an environment may have added to what the row says
+            token_ids, text, content = value["made"]
+            return dataclasses.replace(prompt(key, *inside), token_ids=tuple(token_ids), text=text, content=content)
+        if kind == "turn":
+            calls = tuple(Call(**call) for call in inside["calls"])
+            return Turn(**{**inside, "calls": calls, "replies": tuple(inside["replies"])})
         if kind == "columns":
             return {name: tuple(values) for name, values in inside.items()}
         return _RECORDS[kind](**{name: record(each) for name, each in inside.items()})

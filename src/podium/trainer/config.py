@@ -99,6 +99,19 @@ class GRPOConfig(trl.GRPOConfig):
         "What becomes of a reward function that raises, runs over its limit or returns no finite number: "
         "`raise` ends the run, `none` leaves it out, a number is taken in its place.",
     )
+    tool_timeout: float | None = option(
+        60.0, "Seconds that one call of a tool, or one step of an environment, may take. 0: no limit."
+    )
+    max_tool_result_tokens: int | None = option(
+        None, "Most tokens of one result of a tool; what is cut off is counted. None: no limit."
+    )
+    tool_result_cut: str = option("right", "Side where a result that is too long is cut: `left`, `middle` or `right`.")
+    max_turns: int | None = option(None, "Most turns of the policy in one completion. None: no limit.")
+    tool_order: str = option(
+        "fixed",
+        "With the live engine, when a completion goes on after its tools: `fixed` (all of a turn together, so that runs "
+        "are bit-equal however long tools take) or `arrival` (each as soon as its own have answered).",
+    )
     accuracy: str | None = option(
         None,
         "Name of the reward function that tells right (at least 1) from wrong. None: the one whose name suggests it "

@@ -24,6 +24,7 @@ from podium.trainer.rollouts import (
     PolicyState,
     Rollouts,
     gathered_advantages,
+    gathered_turns,
     make_prompt,
     trained_on,
     training_group,
@@ -90,6 +91,7 @@ class EvaluationMixin(Trainer):
         scored, measured = self._sample(rows, parts.args.num_generations_eval or parts.args.num_generations)
         table, result = gathered_advantages([*scored.values()], [*scored], PolicyState.of(self))
         measured.add(rollout_metrics(table, result, parts.accuracy))
+        measured.add(gathered_turns([*scored.values()], PolicyState.of(self)))
         _, counted_PG = trained_on(table, result, parts)
         groups = [
             select_completions(training_group(group, result.advantages_PG[i]), np.flatnonzero(counted_PG[i]).tolist())

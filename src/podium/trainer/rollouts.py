@@ -27,11 +27,16 @@ import torch
 from accelerate.utils import gather_object
 from torch import nn
 
+from podium.agents.rollout_func import RolloutFunction
+from podium.agents.setup import Acted, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
-from podium.algorithm.metrics import RolloutTable, rollout_metrics, rollout_table
+from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
+from podium.engines.base import RolloutEngine
+from podium.engines.transformers import TransformersEngine
+from podium.models.forward import base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import dummy_pack, pack
-from podium.records import Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
+from podium.records import Completion, Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
 from podium.trainer.assembly import Parts
@@ -59,12 +64,16 @@ class PolicyState:
     trainer_state: Any
     weights: AdaptiveWeights
     """Weights of the reward functions."""
+    rollout_func: RolloutFunction | None = None
+    """The user's, with the trainer."""
 
     @classmethod
     def of(cls, trainer: Any) -> PolicyState:
         """The state of a trainer at this moment."""
         same = {name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights")}
-        return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state)
+        given = trainer.parts.agents.rollout_func
+        function = None if given is None else lambda prompts: given(prompts, trainer)
+        return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state, rollout_func=function)
 
     @property
     def step(self) -> int:
@@ -74,6 +83,28 @@ class PolicyState:
         """The run's, for one round."""
         args, end_ids = self.parts.args, self.parts.end_ids
         return sampling_settings(args, end_ids, num_completions=num_completions, round_number=round_number, **given)
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The run's; transformers' `generate` where the user has replaced it on the model, as code for TRL does."""
+        engine, policy = self.parts.engine, self.parts.policy
+        if engine.name != "live" or not any("generate" in vars(each) for each in (policy, base_model(policy))):
+            return engine
+        forward = self.parts.forward
+        inputs = {"path": forward.path, "tokens_per_pack": self.parts.tokens_per_pack, "precision": forward.precision}
+        return TransformersEngine(policy, self.parts.tokenizer, **inputs)
+
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, evaluation: bool = False) -> Acted:
+        """Groups of completions with all their turns, and their environments."""
+        return self.parts.agents.sample(
+            self.engine,
+            prompts,
+            settings,
+            builder=self.parts.builder,
+            policy_step=self.step,
+            evaluation=evaluation,
+            rollout_func=self.rollout_func,
+        )
 
     def gathered(self) -> contextlib.AbstractContextManager[None]:
         """Around sampling: sharded weights, gathered, unless the engine has weights of its own."""
@@ -121,6 +152,7 @@ class Rollouts:
         if parts.args.dynamic_sampling:
             measured.add({"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
         table, result = gathered_advantages(sampled.scored, sampled.places, now)
+        measured.add(gathered_turns(sampled.scored, now))
         weights = now.weights.after(table.rewards_RK)
         measured.add(
             {**rollout_metrics(table, result, parts.accuracy), **now.weights.weight_metrics(), **weights.rate_metrics()}
@@ -214,7 +246,7 @@ class Rollouts:
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState) -> list[Group]:
         """Sample completions, unscored."""
         self.sync(now)
-        return now.parts.engine.generate(prompts, settings, policy_step=now.step)
+        return now.sample(prompts, settings, evaluation=settings.round == EVALUATION).groups
 
     def sample_and_score(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState
@@ -224,8 +256,8 @@ class Rollouts:
         self.sync(now, measured)
         with now.gathered():
             with measured.timed("generate_seconds"):
-                groups = now.parts.engine.generate(prompts, settings, policy_step=now.step)
-            return score_groups(groups, now, measured), measured
+                acted = now.sample(prompts, settings, evaluation=settings.round == EVALUATION)
+            return score_groups(acted, now, measured), measured
 
 
 def in_thread(work: Callable[[], SampledRound]) -> Future[SampledRound]:
@@ -246,7 +278,9 @@ def in_thread(work: Callable[[], SampledRound]) -> Future[SampledRound]:
 
 
 def make_prompt(parts: Parts, row: Mapping[str, Any], id: int, index: int) -> Prompt:
-    """One row as a prompt."""
+    """One row as a prompt; with environments as it is before they add to it, without tokens."""
+    if parts.agents.pools is not None:
+        return bare_prompt(row, id, index)
     prompt = parts.builder(row, id=id, row_index=index)
     assert prompt is not None, "overlong rows are dropped before training"
     return prompt
@@ -275,8 +309,8 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
     with now.gathered():
         for attempt in itertools.count(1):
             with measured.timed("generate_seconds"):
-                groups = parts.engine.generate([*wanted.values()], settings, policy_step=now.step)
-            for i, group in zip(wanted, score_groups(groups, now, measured), strict=True):
+                acted = now.sample([*wanted.values()], settings)
+            for i, group in zip(wanted, score_groups(acted, now, measured), strict=True):
                 if i not in chosen or differs(group):
                     chosen[i] = group
             if not args.dynamic_sampling or attempt > args.max_resamples:
@@ -296,16 +330,17 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
     )
 
 
-def score_groups(groups: Sequence[Group], now: PolicyState, measured: Measurements) -> list[ScoredGroup]:
+def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list[ScoredGroup]:
     """Rewards of every function."""
     with measured.timed("reward_seconds"):
         return score(
-            groups,
+            acted.groups,
             now.parts.rewards,
             trainer_state=now.trainer_state,
             log_metric=lambda name, value: measured.metrics.append((name, float(value))),
             log_seconds=lambda name, value: measured.seconds.append((name, value)),
             settings=call_settings(now.parts.args),
+            environments=acted.environments,
         )
 
 
@@ -324,6 +359,20 @@ def gathered_advantages(
     return table, advantages(table.rewards_RK.reshape(len(blocks), -1, len(names)), settings)
 
 
+def gathered_turns(scored: Sequence[ScoredGroup], now: PolicyState) -> dict[str, float]:
+    """Metrics of the turns of all ranks; nothing where every completion is one turn."""
+    agents = now.parts.agents
+    if not agents.takes_turns:
+        return {}
+    everyone = gather_object([each for group in scored for each in counted(group)])
+    cuts = agents.call_limits.max_result_tokens is not None
+    values = turn_metrics(everyone, agents.tool_names, cuts=cuts)
+    if agents.pools is not None:
+        differing = gather_object([any(each.prompt for each in group.group.completions) for group in scored])
+        values["turns/differing_prompts"] = sum(differing) / max(len(differing), 1)
+    return values
+
+
 def trained_on(table: RolloutTable, result: Advantages, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
     """The completions that are trained on, bool [P, G], and the loss tokens of all of them [P, G]."""
     shape = result.advantages_PG.shape
@@ -340,7 +389,24 @@ def training_group(scored: ScoredGroup, advantages_G: np.ndarray) -> TrainingGro
         completion_ids=tuple(completion.token_ids for completion in completions),
         advantages_G=np.asarray(advantages_G, np.float32),
         sampled_logps=tuple(np.array(completion.logps, np.float32) for completion in completions),
+        drawn=_drawn(completions),
+        prompts=_prompts(completions),
     )
+
+
+def _drawn(completions: Sequence[Completion]) -> tuple[np.ndarray, ...] | None:
+    """Which tokens the policy drew; None: all."""
+    masks = [completion.is_drawn for completion in completions]
+    if all(mask is None for mask in masks):
+        return None
+    whole = (np.ones(len(completion.token_ids), bool) for completion in completions)
+    return tuple(all_ if mask is None else np.array(mask) for mask, all_ in zip(masks, whole, strict=True))
+
+
+def _prompts(completions: Sequence[Completion]) -> tuple[tuple[int, ...], ...] | None:
+    """The prompt of each completion; None: they are the group's."""
+    own = [None if each.prompt is None else each.prompt.token_ids for each in completions]
+    return None if len(set(own)) == 1 else tuple(ids for ids in own if ids is not None)
 
 
 # ---- the policies to compare with ----

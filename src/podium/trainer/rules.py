@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -35,6 +37,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "vllm_mode": ("server", "colocate"),
     "vllm_model_impl": ("vllm", "transformers"),
     "vllm_importance_sampling_mode": tuple(CORRECTIONS),
+    "tool_result_cut": ("left", "middle", "right"),
+    "tool_order": ("fixed", "arrival"),
 }
 """Fields with a closed set of values; TRL finds a wrong one only after the first generation."""
 
@@ -81,6 +85,10 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "max_resamples": (1, math.inf, "switch `dynamic_sampling` off instead"),
     "tokens_per_pack": (1, math.inf, "a pack has at least one token"),
     "reward_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
+    "tool_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
+    "max_tool_result_tokens": (1, math.inf, "a result has at least one token; None switches it off"),
+    "max_turns": (1, math.inf, "a completion has at least one turn"),
+    "max_tool_calling_iterations": (0, math.inf, "at 0 calls are never run"),
     "reward_workers": (1, math.inf, "a function from a file runs in at least one process"),
     "async_rollouts": (0, 1, "it is how many rounds sampling may be ahead of training"),
     "vllm_server_timeout": (1e-3, math.inf, "it is in seconds"),
@@ -167,7 +175,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
     "torch_compile": (False, "nothing is compiled: the head is replaced for every forward"),
     "torch_compile_backend": (None, "nothing is compiled"),
     "torch_compile_mode": (None, "nothing is compiled"),
-    "max_tool_calling_iterations": (None, "no tools are called"),
     "log_multimodal": (True, "there are no images to leave out"),
     "transformers_continuous_batching_config": (None, "the live engine schedules by itself"),
     "use_transformers_continuous_batching": (False, "the live engine lets rows enter and leave as they end, too"),
@@ -338,6 +345,15 @@ def warn_unlike_paper(args: Any) -> None:
     for applies, what, why, (name, value) in UNLIKE_PAPER:
         if applies(args):
             logger.warning("%s: %s. Set %s=%r.", what.format(args=args), why, name, value, extra={"code": "C025"})
+
+
+def warn_experimental(**given: Any) -> None:
+    """TRL's warning about arguments that it calls experimental; its scripts silence it by the same variable."""
+    for name, value in given.items():
+        if value is not None and os.environ.get("TRL_EXPERIMENTAL_SILENCE", "0") != "1":
+            what = f"You are using '{name}', which is an experimental feature. This API may change or be removed at any "
+            what += "time without prior notice. Silence this warning by setting environment variable "
+            warnings.warn(what + "TRL_EXPERIMENTAL_SILENCE=1.", UserWarning, stacklevel=3)
 
 
 # ---- values with a form of their own ----

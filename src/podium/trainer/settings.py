@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
+from podium.agents.outcome import Side
+from podium.agents.tools import CallLimits
 from podium.algorithm.advantages import AdvantageSettings
 from podium.algorithm.losses import CORRECTIONS, EntropyControl, LossSettings
 from podium.engines.vllm.settings import VllmSettings
@@ -19,6 +21,9 @@ from podium.runs.checkpoint import checkpoints
 from podium.runs.completions_log import CompletionsLogSettings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS, on_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def _same(record: type, args: GRPOConfig, prefix: str = "") -> dict[str, Any]:
@@ -56,6 +61,7 @@ def sampling_settings(
         end_ids=end_ids,
         seed=args.seed if args.data_seed is None else args.data_seed,
         round=round_number,
+        in_order_of_answers=args.tool_order == "arrival",
         extra=extra,
     )
 
@@ -93,13 +99,16 @@ def loss_settings(args: GRPOConfig) -> LossSettings:
     return LossSettings(**{**_same(LossSettings, args), **own})
 
 
-def advantage_settings(args: GRPOConfig, num_rewards: int) -> AdvantageSettings:
-    """How rewards become advantages. Raises `ConfigError` unless there are as many weights as reward functions."""
+def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> AdvantageSettings:
+    """How rewards become advantages. Raises `ConfigError` unless there are as many weights as reward functions.
+
+    `num_own`: rewards of environments, which come after those and weigh 1.
+    """
     weights = args.reward_weights if args.reward_weights is not None else [1.0] * num_rewards
     if len(weights) != num_rewards:
         what = f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match."
         raise ConfigError(what, code="W015", fix="Give one weight per function, in the order of reward_funcs.")
-    weights_K, aggregation = np.asarray(weights, np.float64), args.multi_objective_aggregation
+    weights_K, aggregation = np.asarray([*weights, *[1.0] * num_own], np.float64), args.multi_objective_aggregation
     return AdvantageSettings(weights_K=weights_K, scale_rewards=args.scale_rewards, aggregation=aggregation)
 
 
@@ -107,6 +116,16 @@ def call_settings(args: GRPOConfig) -> CallSettings:
     """How reward functions are called."""
     limit, error = args.reward_timeout or None, on_error(args.on_reward_error)
     return CallSettings(limit=limit, on_error=error, num_workers=args.reward_workers)
+
+
+def call_limits(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase) -> CallLimits:
+    """How tools are called."""
+    return CallLimits(
+        timeout=args.tool_timeout or None,
+        max_result_tokens=args.max_tool_result_tokens,
+        cut=cast(Side, args.tool_result_cut),
+        count=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
+    )
 
 
 def entropy_control(args: GRPOConfig) -> EntropyControl:

@@ -42,7 +42,7 @@ from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.trainer.assembly import NOT_SUPPORTED, Given, Parts, TrainingPlan, after_weights, before_weights
+from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights
 from podium.trainer.attributes import with_attributes
 from podium.trainer.checkpointing import CheckpointMixin
 from podium.trainer.config import GRPOConfig, refuse_unknown
@@ -55,7 +55,7 @@ from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.proof.records import Subject
 from podium.trainer.rollouts import DrawnRound, PolicyState, Rollouts
 from podium.trainer.rounds import Measurements, MicroBatch, Round, micro_batches
-from podium.trainer.rules import warn_unlike_paper
+from podium.trainer.rules import warn_experimental, warn_unlike_paper
 
 
 @with_attributes
@@ -74,6 +74,10 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         optimizers: as in `Trainer`.
         quantization_config: used when `model` is a name.
         peft_config: trains a new adapter.
+        tools: functions that completions may call, with type hints and a docstring.
+        rollout_func: samples in place of the engine; see `podium.agents.rollout_func`.
+        environment_factory: makes an environment for each completion, whose methods are tools; a dict of factories is
+            looked up by the rows' `environment`. See `podium.agents.environments`.
 
     Raises `ConfigError`, `DataError`, `ModelError` or `RewardError`, before weights are loaded where possible.
     """
@@ -91,9 +95,13 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         optimizers: tuple[Any, Any] = (None, None),
         quantization_config: Any = None,
         peft_config: Any = None,
-        **not_supported: Any,
+        tools: Any = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        **unknown: Any,
     ) -> None:
-        refuse_unknown(GRPOTrainer, {name: None for name in not_supported if name not in NOT_SUPPORTED})
+        refuse_unknown(GRPOTrainer, unknown)
+        warn_experimental(rollout_func=rollout_func, environment_factory=environment_factory)
         show_notes()
         given = Given(
             model=model,
@@ -105,7 +113,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             reward_processing_classes=reward_processing_classes,
             quantization_config=quantization_config,
             peft_config=peft_config,
-            not_supported=not_supported,
+            tools=tools,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
         )
         self._begin(after_weights(self._plan(given)), callbacks or [], optimizers)
 

@@ -84,7 +84,7 @@ def check(
         from podium.trainer.assembly import Given
 
         if not isinstance(model, Recipe):
-            return check_arguments(Given(**given, not_supported={}), test_rewards=True)[0]
+            return check_arguments(Given(**given), test_rewards=True)[0]
         stages = [Surveyed(recipe=stage.recipe, stage=stage) for stage in model.stages]
         surveyed = stages or [Surveyed(recipe=model)]
         return findings_in(surveyed, [with_reward_test(from_recipe(each)) for each in surveyed])
@@ -111,7 +111,8 @@ def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding],
                 train = setup.train.checked(train)
             if setup.evaluation is not None and not isinstance(evaluation, Mapping):
                 evaluation = setup.evaluation.checked(evaluation)
-        return found, replace(given, train_dataset=train, eval_dataset=evaluation)
+        factory = setup.pools or given.environment_factory
+        return found, replace(given, train_dataset=train, eval_dataset=evaluation, environment_factory=factory)
 
 
 def worth_saying(found: Sequence[Finding]) -> list[Finding]:

@@ -38,7 +38,7 @@ def needs(setup: Setup) -> Iterator[Finding]:
         unknown = unknown_accuracy(args.accuracy, [reward.name for reward in setup.rewards])
         yield from [] if unknown is None else findings_of(unknown)
         try:
-            advantage_settings(args, len(setup.rewards))
+            advantage_settings(args, len(setup.rewards) - num_own(setup), num_own(setup))
         except PodiumError as error:
             names = ", ".join(reward.name for reward in setup.rewards)
             for finding in findings_of(error):
@@ -48,7 +48,7 @@ def needs(setup: Setup) -> Iterator[Finding]:
     columns = ["prompt"] if args is not None and args.remove_unused_columns else list(survey.columns)
     for reward in setup.rewards:
         try:
-            check_rewards([reward], columns)
+            check_rewards([reward], columns, environments=setup.pools is not None)
         except RewardError as error:
             first, _, rest = error.what.partition("\n")
             why, gold = rest.partition("\n")[0], [name for name in columns if name in GOLD]
@@ -57,6 +57,11 @@ def needs(setup: Setup) -> Iterator[Finding]:
                 fix = as_line("answer", f"{{{gold[0]}}}")
                 found = replace(found, fix=f"{fix}; or {error.fix}", changes={"answer": f"{{{gold[0]}}}"})
             yield found
+
+
+def num_own(setup: Setup) -> int:
+    """Number of rewards that environments have of their own."""
+    return 0 if setup.pools is None else len(setup.pools.reward_functions())
 
 
 def models(setup: Setup) -> Iterator[Finding]:
@@ -80,7 +85,7 @@ def _tested(setup: Setup) -> RewardTest | None:
     if not setup.rewards or not rows or any(finding.code == "W002" for finding in needs(setup)):
         return None
     try:
-        known = None if setup.args is None else advantage_settings(setup.args, len(setup.rewards)).weights_K
+        known = None if setup.args is None else advantage_settings(setup.args, len(setup.rewards) - num_own(setup), num_own(setup)).weights_K
     except PodiumError:  # weights of another number
         known = None
     weights = [1.0] * len(setup.rewards) if known is None else known.tolist()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from podium.agents.environments import EnvironmentPools
 from podium.data.loading import Loaded, OpenData
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
@@ -30,7 +31,15 @@ from podium.recipe.stages.plan import Surveyed
 from podium.records import Finding
 from podium.rewards.resolve import Reward
 from podium.rewards.tester.unasked import RewardTest
-from podium.trainer.assembly import Given, load_settings, prompt_builder, reward_records
+from podium.trainer.assembly import (
+    Given,
+    agents_of,
+    environment_pools,
+    has_prompts,
+    load_settings,
+    prompt_builder,
+    reward_records,
+)
 from podium.trainer.config import GRPOConfig
 
 T = TypeVar("T")
@@ -59,7 +68,10 @@ class Setup:
     lora: Mapping[str, Any] | None = None
     """Arguments of the adapter to train: `r`, `target_modules` and so on."""
     quantization: Mapping[str, Any] | None = None
+    pools: EnvironmentPools | None = None
+    """The environments of a trainer, made once, for the trainer too."""
     rewards: tuple[Reward, ...] = ()
+    """Those of `pools` come last."""
     train: RowSurvey | None = None
     evaluation: RowSurvey | None = None
     opened: OpenData | None = None
@@ -169,8 +181,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
             stage=stage,
         ),
         gathering,
-        recipe.model or None,
-        functions=[spec.function for spec in recipe.rewards],
+        Given(model=recipe.model or None, reward_funcs=[spec.function for spec in recipe.rewards], args=args),
     )
     rows = None if stage is None else stage.rows
     has_data = recipe.data.is_given and "D025" not in {finding.code for finding in gathering.problems}
@@ -236,28 +247,33 @@ def _whole_groups(finding: Finding, recipe: Recipe) -> Finding:
 def from_arguments(given: Given) -> Setup:
     """The setup of a trainer."""
     gathering = _Gathering()
-    if given.train_dataset is None:
+    pools = gathering.attempt(lambda: environment_pools(given.environment_factory))
+    if given.train_dataset is None and pools is None:
         fix = "train_dataset=rows with a `prompt`"
         gathering.problems.append(Finding(code="C031", severity="error", what="no train_dataset", fix=fix))
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
     lora, quantization = (each and each.to_dict() for each in (given.peft_config, given.quantization_config))
-    made = Setup(name="GRPOTrainer", args=args, lora=lora, quantization=quantization)
-    tokenizers = given.processing_class, given.reward_processing_classes
-    made = _with_parts(made, gathering, given.model, *tokenizers, functions=given.reward_funcs)
-    return _with_rows(made, gathering, *_given_sources(given.train_dataset, given.eval_dataset))
+    made = Setup(name="GRPOTrainer", args=args, lora=lora, quantization=quantization, pools=pools)
+    made = _with_parts(made, gathering, given)
+    return _with_rows(made, gathering, *_given_sources(given.train_dataset, given.eval_dataset, pools))
 
 
-def _given_sources(train: Any, evaluation: Any) -> tuple[RowSource | None, RowSource | None]:
+def _given_sources(
+    train: Any, evaluation: Any, pools: EnvironmentPools | None = None
+) -> tuple[RowSource | None, RowSource | None]:
+    """The sets to survey: not those whose prompts the environments make."""
     first_eval = next(iter(evaluation.values()), None) if isinstance(evaluation, dict) else evaluation
-    source = None if train is None else dataset_source(train, "train_dataset")
-    return source, None if first_eval is None else dataset_source(first_eval, "eval_dataset")
+
+    def source(dataset: Any, name: str) -> RowSource | None:
+        made = dataset is None or (pools is not None and not has_prompts(dataset))
+        return None if made else dataset_source(dataset, name)
+
+    return source(train, "train_dataset"), source(first_eval, "eval_dataset")
 
 
-def _with_parts(
-    setup: Setup, gathering: _Gathering, model: Any, tokenizer: Any = None, tokenizers: Any = None, *, functions: Any
-) -> Setup:
-    """Adds the facts about the model, its tokenizer, the prompt builder and the rewards (`tokenizers` are theirs)."""
-    args = setup.args
+def _with_parts(setup: Setup, gathering: _Gathering, given: Given) -> Setup:
+    """Adds the facts about the model, its tokenizer, the prompt builder and the rewards."""
+    args, model, tokenizer, pools = setup.args, given.model, given.processing_class, setup.pools
     settings = load_settings(args if args is not None else GRPOConfig(), None, None)
     at, facts, found, builder = setup.places.get("model", ""), None, None, None
     if model is not None:
@@ -266,9 +282,13 @@ def _with_parts(
         found = gathering.attempt(lambda: tokenizer_of(model, tokenizer, settings), at)
     if args is not None and found is not None and facts is not None and facts.config is not None:
         config = facts.config
-        builder = gathering.attempt(lambda: prompt_builder(args, found, config), setup.name)
-    rewards = gathering.attempt(lambda: reward_records(functions, tokenizers, args)) if functions else ()
-    return replace(setup, model=facts, tokenizer=found, builder=builder, rewards=rewards or ())
+        agents = gathering.attempt(lambda: agents_of(given, pools, args, found), setup.name)
+        builder = gathering.attempt(lambda: prompt_builder(args, found, config, agents), setup.name)
+    rewards: tuple[Reward, ...] = ()
+    if given.reward_funcs or pools is not None:
+        functions, tokenizers = given.reward_funcs, given.reward_processing_classes
+        rewards = gathering.attempt(lambda: reward_records(functions, tokenizers, args, pools)[0]) or ()
+    return replace(setup, model=facts, tokenizer=found, builder=builder, rewards=rewards)
 
 
 def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, evaluation: RowSource | None) -> Setup:

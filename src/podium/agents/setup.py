@@ -1,0 +1,276 @@
+"""Tools, environments and a `rollout_func` of a trainer in one record, and groups of completions sampled with them.
+
+    agents = Agents(chat=chat, tools=as_tools([multiply]), pools=None, call_limits=CallLimits())
+    sampled = agents.sample(engine, prompts, settings, builder=builder)
+    sampled.groups, sampled.environments
+
+Without any of the three a completion is one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from podium.agents.chat import ChatFormat
+from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, reset
+from podium.agents.episodes import AgentEpisodes, EpisodeLimits
+from podium.agents.plain_text import TextEnvironment
+from podium.agents.rollout_func import BegunEngine, RolloutFunction, first_turns, given_groups
+from podium.agents.tools import CallLimits, Tool, ToolRunner, by_name
+from podium.data.prompts import NOT_PASSED_ON, PromptBuilder
+from podium.engines.base import RolloutEngine
+from podium.engines.sampling import row_key
+from podium.errors import DataError
+from podium.records import Group, Prompt, SamplingSettings
+
+
+class Acted(NamedTuple):
+    """Sampled groups, with the environment of each of their completions."""
+
+    groups: list[Group]
+    environments: list[Any] | None = None
+    """In the order of the completions of all groups; None: there are none. They keep their state until the next call.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agents:
+    """Everything that completions do besides being drawn."""
+
+    chat: ChatFormat
+    tools: tuple[Tool, ...] = ()
+    """For every completion; those of its environment come after them."""
+    pools: EnvironmentPools | None = None
+    rollout_func: Callable[..., Any] | None = None
+    call_limits: CallLimits = CallLimits()
+    max_iterations: int | None = None
+    max_turns: int | None = None
+    context_length: int | None = None
+    runner: ToolRunner = field(default_factory=ToolRunner)
+    lent: dict[bool, list[Any]] = field(default_factory=dict)
+    """The environments of the latest call, for training and for evaluation (True)."""
+
+    def __post_init__(self) -> None:
+        for name in self.pools.factories if self.pools else ():  # two tools of one name are refused here
+            by_name(self.tools_of(name))
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.tools) or (self.pools is not None and self.pools.has_tools)
+
+    @property
+    def environments(self) -> list[Any] | None:
+        """Those of the completions that were sampled last."""
+        return list(self.lent.values())[-1] if self.lent else None
+
+    def tools_of(self, name: str | None, environment: Any = None) -> tuple[Tool, ...]:
+        """The tools of completions whose environment has that name."""
+        return self.tools if self.pools is None else (*self.tools, *self.pools.tools(name, environment))
+
+    @property
+    def tool_names(self) -> list[str]:
+        """Of all environments, without repetitions."""
+        names = [None] if self.pools is None else [*self.pools.factories]
+        return [*dict.fromkeys(tool.name for name in names for tool in self.tools_of(name))]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a completion may have several turns."""
+        return self.has_tools or self.pools is not None
+
+    def schemas(self, name: str | None = None) -> list[Mapping[str, Any]]:
+        return [tool.schema for tool in self.tools_of(name)]
+
+    @property
+    def common_schemas(self) -> list[Mapping[str, Any]]:
+        """The schemas that every prompt has, whatever its environment is."""
+        named = self.pools is not None and self.pools.named
+        return [tool.schema for tool in self.tools] if named else self.schemas()
+
+    def sample(
+        self,
+        engine: RolloutEngine,
+        prompts: Sequence[Prompt],
+        settings: SamplingSettings,
+        *,
+        builder: PromptBuilder,
+        policy_step: int = 0,
+        evaluation: bool = False,
+        rollout_func: RolloutFunction | None = None,
+    ) -> Acted:
+        """Groups of completions, one per prompt, with all their turns.
+
+        Args:
+            engine: draws the turns.
+            prompts: with the tools rendered; with environments as the dataset has them.
+            settings: of the round.
+            builder: makes the prompts again after environments were reset.
+            policy_step: of the sampling weights.
+            evaluation: whether environments come from the pool of evaluations.
+            rollout_func: called in place of the engine's first turn.
+        """
+        if self.pools is not None:
+            cast = self._cast(prompts, settings, builder, evaluation)
+        else:
+            cast = [[_Member(prompt) for _ in range(settings.num_completions)] for prompt in prompts]
+        environments = None if self.pools is None else [member.environment for group in cast for member in group]
+        if rollout_func is not None:
+            return Acted(self._given(engine, cast, settings, policy_step, rollout_func), environments)
+        if not prompts:
+            return Acted([], environments)
+        if not self.takes_turns:
+            return Acted(engine.generate(prompts, settings, policy_step=policy_step))
+        asked, settings = _asked(cast, settings)
+        per_prompt = [list(group) for group in cast] if len(asked) == len(cast) else [[m] for g in cast for m in g]
+        episodes = self._episodes(asked, per_prompt, settings)
+        try:
+            groups = engine.generate(asked, settings, policy_step=policy_step, episodes=episodes)
+        finally:
+            episodes.close()
+        groups = groups if len(asked) == len(cast) else _regrouped(prompts, groups)
+        self._discard_stuck(groups, environments)
+        return Acted(groups, environments)
+
+    def close(self) -> None:
+        """End the waiting for calls that hang."""
+        self.runner.close()
+
+    # ---- before sampling ----
+
+    def _cast(
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, builder: PromptBuilder, evaluation: bool
+    ) -> list[list[_Member]]:
+        """Every completion with its environment, reset with the row, and its prompt. Completions with equal prompts
+        share one record."""
+        assert self.pools is not None
+        self.pools.give_back(self.lent.pop(evaluation, ()))
+        names = [self.pools.name_of(prompt.columns) for prompt in prompts]
+        count = settings.num_completions
+        flat = self.pools.take([name for name in names for _ in range(count)], evaluation=evaluation)
+        self.lent[evaluation] = flat
+        cast = []
+        for p, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
+            row = dict(prompt.columns) if _is_placeholder(prompt) else {"prompt": prompt.content, **prompt.columns}
+            seed = int(row_key(settings.seed, settings.round, prompt.id, -1) >> 33)
+            group: list[_Member] = []
+            for environment in flat[p * count : (p + 1) * count]:
+                given = {"named": self.pools.named, "seed": seed, "index": prompt.row, "limit": self.call_limits.timeout}
+                content = reset(environment, row, **given)
+                same = next((each.prompt for each in group if each.prompt.content == content), None)
+                made = same or self._rebuilt(prompt, content, builder, name)
+                group.append(_Member(made, name, environment))
+            cast.append(group)
+        return cast
+
+    def _rebuilt(self, prompt: Prompt, content: Any, builder: PromptBuilder, name: str | None) -> Prompt:
+        tools = self.schemas(name)
+        made = builder({**prompt.columns, "prompt": content}, id=prompt.id, row_index=prompt.row, tools=tools)
+        if made is None:
+            what = f"row {prompt.row}: with what its environment added the prompt is too long, and a prompt cannot be "
+            raise DataError(what + "left out once sampling has begun.", fix='overlong_prompts="truncate"')
+        return made
+
+    def _episodes(
+        self, asked: Sequence[Prompt], cast: Sequence[Sequence[_Member]], settings: SamplingSettings
+    ) -> AgentEpisodes:
+        for prompt, group in zip(asked, cast, strict=True):
+            plays = any(isinstance(member.environment, TextEnvironment) for member in group)
+            if not prompt.is_chat and (plays or self.tools_of(group[0].name)):
+                what = f"row {prompt.row}: the prompt is plain text, and turns and tools need a conversation."
+                raise DataError(what, fix='write it as [{"role": "user", "content": text}]')
+        return AgentEpisodes(
+            asked,
+            [[by_name(self.tools_of(member.name, member.environment)) for member in group] for group in cast],
+            [[member.environment for member in group] for group in cast],
+            chat=self.chat,
+            runner=self.runner,
+            call_limits=self.call_limits,
+            limits=EpisodeLimits(
+                end_ids=settings.end_ids,
+                max_tokens=settings.max_tokens,
+                context_length=self.context_length,
+                max_iterations=self.max_iterations,
+                max_turns=self.max_turns,
+            ),
+        )
+
+    # ---- after sampling ----
+
+    def _given(
+        self,
+        engine: RolloutEngine,
+        cast: Sequence[Sequence[_Member]],
+        settings: SamplingSettings,
+        policy_step: int,
+        rollout_func: RolloutFunction,
+    ) -> list[Group]:
+        """Groups from what a `rollout_func` returned; with tools its completions are the first turns (as in TRL)."""
+        members = [[member.prompt for member in group] for group in cast]
+        given = first_turns(rollout_func, members, settings, self.chat.tokenizer)
+        if not self.has_tools:
+            return given_groups(given, settings, policy_step, self._message)
+        singles = [replace(each.prompt, completion=g) for group in given for g, each in enumerate(group)]
+        alone = replace(settings, num_completions=1)
+        episodes = self._episodes(singles, [[member] for group in cast for member in group], alone)
+        begun = BegunEngine(engine, [each for group in given for each in group])
+        try:
+            groups = begun.generate(singles, alone, policy_step=policy_step, episodes=episodes)
+        finally:
+            episodes.close()
+        return _regrouped([group[0] for group in members], groups)
+
+    def _message(self, prompt: Prompt, token_ids: Sequence[int]) -> Mapping[str, Any]:
+        return self.chat.parse(token_ids, prefix=prompt.token_ids, tools=self.common_schemas)
+
+    def _discard_stuck(self, groups: Sequence[Group], environments: Sequence[Any] | None) -> None:
+        """Never use an environment again of which a call has not ended."""
+        if environments is None or self.pools is None:
+            return
+        completions = (completion for group in groups for completion in group.completions)
+        for environment, completion in zip(environments, completions, strict=True):
+            names = {call.name for turn in completion.turns for call in turn.calls if call.problem == "timeout"}
+            if any(hasattr(type(environment), name) for name in names):
+                self.pools.discard(environment)
+
+
+class _Member(NamedTuple):
+    """One completion to be sampled."""
+
+    prompt: Prompt
+    name: str | None = None
+    """Of its environment."""
+    environment: Any = None
+
+
+def bare_prompt(row: Mapping[str, Any], id: int, index: int) -> Prompt:
+    """A row before its environment was reset; without a prompt of its own it has an empty one, as in TRL."""
+    content = row.get("prompt", EMPTY_PROMPT)
+    columns = {key: value for key, value in row.items() if key not in NOT_PASSED_ON}
+    content = content if isinstance(content, str) else list(content)
+    return Prompt(id=id, row=index, token_ids=(), text="", content=content, columns=columns)
+
+
+def _is_placeholder(prompt: Prompt) -> bool:
+    """Whether its row has no prompt of its own, so that `reset` is given none."""
+    return prompt.is_chat and prompt.content[0] is EMPTY_PROMPT[0]
+
+
+def _asked(cast: Sequence[Sequence[_Member]], settings: SamplingSettings) -> tuple[list[Prompt], SamplingSettings]:
+    """The prompts to sample from: one of each group, or one of each completion where they differ within a group."""
+    if all(member.prompt is group[0].prompt for group in cast for member in group):
+        return [group[0].prompt for group in cast], settings
+    singles = [replace(member.prompt, completion=g) for group in cast for g, member in enumerate(group)]
+    return singles, replace(settings, num_completions=1)
+
+
+def _regrouped(prompts: Sequence[Prompt], singles: Sequence[Group]) -> list[Group]:
+    """Groups of completions that were sampled as single ones, each with its own prompt."""
+    count = len(singles) // len(prompts)
+    groups = []
+    for p in range(len(prompts)):
+        own = singles[p * count : (p + 1) * count]
+        completions = tuple(replace(each.completions[0], prompt=replace(each.prompt, completion=0)) for each in own)
+        groups.append(Group(prompt=replace(own[0].prompt, completion=0), completions=completions))
+    return groups
