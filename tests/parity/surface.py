@@ -36,12 +36,8 @@ NOTES: dict[str, str] = {
     "pad_to_multiple_of": "nothing is padded",
     "log_multimodal": "there are no images to log",
     "use_transformers_continuous_batching": "the live engine lets rows enter and leave as they end, too",
-    "chat_template": "None, as in TRL without tools: the tokenizer's own is used as it is",
     "reward_weights": "with `adaptive_rewards` the weights of the round to come",
-    "tools": "always `[]`: the constructor refuses `tools`",
-    "environments": "always None: the constructor refuses `environment_factory`",
-    "environment_factories": "always None: the constructor refuses `environment_factory`",
-    "rollout_func": "always None: the constructor refuses `rollout_func`",
+    "environments": "the evaluation's are others than training's",
 }
 """Differences from TRL of attributes that exist here."""
 
@@ -53,9 +49,9 @@ WARNINGS: dict[str, tuple[str, str]] = {
         "the reference is a second adapter",
     ),
     "You are using PEFT with DeepSpeed ZeRO-3": (NOTE, "`use_reentrant` stays as it is given"),
-    "You are using 'rollout_func'": (NOT, "`rollout_func` is not supported"),
-    "You are using 'environment_factory'": (NOT, "environments are not supported"),
-    "The tokenizer has a legacy `response_schema`": (NOT, "tools are not supported"),
+    "You are using 'rollout_func'": (SAME, "silenced by the same variable"),
+    "You are using 'environment_factory'": (SAME, "silenced by the same variable"),
+    "The tokenizer has a legacy `response_schema`": (SAME, "transformers parses with a `response_template` alone"),
     "Iterable datasets require `dataloader_num_workers=0`": (
         NOTE,
         "no worker reads rows",

@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import trl
-from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
-import podium
 from podium.errors import ConfigError, DataError
 from podium.models.packing import pack
 from podium.testing import tiny_tokenizer
 from podium.trainer.rollouts import training_group
 from podium.trainer.trainer import GRPOTrainer
+from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
 
@@ -108,7 +106,9 @@ def test_s6_s7_s8_methods_of_the_class_are_tools() -> None:
 
 
 def test_s8_tools_of_several_environments_are_united() -> None:
-    trainer = make(environment_factory={"a": Counter, "b": Paid}, train_dataset=[{**row, "environment": "a"} for row in ROWS])
+    trainer = make(
+        environment_factory={"a": Counter, "b": Paid}, train_dataset=[{**row, "environment": "a"} for row in ROWS]
+    )
     assert [tool.__self__.__class__.__name__ for tool in trainer.tools] == ["Counter", "Paid"]
     assert set(trainer.environment_factories) == {"a", "b"}
 
@@ -122,7 +122,7 @@ def test_s9_environments_have_their_own_rewards() -> None:
     assert trainer.reward_funcs[1](environments=[paid, counter]) == [3.0, None]
     scripted(trainer, lambda text, row: "done" if replied(text) else called("add", amount=5))
     scored = trainer.generate_completions(mixed[:2])
-    assert [each.rewards_GK[:, 1].tolist() for each in scored][0] == [5.0, 5.0]
+    assert scored[0].rewards_GK[:, 1].tolist() == [5.0, 5.0]
     assert np.isnan(scored[1].rewards_GK[:, 1]).all()
 
 
@@ -165,7 +165,11 @@ def test_s12_an_environment_may_own_the_data() -> None:
 def test_s16_rounds_of_calls_are_limited() -> None:
     for most, rounds in ((0, 0), (2, 2)):
         seen = Seen()
-        trainer = make(tools=[multiply], reward_funcs=seen, config={"max_tool_calling_iterations": most, "max_completion_length": 1000})
+        trainer = make(
+            tools=[multiply],
+            reward_funcs=seen,
+            config={"max_tool_calling_iterations": most, "max_completion_length": 1000},
+        )
         scripted(trainer, lambda text, row: called("multiply", a=1, b=1))
         trainer.train()
         roles = [message["role"] for message in seen.given[0]["completions"][0]]
@@ -178,7 +182,9 @@ def test_s16_rounds_of_calls_are_limited() -> None:
 
 def test_s17_template_arguments_reach_prompts_and_suffixes() -> None:
     tokenizer = tool_tokenizer()
-    tokenizer.chat_template = tokenizer.chat_template.replace(r"'\n<tool_response>\n'", r"(mark or '') + '\n<tool_response>\n'")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        r"'\n<tool_response>\n'", r"(mark or '') + '\n<tool_response>\n'"
+    )
     trainer = make(tools=[multiply], processing_class=tokenizer, config={"chat_template_kwargs": {"mark": "MARK"}})
     calls = scripted(trainer, answer_once)
     trainer.train()
@@ -401,7 +407,9 @@ def test_s34_a_follow_up_turn_is_cut_at_what_is_left() -> None:
 
 def test_s38_rewards_get_environments(tmp_path: Any) -> None:
     file = tmp_path / "own.py"
-    file.write_text("def counted(completions, environments, **kwargs):\n    return [float(e.count) for e in environments]\n")
+    file.write_text(
+        "def counted(completions, environments, **kwargs):\n    return [float(e.count) for e in environments]\n"
+    )
 
     async def later(environments: list[Counter], **_: Any) -> list[float]:
         return [10.0 * each.count for each in environments]

@@ -29,7 +29,6 @@ from podium.recipe.schema import key_types
 from podium.rewards import LIBRARY
 from podium.rewards.registry import settings_of_reward
 from podium.runs.findings import codes
-from podium.trainer.assembly import NOT_SUPPORTED
 from podium.trainer.attributes import NOT_HERE
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import REFUSED
@@ -75,10 +74,6 @@ def vllm_fields() -> set[str]:
     return {name for name in names if name.startswith("vllm_")} - set(REFUSED)
 
 
-def refused_arguments() -> str:
-    return table(("argument", "why"), [(f"`{name}`", reason) for name, reason in NOT_SUPPORTED.items()])
-
-
 def library() -> str:
     rows = []
     for name, function in LIBRARY.items():
@@ -113,7 +108,6 @@ def commands() -> str:
         ("algorithm.md", "metrics", glossary()),
         ("commands.md", "commands", commands()),
         ("compat.md", "refused", refused_fields()),
-        ("compat.md", "refused arguments", refused_arguments()),
         ("rewards.md", "library", library()),
     ],
 )

@@ -120,7 +120,9 @@ class AgentEpisodes(Episodes):
         conversation = self._conversations[prompt][completion]
         start, prefix = conversation.next_start, conversation.prompt.token_ids
         message = self.chat.parse(
-            token_ids[start:], prefix=(*prefix, *token_ids[:start]), tools=[tool.schema for tool in conversation.tools.values()]
+            token_ids[start:],
+            prefix=(*prefix, *token_ids[:start]),
+            tools=[tool.schema for tool in conversation.tools.values()],
         )
         reply = self._reply(conversation, message, cut=token_ids[-1] not in self.limits.end_ids)
         suffix: tuple[int, ...] = ()

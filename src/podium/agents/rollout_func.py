@@ -3,8 +3,8 @@
     def rollout_func(prompts, trainer):
         return {"prompt_ids": [...], "completion_ids": [...], "logprobs": [...], "env_mask": [...], "score": [...]}
 
-It is given every prompt as often as the group has completions, and answers for each; `env_mask` is 0 for tokens that the
-policy did not draw; every other key becomes a column for the reward functions.
+It is given every prompt as often as the group has completions, and answers for each; `env_mask` is 0 for tokens that
+the policy did not draw; every other key becomes a column for the reward functions.
 """
 
 from __future__ import annotations
@@ -69,11 +69,16 @@ def first_turns(
             raise AgentError(f"rollout_func returned no token for completion {i}", fix="return at least an end token")
         drawn = None if masks is None else tuple(bool(each) for each in masks[i])
         if drawn is not None and len(drawn) != len(ids):
-            what = f"rollout_func returned an `env_mask` of {len(drawn)} entries for the {len(ids)} tokens of completion {i}"
+            what = (
+                f"rollout_func returned {len(drawn)} entries of `env_mask` for the {len(ids)} tokens of completion {i}"
+            )
             raise AgentError(what, fix="return 1 for each token that the policy drew and 0 for the others")
         logps = _logps(None if logprobs is None else logprobs[i], ids, drawn)
-        extra = {key: values[i] if isinstance(values, list) else values for key, values in output.items()
-                 if not isinstance(values, list) or i < len(values)}
+        extra = {
+            key: values[i] if isinstance(values, list) else values
+            for key, values in output.items()
+            if not isinstance(values, list) or i < len(values)
+        }
         own = tuple(int(token) for token in prompt_ids[i])
         text = prompt.text if own == prompt.token_ids else str(tokenizer.decode(list(own)))
         made = replace(prompt, token_ids=own, text=text, columns={**prompt.columns, **extra})
@@ -87,7 +92,9 @@ def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None
     count = len(token_ids) if drawn is None else sum(drawn)
     if values is None:
         return [math.nan] * count
-    values = [math.nan if each is None else float(each[0] if isinstance(each, list | tuple) else each) for each in values]
+    values = [
+        math.nan if each is None else float(each[0] if isinstance(each, list | tuple) else each) for each in values
+    ]
     if len(values) == len(token_ids) and drawn is not None:
         return [value for value, own in zip(values, drawn, strict=True) if own]
     if len(values) != count:
@@ -106,7 +113,9 @@ def given_groups(
     return [
         Group(
             prompt=group[0].prompt,
-            completions=tuple(_completion(each, settings, policy_step, message(each.prompt, each.token_ids)) for each in group),
+            completions=tuple(
+                _completion(each, settings, policy_step, message(each.prompt, each.token_ids)) for each in group
+            ),
         )
         for group in given
     ]

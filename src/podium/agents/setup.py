@@ -44,7 +44,7 @@ class Agents:
     """For every completion; those of its environment come after them."""
     pools: EnvironmentPools | None = None
     rollout_func: Callable[..., Any] | None = None
-    call_limits: CallLimits = CallLimits()
+    call_limits: CallLimits = field(default_factory=CallLimits)
     max_iterations: int | None = None
     max_turns: int | None = None
     context_length: int | None = None
@@ -112,7 +112,7 @@ class Agents:
             rollout_func: called in place of the engine's first turn.
         """
         if self.pools is not None:
-            cast = self._cast(prompts, settings, builder, evaluation)
+            cast = self._cast(prompts, settings, builder, evaluation=evaluation)
         else:
             cast = [[_Member(prompt) for _ in range(settings.num_completions)] for prompt in prompts]
         environments = None if self.pools is None else [member.environment for group in cast for member in group]
@@ -140,7 +140,7 @@ class Agents:
     # ---- before sampling ----
 
     def _cast(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, builder: PromptBuilder, evaluation: bool
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, builder: PromptBuilder, *, evaluation: bool
     ) -> list[list[_Member]]:
         """Every completion with its environment, reset with the row, and its prompt. Completions with equal prompts
         share one record."""
@@ -156,8 +156,8 @@ class Agents:
             seed = int(row_key(settings.seed, settings.round, prompt.id, -1) >> 33)
             group: list[_Member] = []
             for environment in flat[p * count : (p + 1) * count]:
-                given = {"named": self.pools.named, "seed": seed, "index": prompt.row, "limit": self.call_limits.timeout}
-                content = reset(environment, row, **given)
+                how: dict[str, Any] = {"seed": seed, "index": prompt.row, "limit": self.call_limits.timeout}
+                content = reset(environment, row, named=self.pools.named, **how)
                 same = next((each.prompt for each in group if each.prompt.content == content), None)
                 made = same or self._rebuilt(prompt, content, builder, name)
                 group.append(_Member(made, name, environment))

@@ -72,7 +72,9 @@ METRICS: Mapping[str, Metric] = {
     "tools/<name>/seconds": Metric("seconds", "Mean time of a call of it."),
     "turns/mean": Metric("turns", "Turns of the policy per completion; only with tools or environments."),
     "turns/max": Metric("turns", "The same of the completion with most."),
-    "turns/reply_seconds": Metric("seconds", "Mean time from the end of a turn until its tools or environment answered."),
+    "turns/reply_seconds": Metric(
+        "seconds", "Mean time from the end of a turn to the answer of its tools or environment."
+    ),
     "turns/cut_off_ratio": Metric(
         "share", "Completions that ended with unanswered calls: a limit of turns, or an answer that did not fit."
     ),
@@ -268,7 +270,9 @@ def counted(scored: ScoredGroup) -> list[Counted]:
             turns=len(each.turns),
             cut_off=each.finish in ("turns", "context"),
             reply_seconds=sum(turn.reply_seconds for turn in each.turns),
-            calls=tuple((x.name, x.problem if x.failed else "", x.cut > 0, x.seconds) for t in each.turns for x in t.calls),
+            calls=tuple(
+                (x.name, x.problem if x.failed else "", x.cut > 0, x.seconds) for t in each.turns for x in t.calls
+            ),
         )
         for each in scored.group.completions
     ]
@@ -282,7 +286,7 @@ def turn_metrics(completions: Sequence[Counted], tools: Sequence[str], *, cuts: 
         tools: names of the tools; calls of other names are counted together.
         cuts: whether results may be cut.
     """
-    turns = np.array([each.turns for each in completions] or [math.nan])
+    turns = np.array([float(each.turns) for each in completions] or [math.nan])
     values = {
         "turns/mean": float(turns.mean()),
         "turns/max": float(turns.max()),

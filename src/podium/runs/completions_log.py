@@ -91,8 +91,7 @@ def _messages(messages: Any) -> Any:
 
 
 def rows(scored: ScoredGroup, advantage_G: np.ndarray) -> list[dict[str, Any]]:
-    """One row per completion, with TRL's column names; completions of several turns, and their prompts, are messages.
-    """
+    """One row per completion, with TRL's column names; parsed completions, and their prompts, as messages."""
     return [
         {
             "prompt": _messages(prompt.content) if completion.turns else prompt.text,

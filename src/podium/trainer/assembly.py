@@ -29,7 +29,7 @@ from podium.data.survey import is_read_once
 from podium.engines.base import RolloutEngine
 from podium.engines.table import ENGINES, EngineInputs, choose
 from podium.engines.vllm.connect import Colocated, Served, prepare
-from podium.errors import ConfigError, DataError
+from podium.errors import DataError
 from podium.isolation.machine import fit_threads
 from podium.models import loading
 from podium.models.blocks import lean_precision
@@ -59,6 +59,7 @@ from podium.trainer.settings import (
 )
 
 logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
@@ -333,7 +334,7 @@ def _checked_data(
 
 def has_prompts(dataset: Any) -> bool:
     """Whether rows have a `prompt` that can be checked; where they have none, or an empty one, environments make it."""
-    first = {} if is_read_once(dataset) else next(iter(dataset), {})
+    first: Mapping[str, Any] = {} if is_read_once(dataset) else next(iter(dataset), {})
     problem = None if is_read_once(dataset) else check_row({"prompt": None, **first}, 0)
     return problem is None or ("prompt" in first and problem.code != "D003")
 

@@ -12,7 +12,7 @@ import logging
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -304,6 +304,22 @@ _SAVED = (Round, RoundKey, Share, TrainingGroup, SampledRound, Measurements, Sco
 _RECORDS: Mapping[str, type] = {record.__name__: record for record in _SAVED}
 
 
+_PLAIN: Mapping[type, Callable[[Any], dict[str, Any]]] = {
+    Prompt: lambda x: {"prompt": [x.id, x.row, x.token_ids, x.text, x.content]},
+    Turn: lambda x: {"turn": dataclasses.asdict(x)},
+}
+"""Records that are plain data all through. What an environment added to a prompt is not in its row."""
+
+
+def _own_prompt(token_ids: Sequence[int], text: str, content: Any) -> dict[str, Any]:
+    return {"token_ids": tuple(token_ids), "text": text, "content": content}
+
+
+def _turn(fields: Mapping[str, Any]) -> Turn:
+    calls = tuple(Call(**call) for call in fields["calls"])
+    return Turn(**{**fields, "calls": calls, "replies": tuple(fields["replies"])})
+
+
 def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
     """A round as JSON with the numbers of its arrays beside it. Prompts are saved by id and row, and made again."""
     flat: dict[str, list[np.ndarray]] = {}
@@ -312,10 +328,8 @@ def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
         if isinstance(value, np.ndarray):
             flat.setdefault(value.dtype.name, []).append(value.ravel())
             return {"array": [value.dtype.name, *value.shape]}
-        if isinstance(value, Prompt):
-            return {"prompt": [value.id, value.row], "made": [value.token_ids, value.text, value.content]}
-        if isinstance(value, Turn):  # plain data all through
-            return {"turn": dataclasses.asdict(value)}
+        if type(value) in _PLAIN:
+            return _PLAIN[type(value)](value)
         if type(value).__name__ in _RECORDS:
             names = getattr(value, "_fields", None) or [field.name for field in dataclasses.fields(value)]
             return {type(value).__name__: {name: plain(getattr(value, name)) for name in names}}
@@ -337,24 +351,24 @@ def from_arrays(arrays: Mapping[str, np.ndarray], prompt: Callable[[RoundKey, in
     [fields] = contents.values()
     key = RoundKey(**fields["key"]["RoundKey"])
 
+    made: Mapping[str, Callable[[Any], Any]] = {
+        "prompt": lambda inside: dataclasses.replace(prompt(key, *inside[:2]), **_own_prompt(*inside[2:])),
+        "turn": _turn,
+        "columns": lambda inside: {name: tuple(values) for name, values in inside.items()},
+    }
+
     def record(value: Any) -> Any:
         if isinstance(value, list):
             return tuple(map(record, value))
         if not isinstance(value, dict):
             return value
-        kind, inside = next(iter(value.items()))
+        [(kind, inside)] = value.items()
         if kind == "array":
             name, *shape = inside
             start, read[name] = read[name], read[name] + math.prod(shape)
             return arrays[name][start : read[name]].reshape(shape)
-        if kind == "prompt":  # an environment may have added to what the row says
-            token_ids, text, content = value["made"]
-            return dataclasses.replace(prompt(key, *inside), token_ids=tuple(token_ids), text=text, content=content)
-        if kind == "turn":
-            calls = tuple(Call(**call) for call in inside["calls"])
-            return Turn(**{**inside, "calls": calls, "replies": tuple(inside["replies"])})
-        if kind == "columns":
-            return {name: tuple(values) for name, values in inside.items()}
+        if kind in made:
+            return made[kind](inside)
         return _RECORDS[kind](**{name: record(each) for name, each in inside.items()})
 
     return record(contents)

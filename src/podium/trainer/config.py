@@ -109,8 +109,8 @@ class GRPOConfig(trl.GRPOConfig):
     max_turns: int | None = option(None, "Most turns of the policy in one completion. None: no limit.")
     tool_order: str = option(
         "fixed",
-        "With the live engine, when a completion goes on after its tools: `fixed` (all of a turn together, so that runs "
-        "are bit-equal however long tools take) or `arrival` (each as soon as its own have answered).",
+        "With the live engine, when a completion goes on after its tools: `fixed` (all of a turn together, so that "
+        "runs are bit-equal however long tools take) or `arrival` (each as soon as its own have answered).",
     )
     accuracy: str | None = option(
         None,

@@ -85,7 +85,11 @@ def _tested(setup: Setup) -> RewardTest | None:
     if not setup.rewards or not rows or any(finding.code == "W002" for finding in needs(setup)):
         return None
     try:
-        known = None if setup.args is None else advantage_settings(setup.args, len(setup.rewards) - num_own(setup), num_own(setup)).weights_K
+        known = (
+            None
+            if setup.args is None
+            else advantage_settings(setup.args, len(setup.rewards) - num_own(setup), num_own(setup)).weights_K
+        )
     except PodiumError:  # weights of another number
         known = None
     weights = [1.0] * len(setup.rewards) if known is None else known.tolist()
