@@ -20,7 +20,6 @@ import functools
 import inspect
 import logging
 import math
-import numbers
 import threading
 import traceback
 from abc import ABC, abstractmethod
@@ -29,7 +28,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, NamedTuple
 
 from podium.errors import AgentError, PodiumError
-from podium.isolation.workers.call_result import LONGEST_TEXT, shown, trace_lines, user_traceback
+from podium.isolation.workers.call_result import LONGEST_TEXT, read_values, shown, trace_lines, user_traceback
 from podium.records import Message
 
 logger = logging.getLogger(__name__)
@@ -110,19 +109,19 @@ def _checked(returned: Any, who: str, where: str) -> Step:
     except (TypeError, ValueError):
         fix = _GYMNASIUM if isinstance(returned, tuple) and len(returned) == 5 else _RETURN
         raise AgentError(f"{who} {what_came(returned)} in {where}", fix=fix) from None
-    reward, done = (_scalar(value) for value in (reward, done))
-    is_number = isinstance(reward, numbers.Real) and not isinstance(reward, bool) and math.isfinite(reward)
-    wrong = {
-        f"{shown(observation)} for the observation": not isinstance(observation, str | None),
-        f"{shown(reward)} for the reward": not is_number,
-        f"{shown(done)} for `done`": not isinstance(done, bool),
-        f"{shown(info)} for `info`": not isinstance(info, Mapping),
-        "no observation, though `done` is False,": observation is None and done is False,
-    }
-    for what, is_wrong in wrong.items():
-        if is_wrong:
-            raise AgentError(f"{who} {what} in {where}", fix=_RETURN)
-    return Step(observation, float(reward), done, info)
+    done = done.item() if hasattr(done, "item") else done  # numpy's, torch's
+    read = read_values([reward])  # the rules for rewards
+    for is_right, value, name in (
+        (isinstance(observation, str | None), observation, "the observation"),
+        (not read.failures and read.values[0] is not None, reward, "the reward"),
+        (isinstance(done, bool), done, "`done`"),
+        (isinstance(info, Mapping), info, "`info`"),
+    ):
+        if not is_right:
+            raise AgentError(f"{who} {shown(value)} for {name} in {where}", fix=_RETURN)
+    if observation is None and not done:
+        raise AgentError(f"{who} no observation, though `done` is False, in {where}", fix=_RETURN)
+    return Step(observation, read.values[0] or 0.0, done, info)
 
 
 def call_user(run: Callable[[], Any], *, who: str, where: str, limit: float | None = None) -> Any:
@@ -173,8 +172,3 @@ def what_came(value: Any) -> str:
         value.close()  # or Python complains that it was never awaited
         return "a coroutine (`async def`; the method must be `def`)"
     return shown(value)
-
-
-def _scalar(value: Any) -> Any:
-    """A number of numpy or torch as Python's own."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

@@ -1,7 +1,7 @@
 """reasoning-gym's tasks as rows: `reasoning-gym:chain_sum?size=1000&seed=3&difficulty=2`.
 
 What stands behind the question mark are arguments of the task's own generator, besides `size` and `seed`. `difficulty`
-is a level of the task's curriculum where the generator has no argument of that name. Scores are in `rewards.gym`.
+is a level of the task's curriculum where the generator has no argument of that name. Scores are in `gym_scores`.
 """
 
 from __future__ import annotations

@@ -1,33 +1,22 @@
 """reasoning-gym's own scorers as a reward, in a sandbox.
 
-    dataset = podium.data.load("reasoning-gym:countdown?size=200&seed=1").train
-    GRPOTrainer(..., reward_funcs=[library_reward("reasoning_gym", dataset="countdown")], train_dataset=dataset)
-
-Some of these scorers evaluate the model's text as Python. So they run where code runs: one worker per core and task
-imports reasoning-gym once, inside the sandbox, and forks for every answer. What it evaluates is held to literals and
-formulas besides, since a scorer holds the answer and an expression could look it up.
+dataset = podium.data.load("reasoning-gym:countdown?size=200&seed=1").train
+GRPOTrainer(..., reward_funcs=[library_reward("reasoning_gym", dataset="countdown")], train_dataset=dataset)
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 import logging
-import math
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from podium.data.extract import tagged
 from podium.data.gym import check_task
+from podium.data.gym_scores import GymScorer
 from podium.errors import RewardError
-from podium.isolation.machine import cores
-from podium.isolation.sandbox import BackendName, Extras, Limits, Result, Sandbox, SandboxFault, check_settings, choose
-from podium.isolation.workers.process import pool_of
+from podium.isolation.sandbox import check_settings, choose
 from podium.rewards.text import text_of
 
 Extract = Literal["answer", "raw"]
@@ -41,8 +30,6 @@ GENEROUS: Mapping[str, str] = {
     "knights_knaves": "answers that name everybody and are right about some",
 }
 """Tasks whose scorers pay for texts without the right answer."""
-
-_SCORER = Path(__file__).with_name("gym_inside.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +52,22 @@ class ReasoningGym:
     workers: int | None = None
     sandbox: str = "auto"
     call_seconds: float = 45.0
-    _backend: BackendName = field(init=False, repr=False)
-    _pool: Any = field(init=False, repr=False, compare=False, default=None)
+    _scorer: GymScorer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_settings(self, get_args(Extract))
         check_task(self.dataset)
         if self.dataset in GENEROUS:
             logger.warning("reasoning-gym's scorer of `%s` gives credit to %s.", self.dataset, GENEROUS[self.dataset])
-        object.__setattr__(self, "_backend", choose(self.sandbox))
+        scorer = GymScorer(
+            dataset=self.dataset,
+            backend=choose(self.sandbox),
+            timeout=self.timeout,
+            memory_megabytes=self.memory_megabytes,
+            workers=self.workers,
+            call_seconds=self.call_seconds,
+        )
+        object.__setattr__(self, "_scorer", scorer)
 
     def __call__(
         self, completions: Sequence[Any], metadata: Sequence[Any], answer: Sequence[Any] | None = None
@@ -85,8 +79,8 @@ class ReasoningGym:
         asked = [index for index, entry in enumerate(entries) if entry is not None and answers[index] is not None]
         scores: list[float | None] = [None if entry is None else 0.0 for entry in entries]
         tests = [{"answer": answers[index], "entry": entries[index]} for index in asked]
-        for index, result in zip(asked, self._results(tests), strict=True):
-            scores[index] = _score(result)
+        for index, score in zip(asked, self._scorer(tests), strict=True):
+            scores[index] = score
         return scores
 
     def _entry(self, metadata: Any, answer: Any, index: int) -> dict[str, Any] | None:
@@ -103,72 +97,3 @@ class ReasoningGym:
         if metadata.get("source_dataset", self.dataset) != self.dataset:
             return None
         return {"question": "", "answer": answer, "metadata": dict(metadata)}
-
-    def _results(self, tests: Sequence[Mapping[str, Any]]) -> list[Result]:
-        """Every worker takes each n-th answer."""
-        if not tests:
-            return []
-        settings = (self.dataset, self._backend, self.timeout, self.memory_megabytes, self.call_seconds)
-        pool = pool_of(settings, functools.partial(_Worker, start=functools.partial(_start, self)))
-        object.__setattr__(self, "_pool", pool)  # held, so that its workers live as long as the reward
-        workers = pool.take(min(self.workers or cores(), len(tests)))
-        with ThreadPoolExecutor(max_workers=len(workers)) as threads:
-            parts = list(threads.map(lambda k: workers[k].ask(tests[k :: len(workers)]), range(len(workers))))
-        return [parts[index % len(workers)][index // len(workers)] for index in range(len(tests))]
-
-
-def _score(result: Result) -> float | None:
-    """Between 0 and 1; a scorer that was broken by the answer gives 0, a broken sandbox None."""
-    if result.outcome in ("fault", "not_run"):
-        return None
-    try:
-        score = float(result.value or "0")
-    except ValueError:
-        return 0.0
-    return min(1.0, max(0.0, score)) if result.outcome == "ok" and math.isfinite(score) else 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Worker:
-    """A sandbox with reasoning-gym in it, started when first asked and again after a fault."""
-
-    start: Callable[[], Sandbox]
-    sandbox: Sandbox | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def alive(self) -> bool:
-        return self.sandbox is not None
-
-    def ask(self, tests: Sequence[Mapping[str, Any]]) -> list[Result]:
-        """One result per test. Raises `RewardError` after two failures."""
-        with self.lock:
-            for _ in range(2):
-                try:
-                    if self.sandbox is None:
-                        self.sandbox = self.start()
-                    return self.sandbox.run("", tests)
-                except SandboxFault as fault:
-                    why = str(fault)
-                    self.kill()
-            raise RewardError(f"reasoning-gym does not run in the sandbox: {why}")
-
-    def kill(self) -> None:
-        """End the process; the next call starts another."""
-        if self.sandbox is not None:
-            self.sandbox.close()
-        self.sandbox = None
-
-
-def _start(reward: ReasoningGym) -> Sandbox:
-    limits = Limits(
-        cpu_seconds=reward.timeout,
-        wall_seconds=3.0 * reward.timeout,
-        total_seconds=reward.call_seconds,
-        memory_megabytes=reward.memory_megabytes,
-        go_on=True,
-    )
-    scorer = (_SCORER.read_text(encoding="utf-8"), "make_scorer", (reward.dataset,))
-    specs = [importlib.util.find_spec(name) for name in ("reasoning_gym", "sympy", "numpy")]
-    paths = tuple(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin))
-    return Sandbox.start(reward._backend, limits, Extras(paths=paths, scorer=scorer))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from podium.data.query import parse_query
 from podium.errors import ConfigError, did_you_mean
-from podium.isolation.user_files import attribute, find_file, module_from_file
+from podium.isolation.user_files import find_file, function_from_file
 
 
 class Adapter(NamedTuple):
@@ -69,5 +69,5 @@ def resolve_environment(spec: str, folder: Path | None = None) -> Callable[[], A
 def from_file(target: str, folder: Path | None = None) -> Callable[..., Any]:
     """The class or function `file.py:name`. Raises `ConfigError`."""
     file, _, name = target.rpartition(":")
-    module = module_from_file(find_file(file, folder or Path()), file)
-    return attribute(module, name, file, rule="an environment is a class, or a function that makes one")
+    rule = "an environment is a class, or a function that makes one"
+    return function_from_file(find_file(file, folder or Path()), name, file, rule=rule)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 from podium.agents.adapters import from_file
 from podium.agents.plain_text import TextEnvironment
 from podium.errors import AgentError, ConfigError
+from podium.isolation.event_loop import background_loop
 from podium.records import Message
 
 
@@ -31,8 +33,8 @@ class Verifiers(TextEnvironment):
     chooses a row of the environment's own dataset.
     """
 
-    def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._environment, self._loop = environment, loop
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
         self._state: Any = None
         self._messages: Sequence[Any] = ()
 
@@ -103,7 +105,7 @@ class Verifiers(TextEnvironment):
         await self._environment.rubric.score_group([self._state])
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, background_loop(os.getpid())[0]).result()
 
 
 def _plain(message: Any) -> Message:
@@ -141,6 +143,4 @@ def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], Verifi
     if environment.tool_defs or not hasattr(environment, "env_response"):
         what = f"verifiers' {type(environment).__name__} is played with tool calls; here a turn is text."
         raise ConfigError(what, fix="give its functions as `tools`, and its rubric's functions as rewards")
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="podium-verifiers", daemon=True).start()
-    return functools.partial(Verifiers, environment, loop)
+    return functools.partial(Verifiers, environment)
