@@ -92,7 +92,8 @@ class RolloutEngine(Protocol):
         self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes
     ) -> list[list[Sampled]]:
         """Completions of several turns: rounds of `sample`, each over the prompts with all tokens so far."""
-        sampled = self.sample(prompts, settings)
+        first = self.sample(prompts, settings)
+        sampled = [[(list(token_ids), list(logps)) for token_ids, logps in group] for group in first]
         ended = [(p, g) for p, group in enumerate(sampled) for g in range(len(group))]
         while ended:
             for p, g in ended:

@@ -64,10 +64,6 @@ class Lanes:
                 tensor[target] = tensor[source]
 
 
-Saved = list[tuple[int, Tensor, Tensor]]
-"""Layer, keys and values [J, tokens, D] of one row."""
-
-
 class Cache:
     """Everything the running rows have computed so far."""
 
@@ -92,22 +88,6 @@ class Cache:
         """Follow the schedule's moves."""
         self.own.move(rows)
         self.prompts.move(slots)
-
-    def save(self, row: int, tokens: int) -> Saved:
-        """A copy of a row's first tokens."""
-        lanes = self.own
-        return [
-            (layer, keys[row, :, :tokens].clone(), lanes.values[layer][row, :, :tokens].clone())
-            for layer, keys in lanes.keys.items()
-        ]
-
-    def restore(self, row: int, saved: Saved, room: int) -> None:
-        """Write a saved row to a place, with room for so many tokens."""
-        for layer, keys_JYD, values_JYD in saved:
-            self.own.ensure(layer, keys_JYD.transpose(0, 1), self.max_rows, self.room(room, keys_JYD.device))
-            tokens = keys_JYD.shape[1]
-            self.own.keys[layer][row, :, :tokens] = keys_JYD
-            self.own.values[layer][row, :, :tokens] = values_JYD
 
 
 class Prefill:
@@ -229,91 +209,93 @@ SCORES_AT_ONCE = 1 << 25
 class Extend:
     """Attention of several new tokens a row over its prompt, its own earlier tokens, and causally over themselves.
 
-    Shape letters: A rows that go on, L new tokens of the longest of them.
+    Shape letters: A rows that go on, L new tokens of the longest of them, T new tokens of all.
     """
 
     def __init__(
         self,
         cache: Cache,
-        rows: range,
+        first: int,
         slots_A: np.ndarray,
         own_A: np.ndarray,
         lengths_A: np.ndarray,
         prompt_lengths_S: Sequence[int],
         device: torch.device,
     ) -> None:
-        """`rows`: their places in the own lanes; `own_A`: tokens in the cache; `lengths_A`: new ones, at least 1."""
-        self.cache, self.rows, self.device = cache, rows, device
+        """`first`: place of the first of them in the own lanes; `own_A`: tokens in the cache; `lengths_A`: new ones."""
+        self.cache, self.first, self.device = cache, first, device
         prompt_A = np.array(prompt_lengths_S)[slots_A]
-        self.longest = int((own_A + lengths_A).max())
+        self.own_length = int((own_A + lengths_A).max())
         self.prompt_length = int(prompt_A.max())
-        new_AL = np.arange(lengths_A.max())[None]
-        starts_A = np.cumsum(lengths_A) - lengths_A
-        place_AL = np.minimum(new_AL, lengths_A[:, None] - 1)
-        row_T = np.repeat(np.arange(len(rows)), lengths_A)
+        self.stops = np.cumsum(lengths_A)
+        starts_A = self.stops - lengths_A
+        row_T = np.repeat(np.arange(len(slots_A)), lengths_A)
         column_T = np.arange(len(row_T)) - starts_A[row_T]
+        token_AL = starts_A[:, None] + np.minimum(np.arange(lengths_A.max()), lengths_A[:, None] - 1)
+        self.token_AL, self.row_T, self.column_T = put(token_AL, device), put(row_T, device), put(column_T, device)
         self.slots_A, self.prompt_A, self.own_A = put(slots_A, device), put(prompt_A, device), put(own_A, device)
-        self.token_AL = put(starts_A[:, None] + place_AL, device)
-        self.row_T, self.column_T = put(row_T, device), put(column_T, device)
-        self.lane_T = put(np.array(rows)[row_T], device)
-        self.own_T = put(own_A[row_T] + column_T, device)
+        self.lane_T, self.own_T = put(first + row_T, device), put(own_A[row_T] + column_T, device)
         self.positions_1T = put(prompt_A[row_T] + own_A[row_T] + column_T, device)[None]
-        self.last_A = put(np.cumsum(lengths_A) - 1, device)
+        self.last_A = put(self.stops - 1, device)
+        self.masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [T, H, D]; see `models.attention.Attends`."""
         dtype = attention_dtype(query_HTD)
         with without_autocast(query_HTD.device.type):
             query_THD, key_TJD, value_TJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
-            lanes, prompts = self.cache.own, self.cache.prompts
-            lanes.ensure(shape.layer, key_TJD, self.cache.max_rows, self.cache.room(self.longest, self.device))
+            lanes = self.cache.own
+            lanes.ensure(shape.layer, key_TJD, self.cache.max_rows, self.cache.room(self.own_length, self.device))
             for store, new_TJD in ((lanes.keys, key_TJD), (lanes.values, value_TJD)):
                 store[shape.layer][self.lane_T, :, self.own_T] = new_TJD
-            query_AHLD = (query_THD * shape.scaling)[self.token_AL].transpose(1, 2)
-            at_once = max(1, SCORES_AT_ONCE // (query_AHLD[0, :, :, 0].numel() * (self.prompt_length + self.longest)))
-            outputs = []
-            for start in range(0, len(self.rows), at_once):
-                part = slice(start, start + at_once)
-                lane = slice(self.rows.start + start, min(self.rows.start + start + at_once, self.rows.stop))
-                keys, values = (
-                    torch.cat(
-                        [
-                            of_prompts[shape.layer][self.slots_A[part], :, : self.prompt_length],
-                            own[shape.layer][lane, :, : self.longest],
-                        ],
-                        dim=2,
-                    )
-                    for of_prompts, own in ((prompts.keys, lanes.keys), (prompts.values, lanes.values))
-                )
-                outputs.append(self._part(query_AHLD[part], keys, values, part, shape))
-            output_AHLD = torch.cat(outputs)
-            return output_AHLD[self.row_T, :, self.column_T].to(query_HTD.dtype)
+            query_THD = query_THD * shape.scaling
+            rows, new = self.token_AL.shape
+            at_once = max(1, SCORES_AT_ONCE // (query_THD.shape[1] * new * (self.prompt_length + self.own_length)))
+            parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
+            return torch.cat([self._part(query_THD, part, shape) for part in parts]).to(query_HTD.dtype)
 
-    def _part(self, query_AHLD: Tensor, key_AJKD: Tensor, value_AJKD: Tensor, part: slice, shape: LayerShape) -> Tensor:
-        rows, groups = key_AJKD.shape[:2]
-        query_GPD = query_AHLD.unflatten(1, (groups, -1)).flatten(2, 3).flatten(0, 1)  # queries of a key head together
-        scores = wide_product(query_GPD, key_AJKD.flatten(0, 1).transpose(1, 2)).float()
-        scores_AHLK = scores.view(*query_AHLD.shape[:3], -1)
+    def _part(self, query_THD: Tensor, part: slice, shape: LayerShape) -> Tensor:
+        """Attention output of some of the rows, flat as their tokens are."""
+        key_AJKD, value_AJKD = self._stored(part, shape.layer)
+        query_AHLD = query_THD[self.token_AL[part]].transpose(1, 2)
+        query_GPD = query_AHLD.unflatten(1, (key_AJKD.shape[1], -1)).flatten(2, 3).flatten(0, 1)
+        scores_GPK = wide_product(query_GPD, key_AJKD.flatten(0, 1).transpose(1, 2)).float()
         if shape.softcap is not None:
-            scores_AHLK = torch.tanh(scores_AHLK / shape.softcap) * shape.softcap
-        weights = (scores_AHLK + self._mask(part, shape.window)).softmax(-1).to(value_AJKD.dtype)
-        output = torch.bmm(weights.view(rows * groups, -1, weights.shape[-1]), value_AJKD.flatten(0, 1))
-        return output.view(query_AHLD.shape)
+            scores_GPK = torch.tanh(scores_GPK / shape.softcap) * shape.softcap
+        key = part.start, shape.window
+        if key not in self.masks:
+            self.masks[key] = self._mask(part, shape.window)
+        weights_AHLK = (scores_GPK.view(*query_AHLD.shape[:3], -1) + self.masks[key]).softmax(-1).to(value_AJKD.dtype)
+        output_GPD = torch.bmm(weights_AHLK.view(scores_GPK.shape), value_AJKD.flatten(0, 1))
+        tokens = slice(int(self.stops[part.start - 1]) if part.start else 0, int(self.stops[part.stop - 1]))
+        return output_GPD.view(query_AHLD.shape)[self.row_T[tokens] - part.start, :, self.column_T[tokens]]
+
+    def _stored(self, part: slice, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of some of the rows: prompt, then own [A, J, X + Y, D]."""
+        prompts, own = self.cache.prompts, self.cache.own
+        slots_A, lanes = self.slots_A[part], slice(self.first + part.start, self.first + part.stop)
+        keys, values = (
+            torch.cat([of_slots[slots_A, :, : self.prompt_length], of_rows[lanes, :, : self.own_length]], dim=2)
+            for of_slots, of_rows in (
+                (prompts.keys[layer], own.keys[layer]),
+                (prompts.values[layer], own.values[layer]),
+            )
+        )
+        return keys, values
 
     def _mask(self, part: slice, window: int | None) -> Tensor:
         """0 or minus infinity [A, 1, L, X + Y]."""
         prompt_A1, own_A1 = self.prompt_A[part, None], self.own_A[part, None]
-        own_Y = torch.arange(self.longest, device=self.device)[None]
-        prompt_X = torch.arange(self.prompt_length, device=self.device)[None]
-        positions_AK = torch.cat([prompt_X.expand(len(prompt_A1), -1), prompt_A1 + own_Y], dim=1)
-        exists_AK = torch.cat([prompt_X < prompt_A1, own_Y.expand(len(own_A1), -1) >= 0], dim=1)
-        now_AL = prompt_A1 + own_A1 + torch.arange(self.token_AL.shape[1], device=self.device)[None]
-        distance_ALK = now_AL[:, :, None] - positions_AK[:, None, :]
-        seen_ALK = exists_AK[:, None, :] & (distance_ALK >= 0)
+        prompt_AX = torch.arange(self.prompt_length, device=self.device).expand(len(prompt_A1), -1)
+        own_AY = prompt_A1 + torch.arange(self.own_length, device=self.device)
+        now_AL = prompt_A1 + own_A1 + torch.arange(self.token_AL.shape[1], device=self.device)
+        distance_ALK = now_AL[:, :, None] - torch.cat([prompt_AX, own_AY], dim=1)[:, None]
+        seen_ALK = distance_ALK >= 0
+        seen_ALK[:, :, : self.prompt_length] &= (prompt_AX < prompt_A1)[:, None]
         if window is not None:
             seen_ALK &= distance_ALK < window
-        hidden = torch.zeros(seen_ALK.shape, device=self.device)
-        return hidden.masked_fill_(~seen_ALK, float("-inf"))[:, None]
+        hidden_ALK = torch.zeros(seen_ALK.shape, device=self.device).masked_fill_(~seen_ALK, float("-inf"))
+        return hidden_ALK[:, None]
 
 
 class Grid:

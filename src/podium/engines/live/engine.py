@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import Episodes, RolloutEngine, Sampled
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
-from podium.engines.live.schedule import CompletionKey, Row, Schedule
+from podium.engines.live.schedule import CompletionKey, Moves, Row, Schedule, in_parts
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
 from podium.models.attention import Attends, tree_attention, without_autocast
 from podium.models.devices import free_bytes, kind_of, put
@@ -154,42 +154,45 @@ class DecodingBatch:
         """Go on with rows whose turn has been answered: what they are given, and the first token of their next turn."""
         assert self.episodes is not None
         schedule = self.schedule
-        unanswered = sum(len(row.completions) for row in schedule.between_turns)
-        eager = schedule.settings.in_order_of_answers
+        at_least = sum(len(row.completions) for row in schedule.between_turns)
+        if schedule.settings.in_order_of_answers:
+            at_least = 0 if schedule.rows else 1
         first = len(schedule.rows)
-        rows = schedule.resume(self.episodes.answers(at_least=unanswered if not eager else int(not first)))
-        self.cache.move([], schedule.free_slots())
-        if not rows:
-            return
-        own_A = np.array([row.saved_tokens for row in rows])
-        texts = [row.token_ids[own:] for row, own in zip(rows, own_A, strict=True)]
-        for place, row in enumerate(rows, first):
-            self.cache.restore(place, row.saved, len(row.token_ids))
-            row.saved = None
+        self._move(schedule.resume(self.episodes.answers(at_least=at_least)))
+        rows = schedule.rows[first:]
+        drawn: list[Drawn] = []
+        for part in in_parts(rows, [len(row.token_ids) - row.cached for row in rows], PREFILL_TOKENS):
+            drawn += self._draw(part, self._extended(part, first), 0, self._seen(part))
+            first += len(part)
+        if rows:
+            self._record(rows, [joined(drawn)])
+
+    def _extended(self, rows: list[Row], first: int) -> Tensor:
+        """Logits behind the tokens that the rows at places `first` and on were given, and the last one they drew."""
+        texts = [row.token_ids[row.cached :] for row in rows]
         attends = Extend(
             self.cache,
-            range(first, len(schedule.rows)),
+            first,
             np.array([row.slot for row in rows]),
-            own_A,
+            np.array([row.cached for row in rows]),
             np.array([len(text) for text in texts]),
-            [len(schedule.prompts[prompt].token_ids) for prompt in schedule.slots],
+            self._prompt_lengths(),
             self.device,
         )
         ids_T = put(np.array([token for text in texts for token in text]), self.device)
-        logits_AV = self._forward(ids_T, attends.positions_1T, attends, attends.last_A)
-        self._record(rows, [joined(list(self._draw(rows, logits_AV, 0, self._seen(rows))))])
+        return self._forward(ids_T, attends.positions_1T, attends, attends.last_A)
 
     def decode(self) -> None:
         """Some tokens for every running row, and one look at them; a row that ends in between draws a few in vain."""
         rows = list(self.schedule.rows)
         own_R = np.array([len(row.token_ids) - 1 for row in rows])
         slots_R = np.array([row.slot for row in rows])
-        prompts_S = [len(self.schedule.prompts[prompt].token_ids) for prompt in self.schedule.slots]
+        prompts_S = self._prompt_lengths()
         last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
         seen_RV = self._seen(rows)
         drawn: list[Drawn] = []
-        max_tokens = self.schedule.settings.max_tokens - min(row.earlier for row in rows)
-        for step in range(min(self.steps_per_look, max_tokens - 1 - int(own_R.max()))):
+        left = self.schedule.settings.max_tokens - max(row.earlier + len(row.token_ids) for row in rows)
+        for step in range(min(self.steps_per_look, left)):
             attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
             logits_RV = self._forward(last_R, attends.positions_1R, attends)
             drawn.append(joined(list(self._draw(rows, logits_RV, step, seen_RV))))
@@ -197,6 +200,9 @@ class DecodingBatch:
             if seen_RV is not None and len(last_R) == len(rows):
                 seen_RV.scatter_(1, last_R[:, None], True)
         self._record(rows, drawn)
+
+    def _prompt_lengths(self) -> list[int]:
+        return [len(self.schedule.prompts[prompt].token_ids) for prompt in self.schedule.slots]
 
     def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0) -> Tensor:
         """Logits [len(keep), V], in the precision of their product; 0: of all tokens."""
@@ -216,18 +222,19 @@ class DecodingBatch:
                 mine = [places[id(row)] for row in running]
                 tokens, logps = [int(tokens_SM[step][i]) for i in mine], [logps_SM[step][i] for i in mine]
             if running:
-                moves = self.schedule.append(running, tokens, logps)
-                for place, row in moves.waiting:
-                    row.saved_tokens = len(row.token_ids) - 1
-                    row.saved = self.cache.save(place, row.saved_tokens)
-                    self._answer(row)
-                self.cache.move(moves.rows, moves.slots)
+                waited = len(self.schedule.between_turns)
+                self._move(self.schedule.append(running, tokens, logps))
+                self._answer(self.schedule.between_turns[waited:])
 
-    def _answer(self, row: Row) -> None:
-        """Begin with what follows a turn of each of a row's completions."""
-        assert self.episodes is not None
-        for each in row.completions:
-            self.episodes.ended(row.prompt, each.completion, row.token_ids)
+    def _move(self, moves: Moves) -> None:
+        self.cache.move(moves.rows, moves.slots)
+
+    def _answer(self, rows: list[Row]) -> None:
+        """Begin with what follows the turns of these rows' completions."""
+        for row in rows:
+            for each in row.completions:
+                assert self.episodes is not None
+                self.episodes.ended(row.prompt, each.completion, row.token_ids)
 
     def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Iterator[Drawn]:
         """The token of every completion that is `step` after its last known one.
@@ -257,8 +264,9 @@ class DecodingBatch:
         ends = sorted(settings.end_ids)
         assert settings.lengths is not None
         assert ends, "exact lengths need an end token"
-        ids = [self.schedule.prompts[row.prompt].id for row, _ in drawing]
-        lengths = [settings.lengths(prompt, x.completion) for prompt, (_, x) in zip(ids, drawing, strict=True)]
+        prompts = [self.schedule.prompts[row.prompt] for row, _ in drawing]
+        numbers = [given.completion + x.completion for given, (_, x) in zip(prompts, drawing, strict=True)]
+        lengths = [settings.lengths(given.id, number) for given, number in zip(prompts, numbers, strict=True)]
         over_M = np.array([len(row.token_ids) - row.turn_start + step for row, _ in drawing]) + 1 >= np.array(lengths)
         kept_M = logits_MV[:, ends[0]].clone()
         for end in ends:

@@ -6,21 +6,24 @@ beginning once for a group.
 
 A group enters when there is room for a row for each of its completions. Rows leave as soon as they end: the last
 running row takes the empty place, so the running rows are always the first ones. Prompts hold slots in the same manner.
-A row whose turn has ended, and may have another, waits outside with its keys and values until it is answered.
+A row whose turn has ended, and may have another, waits for its answer at the far end of the cache: row `i` of those
+between turns at place `max_rows - 1 - i`. It still counts, so that running and waiting rows never need the same place.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from podium.engines.base import Answer, Sampled
 from podium.engines.sampling import row_key
 from podium.records import Prompt, SamplingSettings
+
+Item = TypeVar("Item")
 
 
 class CompletionKey(NamedTuple):
@@ -47,9 +50,8 @@ class Row:
     """Tokens of the completion that are part of the prompt."""
     turn_start: int = 0
     """Place of the first token of its present turn."""
-    saved: Any = None
-    """Keys and values of all its tokens but the last one, while it waits."""
-    saved_tokens: int = 0
+    cached: int = 0
+    """Tokens of its own that were in the cache when its present turn began."""
 
     def fork(self) -> Row:
         """Another row with the same past."""
@@ -57,9 +59,15 @@ class Row:
 
     def answered(self, token_ids: Sequence[int], completions: list[CompletionKey]) -> Row:
         """Row of some of its completions, which are given these tokens and begin a turn."""
-        longer = [*self.token_ids, *token_ids]
-        start = len(longer)
-        return replace(self, completions=completions, token_ids=longer, logps=list(self.logps), turn_start=start)
+        start = len(self.token_ids) + len(token_ids)
+        return replace(
+            self,
+            completions=completions,
+            token_ids=[*self.token_ids, *token_ids],
+            logps=list(self.logps),
+            turn_start=start,
+            cached=len(self.token_ids) - 1,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +79,6 @@ class Moves:
 
     rows: list[tuple[int, int]]
     slots: list[tuple[int, int]]
-    waiting: list[tuple[int, Row]] = field(default_factory=list)
-    """Rows that wait from now on, each with the place of its keys and values before the moves."""
 
 
 class Schedule:
@@ -103,19 +109,10 @@ class Schedule:
     def admit(self, most_tokens: int) -> list[list[int]]:
         """Prompts that get their rows now, in parts of at most so many tokens (or one prompt); their slots and rows
         come after those already running."""
-        parts: list[list[int]] = []
         taken = sum(len(row.completions) for row in (*self.rows, *self.between_turns))
-        free, tokens = self.max_rows - taken, 0
-        while self.waiting and free >= self.settings.num_completions:
-            prompt = self.waiting.popleft()
-            length = len(self.prompts[prompt].token_ids)
-            if not parts or tokens + length > most_tokens:
-                parts.append([])
-                tokens = 0
-            parts[-1].append(prompt)
-            tokens += length
-            free -= self.settings.num_completions
-        return parts
+        groups = min((self.max_rows - taken) // self.settings.num_completions, len(self.waiting))
+        admitted = [self.waiting.popleft() for _ in range(groups)]
+        return in_parts(admitted, [len(self.prompts[prompt].token_ids) for prompt in admitted], most_tokens)
 
     def start(self, prompt: int) -> Row:
         """The row of an admitted prompt, all its completions in it, in the next free slot."""
@@ -129,7 +126,10 @@ class Schedule:
         return row
 
     def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
-        """Record one token for every completion of `rows`, the last of the running ones; rows fork and end."""
+        """Record one token for every completion of `rows`, the last of the running ones; rows fork and end.
+
+        Rows whose turn has ended, and may have another, become the last ones between turns.
+        """
         first, before = len(self.rows) - len(rows), len(self.rows)
         drawn = iter(zip(tokens, logps, strict=True))
         origins = list(range(before))
@@ -140,17 +140,21 @@ class Schedule:
         running = [i < first or not self._ended(row) for i, row in enumerate(self.rows)]
         if all(running) and len(self.rows) == before:
             return Moves([], [])
-        waiting = [(origins[i], row) for i, row in enumerate(self.rows) if self.several_turns and not running[i]]
-        self.between_turns += [row for _, row in waiting]
-        indices = _compact(self.rows, running)
-        return Moves(_moves([origins[i] for i in indices]), self.free_slots(), waiting)
+        sources: dict[int, int] = {}
+        for i, row in enumerate(self.rows):
+            if self.several_turns and not running[i]:
+                sources[self._wait(row)] = origins[i]
+        sources |= enumerate(origins[i] for i in _compact(self.rows, running))
+        return Moves(_moves(sources), self._free_slots())
 
-    def resume(self, answers: Sequence[Answer]) -> list[Row]:
-        """Record what completions between turns are given. Gives the rows that go on, now the last running ones."""
+    def resume(self, answers: Sequence[Answer]) -> Moves:
+        """Record what completions between turns are given; rows that go on become the last running ones."""
         given = {(answer.prompt, answer.completion): answer for answer in answers}
-        before, rows, self.between_turns = len(self.rows), self.between_turns, []
-        for row in rows:
-            alike: dict[tuple[int, ...], list[CompletionKey]] = {}
+        sources: dict[int, int] = {}
+        rows, self.between_turns = self.between_turns, []
+        for i, row in enumerate(rows):
+            place = self._waiting_place(i)
+            alike: dict[tuple[tuple[int, ...], int], list[CompletionKey]] = {}
             unanswered = []
             for each in row.completions:
                 answer = given.get((row.prompt, each.completion))
@@ -159,14 +163,24 @@ class Schedule:
                 elif answer.over:
                     self.done[row.prompt][each.completion] = ([*row.token_ids, *answer.token_ids], list(row.logps))
                 else:
-                    alike.setdefault(answer.token_ids, []).append(each)
-            parts = alike.items() if self.shared else [(ids, [each]) for ids, x in alike.items() for each in x]
-            self.rows += [row.answered(token_ids, completions) for token_ids, completions in parts]
+                    length = row.earlier + len(row.token_ids) + len(answer.token_ids)
+                    assert length < self.settings.max_tokens, "no room for a token of the next turn"
+                    alike.setdefault((answer.token_ids, 0 if self.shared else each.completion), []).append(each)
+            for (token_ids, _), completions in alike.items():
+                sources[len(self.rows)] = place
+                self.rows.append(row.answered(token_ids, completions))
             if unanswered:
-                self.between_turns.append(replace(row, completions=unanswered))
-        return self.rows[before:]
+                sources[self._wait(replace(row, completions=unanswered))] = place
+        return Moves(_moves(sources), self._free_slots())
 
-    def free_slots(self) -> list[tuple[int, int]]:
+    def _wait(self, row: Row) -> int:
+        self.between_turns.append(row)
+        return self._waiting_place(len(self.between_turns) - 1)
+
+    def _waiting_place(self, index: int) -> int:
+        return self.max_rows - 1 - index
+
+    def _free_slots(self) -> list[tuple[int, int]]:
         """Leave the slots of prompts without rows; the moves of the others."""
         rows = [*self.rows, *self.between_turns]
         needed = {row.slot for row in rows}
@@ -174,7 +188,7 @@ class Schedule:
         moved = {slot: i for i, slot in enumerate(slots)}
         for row in rows:
             row.slot = moved[row.slot]
-        return _moves(slots)
+        return _moves(dict(enumerate(slots)))
 
     def _ended(self, row: Row) -> bool:
         """Whether a row has drawn the last token of its turn; without further turns its completions are then done."""
@@ -200,6 +214,23 @@ def _divide(row: Row, drawn: Iterator[tuple[int, float]], *, shared: bool) -> li
     return children[1:]
 
 
+def in_parts(items: Sequence[Item], lengths: Sequence[int], most: int) -> list[list[Item]]:
+    """The items in consecutive parts of at most so many tokens together, or of one item.
+
+    >>> in_parts("abcd", [3, 2, 9, 1], 5)
+    [['a', 'b'], ['c'], ['d']]
+    """
+    parts: list[list[Item]] = []
+    tokens = 0
+    for item, length in zip(items, lengths, strict=True):
+        if not parts or tokens + length > most:
+            parts.append([])
+            tokens = 0
+        parts[-1].append(item)
+        tokens += length
+    return parts
+
+
 def _compact(items: list[Any], kept: Sequence[bool]) -> list[int]:
     """Drop the items that are not kept, moving later ones into the holes; gives where each item was before.
 
@@ -214,5 +245,6 @@ def _compact(items: list[Any], kept: Sequence[bool]) -> list[int]:
     return indices
 
 
-def _moves(indices: Sequence[int]) -> list[tuple[int, int]]:
-    return [(source, target) for target, source in enumerate(indices) if source != target]
+def _moves(sources: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Copies (source, target) from the source of every target."""
+    return [(source, target) for target, source in sources.items() if source != target]

@@ -1,0 +1,486 @@
+"""The live engine between turns draws what rounds of `sample` do, with the log-probabilities of a plain forward.
+
+What follows a turn is scripted: a function of the drawn tokens alone, answered at once, in part, or by threads that
+sleep.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from torch import nn
+
+from podium.engines.base import Answer, Episodes, RolloutEngine
+from podium.engines.live import engine as live
+from podium.engines.live.engine import DecodingBatch, LiveEngine
+from podium.engines.live.schedule import Schedule
+from podium.models import devices
+from podium.models.attention import attention_implementation
+from podium.records import Completion, Finish, Group, Prompt, SamplingSettings, Turn
+from podium.testing import KINDS, tiny_model, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+END = frozenset(range(4, 264, 9))
+"""One token in nine, so that turns are short."""
+
+Reply = Callable[[int, int, int, Sequence[int]], tuple[int, ...]]
+
+
+def of_last_token(prompt: int, completion: int, turn: int, token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The same reply to completions with the same tokens, 3 to 6 tokens long."""
+    return tuple((7 * token_ids[-1] + i + turn) % 200 + 3 for i in range(3 + (token_ids[-1] + prompt) % 4))
+
+
+def of_completion(prompt: int, completion: int, turn: int, token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Another reply to every completion."""
+    return (20 + completion, *of_last_token(prompt, completion, turn, token_ids))
+
+
+class Scripted(Episodes):
+    """Replies `reply(prompt, completion, turn, token_ids)` until `turns` turns are over or the budget is used up."""
+
+    def __init__(
+        self,
+        settings: SamplingSettings,
+        reply: Reply = of_last_token,
+        *,
+        turns: int = 9,
+        sleeps: random.Random | None = None,
+        holds_back: random.Random | None = None,
+    ) -> None:
+        """`sleeps`: answers come from threads, late; `holds_back`: those that are not waited for may come later."""
+        self.settings, self.reply, self.turns = settings, reply, turns
+        self.sleeps, self.holds_back = sleeps, holds_back
+        self.drawn: dict[tuple[int, int], list[Turn]] = {}
+        self.next_start: dict[tuple[int, int], int] = {}
+        self.there: list[Answer] = []
+        self.changed = threading.Condition()
+
+    def ended(self, prompt: int, completion: int, token_ids: Sequence[int]) -> None:
+        place = prompt, completion
+        turns = self.drawn.setdefault(place, [])
+        turns.append(Turn(start=self.next_start.get(place, 0), stop=len(token_ids), message={}))
+        reply = self.reply(prompt, completion, len(turns), token_ids)
+        over = len(turns) == self.turns or token_ids[-1] not in self.settings.end_ids
+        over = over or len(token_ids) + len(reply) >= self.settings.max_tokens
+        self.next_start[place] = len(token_ids) + len(reply)
+        answer = Answer(prompt, completion, () if over else reply, over)
+        if self.sleeps is None:
+            self._arrives(answer)
+        else:
+            threading.Timer(0.01 * self.sleeps.random(), self._arrives, [answer]).start()
+
+    def _arrives(self, answer: Answer) -> None:
+        with self.changed:
+            self.there.append(answer)
+            self.changed.notify()
+
+    def answers(self, *, at_least: int) -> list[Answer]:
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.there) >= at_least)
+            count = len(self.there) if self.holds_back is None else self.holds_back.randint(at_least, len(self.there))
+            taken, self.there = self.there[:count], self.there[count:]
+        return sorted(taken)
+
+    def finished(self, prompt: int, completion: int) -> tuple[tuple[Turn, ...], Finish]:
+        return tuple(self.drawn[prompt, completion]), "stop"
+
+
+class Rounds(LiveEngine):
+    """The live engine in rounds of `sample`, over prompts with all tokens so far."""
+
+    converse = RolloutEngine.converse
+
+
+def prompts_of(*lengths: int) -> list[Prompt]:
+    ids = np.random.default_rng(0).integers(3, 260, max(lengths)).tolist()
+    return [
+        Prompt(id=i, row=i, token_ids=(3 + i, *ids[: length - 1]), text="", content="")
+        for i, length in enumerate(lengths)
+    ]
+
+
+PROMPTS = prompts_of(5, 14, 1, 9)
+
+
+def settings(**overrides: Any) -> SamplingSettings:
+    return SamplingSettings(**{"num_completions": 3, "max_tokens": 40, "end_ids": END, "seed": 3, **overrides})
+
+
+def sampled(
+    model: nn.Module,
+    how: SamplingSettings,
+    *,
+    engine: type[LiveEngine] = LiveEngine,
+    max_rows: int | None = None,
+    prompts: Sequence[Prompt] = PROMPTS,
+    **script: Any,
+) -> list[Group]:
+    return engine(model, TOKENIZER, max_rows=max_rows).generate(prompts, how, episodes=Scripted(how, **script))
+
+
+def completions_of(groups: Sequence[Group]) -> list[Completion]:
+    return [completion for group in groups for completion in group.completions]
+
+
+def completion_errors(model: nn.Module, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
+    """Log-probabilities of the drawn tokens, less those of a forward of prompt and completion alone."""
+    ids = torch.tensor([*prompt.token_ids, *completion.token_ids])
+    with torch.no_grad(), attention_implementation(model, "eager"):
+        logps_NV = model(ids[None]).logits[0].div(temperature).log_softmax(-1)
+    drawn = np.concatenate([np.arange(turn.start, turn.stop) for turn in completion.turns])
+    places = torch.from_numpy(drawn) + len(prompt.token_ids)
+    return np.array(completion.logps) - logps_NV[places - 1, ids[places]].numpy()
+
+
+def off(model: nn.Module, groups: Sequence[Group], temperature: float = 1.0) -> float:
+    """The greatest of these differences, in nats."""
+    errors = [completion_errors(model, group.prompt, x, temperature) for group in groups for x in group.completions]
+    return float(np.abs(np.concatenate(errors)).max())
+
+
+def check(groups: Sequence[Group], how: SamplingSettings) -> None:
+    """Budgets, ends and counts of every completion."""
+    for completion in completions_of(groups):
+        count = len(completion.token_ids)
+        assert count <= how.max_tokens
+        assert sum(turn.stop - turn.start for turn in completion.turns) == len(completion.logps)
+        assert completion.turns[-1].stop == count
+        for turn in completion.turns:
+            drawn = completion.token_ids[turn.start : turn.stop]
+            assert drawn
+            assert not how.end_ids & set(drawn[:-1])
+            assert drawn[-1] in how.end_ids or turn.stop == how.max_tokens
+
+
+def assert_alike(some: Sequence[Group], others: Sequence[Group]) -> None:
+    for one, other in zip(completions_of(some), completions_of(others), strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.turns == other.turns
+        np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
+
+
+# ---- against rounds, and against a plain forward ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns_are_those_of_rounds_and_of_a_plain_forward(kind: str) -> None:
+    """Windows, soft caps, shared key heads and learned positions; few rows, so that groups wait for others' tools."""
+    model, how = tiny_model(kind), settings()
+    groups = sampled(model, how, max_rows=7)
+    check(groups, how)
+    assert len({len(completion.turns) for completion in completions_of(groups)}) > 1, "budgets end completions"
+    assert off(model, groups) < 1e-4
+    assert_alike(groups, sampled(model, how, engine=Rounds))
+    by_arrival = replace(how, in_order_of_answers=True)
+    assert_alike(groups, sampled(model, by_arrival, max_rows=7, holds_back=random.Random(0)))
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.6},
+    "penalty": {"repetition_penalty": 1.3},
+    "filters": {"top_p": 0.9, "top_k": 50, "min_p": 0.01},
+    "lengths": {"lengths": lambda prompt, completion: 2 + (prompt + completion) % 5},
+    "greedy": {"greedy": True},
+}
+
+
+def check_drawing(model: nn.Module, groups: Sequence[Group], how: SamplingSettings) -> None:
+    """Exact lengths of turns, where they are set; then a log-probability is among the tokens that may be drawn."""
+    check(groups, how)
+    if how.lengths is None:
+        assert off(model, groups, how.temperature) < 1e-4
+        return
+    for group in groups:
+        for g, completion in enumerate(group.completions):
+            for turn in completion.turns:
+                cut = how.max_tokens - turn.start
+                assert turn.stop - turn.start == min(how.lengths(group.prompt.id, g), cut)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_ways_of_drawing(how: str) -> None:
+    model, drawn_how = tiny_model("llama"), settings(**HOW[how])
+    groups = sampled(model, drawn_how, max_rows=7)
+    check_drawing(model, groups, drawn_how)
+    assert_alike(groups, sampled(model, drawn_how, engine=Rounds))
+
+
+@pytest.mark.parametrize(
+    ("how", "in_order_of_answers"), [("temperature", False), ("penalty", False), ("lengths", True)]
+)
+@pytest.mark.usefixtures("as_if_cuda")
+def test_rows_that_are_looked_at_every_eighth_token(
+    how: str, in_order_of_answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU samples, without autocast: a row for each completion, which draws some tokens in vain after its turn.
+
+    The model has no more positions than the longest prompt and completion need.
+    """
+    assert not devices.KINDS["cpu"].immediate
+    drawn_how = settings(in_order_of_answers=in_order_of_answers, **HOW[how])
+    model = tiny_model("gpt2", n_positions=14 + drawn_how.max_tokens)
+    groups = sampled(model, drawn_how, max_rows=7, holds_back=random.Random(1))
+    check_drawing(model, groups, drawn_how)
+    assert_alike(groups, sampled(model, drawn_how, engine=Rounds))
+    monkeypatch.setattr(live, "STEPS_PER_LOOK", 1)
+    assert_alike(groups, sampled(model, drawn_how, max_rows=7))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+@pytest.mark.usefixtures("as_if_cuda")
+def test_in_bfloat16_a_later_turn_is_as_near_as_the_first(kind: str) -> None:
+    """To a forward in float32, in the mean over tokens; by autocast, attention included."""
+    model, how = tiny_model(kind), settings()
+    engine = LiveEngine(model, TOKENIZER, precision=lambda: torch.autocast("cpu", dtype=torch.bfloat16))
+    groups = engine.generate(PROMPTS, how, episodes=Scripted(how))
+    check(groups, how)
+    errors = [np.abs(completion_errors(model, group.prompt, x)) for group in groups for x in group.completions]
+    first = [x.turns[0].stop for x in completions_of(groups)]
+    early = np.concatenate([e[:n] for e, n in zip(errors, first, strict=True)])
+    late = np.concatenate([e[n:] for e, n in zip(errors, first, strict=True)])
+    assert len(late) > len(early) > 50
+    assert 0 < late.mean() < 2 * early.mean() < 0.1
+
+
+# ---- budgets ----
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 8, 9, 30])
+def test_budgets_are_exact(max_tokens: int) -> None:
+    """Of drawn and given tokens together, whichever token uses them up; a turn that is cut has no end token."""
+    how = settings(max_tokens=max_tokens, num_completions=8)
+    groups = sampled(tiny_model("llama"), how, reply=lambda *_: (9, 9, 9))
+    check(groups, how)
+    lengths = {len(completion.token_ids) for completion in completions_of(groups)}
+    assert max(lengths) == max_tokens
+    ends = [completion.token_ids[-1] in how.end_ids for completion in completions_of(groups)]
+    assert max_tokens < 9 or 0 < sum(ends) < len(ends)
+
+
+def test_an_answer_that_leaves_no_token_to_draw_is_a_fault() -> None:
+    how = settings(max_tokens=12)
+
+    class Greedy(Scripted):
+        def _arrives(self, answer: Answer) -> None:
+            super()._arrives(answer._replace(token_ids=(9,) * 12, over=False))
+
+    with pytest.raises(AssertionError, match="no room"):
+        LiveEngine(tiny_model("llama"), TOKENIZER).generate(PROMPTS, how, episodes=Greedy(how))
+
+
+@pytest.mark.parametrize("engine", [LiveEngine, Rounds])
+def test_what_follows_the_last_turn_is_kept_and_nothing_is_drawn_after_it(engine: type[LiveEngine]) -> None:
+    class LastWords(Scripted):
+        def _arrives(self, answer: Answer) -> None:
+            super()._arrives(answer._replace(token_ids=(11, 12), over=True))
+
+    how = settings()
+    groups = engine(tiny_model("llama"), TOKENIZER).generate(PROMPTS, how, episodes=LastWords(how))
+    for completion in completions_of(groups):
+        assert completion.token_ids[-2:] == (11, 12)
+        assert len(completion.logps) == len(completion.token_ids) - 2 == completion.turns[-1].stop
+        assert completion.is_drawn == (*(True,) * len(completion.logps), False, False)
+
+
+@pytest.mark.parametrize("reply", [(), (9,)], ids=["nothing", "one token"])
+def test_the_shortest_replies(reply: tuple[int, ...]) -> None:
+    model, how = tiny_model("qwen3"), settings()
+    groups = sampled(model, how, reply=lambda *_: reply)
+    check(groups, how)
+    assert off(model, groups) < 1e-4
+
+
+# ---- which tokens are computed ----
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each forward."""
+    tokens: list[int] = []
+    original = DecodingBatch._forward
+
+    def counting(self: DecodingBatch, ids_T: torch.Tensor, *rest: Any) -> torch.Tensor:
+        tokens.append(len(ids_T))
+        return original(self, ids_T, *rest)
+
+    monkeypatch.setattr(DecodingBatch, "_forward", counting)
+    return tokens
+
+
+def inputs_of(groups: Sequence[Group]) -> int:
+    """Tokens that one computation of every different beginning takes, behind the prompts."""
+    inputs: set[tuple[Any, ...]] = set()
+    for p, group in enumerate(groups):
+        for completion in group.completions:
+            for turn, following in zip(completion.turns, [*completion.turns[1:], None], strict=True):
+                inputs |= {(p, completion.token_ids[:n]) for n in range(turn.start + 1, turn.stop)}
+                if following is not None:
+                    given = completion.token_ids[: following.start]
+                    inputs |= {(p, given, n) for n in range(turn.stop, following.start + 1)}
+    return len(inputs)
+
+
+@pytest.mark.parametrize("reply", [of_last_token, of_completion])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_no_token_is_computed_twice(forwards: list[int], temperature: float, reply: Reply) -> None:
+    """Completions with the same tokens and the same replies stay one row; with other replies the row forks."""
+    how = settings(num_completions=6, temperature=temperature)
+    model = tiny_model("llama")
+    groups = sampled(model, how, reply=reply)
+    assert off(model, groups, temperature) < 1e-4
+    assert sum(forwards) == sum(len(prompt.token_ids) for prompt in PROMPTS) + inputs_of(groups)
+    assert inputs_of(groups) < sum(len(completion.token_ids) for completion in completions_of(groups))
+
+
+def test_greedy_completions_stay_one_row_through_all_turns(forwards: list[int]) -> None:
+    how = settings(num_completions=8, greedy=True)
+    groups = sampled(tiny_model("llama"), how, prompts=PROMPTS[:1])
+    completion = groups[0].completions[0]
+    assert groups[0].completions == (completion,) * 8
+    assert len(completion.turns) > 1
+    assert sum(forwards) == len(PROMPTS[0].token_ids) + len(completion.token_ids) - 1
+    forwards.clear()
+    apart = sampled(tiny_model("llama"), how, prompts=PROMPTS[:1], reply=of_completion)
+    assert len({x.token_ids for x in apart[0].completions}) == 8
+    assert 8 in forwards
+
+
+def test_rows_that_were_answered_go_on_in_few_forwards(forwards: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all of them, or as many as its tokens allow."""
+    model, how = tiny_model("llama"), settings(lengths=lambda *_: 4, num_completions=2)
+    whole = sampled(model, how, turns=3)
+    assert len(forwards) == 3 * 4, "each turn one forward for its first token and three more"
+    forwards.clear()
+    monkeypatch.setattr(live, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr("podium.engines.live.cache.SCORES_AT_ONCE", 2000)
+    assert_alike(sampled(model, how, turns=3), whole)
+    assert len(forwards) > 3 * 4
+    assert max(forwards) <= sum(len(prompt.token_ids) for prompt in PROMPTS)
+
+
+# ---- the order of answers ----
+
+
+def test_fixed_order_is_bit_equal_however_long_tools_take() -> None:
+    """Three runs with threads that sleep for random times, and one without."""
+    model, how = tiny_model("llama"), settings()
+    expected = sampled(model, how, max_rows=7)
+    for seed in range(3):
+        assert sampled(model, how, max_rows=7, sleeps=random.Random(seed)) == expected
+
+
+def test_arrival_order_goes_on_without_the_slow_ones() -> None:
+    """A completion whose tool hangs until all others are done does not hold them up."""
+
+    class Slow(Scripted):
+        """The first completion's first answer comes when nothing else is left."""
+
+        held: Answer | None = None
+        finished_before = 0
+
+        def _arrives(self, answer: Answer) -> None:
+            if (answer.prompt, answer.completion) == (0, 0) and not self.held:
+                self.held = answer
+            else:
+                super()._arrives(answer)
+
+        def answers(self, *, at_least: int) -> list[Answer]:
+            if at_least and not self.there and self.held:
+                self.finished_before = sum(turns[-1].stop > 20 for turns in self.drawn.values())
+                super()._arrives(self.held)
+            return super().answers(at_least=at_least)
+
+    how = settings(in_order_of_answers=True)
+    episodes = Slow(how)
+    model = tiny_model("llama")
+    groups = LiveEngine(model, TOKENIZER).generate(PROMPTS, how, episodes=episodes)
+    assert_alike(groups, sampled(model, how))
+    assert episodes.finished_before > 6
+
+
+# ---- rows, slots and places ----
+
+
+@st.composite
+def cases(draw: Any) -> dict[str, Any]:
+    return {
+        "kind": draw(st.sampled_from(KINDS)),
+        "lengths": draw(st.lists(st.integers(1, 20), min_size=1, max_size=4)),
+        "max_rows": draw(st.integers(1, 12)),
+        "turns": draw(st.integers(1, 5)),
+        "reply": draw(st.lists(st.integers(0, 12), min_size=1, max_size=4)),
+        "apart": draw(st.booleans()),
+        "gpu": draw(st.booleans()),
+        "seed": draw(st.integers(0, 99)),
+        "how": {
+            "num_completions": draw(st.integers(1, 4)),
+            "max_tokens": draw(st.integers(1, 40)),
+            "end_ids": frozenset(range(4, 264, draw(st.sampled_from([2, 5, 20])))),
+            "temperature": draw(st.sampled_from([1.0, 0.2])),
+            "repetition_penalty": draw(st.sampled_from([1.0, 1.2])),
+            "in_order_of_answers": draw(st.booleans()),
+            "seed": draw(st.integers(0, 99)),
+        },
+    }
+
+
+MODELS = {kind: tiny_model(kind) for kind in KINDS}
+
+
+@examples(derandomize=True, max_examples=30, deadline=None)
+@given(cases())
+def test_any_shape(case: dict[str, Any]) -> None:
+    """Rows fork, wait, go on and leave in any order: budgets hold, and log-probabilities are a plain forward's."""
+
+    def reply(prompt: int, completion: int, turn: int, token_ids: Sequence[int]) -> tuple[int, ...]:
+        length = case["reply"][(token_ids[-1] + turn) % len(case["reply"])]
+        return tuple((completion * case["apart"] + turn + i) % 200 + 30 for i in range(length))
+
+    model, how = MODELS[case["kind"]], settings(**case["how"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(devices.KINDS, "cpu", replace(devices.KINDS["cpu"], immediate=not case["gpu"]))
+        groups = sampled(
+            model,
+            how,
+            prompts=prompts_of(*case["lengths"]),
+            max_rows=case["max_rows"],
+            reply=reply,
+            turns=case["turns"],
+            holds_back=random.Random(case["seed"]),
+        )
+    check(groups, how)
+    assert off(model, groups, how.temperature) < 2e-4
+
+
+def test_rows_between_turns_keep_their_room() -> None:
+    """Nothing is admitted in their place, so that running and waiting rows fit into `max_rows` places of the cache."""
+    taken, slots = [], []
+    original = Schedule.append
+
+    class Watching(Schedule):
+        def append(self, *given: Any) -> Any:
+            moves = original(self, *given)
+            taken.append(sum(len(row.completions) for row in (*self.rows, *self.between_turns)))
+            slots.append(len(self.slots))
+            assert len(self.rows) + len(self.between_turns) <= taken[-1]
+            assert {self.slots[row.slot] for row in (*self.rows, *self.between_turns)} == set(self.slots)
+            return moves
+
+    how = settings(in_order_of_answers=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "Schedule", Watching)
+        sampled(tiny_model("llama"), how, max_rows=7, holds_back=random.Random(0))
+    assert max(taken) == 7, "a group enters when there is room for all of it"
+    assert max(slots) < len(PROMPTS)
+    assert slots[-1] == 1
