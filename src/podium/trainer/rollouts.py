@@ -334,12 +334,22 @@ def trained_on(table: RolloutTable, result: Advantages, parts: Parts) -> tuple[n
 
 def training_group(scored: ScoredGroup, advantages_G: np.ndarray) -> TrainingGroup:
     """The part of a scored group that is trained on."""
-    completions = scored.group.completions
+    completions, prompt = scored.group.completions, scored.group.prompt
+    drawn = [completion.is_drawn for completion in completions]
     return TrainingGroup(
-        prompt_ids=scored.group.prompt.token_ids,
+        prompt_ids=prompt.token_ids,
         completion_ids=tuple(completion.token_ids for completion in completions),
         advantages_G=np.asarray(advantages_G, np.float32),
         sampled_logps=tuple(np.array(completion.logps, np.float32) for completion in completions),
+        drawn=tuple(
+            np.ones(len(completion.token_ids), bool) if each is None else np.array(each)
+            for completion, each in zip(completions, drawn, strict=True)
+        )
+        if any(each is not None for each in drawn)
+        else None,
+        prompts=tuple((completion.prompt or prompt).token_ids for completion in completions)
+        if any(completion.prompt is not None for completion in completions)
+        else None,
     )
 
 
