@@ -30,6 +30,7 @@ from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
 from podium.records import Finding, ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import checkpoints, step_of, storing
+from podium.runs.conversations import drawn_text, written
 from podium.runs.redaction import HIDDEN
 from podium.runs.run import FINDINGS, GROWING, METRICS, ROLLOUTS, json_object
 
@@ -50,7 +51,7 @@ _TYPES: Mapping[str, pa.DataType] = {
     "advantage": pa.float32(),
     "trained": pa.bool_(),
     "contains_answer": pa.bool_(),
-    **dict.fromkeys(("prompt", "question", "completion", "finish", "answer"), pa.string()),
+    **dict.fromkeys(("prompt", "question", "completion", "finish", "answer", "turns"), pa.string()),
 }
 """Types of columns of `rollouts/*.parquet`; `reward` and `reward/<name>` are float64."""
 
@@ -85,29 +86,31 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
     """The columns that a group itself determines.
 
     `question` is the prompt's last user turn, without the chat template; `answer` the row's own, and `contains_answer`
-    whether the completion contains it; null where the dataset has no column for it.
+    whether the completion contains it; null where the dataset has no column for it. `turns` are those of
+    `conversations.written`; what the policy was given in them does not count for `contains_answer`.
     """
     prompt, completions = scored.group.prompt, scored.group.completions
     gold = _gold(prompt.columns)
     same = {
         "prompt_id": prompt.id,
         "row": prompt.row,
-        "prompt": utf8(prompt.text),
         "question": utf8(last_user_turn(prompt.content)),
         "num_prompt_tokens": len(prompt.token_ids),
         "answer": None if gold is None else utf8(gold),
     }
     return {
         **{name: [value] * len(completions) for name, value in same.items()},
+        "prompt": [utf8((completion.prompt or prompt).text) for completion in completions],
         "policy_step": [completion.policy_step for completion in completions],
         "completion_index": list(range(len(completions))),
         "completion": [utf8(completion.text) for completion in completions],
-        "num_tokens": [len(completion.token_ids) for completion in completions],
+        "num_tokens": [len(c.logps) if c.turns else len(c.token_ids) for c in completions],
         "finish": [completion.finish for completion in completions],
         "mean_logp": [float(np.mean(c.logps)) if len(c.logps) else None for c in completions],
         **{f"reward/{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
         "reward": nullable(combine(scored.rewards_GK, weights_K)),
-        "contains_answer": [None if gold is None else gold in completion.text for completion in completions],
+        "contains_answer": [None if gold is None else gold in drawn_text(completion) for completion in completions],
+        "turns": [written(completion) for completion in completions],
     }
 
 
