@@ -16,6 +16,7 @@ from podium.runs import findings
 from podium.runs.monitors import DETECTORS, Monitor, RunSettings, diagnose
 from podium.runs.monitors.history import run_settings
 from tests.cures import assert_agree
+from tests.unit.test_agent_monitors import FAILURES
 
 Table = dict[str, list[Any]]
 
@@ -342,7 +343,7 @@ def test_a_reward_that_was_learnt_is_not_constant(early: float, said: bool) -> N
 
 
 def test_every_detector_is_tried_and_has_a_page() -> None:
-    assert set(NUMBERS) | set(ROUNDS) == set(DETECTORS)
+    assert set(NUMBERS) | set(ROUNDS) | set(FAILURES) == set(DETECTORS)
     pages = {code for code in findings.codes() if code.startswith("M") and int(code[1:]) > 100}
     assert pages == set(DETECTORS) | {"M191"}
     for code in DETECTORS:

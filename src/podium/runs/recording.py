@@ -30,6 +30,7 @@ from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
 from podium.records import Completion, Finding, ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import checkpoints, step_of, storing
+from podium.runs.conversations import drawn_text, written
 from podium.runs.redaction import HIDDEN
 from podium.runs.run import FINDINGS, GROWING, METRICS, ROLLOUTS, json_object
 
@@ -85,8 +86,8 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
     """The columns that a group itself determines.
 
     `question` is the prompt's last user turn, without the chat template; `answer` the row's own, and `contains_answer`
-    whether the completion contains it; null where the dataset has no column for it. `turns` are JSON; null where the
-    completion is one answer without calls. `num_tokens` are those that the policy drew.
+    whether the policy wrote it; null where the dataset has no column for it. `turns` are those of
+    `conversations.written`; null where the completion is one answer. `num_tokens` are those that the policy drew.
     """
     prompt, completions = scored.group.prompt, scored.group.completions
     own = [completion.prompt or prompt for completion in completions]
@@ -105,21 +106,9 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
         "mean_logp": [float(np.mean(c.logps)) if len(c.logps) else None for c in completions],
         **{f"reward/{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
         "reward": nullable(combine(scored.rewards_GK, weights_K)),
-        "turns": [turns_json(completion) for completion in completions],
-        "contains_answer": [None if gold is None else gold in completion.text for completion in completions],
+        "contains_answer": [None if gold is None else gold in drawn_text(completion) for completion in completions],
+        "turns": [written(completion) for completion in completions],
     }
-
-
-def turns_json(completion: Completion) -> str | None:
-    """The turns of a completion as a JSON list: message, calls, replies, tokens, mean log-probability, seconds."""
-    if len(completion.turns) < 2 and not any(turn.calls or turn.message.get("tool_calls") for turn in completion.turns):
-        return None
-    rows, drawn = [], 0
-    for turn in completion.turns:
-        logps = completion.logps[drawn : drawn + turn.stop - turn.start]
-        drawn += turn.stop - turn.start
-        rows.append({**asdict(turn), "mean_logp": float(np.mean(logps)) if logps else None})
-    return json.dumps(rows, default=str)
 
 
 def _gold(columns: Mapping[str, Any]) -> str | None:

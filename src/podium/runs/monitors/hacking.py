@@ -91,8 +91,8 @@ def _group_correlations(x: Sequence[np.ndarray], rounds: Sequence[RoundView]) ->
     return [
         correlation(x_G, reward_G)
         for x_PG, view in zip(x, rounds, strict=True)
-        for x_G, reward_G, flat in zip(x_PG, view.reward_PG, view.is_flat_P, strict=True)
-        if not flat and len(np.unique(x_G)) >= LEAST_LENGTHS
+        for x_G, reward_G, flat in zip(x_PG, view.comparable_PG, view.is_flat_P, strict=True)
+        if not flat and len(np.unique(x_G[np.isfinite(reward_G)])) >= LEAST_LENGTHS
     ]
 
 
@@ -101,7 +101,7 @@ def pays_for_a_phrase(history: MetricHistory) -> Detection | None:
     rounds = history.rounds[-8:]
     if len(rounds) < 4:
         return None
-    reward = history.pooled(lambda view: view.within(view.reward_PG), last=8)
+    reward = history.pooled(lambda view: view.within(view.comparable_PG), last=8)
     known = {word for view in rounds for prompt in view.prompts_P for word in _words(prompt)}
     pairs = [[[_pairs(text) for text in texts_G] for texts_G in view.texts_PG] for view in rounds]
     counts = Counter(phrase for pairs_PG in pairs for pairs_G in pairs_PG for each in pairs_G for phrase in each)
@@ -143,13 +143,15 @@ def differs_on_the_same(history: MetricHistory) -> Detection | None:
 
 
 def _spread_of_equals(view: RoundView, k: int) -> list[float]:
-    """Highest less lowest reward of every text that a group has more than once."""
+    """Highest less lowest reward of every text, and of the replies to it, that a group has more than once."""
     found = []
-    for texts_G, tokens_G, rewards_G in zip(view.texts_PG, view.tokens_PG, view.rewards_PGK[:, :, k], strict=True):
-        same: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
-        for text, tokens, reward in zip(texts_G, tokens_G, rewards_G, strict=True):
+    groups = zip(view.texts_PG, view.tokens_PG, view.turns_PG, view.rewards_PGK[:, :, k], strict=True)
+    for texts_G, tokens_G, turns_G, rewards_G in groups:
+        same: defaultdict[tuple[str, float, str], list[float]] = defaultdict(list)
+        for text, tokens, turns, reward in zip(texts_G, tokens_G, turns_G, rewards_G, strict=True):
             if np.isfinite(reward):
-                same[text, float(tokens)].append(float(reward))
+                given = str([(turn.message, turn.replies, [call.content for call in turn.calls]) for turn in turns])
+                same[text, float(tokens), given].append(float(reward))
         found += [max(values) - min(values) for values in same.values() if len(values) > 1]
     return found
 

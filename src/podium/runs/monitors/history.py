@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from podium.algorithm.advantages import has_spread
 from podium.algorithm.metrics import accuracy_name, right
-from podium.records import StepMetrics
+from podium.records import StepMetrics, Turn
+from podium.runs.conversations import read, text_of
+
+T = TypeVar("T")
 
 NGRAM = 4
 """Words in a row that count as a repetition."""
@@ -62,6 +65,11 @@ class RoundView:
     truncated_PG: np.ndarray
     contains_answer_PG: np.ndarray
     """1, 0, or NaN where the dataset has no answers."""
+    turns_PG: tuple[tuple[tuple[Turn, ...], ...], ...] = ()
+    """Turns of completions that have several, or tools; empty tuples for others."""
+    finish_PG: tuple[tuple[str, ...], ...] = ()
+    prompts_differ_P: tuple[bool, ...] = ()
+    """Whether completions of the group answer different prompts."""
 
     @cached_property
     def texts(self) -> list[str]:
@@ -72,6 +80,19 @@ class RoundView:
     def is_flat_P(self) -> np.ndarray:
         """bool: all completions of the group have the same reward."""
         return np.array([not has_spread(reward_G) for reward_G in self.reward_PG])
+
+    @cached_property
+    def comparable_PG(self) -> np.ndarray:
+        """Rewards; where completions have turns, NaN for one that has not as many as most of its group, or has ended
+        otherwise: such completions differ by more than their texts."""
+        if not any(turns for turns_G in self.turns_PG for turns in turns_G):
+            return self.reward_PG
+        kinds_PG = [
+            [(len(turns), finish) for turns, finish in zip(*of_group, strict=True)]
+            for of_group in zip(self.turns_PG, self.finish_PG, strict=True)
+        ]
+        usual = [[kind == Counter(kinds_G).most_common(1)[0][0] for kind in kinds_G] for kinds_G in kinds_PG]
+        return np.where(usual, self.reward_PG, math.nan)
 
     @cached_property
     def repetition(self) -> float:
@@ -110,9 +131,13 @@ def round_view(columns: Mapping[str, Sequence[Any]]) -> RoundView:
     index_PG = np.array([[start + g for g in range(count)] for start in starts])
     names = tuple(name.removeprefix(PREFIX) for name in columns if name.startswith(PREFIX))
     blank = [None] * len(columns["step"])
+    turns = [read(text) for text in columns.get("turns", blank)]
 
     def first(name: str, default: Sequence[Any] = blank) -> tuple[Any, ...]:
         return tuple(columns.get(name, default)[start] for start in starts)
+
+    def nested(values: Sequence[T]) -> tuple[tuple[T, ...], ...]:
+        return tuple(tuple(values[i] for i in index_G) for index_G in index_PG)
 
     def array(name: str) -> np.ndarray:
         return np.array([math.nan if x is None else float(x) for x in columns.get(name, blank)])[index_PG]
@@ -124,13 +149,16 @@ def round_view(columns: Mapping[str, Sequence[Any]]) -> RoundView:
         questions_P=first("question", columns["prompt"]),
         answers_P=first("answer"),
         rows_P=tuple(map(int, first("row"))),
-        texts_PG=tuple(tuple(columns["completion"][i] for i in index_G) for index_G in index_PG),
+        texts_PG=nested([text_of(each) or text for each, text in zip(turns, columns["completion"], strict=True)]),
         rewards_PGK=np.stack([array(PREFIX + name) for name in names], 2) if names else np.zeros((*index_PG.shape, 0)),
         reward_PG=array("reward"),
         advantages_PG=array("advantage"),
         tokens_PG=array("num_tokens"),
         truncated_PG=np.array([finish == "length" for finish in columns["finish"]])[index_PG],
         contains_answer_PG=array("contains_answer"),
+        turns_PG=nested(turns),
+        finish_PG=nested(columns["finish"]),
+        prompts_differ_P=tuple(len(set(prompts_G)) > 1 for prompts_G in nested(columns["prompt"])),
     )
 
 
@@ -231,6 +259,36 @@ def fixed_reward(steps: Sequence[StepMetrics], weights: Mapping[str, float]) -> 
     return np.array([sum(weight * row[name] for name, weight in names.items() if weight) for row in rows], float)
 
 
+class Activity(NamedTuple):
+    """What the policy did in the turns of one generation round."""
+
+    calls: float
+    """A completion; `turns` too."""
+    turns: float
+    failures: float
+    """Share of calls that failed, calls of unknown names aside; NaN without calls."""
+    reward: float
+    """Mean of all completions; `spread` is the mean standard deviation within a group."""
+    spread: float
+
+
+def activity(view: RoundView) -> Activity | None:
+    """The numbers of a round; None where no completion has turns."""
+    each = [turns for turns_G in view.turns_PG for turns in turns_G]
+    if not any(each):
+        return None
+    calls = [call for turns in each for turn in turns for call in turn.calls]
+    known = [call.failed for call in calls if call.problem != "unknown"]
+    finite = np.isfinite(view.reward_PG)
+    return Activity(
+        calls=len(calls) / len(each),
+        turns=sum(map(len, each)) / len(each),
+        failures=float(np.mean(known)) if known else math.nan,
+        reward=float(view.reward_PG[finite].mean()) if finite.any() else math.nan,
+        spread=float(np.mean([x[ok].std() if ok.any() else 0.0 for x, ok in zip(view.reward_PG, finite, strict=True)])),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricHistory:
     """The argument of every detector, at every step."""
@@ -244,6 +302,8 @@ class MetricHistory:
     extremes: tuple[float, float] = (math.nan, math.nan)
     """The lowest and the highest reward of any completion so far; NaN for logs of numbers."""
     settings: RunSettings = field(default_factory=RunSettings)
+    activity: Sequence[Activity] = ()
+    """Of every generation round so far that has turns, the newest last."""
 
     @property
     def step(self) -> int:

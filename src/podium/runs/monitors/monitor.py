@@ -15,9 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from podium.records import SEVERITIES, Finding, Severity, StepMetrics
-from podium.runs.monitors import collapse, drift, hacking, labels, machine, signal, texts
+from podium.runs.monitors import agents, collapse, drift, hacking, labels, machine, signal, texts
 from podium.runs.monitors.detection import Detection, Detector
-from podium.runs.monitors.history import MetricHistory, RoundView, RunSettings, round_view
+from podium.runs.monitors.history import (
+    Activity,
+    MetricHistory,
+    RoundView,
+    RunSettings,
+    activity,
+    round_view,
+)
 
 ROUNDS = 16
 """Generation rounds that are kept completion by completion."""
@@ -87,6 +94,18 @@ DETECTORS: Mapping[str, DetectorRow] = {
     "M161": DetectorRow(machine.memory_creeps, 56, 12),
     "M162": DetectorRow(machine.speed_falls, 96),
     "M163": DetectorRow(machine.slow_reward, 58),
+    "M171": DetectorRow(agents.no_calls, 25),
+    "M172": DetectorRow(agents.only_calls, 23),
+    "M173": DetectorRow(agents.unknown_names, 11, 20),
+    "M174": DetectorRow(agents.same_call, 17, 20),
+    "M175": DetectorRow(agents.void_turns, 15, 20),
+    "M176": DetectorRow(agents.inaction_pays, 1),
+    "M177": DetectorRow(agents.slow_tools, 57),
+    "M178": DetectorRow(agents.results_cut, 35, 20),
+    "M179": DetectorRow(agents.right_without_tools, 37),
+    "M180": DetectorRow(agents.prompts_differ, 27),
+    "M181": DetectorRow(agents.failures_stay, 33),
+    "M182": DetectorRow(agents.ended_by_limits, 29, 20),
 }
 """Every detector by its code; `podium explain CODE` shows the page of each."""
 
@@ -117,6 +136,7 @@ class Monitor:
         self._rounds: deque[RoundView] = deque(maxlen=ROUNDS)
         self._visits: dict[str, list[float]] = {}
         self._extremes = (math.nan, math.nan)
+        self._activity: list[Activity] = []
 
     def step(self, metrics: StepMetrics, rounds: Iterable[Mapping[str, Sequence[Any]]] = ()) -> list[Finding]:
         """The new findings after a step; `rounds` are the tables of the generation rounds drawn for it."""
@@ -129,6 +149,7 @@ class Monitor:
             visits=self._visits,
             extremes=self._extremes,
             settings=self.settings,
+            activity=self._activity,
         )
         found = ((code, row.detect(history)) for code, row in DETECTORS.items() if code not in self.ignored)
         new = [self._keep(code, detection, metrics.step) for code, detection in found if detection is not None]
@@ -142,6 +163,9 @@ class Monitor:
 
     def _add_round(self, view: RoundView) -> None:
         self._rounds.append(view)
+        done = activity(view)
+        if done is not None:
+            self._activity.append(done)
         for prompt, reward_G in zip(view.questions_P, view.reward_PG, strict=True):
             known = reward_G[~np.isnan(reward_G)]
             if not len(known):

@@ -27,7 +27,9 @@ from podium.trainer.proof.evidence import (
     tolerance_of,
     weight_traces,
 )
+from podium.trainer.proof.plain import rows_of
 from podium.trainer.proof.records import After, Before, Check, Sample, Subject, Traces, named
+from podium.trainer.proof.turns import first_tokens
 from podium.trainer.rollouts import policy_logps
 
 TRAINED_TOKENS = 32
@@ -394,12 +396,7 @@ def shortened(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
     """Two completions of two groups, their first tokens; only what log-probabilities need."""
     chosen = sorted(groups, key=lambda group: len(group.prompt_ids))[:2]
     return tuple(
-        TrainingGroup(
-            prompt_ids=group.prompt_ids,
-            completion_ids=tuple(ids[:TRAINED_TOKENS] for ids in group.completion_ids),
-            advantages_G=group.advantages_G,
-            sampled_logps=tuple(x[:TRAINED_TOKENS] for x in group.sampled_logps),
-        )
+        first_tokens(group, TRAINED_TOKENS)
         for group in (select_completions(group, range(min(2, len(group.completion_ids)))) for group in chosen)
     )
 
@@ -445,10 +442,11 @@ def _worst(
     x: Before, groups: Sequence[TrainingGroup], which: int, mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
 ) -> str:
     """The token that differs most."""
-    ids = [ids for group in groups for ids in group.completion_ids][which]
+    row = rows_of(groups)[which]
     if mine[which].shape != theirs[which].shape:
-        return f"completion {which}: {len(theirs[which])} log-probabilities for {len(mine[which])} tokens"
+        return f"completion {which}: {len(theirs[which])} log-probabilities for {len(mine[which])} drawn tokens"
     apart = np.abs(mine[which] - theirs[which])
-    at = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
-    values = f"{theirs[which][at]:.3f} sampled, {mine[which][at]:.3f} in training"
-    return f"token {at} of completion {which}, {x.run.shown(ids[at])}: {values}"
+    worst = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
+    at = int(row.places[worst])
+    values = f"{theirs[which][worst]:.3f} sampled, {mine[which][worst]:.3f} in training"
+    return f"token {at} of completion {which}, {x.run.shown(row.completion_ids[at])}: {values}"

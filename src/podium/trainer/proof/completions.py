@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from podium.algorithm.advantages import combine, has_spread
 from podium.records import Completion, ScoredGroup
-from podium.trainer.proof.plain import Row, plain_logps
+from podium.trainer.proof.plain import Row, plain_logps, rows_of
 from podium.trainer.proof.records import Before, Check, Subject, named
 
 
@@ -43,8 +44,8 @@ def end_tokens(run: Subject) -> Check:
 def rewards(x: Before) -> Check:
     """One finite number or None a completion, and advantages that follow them."""
     problem, flat = "", 0
-    trained = ((g.prompt_ids, *each) for g in x.trained for each in zip(g.completion_ids, g.advantages_G, strict=True))
-    advantage = {(prompt_ids, ids): float(a) for prompt_ids, ids, a in trained}
+    trained = zip(rows_of(x.trained), (a for g in x.trained for a in g.advantages_G), strict=True)
+    advantage = {(row.prompt_ids, row.completion_ids): float(a) for row, a in trained}
     names = tuple(reward.name for reward in x.run.parts.rewards)
     for scored in x.scored:
         problem = problem or _reward_problem(scored, names) or _advantage_problem(x, scored, advantage)
@@ -63,10 +64,10 @@ def rewards(x: Before) -> Check:
 
 def sampled_tokens(x: Before) -> Check:
     """The trained tokens are the sampled ones."""
-    sampled = {(s.group.prompt.token_ids, c.token_ids): c for s in x.scored for c in s.group.completions}
+    sampled = sampled_by_ids(x)
     settings = x.run.now.settings(1, 0)
     problems = [_completion_problem(x, c, settings.end_ids, settings.max_tokens) for c in sampled.values()]
-    trained = [(g.prompt_ids, ids) for g in x.trained for ids in g.completion_ids]
+    trained = [(row.prompt_ids, row.completion_ids) for row in rows_of(x.trained)]
     problems += [_unsampled(x, *key) for key in trained if key not in sampled]
     problems = [problem for problem in problems if problem]
     count = sum(len(s.group.completions) for s in x.scored)  # more than `sampled`, where two are alike
@@ -84,8 +85,8 @@ def sampled_tokens(x: Before) -> Check:
 def turn_ends(x: Before) -> Check:
     """No completion goes on after the token with which the chat template ends a turn."""
     end = turn_end(x.run) if any(s.group.prompt.is_chat for s in x.scored) else None
-    all_ids = [c.token_ids for s in x.scored for c in s.group.completions]
-    beyond = sum(end in ids[:-1] for ids in all_ids)
+    completions = [c for s in x.scored for c in s.group.completions]
+    beyond = sum(any(end in ids[:-1] for ids in drawn_runs(c)) for c in completions)
     return Check(
         name="completions end with the turn",
         code="P003",
@@ -94,7 +95,7 @@ def turn_ends(x: Before) -> Check:
         tolerance=0.0,
         detail="no chat template that ends a turn with a token of its own"
         if end is None
-        else f"{beyond} of {len(all_ids)} completions go on after {x.run.shown(end)}",
+        else f"{beyond} of {len(completions)} completions go on after {x.run.shown(end)}",
         fix=f"Let it end them: generation_kwargs: {{eos_token_id: [{end}]}}, or set tokenizer.eos_token.",
         changes={} if end is None else {"generation_kwargs": {"eos_token_id": [end]}},
     )
@@ -171,6 +172,17 @@ def _opened_by_the_model(x: Before) -> str:
 # ---- shared by checks ----
 
 
+def sampled_by_ids(x: Before) -> dict[tuple[tuple[int, ...], tuple[int, ...]], Completion]:
+    """The sampled completions, by the tokens of their prompt and their own."""
+    every = ((c.prompt or s.group.prompt, c) for s in x.scored for c in s.group.completions)
+    return {(prompt.token_ids, c.token_ids): c for prompt, c in every}
+
+
+def drawn_runs(c: Completion) -> list[tuple[int, ...]]:
+    """The drawn tokens of each turn."""
+    return [c.token_ids[turn.start : turn.stop] for turn in c.turns] or [c.token_ids]
+
+
 def turn_end(run: Subject) -> int | None:
     """The special token with which the chat template ends an assistant's turn; None: there is none."""
     tokenizer, mark = run.parts.tokenizer, "podium-turn"
@@ -200,7 +212,7 @@ def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, f
     pairs = [
         (reward, advantage[key])
         for c, reward in zip(scored.group.completions, reward_G.tolist(), strict=True)
-        if (key := (scored.group.prompt.token_ids, c.token_ids)) in advantage
+        if (key := ((c.prompt or scored.group.prompt).token_ids, c.token_ids)) in advantage
     ]
     if any(not math.isfinite(a) for _, a in pairs):
         return f"an advantage of prompt {scored.group.prompt.id} is not finite"
@@ -213,21 +225,36 @@ def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, f
 
 def _completion_problem(x: Before, c: Completion, end_ids: frozenset[int], max_tokens: int) -> str:
     """A contradiction in a sampled completion; empty: there is none."""
-    if len(c.logps) != len(c.token_ids):
-        return f"a completion of {len(c.token_ids)} tokens came with {len(c.logps)} log-probabilities"
-    if c.token_ids[-1] not in end_ids and len(c.token_ids) < max_tokens:
-        return f"a completion of {len(c.token_ids)} tokens neither ends with an end token nor is {max_tokens} long"
-    inside = [i for i in c.token_ids[:-1] if i in end_ids]
+    total, drawn = len(c.token_ids), drawn_runs(c)
+    problem = _turn_problem(c, drawn, end_ids)
+    if problem:
+        return problem
+    if total > max_tokens or (total < max_tokens and drawn[-1][-1] not in end_ids):
+        return f"a completion of {total} tokens neither ends with an end token nor is {max_tokens} long"
+    inside = [i for ids in drawn for i in ids[:-1] if i in end_ids]
     if inside:
         return f"a completion goes on after {x.run.shown(inside[0])}"
     if x.run.parts.tokenizer.decode(c.token_ids, skip_special_tokens=True) != c.text:
-        return f"the text that was scored is not that of its {len(c.token_ids)} tokens: {c.text[:30]!r}"
+        return f"the text that was scored is not that of its {total} tokens: {c.text[:30]!r}"
+    return ""
+
+
+def _turn_problem(c: Completion, drawn: list[tuple[int, ...]], end_ids: frozenset[int]) -> str:
+    """A contradiction between the turns of a completion, its tokens and its log-probabilities."""
+    total, num_drawn = len(c.token_ids), sum(map(len, drawn))
+    bounds = [(0, 0), *((turn.start, turn.stop) for turn in c.turns), (total, total)]
+    if not all(drawn) or any(stop > start for (_, stop), (start, _) in pairwise(bounds)):
+        return f"turns of a completion of {total} tokens are empty or overlap: {bounds[1:-1]}"
+    if len(c.logps) != num_drawn:
+        return f"a completion of {num_drawn} drawn tokens came with {len(c.logps)} log-probabilities"
+    if any(ids[-1] not in end_ids for ids in drawn[:-1]):
+        return f"a completion of {total} tokens goes on after a turn without an end token"
     return ""
 
 
 def _unsampled(x: Before, prompt_ids: tuple[int, ...], ids: tuple[int, ...]) -> str:
     """The place where a trained completion that was not sampled leaves the nearest one that was."""
-    sampled = [c.token_ids for s in x.scored if s.group.prompt.token_ids == prompt_ids for c in s.group.completions]
+    sampled = [c.token_ids for (prompt, _), c in sampled_by_ids(x).items() if prompt == prompt_ids]
     if not sampled:
         return "a trained prompt was never sampled from"
 

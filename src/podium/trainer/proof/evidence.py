@@ -3,7 +3,7 @@
 The sampler, the packed forward and the training step are run at slightly changed weights (`perturbed`), so that a copy
 that does not follow the weights shows, and so that a fresh adapter, whose effect is nothing, has one.
 
-Shape letters: N completion tokens of the sample.
+Shape letters: N drawn tokens of the sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, pack, select_completions
 from podium.models.precision import ProductPrecision
-from podium.records import Prompt, SamplingSettings, ScoredGroup, TrainingGroup
+from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
 from podium.trainer.proof.records import Gradients, Sample, Subject, Trace, Traces
 from podium.trainer.rollouts import training_group
@@ -34,6 +34,8 @@ PROMPTS, COMPLETIONS = 2, 2
 PROMPT_TOKENS = 16
 """Last tokens of a prompt that the sample starts from."""
 COMPLETION_TOKENS = 4
+GIVEN_TOKEN = 2
+"""Token of a sampled completion that counts as given, in a run whose completions have several turns."""
 SAMPLE_ROUND = -2
 """Round number of the sample: no round of training has its random numbers."""
 NUDGED_TENSORS = 12
@@ -57,14 +59,18 @@ EFFECT: Mapping[float, float] = {EXACT: 0.2, HALF: 1.0}
 # ---- the sample ----
 
 
-def take_sample(run: Subject, prompts: Sequence[Prompt]) -> Sample:
-    """Everything about a few completions; inside `preserve_training_state`."""
+def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = False) -> Sample:
+    """Everything about a few completions; inside `preserve_training_state`.
+
+    `has_turns`: whether one token of each counts as given, as tokens between turns are.
+    """
     model, settings, should_train = run.model, sample_settings(run), run.parts.should_train
     names, head = nudge_names(model, should_train), head_rows(model, should_train, prompts)
     sizes = [nudge_size(run, names, prompts[0]), nudge_size(run, tuple(head), prompts[0], head)]
     with perturbed(model, names, sizes[0]), perturbed(model, tuple(head), sizes[1], head):
         with full_precision(run) as exact:
             groups = engine_sample(exact, prompts, settings)
+            groups = [with_given_token(group) for group in groups] if has_turns else groups
             [packed] = pack(groups, tokens_per_pack=ONE_PACK, device=run.args.device)
             forwards, packed_N = packed_logps(exact, packed)
         rows, sampled_N = rows_of(groups), np.concatenate([x for group in groups for x in group.sampled_logps])
@@ -110,11 +116,35 @@ def telling_prompts(scored: Sequence[ScoredGroup]) -> list[Prompt]:
     """
     least = []
     for group in (each.group for each in scored):
-        logps = ((float(x), c, t) for c, each in enumerate(group.completions) for t, x in enumerate(each.logps))
+        logps = (
+            (float(x), c, t)
+            for c, each in enumerate(group.completions)
+            for t, x in zip(drawn_places(each), each.logps, strict=True)
+        )
         logp, c, at = min(logps)
-        least.append((logp, group.prompt, group.completions[c].token_ids[:at]))
+        completion = group.completions[c]
+        least.append((logp, completion.prompt or group.prompt, completion.token_ids[:at]))
     chosen = [(prompt, prompt.token_ids + ids) for _, prompt, ids in sorted(least, key=lambda each: each[0])[:PROMPTS]]
     return [dataclasses.replace(prompt, id=i, token_ids=ids[-PROMPT_TOKENS:]) for i, (prompt, ids) in enumerate(chosen)]
+
+
+def drawn_places(completion: Completion) -> list[int]:
+    """Indices of the tokens that the policy drew, by the turns that the engine recorded."""
+    if not completion.turns:
+        return [*range(len(completion.token_ids))]
+    return [t for turn in completion.turns for t in range(turn.start, turn.stop)]
+
+
+def with_given_token(group: TrainingGroup) -> TrainingGroup:
+    """The group as if `GIVEN_TOKEN` of each completion had not been drawn; shorter completions stay."""
+    drawn = [np.arange(len(ids)) != GIVEN_TOKEN for ids in group.completion_ids]
+    logps = {"sampled_logps": group.sampled_logps, "ref_logps": group.ref_logps}
+    kept = {
+        name: tuple(x[each] for x, each in zip(values, drawn, strict=True))
+        for name, values in logps.items()
+        if values is not None
+    }
+    return dataclasses.replace(group, drawn=tuple(drawn), **kept)
 
 
 def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[TrainingGroup]:
@@ -166,7 +196,7 @@ def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[Micro
         Share(
             groups=tuple(groups),
             num_rollouts=sum(len(group.completion_ids) for group in groups),
-            num_tokens=(tokens := sum(len(ids) for group in groups for ids in group.completion_ids)),
+            num_tokens=(tokens := sum(len(logps) for group in groups for logps in group.sampled_logps)),
             local_tokens=tokens,
         )
         for groups in micro_steps

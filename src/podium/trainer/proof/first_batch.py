@@ -25,6 +25,7 @@ from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
 from podium.trainer.proof.evidence import full_precision, take_sample, telling_prompts, weight_traces
 from podium.trainer.proof.plain import first_not_finite
 from podium.trainer.proof.records import After, Before, Check, Proof, Subject
+from podium.trainer.proof.turns import OF_TURNS
 from podium.trainer.rollouts import policy_logps, training_group
 from podium.trainer.rounds import MicroBatch
 from podium.trainer.snapshot import preserve_training_state
@@ -81,9 +82,10 @@ class FirstBatch(TrainerCallback):
             if self.waiting:
                 self.waiting = False
                 made_up = Prompt(id=0, row=-1, token_ids=tuple(range(1, 9)), text="", content="")  # without any
-                sample = take_sample(run, telling_prompts(scored) or [made_up])
+                has_turns = any(gather_object([any(c.turns for s in scored for c in s.group.completions)]))
+                sample = take_sample(run, telling_prompts(scored) or [made_up], has_turns=has_turns)
                 before = Before(run=run, trained=tuple(groups), scored=tuple(scored), sample=sample)
-                self._show(BEFORE_STEP, before, final=True)
+                self._show([*BEFORE_STEP, *(OF_TURNS if has_turns else ())], before, final=True)
                 groups = groups or [training_group(each, np.zeros(each.num_completions)) for each in scored]
             self.after = state_before(run, groups)
         # Weight decay alone moves an adapter's first matrix, which the second, still zero, hides.

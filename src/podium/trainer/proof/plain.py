@@ -2,7 +2,7 @@
 
 No shared prefix, no packing, no chunked head, no rounded products, no cache. Everything faster is compared with this.
 
-Shape letters: T tokens of a row, C tokens of a completion, N all completion tokens, V vocabulary.
+Shape letters: T tokens of a row, C drawn tokens of a completion, N those of all completions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,11 +28,29 @@ class Row:
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
+    drawn: np.ndarray | None = None
+    """Whether the policy drew each token of the completion; None: it drew all."""
+
+    @property
+    def places(self) -> np.ndarray:
+        """Indices of the drawn tokens in the completion [C]."""
+        return np.arange(len(self.completion_ids)) if self.drawn is None else np.flatnonzero(self.drawn)
+
+    @property
+    def turns(self) -> np.ndarray:
+        """The turn of each drawn token [C], from 0: turns are apart by given tokens."""
+        return np.cumsum(np.diff(self.places, prepend=self.places[:1]) > 1)
 
 
 def rows_of(groups: Sequence[TrainingGroup]) -> list[Row]:
     """Rows in the order in which `packing` lays out trained tokens."""
-    return [Row(prompt_ids=group.prompt_ids, completion_ids=ids) for group in groups for ids in group.completion_ids]
+    return [
+        Row(prompt_ids=prompt_ids, completion_ids=ids, drawn=drawn)
+        for group in groups
+        for prompt_ids, ids, drawn in zip(
+            group.prompts or repeat(group.prompt_ids), group.completion_ids, group.drawn or repeat(None), strict=False
+        )
+    ]
 
 
 @contextlib.contextmanager
@@ -43,12 +63,13 @@ def reference_forward(model: nn.Module) -> Iterator[None]:
 
 
 def row_logps(model: nn.Module, row: Row, temperature: float) -> TokenLogps:
-    """Log-probability and entropy [C] of a completion's tokens."""
+    """Log-probability and entropy [C] of a completion's drawn tokens."""
     device = next(model.parameters()).device
     ids = torch.tensor([row.prompt_ids + row.completion_ids], device=device)
     logits_TV = model(input_ids=ids, use_cache=False).logits[0].float()
-    logp_CV = (logits_TV[len(row.prompt_ids) - 1 : -1] / temperature).log_softmax(-1)
-    targets = ids[0, len(row.prompt_ids) :, None]
+    places_C = torch.from_numpy(row.places).to(device) + len(row.prompt_ids)
+    logp_CV = (logits_TV[places_C - 1] / temperature).log_softmax(-1)
+    targets = ids[0, places_C, None]
     p_CV = logp_CV.exp()
     return TokenLogps(
         logps_N=logp_CV.gather(1, targets)[:, 0], entropy_N=-torch.where(p_CV > 0, p_CV * logp_CV, 0.0).sum(-1)
@@ -74,7 +95,7 @@ def plain_backward(
     leaves = [x.clone().requires_grad_() for x in (values.logps_N, values.entropy_N)]
     loss = loss_of(TokenLogps(logps_N=leaves[0], entropy_N=leaves[1]))
     loss.backward()
-    lengths = [len(row.completion_ids) for row in rows]
+    lengths = [len(row.places) for row in rows]
     upstream = [x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves]
     with reference_forward(model):
         for row, of_logps, of_entropy in zip(rows, *(x.split(lengths) for x in upstream), strict=True):

@@ -1,0 +1,135 @@
+"""Checks of completions of several turns: targets are the drawn tokens, and the stream is that of the chat template."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from podium.models.packing import pack, select_completions
+from podium.records import Completion, TrainingGroup
+from podium.trainer.proof.completions import sampled_by_ids
+from podium.trainer.proof.evidence import ONE_PACK, difference, drawn_places, sampler_tolerance
+from podium.trainer.proof.plain import Row, rows_of
+from podium.trainer.proof.records import Before, Check, named
+from podium.trainer.rollouts import policy_logps
+
+LATER_COMPLETIONS, LATER_TOKENS = 4, 1024
+"""Completions with the most turns whose later turns are computed again, and first tokens of each."""
+
+
+def drawn_targets(x: Before) -> Check:
+    """Every token that the policy drew is predicted in training, and no other, each from the token before it."""
+    sampled, problems, count = sampled_by_ids(x), [], 0
+    for group in x.trained:
+        for row, places, ids in _targets(group):
+            completion = sampled.get((row.prompt_ids, row.completion_ids))
+            if completion is not None:  # else it is the subject of P009
+                problems.append(_target_problem(x, completion, places, ids))
+                count += len(places)
+    problems = [problem for problem in problems if problem]
+    return Check(
+        name="targets are the drawn tokens",
+        code="P017",
+        passed=not problems if count else None,
+        measured=float(len(problems)),
+        tolerance=0.0,
+        detail=named(problems) if problems else f"{count} tokens were drawn, and exactly these are trained on",
+        fix="A mask of drawn tokens is shifted or incomplete: look at what makes TrainingGroup.drawn from the turns.",
+    )
+
+
+def _targets(group: TrainingGroup) -> Iterator[tuple[Row, list[int], list[int]]]:
+    """Each completion with the indices in it of the tokens that its pack trains on, and the ids of those."""
+    for packed in pack([group], tokens_per_pack=ONE_PACK):
+        rollout_N, predict_N, target_N = (
+            t.cpu().numpy() for t in (packed.rollout_N, packed.predict_N, packed.target_N)
+        )
+        for r, (row, span) in enumerate(zip(rows_of([group]), packed.spans_R, strict=True)):
+            depths = {int(position): t for t, position in enumerate(span.tokens)}
+            mine = rollout_N == r
+            places = [depths.get(int(p), -len(row.prompt_ids)) + 1 - len(row.prompt_ids) for p in predict_N[mine]]
+            yield row, places, target_N[mine].tolist()
+
+
+def _target_problem(x: Before, completion: Completion, places: Sequence[int], ids: Sequence[int]) -> str:
+    drawn = drawn_places(completion)
+    wrong = next(iter(sorted(set(places) ^ set(drawn))), None)
+    if wrong is not None and wrong not in places:
+        return f"token {wrong}, {x.run.shown(completion.token_ids[wrong])}, was drawn and is no target"
+    if wrong is not None and 0 <= wrong < len(completion.token_ids):
+        return f"token {wrong}, {x.run.shown(completion.token_ids[wrong])}, was given to the policy and is a target"
+    if len(places) != len(drawn) or wrong is not None:
+        return f"{len(drawn)} tokens were drawn, and {len(places)} are targets"
+    other = [(t, a) for t, a in zip(places, ids, strict=True) if completion.token_ids[t] != a]
+    if other:
+        at, token = other[0]
+        return f"the target at token {at}, {x.run.shown(completion.token_ids[at])}, is {x.run.shown(token)}"
+    return ""
+
+
+def later_turns(x: Before) -> Check:
+    """Log-probabilities of the second turn and those after it, from the engine's kept state, are training's."""
+    chosen = [] if x.run.parts.filtered_logps else _with_most_turns(x.trained)
+    rows, tolerance = rows_of(chosen), sampler_tolerance(x.run, exact=False)
+    mine = policy_logps(x.run.model, chosen, x.run.now)
+    theirs = [values for group in chosen for values in group.sampled_logps]
+    fits = all(len(values) == len(row.places) for row, values in zip(rows, theirs, strict=True))
+    pairs = [[x[row.turns > 0] for x in (a, b)] for row, a, b in zip(rows, mine, theirs, strict=True) if fits]
+    flat = [np.concatenate(each) for each in zip(*pairs, strict=True)]
+    measured = difference(flat[0], flat[1], tolerance) if flat else math.inf
+    passed = None if not chosen else measured <= tolerance
+    last = max((int(row.turns.max()) + 1 for row in rows), default=0)
+    return Check(
+        name="later turns from the kept cache",
+        code="P018",
+        passed=passed,
+        measured=measured if chosen else None,
+        tolerance=tolerance,
+        detail="no trained completion has a second turn, or a filter has changed the log-probabilities"
+        if not chosen
+        else f"{measured:.2g} nats over {sum(int((row.turns > 0).sum()) for row in rows)} tokens of turns 2 to {last} "
+        f"({tolerance:g} allowed)" + ("" if passed or not fits else _first_apart(rows, mine, theirs, tolerance)),
+        fix="What the engine kept between turns is not what training computes. Set rollout_engine: transformers, which "
+        "computes every turn again, and report this model.",
+        changes={"rollout_engine": "transformers"},
+    )
+
+
+def _with_most_turns(groups: Sequence[TrainingGroup]) -> list[TrainingGroup]:
+    """A few completions that have several turns, the most first, each in a group of its own."""
+    alone = [select_completions(g, [i]) for g in groups if g.drawn is not None for i in range(len(g.completion_ids))]
+    cut = [first_tokens(group, LATER_TOKENS) for group in alone]
+    turns = [int(rows_of([group])[0].turns.max(initial=0)) for group in cut]
+    order = sorted(range(len(cut)), key=lambda i: -turns[i])
+    return [cut[i] for i in order[:LATER_COMPLETIONS] if turns[i]]
+
+
+def _first_apart(
+    rows: Sequence[Row], mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray], tolerance: float
+) -> str:
+    """The first turn whose log-probabilities differ."""
+    compared = enumerate(zip(rows, mine, theirs, strict=True))
+    apart = ((r, row.turns[~(np.abs(a - b) <= tolerance)]) for r, (row, a, b) in compared)
+    first = min(((int(turns[0]) + 1, r) for r, turns in apart if len(turns)), default=None)
+    return "" if first is None else f"; first in turn {first[0]} of completion {first[1]}"
+
+
+def first_tokens(group: TrainingGroup, count: int) -> TrainingGroup:
+    """The first tokens of every completion; only what log-probabilities need."""
+    drawn = None if group.drawn is None else tuple(each[:count] for each in group.drawn)
+    kept = [count] * len(group.completion_ids) if drawn is None else [int(each.sum()) for each in drawn]
+    return replace(
+        group,
+        completion_ids=tuple(ids[:count] for ids in group.completion_ids),
+        sampled_logps=tuple(x[:n] for x, n in zip(group.sampled_logps, kept, strict=True)),
+        old_logps=None,
+        ref_logps=None,
+        drawn=drawn,
+    )
+
+
+OF_TURNS: tuple[Callable[[Before], Check], ...] = (drawn_targets, later_turns)
+"""Checks before the first step of a run whose completions have several turns."""

@@ -1,0 +1,195 @@
+"""The proof on the first batch for completions of several turns: silent on sound runs, and it finds planted faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import podium.models.packing
+import podium.trainer.rollouts
+from podium.engines.base import Answer
+from podium.errors import ProofError
+from podium.records import Completion, Group, Prompt, TrainingGroup, Turn
+from podium.trainer.proof.turns import OF_TURNS
+
+END = 2
+GIVEN = (11, 12, 13, 14, 15)
+"""Tokens that stand between two turns."""
+
+
+class Played:
+    """Episodes of three turns at most: after each one the same tokens are given; `podium.engines.base.Episodes`."""
+
+    def __init__(self, most_tokens: int) -> None:
+        self.most_tokens = most_tokens
+        self.turns: dict[tuple[int, int], list[Turn]] = {}
+        self.over: dict[tuple[int, int], str] = {}
+        self.waiting: list[Answer] = []
+
+    def ended(self, prompt: int, completion: int, token_ids: Sequence[int]) -> None:
+        turns = self.turns.setdefault((prompt, completion), [])
+        start = turns[-1].stop + len(GIVEN) if turns else 0
+        turns.append(Turn(start=start, stop=len(token_ids), message={"role": "assistant", "content": ""}))
+        fits = len(token_ids) + len(GIVEN) < self.most_tokens
+        stopped = token_ids[-1] == END
+        goes_on = stopped and fits and len(turns) < 3
+        self.over[prompt, completion] = "stop" if stopped else "length"
+        self.waiting.append(Answer(prompt, completion, GIVEN if goes_on else (), not goes_on))
+
+    def answers(self, *, at_least: int) -> list[Answer]:
+        waiting, self.waiting = sorted(self.waiting), []
+        return waiting
+
+    def finished(self, prompt: int, completion: int) -> Any:
+        return tuple(self.turns[prompt, completion]), self.over[prompt, completion]
+
+
+@pytest.fixture
+def make(make_trainer: Callable, tiny_llama: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """A trainer whose completions have several turns; `change` is made to every completion of the round."""
+
+    def made(change: Callable[[Completion], Completion] = lambda c: c, **settings: Any) -> Any:
+        model = tiny_llama()
+        head = model.get_output_embeddings()
+        head.bias = nn.Parameter(torch.zeros(head.out_features), requires_grad=False)
+        head.bias.data[END] = 4.0  # turns of a few tokens
+        trainer = make_trainer(
+            model=model, prove_first_batch=True, **{"max_completion_length": 48, "max_steps": 1, **settings}
+        )
+        engine, generate = trainer.parts.engine, trainer.parts.engine.generate
+
+        def played(prompts: Sequence[Prompt], given: Any, **more: Any) -> list[Group]:
+            if given.round < 0:
+                return generate(prompts, given, **more)
+            groups = generate(prompts, given, **{**more, "episodes": Played(given.max_tokens)})
+            return [dataclasses.replace(g, completions=tuple(map(change, g.completions))) for g in groups]
+
+        monkeypatch.setattr(engine, "generate", played)
+        return trainer
+
+    return made
+
+
+def results(trainer: Any) -> dict[str, dict[str, Any]]:
+    proof = json.loads((Path(trainer.args.output_dir) / "proof.json").read_text(encoding="utf-8"))
+    return {check["code"]: check for check in proof["checks"] if check["passed"] is False} or {
+        check["code"]: check for check in proof["checks"]
+    }
+
+
+def failed(trainer: Any) -> dict[str, dict[str, Any]]:
+    with pytest.raises(ProofError):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    return results(trainer)
+
+
+@pytest.mark.parametrize("engine", ["live", "transformers"])
+def test_sound_runs_pass(make: Callable, engine: str) -> None:
+    trainer = make(rollout_engine=engine)
+    trainer.train()
+    found = results(trainer)
+    assert {each["result"] for code, each in found.items() if code in ("P017", "P018", "P009", "P004", "P007")} == {
+        "ok"
+    }
+    assert "of turns 2 to 3" in found["P018"]["detail"]
+    assert len(OF_TURNS) == sum(code in found for code in ("P017", "P018"))
+
+
+def test_one_turn_needs_no_further_checks(make_trainer: Callable) -> None:
+    trainer = make_trainer(prove_first_batch=True, max_steps=1)
+    trainer.train()
+    assert "P017" not in results(trainer)
+
+
+def shifted(drawn: np.ndarray) -> np.ndarray:
+    return np.concatenate([drawn[1:], drawn[:1]])
+
+
+def test_a_mask_shifted_by_one(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    group_of = podium.trainer.rollouts.training_group
+
+    def off_by_one(*given: Any) -> TrainingGroup:
+        group = group_of(*given)
+        return group if group.drawn is None else dataclasses.replace(group, drawn=tuple(map(shifted, group.drawn)))
+
+    for name in ("podium.trainer.rollouts", "podium.trainer.trainer"):
+        monkeypatch.setattr(f"{name}.training_group", off_by_one, raising=False)
+    found = failed(make())
+    assert "was drawn and is no target" in found["P017"]["detail"]
+
+
+def test_targets_shifted_by_one_in_the_pack(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollouts_of = podium.models.packing._rollouts
+
+    def off_by_one(group: TrainingGroup) -> Any:
+        if group.drawn is not None:
+            group = dataclasses.replace(group, drawn=tuple(map(shifted, group.drawn)))
+        return rollouts_of(group)
+
+    monkeypatch.setattr(podium.models.packing, "_rollouts", off_by_one)
+    assert {"P005", "P017"} <= set(failed(make()))
+
+
+def test_a_given_token_in_the_loss(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollouts_of = podium.models.packing._rollouts
+
+    def first_observed(drawn: np.ndarray) -> np.ndarray:
+        """With the first given token in place of the last drawn one."""
+        if drawn.all():
+            return drawn
+        return np.where(np.arange(len(drawn)) == np.flatnonzero(~drawn)[0], True, drawn) & (
+            np.arange(len(drawn)) != np.flatnonzero(drawn)[-1]
+        )
+
+    def with_one_given(group: TrainingGroup) -> Any:
+        if group.drawn is not None:
+            group = dataclasses.replace(group, drawn=tuple(map(first_observed, group.drawn)))
+        return rollouts_of(group)
+
+    monkeypatch.setattr(podium.models.packing, "_rollouts", with_one_given)
+    found = failed(make())
+    assert "was given to the policy and is a target" in found["P017"]["detail"]
+
+
+def test_other_tokens_than_the_engine_saw(make: Callable) -> None:
+    """The record has another observation than the engine: the first turn agrees, the second does not."""
+
+    def other_observation(c: Completion) -> Completion:
+        ids = list(c.token_ids)
+        for turn in c.turns[1:]:
+            ids[turn.start - 1] = 40
+        return dataclasses.replace(c, token_ids=tuple(ids))
+
+    found = failed(make(other_observation))
+    assert "first in turn 2" in found["P018"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: dataclasses.replace(c, logps=(*c.logps, -1.0)), "drawn tokens came with"),
+        (lambda c: dataclasses.replace(c, turns=(c.turns[0], *c.turns)), "overlap"),
+        (lambda c: dataclasses.replace(c, token_ids=(*c.token_ids, *GIVEN * 9)), "nor is 48 long"),
+    ],
+)
+def test_contradictions_of_turns_are_named(make: Callable, change: Callable, message: str) -> None:
+    from podium.trainer.proof.completions import _completion_problem
+
+    turns = tuple(Turn(start=a, stop=b, message={}) for a, b in ((0, 3), (8, 10)))
+    ids = (5, 6, END, *GIVEN, 7, END)
+    sound = Completion(token_ids=ids, logps=(-1.0,) * 5, finish="stop", text="", policy_step=0, turns=turns)
+    tokenizer = type("T", (), {"decode": staticmethod(lambda ids, skip_special_tokens: "")})
+    parts = type("P", (), {"tokenizer": tokenizer})
+    run = type("R", (), {"parts": parts, "shown": staticmethod(str)})
+    x: Any = type("X", (), {"run": run})
+    assert _completion_problem(x, sound, frozenset({END}), 48) == ""
+    assert message in _completion_problem(x, change(sound), frozenset({END}), 48)
