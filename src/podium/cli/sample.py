@@ -67,7 +67,8 @@ def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
         recipe = replace(recipe, config={**recipe.config, "output_dir": folder, "report_to": "none"})
         quiet()
         rows, held_out = recipe.load_rows()
-        yield recipe, recipe.trainer(rows, None), rows, held_out
+        trainer = recipe.trainer(rows, None)
+        yield recipe, trainer, trainer.parts.train_dataset if rows is None else rows, held_out
 
 
 def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
