@@ -10,20 +10,29 @@ from typing import Any
 COMMENTS = 39
 """Column where comments behind a value stand."""
 
+_TURNS = ("max_tool_calling_iterations", "max_turns")
 _BLOCKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("model", "dtype", "lora")),
     (
         "Rows: every name in braces is a column.",
         ("dataset", "prompt", "answer", "filter", "answer_from", "system", "examples"),
     ),
-    ("", ("chat", "held_out")),
+    ("", ("chat", "held_out", "eval_dataset")),
+    ("Turns: what the model may do between its question and its answer.", ("tools", "environment")),
     (
         "Each completion gets the weighted sum. `podium rewards list` shows what else there is.",
         ("rewards", "accuracy", "eval_samples", "eval_temperature", "eval_rows"),
     ),
     (
         "Sampling: the batch size counts completions, so that 64 are 8 questions for each optimizer step.",
-        ("per_device_train_batch_size", "num_generations", "max_completion_length", "tokens_per_pack", "temperature"),
+        (
+            "per_device_train_batch_size",
+            "num_generations",
+            "max_completion_length",
+            *_TURNS,
+            "tokens_per_pack",
+            "temperature",
+        ),
     ),
     (
         "Training",
@@ -45,6 +54,10 @@ _KEYS: Mapping[str, str] = {
     "system": "the instruction in front of every question",
     "examples": "turns in front of every question; these rows are not trained or tested on",
     "held_out": "share of the questions that is never trained on: accuracy is measured there",
+    "eval_dataset": "the same games: their prompts are alike, so there is nothing to remember of one",
+    "tools": "yours: edit it, and its test; or builtin:calculator, builtin:python",
+    "environment": "yours: edit it, and its test; it pays the reward",
+    "max_tool_calling_iterations": "rounds of calls in a completion",
     "accuracy": "the reward that the report before and after counts as right",
     "eval_samples": "completions per held-out question in that report,",
     "eval_temperature": "drawn from the model as it is,",
@@ -72,6 +85,7 @@ _REWARDS: Mapping[str, str] = {
     "answer_f1": "words in common with the right answer",
     "code_stages": "0.1 each for code that is there, parses, runs; the rest for tests passed",
     "exact_match": "1 for the right answer, capitals aside, and nothing around it",
+    "tool_use": "1 for a call without an error: something to learn from at the beginning",
     "json_format": "1 for JSON and nothing around it",
     "json_match": "the share of fields that are right",
     "multiple_choice": "1 for the right letter and no other",
