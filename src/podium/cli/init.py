@@ -32,7 +32,7 @@ def init(
         str | None,
         typer.Option(
             "--task",
-            help="A sentence: what should the model do? Or one of number, exact, json, code, format, tool, game.",
+            help="A sentence: what should the model do? Or number, exact, json, code, format, tool or game.",
         ),
     ] = None,
     reward_file: Annotated[

@@ -10,7 +10,6 @@ from typing import Any
 COMMENTS = 39
 """Column where comments behind a value stand."""
 
-_TURNS = ("max_tool_calling_iterations", "max_turns")
 _BLOCKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("model", "dtype", "lora")),
     (
@@ -29,7 +28,7 @@ _BLOCKS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "per_device_train_batch_size",
             "num_generations",
             "max_completion_length",
-            *_TURNS,
+            *("max_tool_calling_iterations", "max_turns"),
             "tokens_per_pack",
             "temperature",
         ),
