@@ -112,7 +112,7 @@ TASKS: Mapping[str, Task] = {
         settings={
             "environment": "game.py:Guess",
             "examples": [
-                {"question": "Guess a number from 1 to 7.", "answer": "4"},
+                {"question": "An example. Guess a number from 1 to 7.", "answer": "4"},
                 {"question": "higher", "answer": "6"},
                 {"question": "lower", "answer": "5"},
             ],
