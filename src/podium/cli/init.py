@@ -30,7 +30,10 @@ def init(
     answer: Annotated[str | None, typer.Option("--answer", help="The right answer: a column, or a template.")] = None,
     task: Annotated[
         str | None,
-        typer.Option("--task", help="A sentence: what should the model do? Or number, exact, json, code or format."),
+        typer.Option(
+            "--task",
+            help="A sentence: what should the model do? Or number, exact, json, code, format, tool or game.",
+        ),
     ] = None,
     reward_file: Annotated[
         bool, typer.Option("--reward-file", help="Write a reward function of your own and its test, too.")
@@ -69,7 +72,7 @@ def init(
     write(folder, texts)
     typer.echo("\n".join([*remarks, f"{folder} has {', '.join(texts)}."]))
     findings = _sample(folder / RECIPE) if sample else []
-    first = ["python test_rewards.py"] if "rewards.py" in texts else []
+    first = [f"python {name}" for name in texts if name.startswith("test_")]
     commands = (f"cd {shlex.quote(str(folder))}", *first, *_commands(findings))
     typer.echo("\n  ".join(["Next:", *commands]))
 

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podium.cli.next_command import print_next
-from podium.cli.terminal import console, errors, prepare_output, print_json, quiet, table
+from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json, quiet, table
 from podium.data.columns import GOLD
-from podium.records import last_user_turn
+from podium.records import clean, last_user_turn
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from podium.recipe import Recipe
     from podium.records import ScoredGroup
     from podium.trainer.trainer import GRPOTrainer
@@ -52,8 +50,7 @@ def sample(
         elif as_json:
             print_json({"groups": plain(scored, settings)})
         else:
-            for group in tables(scored, settings):
-                console.print(group)
+            print_groups(plain(scored, settings), scored[0].names_K)
         if not as_json:
             print_next("sample", recipe=shlex.join(context.args))
 
@@ -67,7 +64,8 @@ def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
         recipe = replace(recipe, config={**recipe.config, "output_dir": folder, "report_to": "none"})
         quiet()
         rows, held_out = recipe.load_rows()
-        yield recipe, recipe.trainer(rows, None), rows, held_out
+        trainer = recipe.trainer(rows, None)
+        yield recipe, trainer, trainer.parts.train_dataset if rows is None else rows, held_out
 
 
 def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
@@ -75,6 +73,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     import numpy as np
 
     from podium.algorithm.advantages import advantages
+    from podium.runs.turns import turns_of
 
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings)
     return [
@@ -87,6 +86,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
                     "text": completion.text,
                     "tokens": len(completion.token_ids),
                     "finish": completion.finish,
+                    "turns": turns_of(completion),
                     "rewards": dict(zip(each.names_K, each.rewards_GK[g], strict=True)),
                     "reward": result.reward_PG[p, g],
                     "advantage": result.advantages_PG[p, g],
@@ -98,19 +98,38 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     ]
 
 
-def tables(scored: Sequence[ScoredGroup], settings: Any) -> list[Table]:
-    """One table for each prompt: its completions with every reward, their weighted sum and the advantage."""
-    columns = [(name, "right whole") for name in (*scored[0].names_K, "reward", "advantage")]
+def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """A table for each prompt: its completions with every reward, their weighted sum and the advantage.
+
+    Completions of several turns are printed as conversations, one after the other.
+    """
+    columns = [(name, "right whole") for name in (*names, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
-    return [
-        table(
-            columns,
-            [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]],
-            title=f"Row {group['row']}: {last_user_turn(group['prompt'])}"
-            + ("" if group["answer"] is None else f"\nRight answer: {group['answer']}"),
-        )
-        for group in plain(scored, settings)
-    ]
+    for group in groups:
+        title = f"Row {group['row']}: {last_user_turn(group['prompt'])}"
+        title += "" if group["answer"] is None else f"\nRight answer: {group['answer']}"
+        single = [each for each in group["completions"] if not each["turns"]]
+        if single:
+            rows = [(*_numbers(each), each["finish"], each["text"]) for each in single]
+            console.print(table(columns, rows, title=title))
+        else:
+            console.print(plain_text(f"\n{title}"), style="bold", soft_wrap=True)
+        for each in group["completions"]:
+            if each["turns"]:
+                _print_episode(each, (*names, "reward", "advantage"))
+
+
+def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
+    """What was drawn at the margin, what was given indented behind a bar."""
+    from podium.runs.turns import passages
+
+    told = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
+    console.print(plain_text(f"\n  {told}; ended: {completion['finish']}"), soft_wrap=True)
+    for drawn, head, text in passages(completion["turns"]):
+        bar, style = ("  > ", "") if drawn else ("      | ", "dim")
+        console.print(plain_text(f"{bar[:-2]}{head}"), style="dim", soft_wrap=True)
+        for line in clean(text).splitlines():
+            console.print(plain_text(f"{bar}{line}"), style=style, soft_wrap=True)
 
 
 def _right_answer(columns: Mapping[str, Any]) -> Any:
@@ -121,13 +140,14 @@ def _right_answer(columns: Mapping[str, Any]) -> Any:
 def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:
     """The same as one HTML page that needs nothing else and runs nothing: its policy allows one style alone."""
     from podium.runs.html import asset, policy, render
+    from podium.runs.turns import passages
 
     style = asset("groups.css")
     groups = plain(scored, settings)
     for group, each in zip(groups, scored, strict=True):
         group["text"] = each.group.prompt.text
         for completion in group["completions"]:
-            completion["numbers"] = _numbers(completion)
+            completion |= {"numbers": _numbers(completion), "passages": passages(completion["turns"])}
     return render(
         "groups.html",
         title=f"Completions of {name}",

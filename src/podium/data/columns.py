@@ -88,12 +88,14 @@ class Columns:
         return tuple(name for name in RESERVED if name in named)
 
     def identity(self, row: Mapping[str, Any]) -> Any:
-        """The question of a row without the words of the template around it: the columns that `prompt` names.
+        """The question of a row without the words of the template around it: the columns that `prompt` names, or all.
 
         >>> [Columns(prompt=each).identity({"a": 1, "b": 2}) for each in ("{a} + {b} = ?", "Add {b} to {a}.", "{a}")]
         ['1 2', '1 2', 1]
+        >>> Columns(prompt="Find the number.").identity({"number": 3, "seed": 1})
+        '3 1'
         """
-        names = ("prompt",) if self.prompt is None else sorted(set(parse(self.prompt).columns))
+        names = ("prompt",) if self.prompt is None else sorted(set(parse(self.prompt).columns)) or sorted(row)
         return row.get(names[0]) if len(names) == 1 else " ".join(str(row.get(name)) for name in names)
 
     def question(self, row: Mapping[str, Any]) -> Any:

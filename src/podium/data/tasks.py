@@ -182,9 +182,77 @@ def tiny_functions() -> Split:
     return rows
 
 
+# ---- games and tools: the model acts, and is answered ----
+
+
+SHOWN_GUESSES = {7: ("4", "6", "5"), 15: ("8", "12", "10")}
+"""Guesses of the worked example by the largest number, answered with higher and lower."""
+
+
+def guesses(largest: int) -> Split:
+    """Games of finding a number from 1 to 7 or 15, each number equally often: `prompt` and `number`.
+
+    The held-out games hide the same numbers: all prompts are alike, so there is nothing to remember of a game.
+
+    >>> train, held_out = guesses(7)
+    >>> len(train), len(held_out), train[0]["number"], train[0]["prompt"][-1]["content"]
+    (112, 56, 1, 'Guess a number from 1 to 7.')
+    """
+    asked = f"Guess a number from 1 to {largest}."
+    first, second, third = SHOWN_GUESSES[largest]
+    example = [asked, first, "higher", second, "lower", third]
+    turns = [("system", "Find the number. Answer with one number each time.")]
+    turns += [*zip(itertools.cycle(("user", "assistant")), example, strict=False), ("user", asked)]
+    prompt = [{"role": role, "content": content} for role, content in turns]
+    rows = [{"prompt": prompt, "number": number} for number in range(1, largest + 1)]
+    return rows * 16, rows * 8
+
+
+def products() -> Split:
+    """Products of a number of three digits and one of two, 1,800 to train on and 200 held out: `prompt` and `answer`.
+
+    >>> train, held_out = products()
+    >>> len(train), len(held_out), train[0]["prompt"][-1]["content"], train[0]["answer"]
+    (1800, 200, 'What is 623 * 53?', '33019')
+    """
+    pairs = shuffled(itertools.product(range(101, 1000), range(11, 100)), "{0[0]}*{0[1]}".format)[:2000]
+    system = "Compute with the tool. Then answer with the result alone."
+    rows = [
+        {
+            "prompt": [{"role": "system", "content": system}, {"role": "user", "content": f"What is {a} * {b}?"}],
+            "answer": str(a * b),
+        }
+        for a, b in pairs
+    ]
+    return rows[200:], rows[:200]
+
+
+def chains(length: int = 2) -> Split:
+    """Chains of codes, each found by looking up the one before, 500 to train on and 100 held out.
+
+    `prompt` names the first code, `codes` has all of them in order, `answer` is the last one.
+
+    >>> train, held_out = chains(3)
+    >>> len(train), len(held_out), len(train[0]["codes"]), train[0]["answer"] == train[0]["codes"][-1]
+    (500, 100, 4, True)
+    """
+    codes = shuffled(map(str, range(1000, 10000)), "chain {}".format)
+    again = "Then look up the code that you were given. " * (length - 1)
+    rows = []
+    for number in range(600):
+        own = [codes[(number * (length + 1) + place) % len(codes)] for place in range(length + 1)]
+        asked = f"Look up {own[0]}. {again}Answer with the last code alone."
+        rows.append({"prompt": [{"role": "user", "content": asked}], "codes": own, "answer": own[-1]})
+    return rows[100:], rows[:100]
+
+
 TASKS: dict[str, Callable[[], Split]] = {
     "additions": additions,
+    "chains": chains,
+    "guesses": functools.partial(guesses, 7),
+    "guesses-15": functools.partial(guesses, 15),
     "orders": orders,
+    "products": products,
     "sums": sums,
     "tiny-functions": tiny_functions,
     "two-digit-additions": functools.partial(additions, 10, 99),

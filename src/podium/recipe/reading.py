@@ -19,6 +19,7 @@ from podium.data.sources import check_exists
 from podium.data.worked import LOOKED_AT, worked_examples
 from podium.errors import DataError, PodiumError, as_line
 from podium.models.builtin import BUILTIN
+from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume
 from podium.recipe.document import Document, Place, Problem, Reader, in_order, variables
 from podium.recipe.recipe import Recipe
@@ -67,7 +68,12 @@ def survey_recipe(
     reader.check_keys()
     values = reader.values
     rewards = reader.rewards()
-    made: dict[str, Any] = {"lora": reader.lora(), "quantization": reader.quantization(), "data": reader.data()}
+    made: dict[str, Any] = {
+        "agents": reader.agents(),
+        "lora": reader.lora(),
+        "quantization": reader.quantization(),
+        "data": reader.data(),
+    }
     config = reader.config(rewards)
     reader.check_needed(rewards, needs_rewards=needs_rewards)
     resume = values.get("resume_from_checkpoint")
@@ -138,6 +144,13 @@ class _RecipeReader(Reader):
             specs += reader.read(entries, "rewards")
         self.problems += reader.problems
         return specs
+
+    def agents(self) -> AgentSpec:
+        """Tools and environments."""
+        reader = AgentReader(folder=self.document.folder, where=self.where)
+        spec = reader.read(self.values.get("tools"), self.values.get("environment"))
+        self.problems += reader.problems
+        return spec
 
     def lora(self) -> dict[str, Any] | None:
         """`lora:` as it is, or TRL's flat keys."""
@@ -333,15 +346,18 @@ class _RecipeReader(Reader):
         given = {**self.document.values, **self.overrides}
         written = {OLD_NAMES.get(key, key) for key, value in given.items() if value is not None}
         has_rewards = {"rewards", "reward_model_name_or_path"} & written and (rewards or self.problems)
+        plays = "environment" in written  # it may make the prompts and the rewards, which a check finds out
+        has_rows = {"dataset", "datasets"} & written or (plays and "max_steps" in written)
+        rows = "max_steps: 50, since an environment that makes the prompts has no epochs; or dataset: FILE"
         for key, there, fix in (
             ("model", "model" in written, as_line("model", BUILTIN)),
-            ("dataset", {"dataset", "datasets"} & written, "dataset: builtin:additions, or a file"),
-            ("rewards", has_rewards or not needs_rewards, "rewards: [my_rewards.py:my_function]"),
+            ("dataset", has_rows, rows if plays else "dataset: builtin:additions, or a file"),
+            ("rewards", has_rewards or plays or not needs_rewards, "rewards: [my_rewards.py:my_function]"),
         ):
             if not there:
                 self.problems.append(Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix))
         error = unknown_accuracy(self.values.get("accuracy"), [callable_name(spec.function) for spec in rewards])
-        if error is not None:
+        if error is not None and not plays:
             self.refuse(error, "accuracy")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from podium.data.loading import DataSpec, Loaded, load_data
 from podium.errors import ConfigError
+from podium.recipe.agents import AgentSpec
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -39,6 +40,8 @@ class Recipe:
     """Arguments of `BitsAndBytesConfig`."""
     config: Mapping[str, Any]
     """Arguments of `GRPOConfig`."""
+    agents: AgentSpec = field(default_factory=AgentSpec)
+    """Tools and environments."""
     resume: str | bool | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to set in the process that trains."""
@@ -96,9 +99,9 @@ class Recipe:
         return ConfigError(f"{place}: {own.what}", code=own.code or "C030", fix=own.fix)
 
     def load_rows(self) -> Loaded:
-        """Training rows and held-out rows (or None)."""
+        """Training rows and held-out rows (or None); no rows where an environment makes the prompts."""
         if self.rows is None:
-            return load_data(self.data)
+            return load_data(self.data) if self.data.is_given else Loaded(None)
         train, held_out = self.rows
         return Loaded(train.rows, None if held_out is None else held_out.rows)
 
@@ -118,7 +121,7 @@ class Recipe:
             raise ConfigError(what, fix=fix)
         arguments = self.arguments()
         if train_dataset is None:
-            train_dataset, eval_dataset = self.rows or load_data(self.data)
+            train_dataset, eval_dataset = self.rows or self.load_rows()
         return GRPOTrainer(
             model=self.model,
             reward_funcs=[spec.function for spec in self.rewards],
@@ -127,6 +130,7 @@ class Recipe:
             eval_dataset=eval_dataset,
             peft_config=self.peft_config(),
             quantization_config=self.quantization_config(),
+            **self.agents.arguments(),
             **more,
         )
 

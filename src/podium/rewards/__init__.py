@@ -50,6 +50,7 @@ from podium.rewards.resolve import (
 from podium.rewards.score import CallSettings, score
 from podium.rewards.style import distinct_ngrams, forbidden_patterns, group_diversity, required_patterns
 from podium.rewards.tester import audit, examine
+from podium.rewards.tools import tool_use
 
 FACTORIES.update(
     {
@@ -77,7 +78,7 @@ LIBRARY.update(
             *(forbidden_patterns, group_diversity, ideal_length, json_format, json_match, json_schema),
             *(keyword_coverage, language, math_match, multiple_choice, numeric_closeness, numeric_match),
             *(reasoning_accuracy_reward, regex_format, required_patterns, think_format, think_format_reward),
-            *(text_similarity, token_budget, xml_format, xml_format_partial),
+            *(text_similarity, token_budget, tool_use, xml_format, xml_format_partial),
         )
     },
     **FACTORIES,
@@ -136,6 +137,7 @@ __all__ = [
     "think_format",
     "think_format_reward",
     "token_budget",
+    "tool_use",
     "weighted",
     "xml_format",
     "xml_format_partial",

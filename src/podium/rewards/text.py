@@ -8,12 +8,15 @@ from typing import Any
 
 
 def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
-    """The text of a plain completion, or of the last message of a chat completion.
+    """The text of a plain completion, or of the last message of a chat completion, which the policy must have written.
 
-    >>> text_of("7"), text_of([{"role": "assistant", "content": "7"}])
-    ('7', '7')
+    >>> text_of("7"), text_of([{"role": "assistant", "content": "7"}]), text_of([{"role": "tool", "content": "7"}])
+    ('7', '7', '')
     """
-    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
+    if isinstance(completion, str):
+        return completion
+    last = completion[-1]
+    return str(last.get("content") or "") if last.get("role", "assistant") == "assistant" else ""
 
 
 _INVISIBLE = dict.fromkeys(

@@ -43,13 +43,14 @@ def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None 
             if task.example and not own
             else {}
         ),
-        "held_out": 0.2,
-        "rewards": task.rewards,
+        **({} if "eval_dataset" in task.settings else {"held_out": 0.2}),
+        **({"rewards": task.rewards} if task.rewards else {}),
         "accuracy": task.accuracy,
         **RUN,
         "max_completion_length": max(task.tokens, machine.tokens),
         "temperature": machine.temperature,
         **choices.settings,
+        **task.settings,
         "seed": 1,
     }
     about = task.about[0].upper() + task.about[1:]
@@ -62,8 +63,8 @@ def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None 
     return {
         RECIPE: recipe_text({**settings, "output_dir": "runs/first"}, head),
         **data,
-        **_reward_files(choices.task, values),
-        "README.md": _rendered("README.md.j2", {**values, "files": ["rewards.py", *data]}),
+        **_own_files(task.own, choices.task, values),
+        "README.md": _rendered("README.md.j2", {**values, "own": task.own, "files": [f"{task.own}.py", *data]}),
     }
 
 
@@ -85,8 +86,10 @@ def own_files(folder: Path, choices: Choices, dataset: str, proposal: Proposal, 
     }
     return {
         RECIPE: recipe_text({**settings, "output_dir": "runs/first"}, " ".join(head.split())),
-        **(_reward_files(_TEMPLATES.get(proposal.shape, "plain"), values) if reward_file else {}),
-        "README.md": _rendered("README.md.j2", {**values, "files": ["rewards.py"] if reward_file else []}),
+        **(_own_files("rewards", _TEMPLATES.get(proposal.shape, "plain"), values) if reward_file else {}),
+        "README.md": _rendered(
+            "README.md.j2", {**values, "own": "rewards", "files": ["rewards.py"] if reward_file else []}
+        ),
     }
 
 
@@ -109,10 +112,12 @@ def _values(folder: Path, choices: Choices, about: str, settings: Mapping[str, A
     }
 
 
-def _reward_files(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+def _own_files(stem: str, task: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """A Python file for the user to change, and its test."""
+    template = f"{stem}-{task}" if stem == "rewards" else stem
     return {
-        "rewards.py": _rendered(f"rewards-{name}.py.j2", values),
-        "test_rewards.py": _rendered(f"test_rewards-{name}.py.j2", values),
+        f"{stem}.py": _rendered(f"{template}.py.j2", values),
+        f"test_{stem}.py": _rendered(f"test_{template}.py.j2", values),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from podium.data.tasks import ORDER_EXAMPLE
@@ -28,6 +28,10 @@ class Task:
     """Longest completion of a model that answers at once."""
     rewards: tuple[Any, ...]
     """As in a recipe; a function in `rewards.py` is the user's own."""
+    own: str = "rewards"
+    """The Python file that is the user's own, without its suffix."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the recipe."""
     shape: str = ""
     """The shape of answers in `podium.recipe.propose` that the word stands for with a table of one's own; empty: none,
     the form alone is rewarded."""
@@ -88,6 +92,32 @@ TASKS: Mapping[str, Task] = {
         accuracy="xml_format",
         tokens=96,
         rewards=("xml_format", "xml_format_partial", {"function": "rewards.py:reasons", "weight": 0.5}),
+    ),
+    "tool": Task(
+        about="the product of two numbers, which the model computes by calling a tool",
+        system="Compute with the tool. Then answer with the result alone.",
+        accuracy="exact_match",
+        tokens=96,
+        rewards=("tool_use", {"name": "exact_match", "weight": 2}),
+        own="tools",
+        settings={"tools": ["tools.py:multiply"], "max_tool_calling_iterations": 1},
+    ),
+    "game": Task(
+        about="a hidden number, found in three guesses that are answered with higher or lower",
+        system="Find the number. Answer with one number each time.",
+        accuracy="Guess",
+        tokens=48,
+        rewards=(),
+        own="game",
+        settings={
+            "environment": "game.py:Guess",
+            "examples": [
+                {"question": "An example. Guess a number from 1 to 7.", "answer": "4"},
+                {"question": "higher", "answer": "6"},
+                {"question": "lower", "answer": "5"},
+            ],
+            "eval_dataset": "data.csv",
+        },
     ),
 }
 """By the word that is typed."""

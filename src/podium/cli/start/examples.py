@@ -46,6 +46,16 @@ def _questions() -> str:
     return _csv(_some((form.format(thing),) for form in QUESTIONS for thing in THINGS), "question")
 
 
+def _products() -> str:
+    pairs = itertools.product(range(101, 1000), range(11, 100))
+    return _csv(_some((f"What is {a} * {b}?", str(a * b)) for a, b in pairs))
+
+
+def _games() -> str:
+    """Seven games, each several times: a table must have as many rows as a step has questions."""
+    return _csv([("Guess a number from 1 to 7.", str(number)) for number in range(1, 8)] * 8, "question", "number")
+
+
 def _functions() -> str:
     """Functions to write, with their tests as JSON text: rows of a table cannot have values of several types."""
     train, held_out = tiny_functions()
@@ -69,5 +79,7 @@ EXAMPLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "json": ("data.csv", lambda: _csv(sentences(num_rows=NUM_ROWS))),
     "code": ("data.jsonl", _functions),
     "format": ("data.csv", _questions),
+    "tool": ("data.csv", _products),
+    "game": ("data.csv", _games),
 }
 """By task: the file's name, and a function that makes its text."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from podium.recipe.changes import as_changes
-from podium.recipe.checks import data, model, rewards, settings
+from podium.recipe.checks import agents, data, model, rewards, settings
 from podium.recipe.checks.setup import Setup
 from podium.recipe.stages.plan import Surveyed, by_stage
 from podium.records import Finding
@@ -43,6 +43,9 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     model.adapter_targets,
     model.router,
     model.memory,
+    agents.tool_names,
+    agents.resets,
+    agents.something_to_reward,
     data.columns,
     data.bad_rows,
     data.shapes,

@@ -226,6 +226,7 @@ class Session:
             train_dataset=self.rows(recipe)[0],
             processing_class=self.tokenizer,
             stop_after=steps,
+            **recipe.agents.arguments(),
         )
 
     def find_examples(self) -> list[dict[str, Any]]:

@@ -194,6 +194,7 @@ class StagedRun:
             train_dataset=rows,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
+            **recipe.agents.arguments(),
         )
 
     @cached_property
@@ -250,6 +251,7 @@ class StagedRun:
             eval_dataset=held_out,
             processing_class=self.tokenizer,
             callbacks=[*self.callbacks(stage)],
+            **stage.recipe.agents.arguments(),
             boundary=boundary,
             keeps=stage.kept,
             schedule_steps=schedule_steps(self.stages, index),

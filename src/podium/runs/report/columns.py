@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podium.runs.turns import passages
+
 if TYPE_CHECKING:
     import pandas
 
@@ -77,7 +79,15 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
         "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
         "answer": [x or None for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
         "text": [_cut(text) for text in rollouts["completion"]],
+        "turns": [_turns(turns) for turns in rollouts["turns"]] if "turns" in rollouts else [None] * len(rollouts),
     }
+
+
+def _turns(turns: str | None) -> list[list[Any]] | None:
+    """Passages of an episode: whether it was drawn (1), head and text of each; None for a single answer."""
+    if not isinstance(turns, str):
+        return None
+    return [[int(each.drawn), each.head, _cut(each.text)] for each in passages(json.loads(turns))]
 
 
 def _cut(text: str) -> str:

@@ -138,6 +138,9 @@ const FILTERS = {
   disagree: { title: "Rewards disagree", pick: (s, rows) => ranked(rows.filter((i) => s.disagreement()[i] > 0), (i) => -s.disagreement()[i]).slice(0, DISAGREEING) },
 };
 
+// One side of a turn: what the policy drew, or what it was given after that.
+const passage = ([drawn, head, text], query) => el("div", { class: drawn ? "drawn" : "given" }, el("div", { class: "head" }, seen(head)), ...marked(seen(text), query));
+
 const ranked = (rows, key) => rows.map((i) => [key(i), i]).sort((a, b) => a[0] - b[0] || b[1] - a[1]).map(([, i]) => i);
 
 function duplicates(store, rows) {
@@ -342,8 +345,9 @@ class Browser {
 
   completion(store, i, { copies = 1, full = false, mixed = false }) {
     const c = store.columns, advantage = c.advantage[i];
-    const text = el("div", { class: "text" }, ...marked(seen(c.text[i]), this.state.query));
-    const long = c.text[i].length > 420 || c.text[i].split("\n", 12).length > 10;
+    const query = this.state.query, turns = c.turns[i];
+    const text = el("div", { class: "text" }, turns ? turns.map((turn) => passage(turn, query)) : [...marked(seen(c.text[i]), query)]);
+    const long = (turns ? turns.length > 4 : false) || c.text[i].length > 420 || c.text[i].split("\n", 12).length > 10;
     const more = long && el("button", { type: "button", class: "link", click: () => { more.textContent = text.classList.toggle("open") ? "less" : "more"; } }, "more");
     const wide = full && this.state.filter === "disagree" && el("span", { class: "badge wide" }, `${number(100 * store.disagreement()[i], 0)} % of their ranges apart`);
     return el("div", { class: "completion", "data-row": i },

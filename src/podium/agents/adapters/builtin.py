@@ -1,0 +1,89 @@
+"""Podium's own environments, those of its recipes: `builtin:guess?questions=3`, `builtin:chain`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from podium.agents.plain_text import TextEnvironment
+
+from podium.errors import ConfigError, did_you_mean
+
+
+class Guess(TextEnvironment):
+    """A hidden number, for rows with `number` (those of `builtin:guesses`): a guess is answered with higher or lower.
+
+    The episode pays 1 if the number is found, else 0.05 for every guess that is a number in the range.
+    """
+
+    def __init__(self, largest: int = 7, questions: int = 3) -> None:
+        self.largest, self.max_turns = largest, questions  # type: ignore[misc]
+        self.number, self.earned = 0, 0.0
+
+    def reset(self, number: int, **row: Any) -> None:
+        """Hide the row's number."""
+        self.number, self.earned = number, 0.0
+
+    def step(self, text: str) -> tuple[str | None, float, bool, dict[str, Any]]:
+        """Compare a guess with the number."""
+        guess = int(text) if re.fullmatch(r"\s*\d{1,9}\s*", text) else 0
+        if not 1 <= guess <= self.largest:
+            return f"Answer with a number from 1 to {self.largest}.", 0.0, False, {}
+        if guess == self.number:
+            return None, 1.0 - self.earned, True, {}
+        self.earned += 0.05
+        return "higher" if guess < self.number else "lower", 0.05, False, {}
+
+
+class Chain:
+    """A table in which each code leads to the next, for rows with `codes` (those of `builtin:chains`).
+
+    The reward is the share of the chain's codes that were looked up in their order.
+    """
+
+    def __init__(self) -> None:
+        self.codes: Sequence[str] = ()
+        self.found = 0
+
+    def reset(self, codes: Sequence[str], **row: Any) -> None:
+        """Lay out the row's chain."""
+        self.codes, self.found = [str(code) for code in codes], 0
+
+    def look_up(self, code: str) -> str:
+        """Look up a code in the table.
+
+        Args:
+            code: The code to look up.
+
+        Returns:
+            The code that stands beside it.
+        """
+        code = str(code)
+        if code not in self.codes[:-1]:
+            raise ValueError(f"the table has no code {code}")
+        place = self.codes.index(code)
+        self.found += place == self.found
+        return self.codes[place + 1]
+
+    def get_reward(self) -> float:
+        """The share of the look-ups that were made in order."""
+        return self.found / max(len(self.codes) - 1, 1)
+
+
+ENVIRONMENTS: dict[str, Callable[..., Any]] = {"chain": Chain, "guess": Guess}
+
+
+def factory(name: str, folder: Path, **arguments: Any) -> Callable[[], Any]:
+    """The factory of `builtin:name`. Raises `ConfigError` for another name, and for arguments that it does not take."""
+    if name not in ENVIRONMENTS:
+        what = f"there is no environment `builtin:{name}`; there are {', '.join(f'builtin:{n}' for n in ENVIRONMENTS)}."
+        raise ConfigError(what, fix=did_you_mean(f"builtin:{name}", [f"builtin:{each}" for each in ENVIRONMENTS]))
+    known = list(inspect.signature(ENVIRONMENTS[name]).parameters)
+    if wrong := [key for key in arguments if key not in known]:
+        what = f"`builtin:{name}` has no setting `{wrong[0]}`; it has {', '.join(known) or 'none'}."
+        raise ConfigError(what, fix=did_you_mean(wrong[0], known) or f"environment: builtin:{name}")
+    return functools.partial(ENVIRONMENTS[name], **arguments)

@@ -1,0 +1,97 @@
+"""Tools and environments as a recipe names them.
+
+    tools: [tools.py:multiply, builtin:calculator]     # functions in files beside the recipe, or of the library
+    environment: game.py:Guess                         # a class with `reset`, and `step` or methods that are tools
+    environment:                                       # or several, chosen by the rows' column `environment`
+      easy: game.py:Guess?largest=7
+      word: textarena:Hangman-v0
+    max_turns: 4
+
+Nothing is run here but the files themselves; `checks.agents` tries the environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podium.errors import ConfigError, PodiumError
+from podium.recipe.document import Place, Problem
+
+if TYPE_CHECKING:
+    from podium.agents.tools import Tool
+
+Factory = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec:
+    """The tools and environments of a recipe, resolved."""
+
+    tools: tuple[Tool, ...] = ()
+    environment: Factory | Mapping[str, Factory] | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `GRPOTrainer`; none where the recipe has neither."""
+        given = {"tools": list(self.tools), "environment_factory": self.environment}
+        return {name: value for name, value in given.items() if value}
+
+
+@dataclass(slots=True)
+class AgentReader:
+    """Reads `tools` and `environment` of one recipe and collects what is wrong with them."""
+
+    folder: Path
+    """The recipe's; files are searched here, then in the working directory."""
+    where: Callable[[Place], str]
+    problems: list[Problem] = field(default_factory=list)
+
+    def read(self, tools: Any, environment: Any) -> AgentSpec:
+        """The tools and the environments, without those that are refused."""
+        return AgentSpec(tools=self._tools(tools), environment=self._environment(environment))
+
+    def _tools(self, entries: Any) -> tuple[Tool, ...]:
+        if not entries:
+            return ()
+        from podium.agents.resolve import resolve_tools
+        from podium.agents.tools import by_name
+
+        listed = entries if isinstance(entries, list) else [entries]
+        found: list[Tool] = []
+        for index, entry in enumerate(listed):
+            place: Place = ("tools", index) if isinstance(entries, list) else ("tools",)
+            if not isinstance(entry, str) and not callable(entry):
+                error = ConfigError(f"a tool is a name, got `{entry}`", fix="tools: [tools.py:my_function]")
+                self._refuse(place, error, "C053")
+                continue
+            try:
+                [tool] = resolve_tools([entry], self.folder)
+                by_name([*found, tool])
+                found.append(tool)
+            except PodiumError as error:
+                self._refuse(place, error, "C053")
+        return tuple(found)
+
+    def _environment(self, given: Any) -> Factory | Mapping[str, Factory] | None:
+        if not isinstance(given, Mapping):
+            return self._factory(given, ("environment",)) if given else None
+        made = {str(name): self._factory(spec, ("environment", name)) for name, spec in given.items()}
+        return {name: factory for name, factory in made.items() if factory is not None} or None
+
+    def _factory(self, spec: Any, place: Place) -> Factory | None:
+        from podium.agents.adapters import resolve_environment
+
+        if callable(spec):
+            return spec  # type: ignore[no-any-return]
+        try:
+            if not isinstance(spec, str):
+                raise ConfigError(f"an environment is a name, got `{spec}`", fix="environment: game.py:Guess")
+            return resolve_environment(spec, self.folder)
+        except PodiumError as error:
+            self._refuse(place, error, "C054")
+            return None
+
+    def _refuse(self, place: Place, error: PodiumError, code: str) -> None:
+        self.problems.append(Problem(where=self.where(place), what=error.what, code=error.code or code, fix=error.fix))

@@ -1,0 +1,56 @@
+"""Rules about tools and environments: environments reset with real rows, and there is something to reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from podium.errors import PodiumError
+from podium.recipe.checks.setup import Setup, fatal
+from podium.records import Finding
+
+
+def resets(setup: Setup) -> Iterator[Finding]:
+    """Environments that cannot be reset with the first row that is for them, and rows that name none."""
+    if setup.pools is None:
+        return
+    from podium.agents.environments import reset
+
+    pools, tried = setup.pools, set[str | None]()
+    for row in setup.train.examples if setup.train is not None else ({},):
+        try:
+            name = pools.name_of(row)
+            if name in tried:
+                continue
+            tried.add(name)
+            [environment] = pools.take([name])
+            try:
+                reset(environment, row, named=pools.named, seed=0, index=0)
+            finally:
+                pools.give_back([environment])
+        except PodiumError as error:
+            what = f"{setup.at('environment')}: {error.what}"
+            yield fatal(code="C054", what=what, why="every episode begins with `reset`", fix=error.fix)
+            return
+
+
+def something_to_reward(setup: Setup) -> Iterator[Finding]:
+    """No reward function, and no environment with `get_reward`."""
+    if setup.pools is None or setup.rewards or setup.pools.reward_functions():
+        return
+    if any(finding.code in ("C031", "W013") for finding in setup.problems):
+        return
+    fix = "rewards: [my_rewards.py:my_function], or write `get_reward(self)` in the class"
+    yield fatal(code="C031", what="no `rewards`, and no environment has `get_reward`", fix=fix)
+
+
+def tool_names(setup: Setup) -> Iterator[Finding]:
+    """A tool and a method of an environment of one name: calls of it would reach only one of them."""
+    if setup.pools is None:
+        return
+    own: Mapping[str, Any] = {tool.name: tool for tool in setup.agents.tools}
+    for name in setup.pools.factories:
+        for tool in setup.pools.tools(name):
+            if tool.name in own:
+                what = f"{setup.at('tools')}: `{tool.name}` is also a method of the environment"
+                yield fatal(code="C053", what=what, why="a model calls tools by name", fix="rename one of them")
