@@ -61,7 +61,7 @@ class TextEnvironment(ABC):
     """Whether a step did not return within its limit: it may still be running, so no episode follows in this object."""
 
     @abstractmethod
-    def reset(self, **row: Any) -> str | Sequence[Message] | None:
+    def reset(self, *given: Any, **row: Any) -> str | Sequence[Message] | None:
         """Begin an episode with a row's columns, each given by name.
 
         A string is appended to the last message of the prompt, messages come after it, None adds nothing. An argument

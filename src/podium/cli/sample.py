@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     import numpy as np
 
     from podium.algorithm.advantages import advantages
-    from podium.runs.turns import turns_of
+    from podium.runs.conversations import written
 
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings)
     return [
@@ -86,7 +87,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
                     "text": completion.text,
                     "tokens": len(completion.token_ids),
                     "finish": completion.finish,
-                    "turns": turns_of(completion),
+                    "turns": json.loads(written(completion) or "[]"),
                     "rewards": dict(zip(each.names_K, each.rewards_GK[g], strict=True)),
                     "reward": result.reward_PG[p, g],
                     "advantage": result.advantages_PG[p, g],
@@ -121,7 +122,7 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
 
 def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
     """What was drawn at the margin, what was given indented behind a bar."""
-    from podium.runs.turns import passages
+    from podium.runs.conversations import passages
 
     told = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
     console.print(plain_text(f"\n  {told}; ended: {completion['finish']}"), soft_wrap=True)
@@ -139,8 +140,8 @@ def _right_answer(columns: Mapping[str, Any]) -> Any:
 
 def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:
     """The same as one HTML page that needs nothing else and runs nothing: its policy allows one style alone."""
+    from podium.runs.conversations import passages
     from podium.runs.html import asset, policy, render
-    from podium.runs.turns import passages
 
     style = asset("groups.css")
     groups = plain(scored, settings)

@@ -1,11 +1,11 @@
-"""Turns of a completion as text in the run's folder: written by `recording`, read by monitors and the report."""
+"""Turns of a completion as JSON in the run's folder, and as passages to show."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from podium.records import Call, Completion, Turn
 
@@ -14,18 +14,16 @@ LONGEST = 20_000
 
 
 def written(completion: Completion) -> str | None:
-    """The turns as JSON: the fields of `Turn`, and `logp`, the mean log-probability of the turn's tokens.
+    """The turns as JSON: the fields of `Turn`, and `mean_logp`, the mean log-probability of the turn's tokens.
 
-    Results of tools stand in `calls`, and not a second time in `replies`. None: a single uninterrupted answer.
+    None: a single uninterrupted answer.
     """
-    if not completion.turns:
+    if len(completion.turns) < 2 and not any(turn.message.get("tool_calls") for turn in completion.turns):
         return None
     logps, made = iter(completion.logps), []
     for turn in completion.turns:
         own = [next(logps) for _ in range(turn.start, turn.stop)]
-        fields = {**asdict(turn), "logp": sum(own) / max(len(own), 1)}
-        fields["replies"] = [reply for reply in turn.replies if reply.get("role") != "tool"]
-        made.append(_shortened(fields))
+        made.append(_shortened({**asdict(turn), "mean_logp": sum(own) / max(len(own), 1)}))
     return json.dumps(made, default=str)
 
 
@@ -33,8 +31,9 @@ def read(text: str | None) -> tuple[Turn, ...]:
     """The turns that `written` wrote.
 
     >>> turn = Turn(start=0, stop=1, message={"role": "assistant", "content": "7"})
-    >>> completion = Completion(token_ids=(7,), logps=(-0.5,), finish="stop", text="7", policy_step=0, turns=(turn,))
-    >>> read(written(completion)) == (turn,), read(None)
+    >>> both = (turn, Turn(start=2, stop=3, message={"role": "assistant", "content": "8"}))
+    >>> completion = Completion(token_ids=(7, 1, 8), logps=(-1, -1), finish="stop", text="", policy_step=0, turns=both)
+    >>> read(written(completion)) == both, read(None)
     (True, ())
     """
     turns = []
@@ -77,3 +76,78 @@ def _shortened(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _shortened(each) for key, each in value.items()}
     return [_shortened(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+# ---- passages ----
+
+
+class Passage(NamedTuple):
+    """Text of one side."""
+
+    drawn: bool
+    """Whether the policy wrote it; such tokens alone are trained on."""
+    head: str
+    """The author, with the time and the numbers that are known."""
+    text: str
+    """As it is: hostile, until it is cleaned."""
+
+
+def passages(turns: Sequence[Mapping[str, Any]]) -> list[Passage]:
+    """All passages of an episode, from its turns as they are recorded.
+
+    >>> call = {"name": "add", "content": "3", "failed": False, "seconds": 0.02, "cut": 0}
+    >>> asked = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+    >>> turn = {"start": 0, "stop": 9, "message": {"tool_calls": [asked]}, "calls": [call], "seconds": 0.5}
+    >>> reply = {"role": "tool", "name": "add", "content": "3"}
+    >>> for drawn, head, text in passages([{**turn, "replies": [reply], "mean_logp": -0.25}]):
+    ...     print(drawn, "|", head, "|", text)
+    True | model: 9 tokens, 0.5 s, log-probability -0.25 | add(a=1, b=2)
+    False | tool add: 0.02 s | 3
+    """
+    return [passage for turn in turns for passage in (_drawn(turn), *_given(turn))]
+
+
+def _drawn(turn: Mapping[str, Any]) -> Passage:
+    numbers = [f"{turn['stop'] - turn['start']} tokens", f"{turn.get('seconds') or 0:.2g} s"]
+    if turn.get("mean_logp") is not None:
+        numbers.append(f"log-probability {turn['mean_logp']:.2f}")
+    return Passage(True, f"model: {', '.join(numbers)}", message_text(turn.get("message") or {}))
+
+
+def _given(turn: Mapping[str, Any]) -> Iterator[Passage]:
+    replies, calls = turn.get("replies") or (), turn.get("calls") or ()
+    reward = turn.get("reward")
+    for number, reply in enumerate(replies or calls):  # calls alone: their results did not fit
+        call = calls[number] if number < len(calls) else None
+        if call is None:
+            numbers = [f"{turn.get('reply_seconds') or 0:.2g} s"]
+            numbers += [] if reward is None else [f"reward {reward:g}"]
+            yield Passage(False, f"environment: {', '.join(numbers)}", _plain(reply.get("content")))
+            continue
+        notes = [f"{call.get('seconds') or 0:.2g} s", *["failed"] * bool(call.get("failed"))]
+        notes += [f"{call['cut']} tokens cut off"] if call.get("cut") else []
+        notes += [] if replies else ["left out: no room"]
+        yield Passage(False, f"tool {call.get('name')}: {', '.join(notes)}", _plain(reply.get("content")))
+    if not replies and not calls and reward is not None:
+        yield Passage(False, f"environment: reward {reward:g}", "")
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Reasoning, content and calls of an assistant message, a line each."""
+    calls = [_call_text(each.get("function") or each) for each in message.get("tool_calls") or ()]
+    reasoning = message.get("reasoning_content") or message.get("thinking")
+    return "\n".join(part for part in (_plain(reasoning), _plain(message.get("content")), *calls) if part)
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    arguments = call.get("arguments")
+    if isinstance(arguments, Mapping):
+        arguments = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+    return f"{call.get('name')}({_plain(arguments)})"
+
+
+def _plain(content: Any) -> str:
+    """Content as text; blocks and values as JSON."""
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)

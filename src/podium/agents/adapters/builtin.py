@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from podium.agents.plain_text import TextEnvironment
-
 from podium.errors import ConfigError, did_you_mean
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from podium.errors import PodiumError
 from podium.recipe.checks.setup import Setup, fatal
@@ -42,15 +41,3 @@ def something_to_reward(setup: Setup) -> Iterator[Finding]:
         return
     fix = "rewards: [my_rewards.py:my_function], or write `get_reward(self)` in the class"
     yield fatal(code="C031", what="no `rewards`, and no environment has `get_reward`", fix=fix)
-
-
-def tool_names(setup: Setup) -> Iterator[Finding]:
-    """A tool and a method of an environment of one name: calls of it would reach only one of them."""
-    if setup.pools is None:
-        return
-    own: Mapping[str, Any] = {tool.name: tool for tool in setup.agents.tools}
-    for name in setup.pools.factories:
-        for tool in setup.pools.tools(name):
-            if tool.name in own:
-                what = f"{setup.at('tools')}: `{tool.name}` is also a method of the environment"
-                yield fatal(code="C053", what=what, why="a model calls tools by name", fix="rename one of them")

@@ -43,7 +43,6 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     model.adapter_targets,
     model.router,
     model.memory,
-    agents.tool_names,
     agents.resets,
     agents.something_to_reward,
     data.columns,

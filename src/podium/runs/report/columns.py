@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podium.runs.turns import passages
+from podium.runs.conversations import passages
 
 if TYPE_CHECKING:
     import pandas

@@ -139,7 +139,7 @@ def with_given_token(group: TrainingGroup) -> TrainingGroup:
     """The group as if `GIVEN_TOKEN` of each completion had not been drawn; shorter completions stay."""
     drawn = [np.arange(len(ids)) != GIVEN_TOKEN for ids in group.completion_ids]
     logps = {"sampled_logps": group.sampled_logps, "ref_logps": group.ref_logps}
-    kept = {
+    kept: dict[str, Any] = {
         name: tuple(x[each] for x, each in zip(values, drawn, strict=True))
         for name, values in logps.items()
         if values is not None
