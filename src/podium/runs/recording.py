@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
-from podium.records import Completion, Finding, ScoredGroup, StepMetrics, last_user_turn
+from podium.records import Finding, ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import checkpoints, step_of, storing
 from podium.runs.conversations import drawn_text, written
 from podium.runs.redaction import HIDDEN
