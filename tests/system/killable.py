@@ -5,21 +5,24 @@ line in starts a run:
 
     {"run": "base", "folder": "/tmp/x", "resume": true, "die_at": null}
 
-and lines come out: `pid N`, `step N` after each optimizer step, `saves N` (file operations in checkpoints), `ended
-STATUS`. A run in stages says `begun N` when a stage begins to train, too. A finished run leaves `final.safetensors` and
-`history.json` in its folder. `die_at` kills the run from within, at that file operation inside a checkpoint.
+and lines come out: `pid N`, `step N` after each optimizer step, `call N` when a tool is called the Nth time, `saves N`
+(file operations in checkpoints), `ended STATUS`. A run in stages says `begun N` when a stage begins to train, too. A
+finished run leaves `final.safetensors` and `history.json` in its folder. `die_at` kills the run from within, at that
+file operation inside a checkpoint.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import random
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback
 
 from podium import GRPOConfig, GRPOTrainer, Run, Stages
+from podium.agents.chat import ChatFormat, set_tool_template
 from podium.runs.checkpoint import PREFIX, STAGING
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
@@ -83,9 +87,17 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
         "num_train_epochs": 2,
         "dynamic_sampling": True,
     },
+    "tools": {
+        "max_steps": 6,
+        "steps_per_generation": 2,
+        "per_device_train_batch_size": 8,
+        "max_completion_length": 240,
+        "prove_first_batch": False,
+        "generation_kwargs": {"eos_token_id": [2, *range(4, 260, 6)]},
+    },
 }
 """Settings that differ from the base run, by name. `lora` has dropout and a reward with a random part; `ahead` one that
-also says something of every completion, and of all."""
+also says something of every completion, and of all; `tools` a tool that takes random times."""
 
 
 def digits(completions: list[str], **_: Any) -> list[float]:
@@ -105,6 +117,35 @@ def talkative(completions: list[str], log_extra: Any, log_metric: Any, **_: Any)
     return [float(len(text) // 4) + (random.random() > 0.8) for text in completions]
 
 
+CALLS = itertools.count(1)
+
+
+def look_up(key: int) -> str:
+    """Look up the value of a key.
+
+    Args:
+        key: The key.
+    """
+    say(f"call {next(CALLS)}")
+    time.sleep(0.02 * random.SystemRandom().random())
+    return str(key * 7 % 100)
+
+
+def parsed(chat: ChatFormat, token_ids: Sequence[int], **_: Any) -> dict[str, Any]:
+    """The message of a turn that a model without training has drawn: three of four are calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": chat.tokenizer.decode(token_ids)}
+    if sum(token_ids) % 4:
+        call = {"name": "look_up", "arguments": {"key": token_ids[0]}}
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    return message
+
+
+def of_answers(completions: list[list[dict[str, Any]]], **_: Any) -> list[float]:
+    """How many tool messages there are, and something of the text."""
+    counts = [sum(message["role"] == "tool" for message in messages) for messages in completions]
+    return [n + 0.1 * (len(messages[-1]["content"]) % 7) for n, messages in zip(counts, completions, strict=True)]
+
+
 class Report(TrainerCallback):
     """Says when a step is done, before its checkpoint is written."""
 
@@ -116,8 +157,26 @@ def say(line: str) -> None:
     os.write(LINES, f"{line}\n".encode())
 
 
+def acting(folder: str) -> GRPOTrainer:
+    """The run with a tool."""
+    tokenizer = tiny_tokenizer()
+    set_tool_template(tokenizer)
+    ChatFormat.parse = parsed  # type: ignore[method-assign, assignment]  # in this process alone
+    return GRPOTrainer(
+        model=tiny_model("llama", max_position_embeddings=2048),
+        reward_funcs=of_answers,
+        args=GRPOConfig(folder, **{**SETTINGS, **RUNS["tools"]}),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]),
+        processing_class=tokenizer,
+        tools=[look_up],
+        callbacks=[Report()],
+    )
+
+
 def trainer(name: str, folder: str) -> GRPOTrainer:
     """A run of the table, with everything made anew."""
+    if name == "tools":
+        return acting(folder)
     model: Any = tiny_model("llama")
     if name == "adapter":
         torch.manual_seed(1)
@@ -224,7 +283,7 @@ def run(name: str, folder: str, resume: bool | str) -> None:
 
 def is_time(name: str) -> bool:
     """Names of logged numbers that differ from run to run."""
-    return any(part in name for part in ("time", "runtime", "per_second", "resident", "finding/", "flos", "train_loss"))
+    return any(part in name for part in ("time", "runtime", "second", "resident", "finding/", "flos", "train_loss"))
 
 
 class Watch:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from podium.errors import CheckpointError
 from podium.runs import checkpoint
 
-RUNS = ("base", "reuse", "lora", "adapter", "sync", "entropy", "stream", "generate", "ahead")
+RUNS = ("base", "reuse", "lora", "adapter", "sync", "entropy", "stream", "generate", "ahead", "tools")
 
 
 @dataclass
@@ -162,7 +162,7 @@ KILLS = [
     *((name, 1) for name in ("lora", "entropy", "ahead")),
     *(pytest.param(name, seed, marks=pytest.mark.slow) for name in RUNS[:2] for seed in range(2, 10)),
     *(pytest.param(name, seed, marks=pytest.mark.slow) for name in RUNS[2:] for seed in (0, *range(2, 10))),
-    *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("adapter", "sync", "stream", "generate")),
+    *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("adapter", "sync", "stream", "generate", "tools")),
 ]
 
 
@@ -183,6 +183,33 @@ def test_killed_at_a_random_moment(name: str, seed: int, server: Server, undistu
     server.start(name, tmp_path, resume=has_checkpoint(tmp_path))
     server.finish()
     assert_same(tmp_path, expected)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(i, marks=[pytest.mark.slow] if i else []) for i in range(10)])
+def test_killed_while_tools_run(seed: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
+    """Inside a round: some completions wait for their tools, others are in a later turn or done."""
+    expected = undisturbed("tools")
+    moment = random.Random(f"tools {seed}")
+    server.start("tools", tmp_path)
+    if after := moment.choice([0, 2, 4]):
+        server.until("step", least=after)
+    seen = int(server.until("call"))
+    server.until("call", least=seen + moment.randrange(20))
+    os.kill(server.pid, signal.SIGKILL)
+    assert server.killed()
+    server.start("tools", tmp_path, resume=has_checkpoint(tmp_path))
+    server.finish()
+    assert_same(tmp_path, expected)
+
+
+def test_tools_that_answer_in_another_order_change_no_bit(server: Server, undisturbed: Any, tmp_path: Path) -> None:
+    """Each call sleeps for a random time: three runs have the same weights and numbers."""
+    expected = undisturbed("tools")
+    assert max(entry.get("turns/max", 0) for entry in expected.history) > 2
+    for again in ("second", "third"):
+        server.start("tools", tmp_path / again)
+        server.finish()
+        assert_same(tmp_path / again, expected)
 
 
 @pytest.mark.parametrize("twelfth", [pytest.param(i, marks=[pytest.mark.slow] if i % 3 else []) for i in range(12)])
@@ -213,6 +240,7 @@ STEPS = [
     *((name, 2) for name in RUNS[2:]),
     *(("reuse", step) for step in (3, 12, 14)),
     *(("ahead", step) for step in (1, 6, 12)),
+    ("tools", 1),
     *(pytest.param("ahead", step, marks=pytest.mark.slow) for step in (5, 10)),
     *(pytest.param("reuse", step, marks=pytest.mark.slow) for step in range(1, 25)),
     *(pytest.param("lora", step, marks=pytest.mark.slow) for step in range(1, 10)),

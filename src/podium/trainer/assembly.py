@@ -305,6 +305,9 @@ def _checked_data(
 ) -> tuple[Any, Any]:
     """The datasets, checked; with the columns and rows that the arguments leave in them."""
     train, evaluation = given.train_dataset, given.eval_dataset
+    if train is None and pools is None:
+        fix = "Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts; or an environment that makes them."
+        raise DataError("`train_dataset` is required unless an `environment_factory` is provided.", fix=fix)
     if train is None:
         train = placeholder_rows(pools, num_prompts=plan.prompts_per_round, max_steps=args.max_steps)
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import GenerationConfig
 
+from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Agents
 from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
@@ -61,6 +62,14 @@ def _environment_tools(agents: Agents) -> dict[str | None, list[Any]]:
     return {name: [*functions, *agents.pools.methods(name)] for name in agents.pools.factories}
 
 
+def _pools(trainer: Any, name: str) -> EnvironmentPools:
+    """Raises `AttributeError` without environments, as in TRL."""
+    pools = trainer.parts.agents.pools
+    if pools is None:
+        raise AttributeError(f"Without `environment_factory` a GRPOTrainer has no `{name}`.", name=name)
+    return pools
+
+
 def _tools(agents: Agents) -> list[Any]:
     """TRL's `tools`: those of all environments, without repetitions."""
     named = _environment_tools(agents) or {None: [tool.function for tool in agents.tools]}
@@ -94,8 +103,8 @@ ATTRIBUTES: Mapping[str, Read] = {
     "tools": lambda trainer: _tools(trainer.parts.agents),
     "environments": attrgetter("parts.agents.environments"),
     "environment_factories": lambda trainer: getattr(trainer.parts.agents.pools, "factories", None),
-    "_environment_pool": lambda trainer: getattr(trainer.parts.agents.pools, "training", None),
-    "_env_tools": lambda trainer: _environment_tools(trainer.parts.agents),
+    "_environment_pool": lambda trainer: _pools(trainer, "_environment_pool").training,
+    "_env_tools": lambda trainer: _pools(trainer, "_env_tools") and _environment_tools(trainer.parts.agents),
     "rollout_func": attrgetter("parts.agents.rollout_func"),
     "max_tool_calling_iterations": lambda trainer: (
         sys.maxsize if trainer.args.max_tool_calling_iterations is None else trainer.args.max_tool_calling_iterations

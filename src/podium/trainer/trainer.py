@@ -100,23 +100,10 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         environment_factory: Any = None,
         **unknown: Any,
     ) -> None:
+        given = Given(**{name: value for name, value in locals().items() if name in Given.__dataclass_fields__})
         refuse_unknown(GRPOTrainer, unknown)
         warn_experimental(rollout_func=rollout_func, environment_factory=environment_factory)
         show_notes()
-        given = Given(
-            model=model,
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-        )
         self._begin(after_weights(self._plan(given)), callbacks or [], optimizers)
 
     def _plan(self, given: Given) -> TrainingPlan:
