@@ -84,7 +84,7 @@ class AgentReader:
         from podium.agents.adapters import resolve_environment
 
         if callable(spec):
-            return spec  # type: ignore[no-any-return]
+            return spec
         try:
             if not isinstance(spec, str):
                 raise ConfigError(f"an environment is a name, got `{spec}`", fix="environment: game.py:Guess")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podium.records import Completion
+from podium.runs.recording import turns_json
 
 
 class Passage(NamedTuple):
@@ -22,9 +23,7 @@ class Passage(NamedTuple):
 
 def turns_of(completion: Completion) -> list[dict[str, Any]]:
     """The turns of a completion as `rollouts/*.parquet` has them; none for a single answer without calls."""
-    from podium.runs.recording import turns_json
-
-    return json.loads(turns_json(completion) or "[]")  # type: ignore[no-any-return]
+    return json.loads(turns_json(completion) or "[]")
 
 
 def passages(turns: Sequence[Mapping[str, Any]]) -> list[Passage]:
