@@ -18,7 +18,7 @@ from podium.data.query import parse_query
 from podium.errors import ConfigError, did_you_mean
 
 
-def resolve_tools(entries: Sequence[str | Callable[..., Any]], folder: Path | None = None) -> tuple[Tool, ...]:
+def resolve_tools(entries: Sequence[str | Callable[..., Any] | Tool], folder: Path | None = None) -> tuple[Tool, ...]:
     """The tools of these entries, in their order; files are looked for in `folder`, then in the working directory.
 
     Raises `ConfigError` for a name that is not known, a file or function that is not there or cannot be imported, a
@@ -33,7 +33,9 @@ def resolve_tools(entries: Sequence[str | Callable[..., Any]], folder: Path | No
     return tuple(tools)
 
 
-def _resolved(entry: str | Callable[..., Any], folder: Path) -> Tool:
+def _resolved(entry: str | Callable[..., Any] | Tool, folder: Path) -> Tool:
+    if isinstance(entry, Tool):
+        return entry
     if not isinstance(entry, str):
         return as_tools([entry])[0]
     if entry.startswith(PREFIX):

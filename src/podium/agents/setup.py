@@ -23,6 +23,7 @@ from podium.data.prompts import NOT_PASSED_ON, PromptBuilder
 from podium.engines.base import RolloutEngine
 from podium.engines.sampling import row_key
 from podium.errors import DataError
+from podium.isolation.workers.functions import function_name
 from podium.records import Group, Prompt, SamplingSettings
 
 
@@ -233,6 +234,16 @@ class Agents:
             names = {call.name for turn in completion.turns for call in turn.calls if call.problem == "timeout"}
             if any(hasattr(type(environment), name) for name in names):
                 self.pools.discard(environment)
+
+
+def user_code(tools: Sequence[Tool], pools: EnvironmentPools | None) -> dict[str, tuple[Any, str]]:
+    """The functions of tools and the factories of environments by their names, each with its place for messages."""
+    factories = {} if pools is None else pools.factories
+    named = {f"environment {name}" if name else "environment": each for name, each in factories.items()}
+    return {
+        **{tool.name: (tool.function, tool.source) for tool in tools},
+        **{name: (each, function_name(each)) for name, each in named.items()},
+    }
 
 
 class _Member(NamedTuple):

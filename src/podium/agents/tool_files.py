@@ -34,7 +34,8 @@ class FileTool:
     """A function in a file, called in a worker. Raises `ConfigError` where it cannot be imported or has no schema."""
 
     def __init__(self, path: Path, attribute: str, shown: str, env: Sequence[str] = ()) -> None:
-        self._function = (str(path.resolve()), attribute, shown)
+        self.path = path.resolve()
+        self._function = (str(self.path), attribute, shown)
         self._env = tuple(env)
         with self._workers().lend(WORKERS) as worker:
             described = load([worker], {"function": self._function, "describe": True}, shown)

@@ -111,12 +111,18 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 def reward_source(reward: RewardRecord) -> dict[str, str]:
     """The place of a reward function, and the sha256 of its file."""
-    function = getattr(reward.function, "func", reward.function)
+    return source_of(reward.function, reward.where)
+
+
+def source_of(function: Any, where: str) -> dict[str, str]:
+    """The place of a function or class, and the sha256 of its file where it has one."""
+    function = getattr(function, "func", function)
     with contextlib.suppress(TypeError, OSError):
-        code = function if hasattr(function, "__code__") else type(function)
-        file = getattr(function, "path", None) or inspect.getsourcefile(code)
-        return {"where": reward.where, "sha256": hashlib.sha256(Path(file or "").read_bytes()).hexdigest()}
-    return {"where": reward.where}
+        code = function if hasattr(function, "__code__") or inspect.isclass(function) else type(function)
+        own = getattr(function, "path", None)
+        file = own if isinstance(own, Path) else inspect.getsourcefile(code)
+        return {"where": where, "sha256": hashlib.sha256(Path(file or "").read_bytes()).hexdigest()}
+    return {"where": where}
 
 
 def _dataset(dataset: Any) -> dict[str, Any]:

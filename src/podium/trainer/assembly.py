@@ -25,7 +25,7 @@ from podium.algorithm.metrics import accuracy_name
 from podium.data.check import checked_rows
 from podium.data.prompts import PromptBuilder
 from podium.data.row import check_row
-from podium.data.survey import is_read_once
+from podium.data.survey import CheckedRows, is_read_once
 from podium.engines.base import RolloutEngine
 from podium.engines.table import ENGINES, EngineInputs, choose
 from podium.engines.vllm.connect import Colocated, Served, prepare
@@ -314,7 +314,7 @@ def _checked_data(
     def checked(dataset: Any, name: str, num_needed: int | None = None) -> Any:
         if dataset is None:
             return None
-        if pools is not None and not has_prompts(dataset):
+        if pools is not None and not isinstance(dataset, CheckedRows) and not has_prompts(dataset):
             return _rows_without_prompts(dataset, name, num_needed)
         found = checked_rows(dataset, name, num_needed=num_needed, builder=builder)
         dataset = found.rows

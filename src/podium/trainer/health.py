@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from podium.agents.setup import user_code
 from podium.algorithm.metrics import MetricsBuffer
 from podium.data.survey import EXAMPLES, is_read_once
 from podium.errors import RewardError
@@ -332,8 +333,10 @@ class Health(TrainerCallback):
         """The contents of `environment.json`."""
         parts = self.parts
         trained = sum(p.numel() for p in parts.policy.parameters() if p.requires_grad)
+        code = user_code(parts.agents.tools, parts.agents.pools)
         return {
             **environment.describe_environment(parts.rewards, parts.train_dataset),
+            "agents": {name: environment.source_of(*each) for name, each in code.items()},
             "model": {
                 "name": getattr(parts.policy.config, "_name_or_path", ""),
                 "parameters": parts.num_parameters,
@@ -353,7 +356,7 @@ class Health(TrainerCallback):
         """The part of it that a run must share with the one that wrote its checkpoint."""
         adapters = getattr(self.parts.policy, "peft_config", None)
         adapter = adapters[self.parts.policy.active_adapter].to_dict() if adapters else None
-        kept = {name: self.described[name] for name in ("settings", "model", "rewards", "data")}
+        kept = {name: self.described[name] for name in ("settings", "model", "rewards", "agents", "data")}
         return without_secrets({**kept, "adapter": adapter})
 
     def _given(self) -> dict[str, Any]:

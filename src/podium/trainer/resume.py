@@ -66,7 +66,7 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
         for key, value in settings.items()
         if key in saved and saved[key] != value and not _ELSEWHERE.match(key)
     ]
-    changed += _other_rewards(state.get("rewards"), now.get("rewards"))
+    changed += _other_code("rewards", state, now) + _other_code("agents", state, now)
     digests = [(each.get("data") or {}).get("sha256") for each in (state, now)]
     changed += ["the training rows are others"] * (None not in digests and digests[0] != digests[1])
     if changed:
@@ -110,11 +110,13 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value) or None
 
 
-def _other_rewards(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+def _other_code(kind: str, state: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
+    """Differences of the `rewards`, or of the tools and environments (`agents`), where both are known."""
+    was, now = state.get(kind), run.get(kind)
     if was is None or now is None:
         return []
     if list(was) != list(now):
-        return [f"rewards {', '.join(was)} -> {', '.join(now)}"]
+        return [f"{kind} {', '.join(was) or 'none'} -> {', '.join(now) or 'none'}"]
     other = [name for name in now if was[name].get("sha256") != now[name].get("sha256")]
     return [f"the code of {name} ({now[name].get('where')}) is another" for name in other]
 

@@ -30,6 +30,7 @@ class Adapter(NamedTuple):
 
 
 ADAPTERS = {
+    "builtin": Adapter("podium", "builtin:factory", "builtin:guess", ""),
     "gymnasium": Adapter("gymnasium", "gymnasium:factory", "gymnasium:FrozenLake-v1?is_slippery=false", "gymnasium"),
     "textarena": Adapter("textarena", "textarena:factory", "textarena:GuessTheNumber-v0", "textarena"),
     "openenv": Adapter("openenv", "openenv:factory", "openenv:http://127.0.0.1:8000", "openenv"),

@@ -12,6 +12,7 @@ from typing import Any
 
 from peft import LoraConfig
 
+from podium.agents.setup import user_code
 from podium.algorithm.losses import CORRECTIONS
 from podium.errors import CheckpointError, PodiumError
 from podium.recipe.assume import assumed_words
@@ -235,9 +236,11 @@ def resumed(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         yield fatal(code=error.code, what=f"{at}: {error.what}", fix=error.fix)
         return
     adapter = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **setup.lora}).to_dict()
+    code = user_code(setup.agents.tools, setup.pools)
     now: dict[str, Any] = {
         "settings": args.to_dict(),
         "rewards": {reward.name: environment.reward_source(reward) for reward in setup.rewards},
+        "agents": {name: environment.source_of(*each) for name, each in code.items()},
         "adapter": adapter,
         "model": {"name": setup.model and setup.model.config and setup.model.config._name_or_path},
     }

@@ -22,6 +22,7 @@ from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
 from podium.errors import ConfigError, DataError, PodiumError, as_line
 from podium.models.loading import model_name
+from podium.recipe.agents import AgentSpec
 from podium.recipe.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.recipe.checks.public import DATASETS, unasked_dataset
 from podium.recipe.checks.sources import open_sources
@@ -68,6 +69,8 @@ class Setup:
     lora: Mapping[str, Any] | None = None
     """Arguments of the adapter to train: `r`, `target_modules` and so on."""
     quantization: Mapping[str, Any] | None = None
+    agents: AgentSpec = field(default_factory=AgentSpec)
+    """A recipe's tools and environments."""
     pools: EnvironmentPools | None = None
     """The environments of a trainer, made once, for the trainer too."""
     rewards: tuple[Reward, ...] = ()
@@ -168,6 +171,10 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     if recipe.lora is not None:
         builds = gathering.attempt(lambda: recipe.peft_config())
         lora = {**recipe.lora, "target_modules": getattr(builds, "target_modules", None)}
+    agents = recipe.agents
+    at = recipe.places.get("environment", "")
+    pools = gathering.attempt(lambda: environment_pools(agents.environment), at)
+    functions = [spec.function for spec in recipe.rewards]
     made = _with_parts(
         Setup(
             name=recipe.name,
@@ -179,9 +186,11 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
             quantization=recipe.quantization,
             resume=recipe.resume if stage is None else None,
             stage=stage,
+            agents=agents,
+            pools=pools,
         ),
         gathering,
-        Given(model=recipe.model or None, reward_funcs=[spec.function for spec in recipe.rewards], args=args),
+        Given(model=recipe.model or None, reward_funcs=functions, args=args, tools=agents.tools),
     )
     rows = None if stage is None else stage.rows
     has_data = recipe.data.is_given and "D025" not in {finding.code for finding in gathering.problems}
