@@ -149,6 +149,11 @@ def _functions(kind: type) -> list[str]:
     return [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
 
 
+def methods_of(environment: Any) -> list[Callable[..., Any]]:
+    """The methods of an environment that are tools, bound to it, in TRL's order."""
+    return [getattr(environment, name) for name in _members(environment)]
+
+
 def _members(environment: Any) -> list[str]:
     """Attributes of an environment whose functions are tools."""
     if isinstance(environment, TextEnvironment):

@@ -15,6 +15,7 @@ from podium.cli.check import check
 from podium.cli.compare import compare
 from podium.cli.cure import cure
 from podium.cli.doctor import doctor
+from podium.cli.environments import app as environments
 from podium.cli.eval import evaluate
 from podium.cli.explain import explain
 from podium.cli.init import init
@@ -107,6 +108,7 @@ for _verb, _metavar in _VERBS:
         _guarded(_verb)
     )
 app.add_typer(rewards(_guarded), name="rewards")
+app.add_typer(environments(_guarded), name="environments")
 
 
 def main() -> None:

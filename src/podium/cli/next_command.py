@@ -14,6 +14,7 @@ NEXT: Mapping[str, str] = {
     "rewards test": "podium check {recipe}",
     "rewards test, a function": "podium check --dataset {data} --rewards {target}",
     "rewards test, findings": "podium explain {code}",
+    "environments test, findings": "podium explain {code}",
     "check": "podium check {recipe} --rollouts 8",
     "check, rewards": "podium rewards test {recipe}",
     "check, errors": "podium explain {code}",

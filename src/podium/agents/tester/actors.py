@@ -1,0 +1,336 @@
+"""Episodes without a model: the tools, environments or texts under test, played by simple policies.
+
+subject = subject_of(Guess)
+play = finished(playing(subject, subject.make(), {"number": 3}, POLICIES["noise"], settings))
+play.reward, [event.content for event in play.events]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from podium.agents.environments import methods_of, reset
+from podium.agents.plain_text import TextEnvironment, call_user
+from podium.agents.tools import CallLimits, Tool, ToolRunner, as_tools, by_name
+from podium.errors import AgentError, ConfigError, PodiumError
+from podium.records import Message
+
+FIRST_SECONDS = 60.0
+"""Limit of making the first environment, which may import and read what it needs."""
+
+SEED = 0
+"""Passed to a `reset` that names an argument `seed`."""
+
+WORDS = ("amber", "1", "north", "yes", "7", "left", "42", "open the box", "3.5", "ümläut ✓", "0", "look")
+"""Turns of the noise."""
+
+Action = str | tuple[str, Mapping[str, Any]] | None
+"""The text of a turn; or a call, the name of a tool with its arguments; None: the episode is left."""
+
+
+class Situation(NamedTuple):
+    """The input of a policy before each turn."""
+
+    row: Mapping[str, Any]
+    messages: Sequence[Message]
+    """The prompt and all turns so far."""
+    tools: Sequence[Tool]
+    turn: int
+    """From 0."""
+
+
+Policy = Callable[[Situation], Action]
+
+
+class Failure(NamedTuple):
+    """Code that did not do its part."""
+
+    code: str
+    what: str
+    fix: str = ""
+
+
+class Event(NamedTuple):
+    """One turn, and what came of it."""
+
+    action: str
+    content: str
+    """The result of the tool, or the observation."""
+    reward: float | None
+    over: bool
+    seconds: float
+    problem: str = ""
+    """As in `podium.records.Call`."""
+    tool: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """One episode."""
+
+    prompt: str = ""
+    events: tuple[Event, ...] = ()
+    reward: float | None = None
+    """Of the episode; None: the environment gives none."""
+    over: bool = False
+    """Whether the environment ended it."""
+    failure: Failure | None = None
+
+    @property
+    def outcome(self) -> tuple[Any, ...]:
+        """All that a policy sees and earns; equal episodes have equal outcomes."""
+        return self.prompt, tuple(each[:4] for each in self.events), self.reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The tool or environment under test."""
+
+    name: str
+    make: Callable[[], Any] | None
+    """Makes an environment; None: tools alone."""
+    tools: tuple[Tool, ...] = ()
+    """Tools that belong to no environment, or those of the first instance."""
+    kind: str = "tool"
+    """`tool`, `environment` (its methods are tools) or `text` (turns are its actions)."""
+    has_reward: bool = False
+    limit: float = 10.0
+    """Seconds of a call."""
+
+    def tools_of(self, environment: Any) -> tuple[Tool, ...]:
+        """The tools of one instance."""
+        return as_tools(methods_of(environment)) if self.kind == "environment" else self.tools
+
+
+def playing(
+    subject: Subject, environment: Any, row: Mapping[str, Any], policy: Policy, *, turns: int, index: int = -1
+) -> Generator[None, None, Play]:
+    """Play an episode, and pause after each turn; the result is the generator's value."""
+    prompt: str | list[Message] = row.get("prompt", "")
+    events: list[Event] = []
+    messages: list[Message] = []
+    over, runner, reward = False, ToolRunner(), None
+
+    def ended(failure: Failure | None = None) -> Play:
+        text = prompt if isinstance(prompt, str) else "\n".join(str(each.get("content", "")) for each in prompt)
+        return Play(prompt=text, events=tuple(events), reward=reward, over=over, failure=failure)
+
+    try:
+        if subject.make is not None:
+            prompt = reset(environment, row, named=False, seed=SEED, index=index, limit=subject.limit)
+        messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        tools = subject.tools_of(environment)
+        yield
+        for turn in range(turns):
+            action = policy(Situation(row, tuple(messages), tools, turn))
+            if action is None or over:
+                break
+            event, said = _acted(subject, environment, runner, tools, action)
+            events.append(event)
+            messages += said
+            over = event.over
+            if event.problem == "timeout":
+                what = f"{subject.name} did not return within {subject.limit:g} s for {event.action[:60]!r}"
+                raise TimeoutError(what)
+            yield
+        reward = _reward(subject, environment)
+    except TimeoutError as error:
+        return ended(Failure("E005", str(error), "bound what it waits for, or raise --limit"))
+    except PodiumError as error:
+        return ended(failure_of(error))
+    finally:
+        runner.close()
+    return ended()
+
+
+def finished(play: Generator[None, None, Play]) -> Play:
+    """Play to the end."""
+    while True:
+        try:
+            next(play)
+        except StopIteration as end:
+            return end.value
+
+
+def failure_of(error: PodiumError) -> Failure:
+    """The code of an error of an environment: it raised, took too long, or returned something else."""
+    first = error.what.splitlines()[0]
+    code = "E003" if " raised " in first else "E005" if " did not return " in first else "E004"
+    return Failure(error.code or code, error.what, error.fix)
+
+
+def _acted(
+    subject: Subject,
+    environment: Any,
+    runner: ToolRunner,
+    tools: Sequence[Tool],
+    action: str | tuple[str, Mapping[str, Any]],
+) -> tuple[Event, list[Message]]:
+    """One turn with what came of it, and its messages."""
+    start = time.perf_counter()
+    if isinstance(action, str) and subject.kind == "text":
+        step = environment.take_step(action, subject.limit)
+        seconds, problem = time.perf_counter() - start, "timeout" if environment.is_hanging else ""
+        said: list[Message] = [{"role": "assistant", "content": action}]
+        said += [] if step.observation is None else [{"role": "user", "content": step.observation}]
+        return Event(action, step.observation or "", step.reward, step.done, seconds, problem), said
+    if isinstance(action, str):  # an answer: the episode of an environment whose methods are tools ends with it
+        return Event(action, "", None, True, 0.0), [{"role": "assistant", "content": action}]
+    name, arguments = action
+    asked = [{"type": "function", "function": {"name": name, "arguments": dict(arguments)}}]
+    [call] = runner.run(asked, by_name(tools), CallLimits(timeout=subject.limit))
+    seconds = time.perf_counter() - start
+    event = Event(
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})",
+        str(call.content),
+        None,
+        False,
+        seconds,
+        call.problem,
+        name,
+    )
+    return event, [
+        {"role": "assistant", "content": "", "tool_calls": asked},
+        {"role": "tool", "name": name, "content": call.content},
+    ]
+
+
+def _reward(subject: Subject, environment: Any) -> float | None:
+    """The reward of the episode. Raises `AgentError` for what is no number."""
+    if not subject.has_reward:
+        return None
+    who, where = f"environment `{subject.name}`", "get_reward"
+
+    def run() -> Any:
+        value = environment.get_reward()
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+    value = call_user(run, who=who, where=where, limit=subject.limit)
+    try:
+        number = None if value is None else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if number is not None and number - number != 0:
+        raise AgentError(f"{who} returned {value!r} in {where}", fix="return a finite number, or None")
+    return number
+
+
+# ---- policies ----
+
+
+def silence(now: Situation) -> Action:
+    """Say nothing; with tools, call nothing."""
+    return None if now.tools else ""
+
+
+def noise(now: Situation) -> Action:
+    """Words without sense; with tools, each in turn with arguments of the types in its schema."""
+    if not now.tools:
+        return WORDS[now.turn % len(WORDS)]
+    tool = now.tools[now.turn % len(now.tools)]
+    return tool.name, arguments_of(tool, now.row, now.turn // len(now.tools))
+
+
+def repetition(now: Situation) -> Action:
+    """The same word, or the same call, in every turn."""
+    return (now.tools[0].name, arguments_of(now.tools[0], now.row, 0)) if now.tools else WORDS[1]
+
+
+POLICIES: Mapping[str, Policy] = {"silence": silence, "noise": noise, "repetition": repetition}
+
+
+def scripted(oracle: Callable[..., Any], limit: float) -> Policy:
+    """A policy from a function `oracle(row, messages)`, which gives the next turn: a text, `(tool, arguments)` or None.
+
+    Raises, when played, `AgentError` for what the function raises, and for anything else that it returns.
+    """
+
+    def play(now: Situation) -> Action:
+        run = functools.partial(oracle, dict(now.row), list(now.messages))
+        action = call_user(run, who="the oracle", where=f"turn {now.turn + 1}", limit=limit)
+        is_call = isinstance(action, (tuple, list)) and len(action) == 2 and isinstance(action[1], Mapping)
+        if action is None or isinstance(action, str):
+            return action
+        if not is_call:
+            raise AgentError(f"the oracle returned {action!r}", fix="return a text, (tool, arguments) or None")
+        return str(action[0]), action[1]
+
+    return play
+
+
+_SAMPLES: Mapping[str, Sequence[Any]] = {
+    "integer": (3, 12, 0, -1),
+    "number": (3.5, 12.0, 0.0, -1.5),
+    "string": ("amber", "3", "", "ümläut ✓"),
+    "boolean": (True, False),
+    "array": ([], [1, 2]),
+    "object": ({},),
+}
+
+
+def arguments_of(tool: Tool, row: Mapping[str, Any], which: int) -> dict[str, Any]:
+    """Arguments of the types in a tool's schema; a column of the row where it has the name of one."""
+    wanted = tool.schema["function"].get("parameters", {}).get("properties", {})
+    given = {}
+    for name, schema in wanted.items():
+        kind = schema.get("type", "string")
+        samples = schema.get("enum") or _SAMPLES.get(kind if isinstance(kind, str) else kind[0], (None,))
+        given[name] = row[name] if name in row and which == 0 else samples[which % len(samples)]
+    return given
+
+
+# ---- the subject ----
+
+
+def subject_of(target: Any, *, limit: float = 10.0) -> tuple[Subject, list[Failure]]:
+    """A subject from a tool (a function with parameters, or a `Tool`), or from an environment class or factory.
+
+    Also every failure before the first episode: of the factory (E001), and schemas that cannot be made (E002).
+    """
+    if isinstance(target, Tool):
+        return Subject(name=target.name, make=None, tools=(target,), limit=limit), []
+    name = getattr(target, "__name__", type(target).__name__)
+    if not inspect.isclass(target) and inspect.isfunction(target) and inspect.signature(target).parameters:
+        tools, failures = _schemas([target])
+        return Subject(name=name, make=None, tools=tools, limit=limit), failures
+    try:
+        first = call_user(target, who=f"the factory `{name}`", where="its first call", limit=FIRST_SECONDS)
+    except TimeoutError:
+        return Subject(name=name, make=target), [Failure("E005", f"`{name}` was not made within {FIRST_SECONDS:g} s")]
+    except PodiumError as error:
+        return Subject(name=name, make=target), [Failure("E001", error.what, error.fix)]
+    name = type(first).__name__
+    if not callable(getattr(type(first), "reset", None)):
+        fix = "write `def reset(self, **row):` in the class"
+        return Subject(name=name, make=target), [Failure("E001", f"environment `{name}` has no method `reset`", fix)]
+    is_text = isinstance(first, TextEnvironment)
+    tools, failures = ((), []) if is_text else _schemas(methods_of(first))
+    if not is_text and not tools and not failures:
+        what = f"environment `{name}` has no method that a model could call"
+        failures = [Failure("E001", what, "write public methods, or make it a `podium.TextEnvironment`")]
+    subject = Subject(
+        name=name,
+        make=target,
+        tools=tools,
+        kind="text" if is_text else "environment",
+        has_reward=callable(getattr(type(first), "get_reward", None)),
+        limit=limit,
+    )
+    return subject, failures
+
+
+def _schemas(functions: Sequence[Callable[..., Any]]) -> tuple[tuple[Tool, ...], list[Failure]]:
+    tools: list[Tool] = []
+    failures: list[Failure] = []
+    for function in functions:
+        try:
+            tools += as_tools([function])
+        except ConfigError as error:
+            failures.append(Failure("E002", error.what, error.fix))
+    return tuple(tools), failures

@@ -1,0 +1,102 @@
+"""The result of a test as records: what policies earn, time and size of calls, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from podium.agents.tester.actors import POLICIES, scripted, subject_of
+from podium.agents.tester.evidence import Evidence, gather
+from podium.agents.tester.rules import evaluate_rules
+from podium.records import SEVERITIES, Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExamineSettings:
+    """Limits of a test."""
+
+    num_rows: int = 6
+    turns: int = 8
+    """Turns of an episode, at most."""
+    limit: float = 10.0
+    """Seconds of a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earned:
+    """The rewards of a policy: least, mean and greatest over the rows, and its turns."""
+
+    policy: str
+    rewards: tuple[float, ...]
+    turns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Time and size of calls of one tool, or of steps."""
+
+    name: str
+    calls: int
+    seconds: float
+    """Of the middle one."""
+    slowest: float
+    characters: int
+    """Of the longest result."""
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentReport:
+    """The result of a test."""
+
+    name: str
+    kind: str = ""
+    """`tool`, `environment` or `text`; empty where it could not be made."""
+    num_rows: int = 0
+    earned: tuple[Earned, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+def report_of(
+    target: Any, rows: Sequence[Mapping[str, Any]], oracle: Callable[..., Any] | None, settings: ExamineSettings
+) -> EnvironmentReport:
+    """See `podium.agents.tester.examine`."""
+    subject, failures = subject_of(target, limit=settings.limit)
+    chosen = [dict(row) for row in islice(rows, settings.num_rows)] or [{}]
+    evidence = Evidence(subject=subject, rows=chosen, turns=settings.turns, failures=failures)
+    if not any(failure.code in ("E001", "E005") for failure in failures):
+        policies = {**POLICIES, **({} if oracle is None else {"oracle": scripted(oracle, settings.limit)})}
+        gather(evidence, policies)
+    found = sorted(evaluate_rules(evidence), key=lambda finding: SEVERITIES.index(finding.severity))
+    return EnvironmentReport(
+        name=subject.name,
+        kind=subject.kind,
+        num_rows=len(chosen),
+        earned=tuple(_earned(evidence)),
+        measured=tuple(_measured(evidence)),
+        findings=tuple(found),
+    )
+
+
+def _earned(evidence: Evidence) -> Iterator[Earned]:
+    for name, plays in evidence.plays.items():
+        rewards = tuple(play.reward for play in plays if play.reward is not None)
+        yield Earned(policy=name, rewards=rewards, turns=sum(len(play.events) for play in plays) / max(len(plays), 1))
+
+
+def _measured(evidence: Evidence) -> Iterator[Measured]:
+    events = [event for play in evidence.every() for event in play.events]
+    for name in dict.fromkeys(event.tool for event in events):
+        mine = [event for event in events if event.tool == name]
+        seconds = sorted(event.seconds for event in mine)
+        yield Measured(
+            name=name or "step",
+            calls=len(mine),
+            seconds=seconds[len(seconds) // 2],
+            slowest=seconds[-1],
+            characters=max(len(event.content) for event in mine),
+            failed=sum(bool(event.problem) for event in mine),
+        )

@@ -1,0 +1,261 @@
+"""Findings from episodes. Pure: no rule plays or loads anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
+
+from podium.agents.tester.actors import Event, Play
+from podium.agents.tester.evidence import Evidence
+from podium.records import Finding, Severity, clean
+
+SLOW_SECONDS = 0.25
+"""Of the middle call: with 64 completions of four turns, 16 s a round where calls cannot overlap."""
+LONG_RESULT = 4000
+"""Characters of a result, about a thousand tokens."""
+HIGH = 0.5
+"""A mean reward that senseless turns should not reach, where no oracle shows what can be earned."""
+PAID = 1e-9
+"""Rewards that differ by less are equal."""
+
+_OBJECT = re.compile(r"<[\w.]+ object at 0x|<(?:function|generator|class|coroutine)\b|<built-in")
+_BYTES = re.compile(r"^b(?:'.*'|\".*\")$", re.DOTALL)
+_DICT = re.compile(r"^\{['\d(]")
+
+
+def evaluate_rules(evidence: Evidence) -> list[Finding]:
+    """All findings. What is not reproducible is compared with nothing else."""
+    found = [*failures(evidence)]
+    if not evidence.plays:
+        return found
+    found += (each for rule in (results, sizes, seconds, failing_tools) for each in rule(evidence))
+    stable = [*unstable(evidence)]
+    found += stable
+    if evidence.subject.make is None or any(each.code in ("E003", "E004", "E005") for each in found):
+        return found
+    if not stable:
+        found += (each for rule in (shared, leftovers, ignored_rows) for each in rule(evidence))
+    return found + [each for rule in (endless, payments) for each in rule(evidence)]
+
+
+def _finding(code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
+    return Finding(code=code, severity=severity, what=clean(what), why=why, fix=fix)
+
+
+def _events(evidence: Evidence) -> Iterator[Event]:
+    for play in evidence.every():
+        yield from play.events
+
+
+# ---- code that fails ----
+
+
+def failures(evidence: Evidence) -> Iterator[Finding]:
+    """E001 to E005: what could not be made, described or played, each once."""
+    found = [*evidence.failures, *(play.failure for play in evidence.every() if play.failure is not None)]
+    for code in dict.fromkeys(failure.code for failure in found):
+        same = [failure for failure in found if failure.code == code]
+        for first in same if code == "E002" else same[:1]:
+            more = f"; {len(same) - 1} more episodes end so" if len(same) > 1 and code != "E002" else ""
+            yield _finding(code, "error", first.what + more, "", first.fix)
+
+
+def failing_tools(evidence: Evidence) -> Iterator[Finding]:
+    """E003 of a tool: every call with arguments of the types in its schema has raised."""
+    for name in dict.fromkeys(event.tool for event in _events(evidence) if event.tool):
+        calls = [event for event in _events(evidence) if event.tool == name]
+        failed = [event for event in calls if event.problem in ("error", "arguments", "result")]
+        if len(failed) < len(calls):
+            continue
+        first = failed[0]
+        severity: Severity = "error" if first.problem == "arguments" else "warning"
+        what = f"all {len(calls)} calls of `{name}` failed, as {first.action[:80]}: {first.content[:160]}"
+        why = "arguments of the types in its schema are refused" if first.problem == "arguments" else ""
+        fix = "correct the type hints, or let the error name a call that is right; data of its own: --data"
+        yield _finding("E003", severity, what, why, fix)
+
+
+# ---- results ----
+
+
+def results(evidence: Evidence) -> Iterator[Finding]:
+    """E014: results that are no text and no plain data."""
+    for name in dict.fromkeys(event.tool for event in _events(evidence)):
+        mine = [event for event in _events(evidence) if event.tool == name and event.problem in ("", "result")]
+        odd = [e for e in mine if e.problem or _OBJECT.search(e.content) or _BYTES.match(e.content.strip())]
+        dicts = [event for event in mine if name and _DICT.match(event.content)]
+        what = f"`{name}` returns" if name else "the observation is"
+        if odd:
+            text = f"{what} what is not JSON: the model reads {odd[0].content[:80]!r} after {odd[0].action[:60]}"
+            yield _finding(
+                "E014", "warning", text, "an address or bytes say nothing to it", "return text, or json.dumps"
+            )
+        elif dicts:
+            text = f"{what} a dict: the model reads Python's repr, {dicts[0].content[:80]!r}, and not JSON"
+            yield _finding("E014", "note", text, "", "return json.dumps(result)")
+
+
+def sizes(evidence: Evidence) -> Iterator[Finding]:
+    """E015: results that fill the context."""
+    for name in dict.fromkeys(event.tool for event in _events(evidence)):
+        largest = max((e for e in _events(evidence) if e.tool == name), key=lambda event: len(event.content))
+        if len(largest.content) > LONG_RESULT:
+            what = f"{f'`{name}`' if name else 'a step'} returns {len(largest.content):,} characters, after "
+            why = "results count towards max_completion_length; what does not fit ends the episode"
+            fix = "return less: the best matches, the end of a log; or set max_tool_result_tokens"
+            yield _finding("E015", "warning", f"{what}{largest.action[:60]}", why, fix)
+
+
+def seconds(evidence: Evidence) -> Iterator[Finding]:
+    """E016: slow calls."""
+    for name in dict.fromkeys(event.tool for event in _events(evidence)):
+        took = [event.seconds for event in _events(evidence) if event.tool == name and event.problem != "timeout"]
+        if took and median(took) > SLOW_SECONDS:
+            what = f"{f'`{name}` takes' if name else 'a step takes'} {median(took):.2f} s"
+            why = "a round ends with its slowest episode, and each of its turns waits"
+            yield _finding("E016", "warning", what, why, "cache, or write it with `async def`")
+
+
+# ---- state ----
+
+
+def unstable(evidence: Evidence) -> Iterator[Finding]:
+    """E007 and E017: the same row, or the same turns, give something else the second time."""
+    pairs = [*zip(evidence.plays["noise"], evidence.again, strict=False)]
+    starts = [(a, b) for a, b in pairs if a.prompt != b.prompt]
+    if starts:
+        a, b = starts[0]
+        what = f"reset with the same row gives {_short(a.prompt)}, then {_short(b.prompt)}"
+        why = "completions of a group get different tasks, and are compared all the same"
+        fix = "draw from the row's columns, or from an argument `seed` of `reset`, which a group shares"
+        yield _finding("E007", "warning", what, why, fix)
+    elif differ := [(a, b) for a, b in pairs if a.outcome != b.outcome]:
+        what = f"the same turns have another outcome the second time: {_difference(*differ[0])}"
+        why = "chance in the environment is noise in every advantage"
+        yield _finding("E017", "warning", what, why, "seed it in `reset`, with the row or with its argument `seed`")
+
+
+def shared(evidence: Evidence) -> Iterator[Finding]:
+    """E006: another instance changes the outcome."""
+    if differ := _differ(evidence.plays["noise"], evidence.beside):
+        what = (
+            f"two instances share state: beside another one, an episode has another outcome: {_difference(*differ[0])}"
+        )
+        why = "completions are played at the same time, each in an instance of its own"
+        fix = "set state on `self`, in `reset`: not on the class, in a module or in a default argument"
+        yield _finding("E006", "error", what, why, fix)
+
+
+def leftovers(evidence: Evidence) -> Iterator[Finding]:
+    """E009: the episode before changes the outcome."""
+    differ = _differ(evidence.plays["noise"], evidence.after)
+    if differ and not _differ(evidence.plays["noise"], evidence.beside):
+        what = f"`reset` leaves something of the episode before: {_difference(*differ[0])}"
+        why = "instances are reused: rewards of one completion go to the next"
+        yield _finding("E009", "error", what, why, "set all that belongs to an episode in `reset`, not in `__init__`")
+
+
+def ignored_rows(evidence: Evidence) -> Iterator[Finding]:
+    """E008: different rows, and always the same episode."""
+    columns = [{key: value for key, value in row.items() if key != "prompt"} for row in evidence.rows]
+    if len({str(each) for each in columns}) < 2 or len({str(row.get("prompt")) for row in evidence.rows}) > 1:
+        return
+    tables = [[play.outcome for play in plays] for plays in evidence.plays.values()]
+    if all(len(set(map(str, outcomes))) == 1 for outcomes in tables):
+        what = (
+            f"`reset` ignores the row: {len(evidence.rows)} rows that differ in {', '.join(columns[0])} give the same "
+        )
+        why = "every row is then the same task"
+        yield _finding("E008", "warning", f"{what}episodes", why, "read the columns: `def reset(self, column, **row)`")
+
+
+def _differ(one: Sequence[Play], other: Sequence[Play]) -> list[tuple[Play, Play]]:
+    return [(a, b) for a, b in zip(one, other, strict=False) if a.outcome != b.outcome]
+
+
+def _difference(a: Play, b: Play) -> str:
+    """The first difference of two episodes."""
+    if a.prompt != b.prompt:
+        return f"the prompt is {_short(b.prompt)}, not {_short(a.prompt)}"
+    for turn, (x, y) in enumerate(zip(a.events, b.events, strict=False), start=1):
+        if x[:4] != y[:4]:
+            names = ("turn", "answer", "reward", "end")
+            which = next(i for i in range(4) if x[i] != y[i])
+            return (
+                f"the {names[which]} of turn {turn} ({x.action[:40]!r}) is {_short(y[which])}, not {_short(x[which])}"
+            )
+    if len(a.events) != len(b.events):
+        return f"it has {len(b.events)} turns, not {len(a.events)}"
+    return f"the reward is {b.reward}, not {a.reward}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
+
+
+# ---- what is paid ----
+
+
+def endless(evidence: Evidence) -> Iterator[Finding]:
+    """E018: a text environment that silence never ends."""
+    plays = [play for name in ("silence", "noise") for play in evidence.plays.get(name, ())]
+    if evidence.subject.kind != "text" or not plays or any(play.over for play in plays):
+        return
+    turns = max(len(play.events) for play in plays)
+    what = f"neither silence nor noise ends an episode within {turns} turns"
+    why = "an episode then goes on until max_completion_length, and costs as much"
+    fix = "set `max_turns` in the class or the recipe, or end the episode after some turns"
+    yield _finding("E018", "warning", what, why, fix)
+
+
+def payments(evidence: Evidence) -> Iterator[Finding]:
+    """E010 to E013 and E019: inaction, chance and repetition that pay, an oracle that does not."""
+    means = {
+        name: fmean(rewards)
+        for name, plays in evidence.plays.items()
+        if (rewards := [play.reward for play in plays if play.reward is not None])
+    }
+    if not means:
+        return
+    table = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
+    oracle, others = means.get("oracle"), {name: x for name, x in means.items() if name != "oracle"}
+    best = max(others.values())
+    if oracle is not None and oracle <= best + PAID:
+        why = "what solves the task must earn more than what does not"
+        fix = "look at what `step` or `get_reward` compares; or the oracle is wrong: print its turns"
+        yield _finding("E013", "error", f"the oracle earns no more than senseless turns: {table}", why, fix)
+        return
+    yield from _inaction(means, oracle, table)
+    yield from _senseless(evidence, means, oracle, table)
+    if oracle is None and len(means) > 1 and max(means.values()) - min(means.values()) <= PAID and best > PAID:
+        why = "where all episodes earn the same nothing is learnt"
+        yield _finding("E019", "warning", f"everything earns the same: {table}", why, "reward what solves the task")
+
+
+def _inaction(means: dict[str, float], oracle: float | None, table: str) -> Iterator[Finding]:
+    if "silence" not in means:
+        return
+    tried = [means[name] for name in ("noise", "repetition") if name in means]
+    why = "a policy that is rarely right learns to do nothing, and rewards of a group become equal"
+    fix = "give silence the lowest reward of all, or a wrong try no less than none"
+    paid = oracle is not None and means["silence"] >= 0.5 * oracle > 0
+    if paid or (means["silence"] > PAID and means["silence"] >= max(tried, default=0.0)):
+        yield _finding("E010", "error" if paid else "warning", f"silence is paid: {table}", why, fix)
+    elif tried and means["silence"] > max(tried) + PAID:
+        yield _finding("E010", "warning", f"a try costs more than silence: {table}", why, fix)
+
+
+def _senseless(evidence: Evidence, means: dict[str, float], oracle: float | None, table: str) -> Iterator[Finding]:
+    silent = means.get("silence", 0.0)
+    for name, code in (("noise", "E011"), ("repetition", "E012")):
+        value = means.get(name, 0.0)
+        much = value >= 0.5 * oracle if oracle is not None and oracle > 0 else value > HIGH
+        grows = [row for row in evidence.repeated if row[0] + PAID < row[1] < row[2] - PAID] if name != "noise" else []
+        if (much and value > silent + PAID) or grows:
+            more = f"; after 2, 4 and more turns it has {', '.join(f'{x:.3g}' for x in grows[0])}" if grows else ""
+            what = f"{'senseless turns are' if name == 'noise' else 'repetition is'} paid: {table}{more}"
+            why = "what is paid without sense is learnt before the task"
+            fix = "pay for the result, once, at the end" if grows else "compare the whole answer, not its form"
+            yield _finding(code, "warning" if oracle is None and not grows else "error", what, why, fix)

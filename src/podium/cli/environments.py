@@ -1,0 +1,114 @@
+"""`podium environments`: a test of tools and environments that needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from podium.cli.terminal import fail_on_errors, print_json, show_notes
+
+if TYPE_CHECKING:
+    from podium.agents.tester import EnvironmentReport
+
+
+def try_out(
+    target: Annotated[
+        str,
+        typer.Argument(help="tools.py:function, builtin:calculator, game.py:Environment, or gymnasium:FrozenLake-v1."),
+    ],
+    data: Annotated[str, typer.Option("--data", help="Rows for `reset`: a file, folder, hub id or builtin:task.")] = "",
+    oracle: Annotated[
+        str, typer.Option("--oracle", help="file.py:function(row, messages) that gives each turn of a right episode.")
+    ] = "",
+    rows: Annotated[int, typer.Option("--rows", min=1, max=64, help="Rows to test with.")] = 6,
+    turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="Turns of an episode, at most.")] = 8,
+    limit: Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that a call may take.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Play a tool or an environment with silence, noise and repetition; report what it pays for and its mistakes.
+
+    No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
+    """
+    from podium.agents.tester.report import ExamineSettings
+    from podium.agents.tester.source import examine_source
+    from podium.cli.next_command import print_next
+
+    show_notes()
+    settings = ExamineSettings(num_rows=rows, turns=turns, limit=limit)
+    report = examine_source(target, _rows(data, rows), oracle=oracle, settings=settings)
+    if as_json:
+        print_json(_as_json(report))
+    else:
+        _print(report)
+        if report.findings:
+            print_next("environments test, findings", code=report.findings[0].code)
+    fail_on_errors(report.findings)
+
+
+def _rows(data: str, count: int) -> Sequence[Mapping[str, Any]]:
+    if not data:
+        return [{}]
+    from podium.data.loading import DataSpec, load_data
+
+    dataset = load_data(DataSpec(dataset=data))[0]
+    return [dict(row) for row, _ in zip(dataset, range(count), strict=False)]
+
+
+def _as_json(report: EnvironmentReport) -> dict[str, Any]:
+    import dataclasses
+
+    from podium.cli.terminal import as_dicts
+
+    kinds = ("error", "warning")
+    return {
+        "findings": as_dicts(report.findings),
+        **{f"{kind}s": sum(finding.severity == kind for finding in report.findings) for kind in kinds},
+        **{key: value for key, value in dataclasses.asdict(report).items() if key != "findings"},
+    }
+
+
+def _print(report: EnvironmentReport) -> None:
+    """Tables of what policies earn and of calls, and the findings."""
+    from rich import box
+    from rich.table import Table
+
+    from podium.cli.terminal import console, counted, plain_text
+
+    def table(*columns: str) -> Table:
+        made = Table(box=box.SIMPLE_HEAD)
+        for place, column in enumerate(columns):
+            made.add_column(column, justify="right" if place else "left", no_wrap=bool(place))
+        return made
+
+    earned = [each for each in report.earned if each.rewards]
+    if earned:
+        made = table("policy", "least", "mean", "most", "turns")
+        for each in earned:
+            mean = sum(each.rewards) / len(each.rewards)
+            cells = [f"{x:.2f}" for x in (min(each.rewards), mean, max(each.rewards))]
+            made.add_row(each.policy, *cells, f"{each.turns:.1f}")
+        console.print(made)
+    if report.measured:
+        made = table("call", "number", "ms", "slowest", "characters", "failed")
+        for call in report.measured:
+            milliseconds = [f"{1000 * x:.2g}" for x in (call.seconds, call.slowest)]
+            made.add_row(
+                plain_text(call.name), str(call.calls), *milliseconds, f"{call.characters:,}", str(call.failed)
+            )
+        console.print(made)
+    kinds = {"tool": "a tool", "environment": "its methods are tools", "text": "an environment in plain text"}
+    if report.kind:
+        rows = f"{report.num_rows} row{'s' * (report.num_rows > 1)}"
+        console.print(plain_text(f"{report.name}: {kinds[report.kind]}; {rows}"))
+    for text in (*(f"\n{finding}" for finding in report.findings), f"\n{counted(report.findings)}."):
+        console.print(plain_text(text))
+
+
+def app(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
+    """The verbs under `podium environments`; `guarded` prints their mistakes as one message."""
+    made = typer.Typer(help="A test of tools and environments that needs no model.", no_args_is_help=True)
+    made.callback()(lambda: None)
+    made.command("test")(guarded(try_out))
+    return made
