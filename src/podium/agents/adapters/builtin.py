@@ -23,7 +23,7 @@ class Guess(TextEnvironment):
         self.largest, self.max_turns = largest, questions  # type: ignore[misc]
         self.number, self.earned = 0, 0.0
 
-    def reset(self, number: int, **row: Any) -> None:  # type: ignore[override]
+    def reset(self, number: int, **row: Any) -> None:
         """Hide the row's number."""
         self.number, self.earned = number, 0.0
 
