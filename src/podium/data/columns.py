@@ -45,7 +45,8 @@ class Columns:
     answer: str | None = None  # template; None: the column `answer`, if there is one
     system: str | None = None  # template of a system message in front
     examples: tuple[Mapping[str, Any], ...] = ()
-    """Rows that the same templates make into earlier turns of user and assistant."""
+    """Rows that the same templates make into earlier turns of user and assistant. Between the two stand the `calls` of
+    an example, each with `name`, `arguments` and `result`: a worked example of the use of tools."""
     answer_from: str | None = None
     """Place of the final answer in the answer: `after ####`, `last number`, `boxed`, or a regular expression."""
     chat: bool = False
@@ -123,10 +124,21 @@ class Columns:
         return [*([_message("system", parse(self.system or "")({}))] if same else []), *self._turns()]
 
     def _turns(self) -> list[dict[str, Any]]:
+        """The examples as messages.
+
+        >>> example = {"prompt": "1+1", "calls": [{"name": "add", "result": 2}], "answer": "2"}
+        >>> made = Columns(examples=(example,))._turns()
+        >>> [message["role"] for message in made], made[1]["tool_calls"][0]["function"]
+        (['user', 'assistant', 'tool', 'assistant'], {'name': 'add', 'arguments': {}})
+        """
         return [
-            _message(role, said(example))
+            message
             for example in self.examples
-            for role, said in (("user", self.question), ("assistant", self._whole_answer))
+            for message in (
+                _message("user", self.question(example)),
+                *(made for call in example.get("calls") or () for made in _called(call)),
+                _message("assistant", self._whole_answer(example)),
+            )
         ]
 
     def _whole_answer(self, row: Mapping[str, Any]) -> Any:
@@ -167,6 +179,11 @@ class Columns:
                             other = f', or name its column: {key}: "{{COLUMN}}"'
                         what = f"`examples`: number {number} has no `{column}`, {named}; it has {has}."
                         return DataError(what, code="D052", fix=f"Give every example a `{column}`{other}.")
+            calls = example.get("calls") or ()
+            if not (isinstance(calls, (list, tuple)) and all(isinstance(x, Mapping) and x.get("name") for x in calls)):
+                what = f"`examples`: the `calls` of number {number} are no list of calls with a `name`: `{calls}`."
+                fix = "calls: [{name: multiply, arguments: {a: 2, b: 3}, result: 6}]"
+                return DataError(what, code="D052", fix=fix)
         return None
 
     def _named(self, key: str) -> tuple[str, ...]:
@@ -193,6 +210,13 @@ class Columns:
 def listed(names: Iterable[Any]) -> str:
     """Names for a message."""
     return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def _called(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The messages of one call of a tool and of its result."""
+    function = {"name": call["name"], "arguments": dict(call.get("arguments") or {})}
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    return asked, {"role": "tool", "name": call["name"], "content": str(call.get("result", ""))}
 
 
 def _message(role: str, content: Any) -> dict[str, Any]:
