@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trl
-from tests.unit.agents_setup import Seen, called, make, multiply, one, replied, scripted
 
 from podium.models.packing import pack
 from podium.testing import tiny_tokenizer
 from podium.trainer.rollouts import training_group
+from tests.unit.agents_setup import Seen, called, make, multiply, one, replied, scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
 
