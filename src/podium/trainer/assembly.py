@@ -319,7 +319,7 @@ def _checked_data(
         found = checked_rows(dataset, name, num_needed=num_needed, builder=builder)
         dataset = found.rows
         columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
-        if columns is not None:
+        if columns is not None and given.rollout_func is None:  # which may add columns
             columns = ["prompt"] if args.remove_unused_columns else columns
             check_rewards(rewards, columns, environments=pools is not None)
         fitting = found.without_too_long(builder)

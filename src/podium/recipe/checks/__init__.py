@@ -53,6 +53,9 @@ def check(
     reward_processing_classes: Any = None,
     quantization_config: Any = None,
     peft_config: Any = None,
+    tools: Any = None,
+    rollout_func: Any = None,
+    environment_factory: Any = None,
 ) -> list[Finding]:
     """Findings about a run, errors first. No weight is loaded, and nothing is raised for what is wrong.
 

@@ -43,7 +43,7 @@ def needs(setup: Setup) -> Iterator[Finding]:
             names = ", ".join(reward.name for reward in setup.rewards)
             for finding in findings_of(error):
                 yield replace(finding, what=f"{finding.what} The functions are {names}.")
-    if survey is None or not survey.columns:
+    if survey is None or not survey.columns or setup.adds_columns:
         return
     columns = ["prompt"] if args is not None and args.remove_unused_columns else list(survey.columns)
     for reward in setup.rewards:

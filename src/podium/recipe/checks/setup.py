@@ -79,6 +79,8 @@ class Setup:
     evaluation: RowSurvey | None = None
     opened: OpenData | None = None
     """The datasets of a recipe, whose rows were kept while they were surveyed; None: they were not."""
+    adds_columns: bool = False
+    """Whether a `rollout_func` gives the rewards columns that are not in the data."""
     tested: RewardTest | None = None
     """The test of the rewards without a model."""
     resume: str | bool | None = None
@@ -263,6 +265,7 @@ def from_arguments(given: Given) -> Setup:
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
     lora, quantization = (each and each.to_dict() for each in (given.peft_config, given.quantization_config))
     made = Setup(name="GRPOTrainer", args=args, lora=lora, quantization=quantization, pools=pools)
+    made = replace(made, adds_columns=given.rollout_func is not None)
     made = _with_parts(made, gathering, given)
     return _with_rows(made, gathering, *_given_sources(given.train_dataset, given.eval_dataset, pools))
 
