@@ -358,7 +358,7 @@ def test_shipped_recipes_are_right(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = load(name)
     made.arguments()
-    assert made.accuracy in [spec.name for spec in made.rewards]
+    assert made.accuracy in ([spec.name for spec in made.rewards] or ["Guess"])
 
 
 def test_unknown_recipe_lists_those_there_are(tmp_path, monkeypatch):

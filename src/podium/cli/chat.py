@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from podium.cli.terminal import errors, plain_text, prepare_output
 from podium.records import clean
+
+if TYPE_CHECKING:
+    from podium.agents.tools import Tool
 
 HELP = "An empty line or Ctrl-D ends, /new starts over."
 
@@ -22,11 +25,16 @@ def chat(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token, always.")] = 0.7,
+    tools: Annotated[
+        bool, typer.Option("--tools/--no-tools", help="Run the tools that the run was trained with.")
+    ] = True,
 ) -> None:
     """Talk to a model or to the result of a run.
 
-    The system prompt and examples that preceded every question in training precede the talk, too.
+    The system prompt and examples that preceded every question in training precede the talk, too. Tools in files are
+    run as they were in training.
     """
+    from podium.cli.run_tools import tools_of
     from podium.runs.find_model import find_model, load_model
     from podium.runs.shipping.prompt_prefix import opening
 
@@ -35,8 +43,10 @@ def chat(
     begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
     if begun and system is None:
         errors.print(plain_text(f"note: {_described(begun)}"), soft_wrap=True)
+    own, most = tools_of(source) if tools else ((), 0)
     policy, tokenizer = load_model(source)
-    talk(policy, tokenizer, begun, max_tokens=max_tokens, temperature=temperature)
+    speaker = Speaker(policy, tokenizer, max_tokens=max_tokens, temperature=temperature, tools=own, most_rounds=most)
+    talk(speaker, begun)
 
 
 def _described(opening: Sequence[dict[str, str]]) -> str:
@@ -46,7 +56,7 @@ def _described(opening: Sequence[dict[str, str]]) -> str:
     return f'The talk begins as the prompts of the training did, with {text}; `--system ""` leaves that out.'
 
 
-def talk(policy: Any, tokenizer: Any, opening: list[dict[str, str]], *, max_tokens: int, temperature: float) -> None:
+def talk(speaker: Speaker, opening: list[dict[str, Any]]) -> None:
     """Read a line, answer it, until there is none. Piped input works the same, without a prompt sign."""
     interactive = sys.stdin.isatty()
     if interactive:
@@ -57,8 +67,7 @@ def talk(policy: Any, tokenizer: Any, opening: list[dict[str, str]], *, max_toke
             turns = list(opening)
             continue
         turns.append({"role": "user", "content": text})
-        answer = _answer(policy, tokenizer, turns, max_tokens=max_tokens, temperature=temperature)
-        turns.append({"role": "assistant", "content": answer})
+        speaker.answer(turns)
 
 
 def _read_line(interactive: bool) -> str:
@@ -68,25 +77,79 @@ def _read_line(interactive: bool) -> str:
         return ""
 
 
-def _answer(policy: Any, tokenizer: Any, turns: list[dict[str, str]], *, max_tokens: int, temperature: float) -> str:
-    """Print the answer while it is written; gives it whole."""
-    import torch
+class Speaker:
+    """A model that answers, with tools that it may call."""
 
-    if tokenizer.chat_template is None:
-        inputs = tokenizer(turns[-1]["content"], return_tensors="pt")
-    else:
-        inputs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    inputs = inputs.to(policy.device)
-    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    with torch.inference_mode():
-        output = policy.generate(
-            **inputs,
-            **sampling,
-            max_new_tokens=max_tokens,
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-            streamer=_streamer(tokenizer),
-        )
-    return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+    def __init__(
+        self,
+        policy: Any,
+        tokenizer: Any,
+        *,
+        max_tokens: int,
+        temperature: float,
+        tools: Sequence[Tool] = (),
+        most_rounds: int = 0,
+    ) -> None:
+        """`most_rounds`: of calls in one answer."""
+        self.policy, self.tokenizer = policy, tokenizer
+        self.max_tokens, self.most_rounds = max_tokens, most_rounds
+        self.sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+        self.tools = list(tools)
+        self._chat: Any = None
+        if tools:
+            from podium.agents.chat import tool_format
+
+            self._chat = tool_format(tokenizer, {}, needs_tools=True)
+
+    def answer(self, turns: list[dict[str, Any]]) -> None:
+        """Print the answer while it is written, and what its calls gave; all of it is appended to `turns`."""
+        for rounds in range(self.most_rounds + 1):
+            prompt_ids, token_ids = self._written(turns)
+            if self._chat is None:
+                turns.append(
+                    {"role": "assistant", "content": self.tokenizer.decode(token_ids, skip_special_tokens=True)}
+                )
+                return
+            schemas = [tool.schema for tool in self.tools]
+            message = self._chat.parse(token_ids, prefix=prompt_ids, tools=schemas)
+            turns.append(dict(message))
+            if not message.get("tool_calls") or rounds == self.most_rounds:
+                return
+            turns += self._called(message["tool_calls"])
+
+    def _called(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
+        """The tool messages of calls, which are printed."""
+        from podium.agents.tools import CallLimits, ToolRunner, by_name
+
+        results = ToolRunner().run(calls, by_name(self.tools), CallLimits())
+        for call in results:
+            typer.echo(clean(f"  [{call.name}: {call.content}]"))
+        return [{"role": "tool", "name": call.name, "content": call.content} for call in results]
+
+    def _written(self, turns: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+        """Token ids of the conversation, and of the answer, which is printed while it is drawn."""
+        import torch
+
+        tokenizer = self.tokenizer
+        if tokenizer.chat_template is None:
+            inputs = tokenizer(turns[-1]["content"], return_tensors="pt")
+        elif self._chat is not None:
+            text = self._chat.render(turns, [tool.schema for tool in self.tools], add_generation_prompt=True)
+            inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+        else:
+            how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+            inputs = tokenizer.apply_chat_template(turns, **how)
+        inputs = inputs.to(self.policy.device)
+        with torch.inference_mode():
+            output = self.policy.generate(
+                **inputs,
+                **self.sampling,
+                max_new_tokens=self.max_tokens,
+                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+                streamer=_streamer(tokenizer),
+            )
+        length = inputs["input_ids"].shape[1]
+        return output[0, :length].tolist(), output[0, length:].tolist()
 
 
 def _streamer(tokenizer: Any) -> Any:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from podium.cli.terminal import errors, prepare_output
+
+_VLLM_TOOLS = (
+    " vLLM reads them with: podium serve RUN --engine vllm -- --enable-auto-tool-choice --tool-call-parser hermes"
+)
 
 
 def serve(
@@ -19,8 +23,10 @@ def serve(
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     host: Annotated[str, typer.Option(help="The address to listen on; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    tools: Annotated[bool, typer.Option("--tools/--no-tools", help="Show requests with the tools of the run.")] = True,
 ) -> None:
     """Serve a run's model with `transformers serve` or `vllm serve`. An adapter is merged into its folder first."""
+    from podium.cli.run_tools import tools_of
     from podium.runs.find_model import MERGED, find_model
     from podium.runs.shipping.export import merged_folder
     from podium.runs.shipping.prompt_prefix import opening
@@ -37,7 +43,10 @@ def serve(
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     typer.echo(f"Serving `{made.model}` with {engine} on {url}; Ctrl-C ends it. Once it has started:")
     begun = opening(source)
-    message = {"model": made.model, "messages": [*begun, {"role": "user", "content": "Hello"}]}
+    message: dict[str, Any] = {"model": made.model, "messages": [*begun, {"role": "user", "content": "Hello"}]}
+    own, _ = tools_of(source) if tools else ((), 0)
+    if own:
+        message["tools"] = [tool.schema for tool in own]
     typer.echo(
         f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(message))}"
     )
@@ -46,4 +55,7 @@ def serve(
             f"The server adds nothing to a conversation: send the first {len(begun)} of the messages above before "
             "every question, as the prompts of the training did."
         )
+    if own:
+        more = "" if "--enable-auto-tool-choice" in made.command or engine != "vllm" else _VLLM_TOOLS
+        typer.echo(f"The server runs no tools: it returns the calls, and your program sends the results back.{more}")
     become(made)

@@ -24,7 +24,7 @@ from podium.evaluation.measured import Baseline, Baselines, key_of
 from podium.isolation.workers.functions import unwrapped
 from podium.records import Completion, Group, Prompt, last_user_turn
 from podium.rewards.model import RewardModel
-from podium.rewards.resolve import Reward
+from podium.rewards.resolve import ENVIRONMENTS, Reward
 from podium.rewards.score import CallSettings, score
 from podium.rewards.tester.cases import GOLD_COLUMNS, ReturnFormat, forms_for, gold_of
 from podium.runs.monitors.signs import MOST_LABELS
@@ -46,6 +46,8 @@ def costly(rewards: Sequence[Reward]) -> str:
     """The reason why rewards are not called for baselines; empty: none."""
     for reward in rewards:
         function = unwrapped(reward.function)
+        if ENVIRONMENTS in reward.needs:
+            return f"`{reward.name}` is of an environment, in which a constant answer was not played"
         if isinstance(function, RewardModel) or reward.is_async:
             kind = "a reward model" if isinstance(function, RewardModel) else "asynchronous"
             return f"`{reward.name}` is {kind}, so its calls may be slow or paid for"

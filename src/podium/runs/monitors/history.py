@@ -81,6 +81,11 @@ class RoundView:
         """bool: all completions of the group have the same reward."""
         return np.array([not has_spread(reward_G) for reward_G in self.reward_PG])
 
+    @property
+    def is_played(self) -> bool:
+        """Whether an environment in plain text answered turns: it has rewarded them."""
+        return any(turn.reward is not None for of_G in self.turns_PG for turns in of_G for turn in turns)
+
     @cached_property
     def comparable_PG(self) -> np.ndarray:
         """Rewards; where completions have turns, NaN for one that has not as many as most of its group, or has ended
