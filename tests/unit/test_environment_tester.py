@@ -120,12 +120,12 @@ class ForgetsToReset(Guess):
 class PaysSilence(Guess):
     def step(self, text: str) -> Any:
         observation, reward, done, info = super().step(text)
-        return observation, reward if text.strip().isdigit() or not text else reward - 0.2, done, info
+        return observation, reward if reward or not text else -0.5, done, info
 
 
 class PaysAnyWord(Guess):
     def step(self, text: str) -> Any:
-        return (None, 0.8, True, {}) if text else super().step(text)
+        return (None, 0.8, True, {}) if text and not text.isdigit() else super().step(text)
 
 
 class PaysEachTime(Maze):
@@ -174,7 +174,7 @@ class ReturnsABook(Maze):
 class IsSlow(Maze):
     def look(self) -> str:
         """Look around."""
-        time.sleep(0.3)
+        time.sleep(0.26)
         return "A corridor."
 
 
@@ -262,7 +262,7 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "E014 an object": (ReturnsAnObject, {}),
     "E014 bytes": (ReturnsBytes, {}),
     "E015 a book": (ReturnsABook, {}),
-    "E016 slow": (IsSlow, {}),
+    "E016 slow": (IsSlow, {"turns": 1, "budget": 1.0}),
     "E017 dice": (RollsDice, {}),
     "E018 never ends": (NeverEnds, {}),
     "E019 attendance": (PaysForAttendance, {}),
