@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +73,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     import numpy as np
 
     from podium.algorithm.advantages import advantages
-    from podium.runs.conversations import written
+    from podium.runs.conversations import conversation, written
 
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings)
     return [
@@ -87,7 +86,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
                     "text": completion.text,
                     "tokens": len(completion.token_ids),
                     "finish": completion.finish,
-                    "turns": json.loads(written(completion) or "[]"),
+                    "turns": conversation(written(completion)),
                     "rewards": dict(zip(each.names_K, each.rewards_GK[g], strict=True)),
                     "reward": result.reward_PG[p, g],
                     "advantage": result.advantages_PG[p, g],

@@ -16,9 +16,9 @@ LONGEST = 20_000
 def written(completion: Completion) -> str | None:
     """The turns as JSON: the fields of `Turn`, and `mean_logp`, the mean log-probability of the turn's tokens.
 
-    None: a single uninterrupted answer.
+    None: the run has neither tools nor environments.
     """
-    if len(completion.turns) < 2 and not any(turn.message.get("tool_calls") for turn in completion.turns):
+    if not completion.turns:
         return None
     logps, made = iter(completion.logps), []
     for turn in completion.turns:
@@ -42,6 +42,17 @@ def read(text: str | None) -> tuple[Turn, ...]:
         calls = tuple(Call(**call) for call in fields.get("calls", ()))
         turns.append(Turn(**{**known, "calls": calls, "replies": tuple(fields.get("replies", ()))}))
     return tuple(turns)
+
+
+def conversation(text: str | None) -> list[dict[str, Any]]:
+    """The turns that `written` wrote, as they are recorded; none for a single answer without calls.
+
+    >>> conversation('[{"start": 0, "stop": 1, "message": {"role": "assistant", "content": "7"}}]')
+    []
+    """
+    turns: list[dict[str, Any]] = json.loads(text) if text else []
+    is_answer = len(turns) == 1 and not turns[0]["message"].get("tool_calls")
+    return [] if is_answer else turns
 
 
 def drawn_text(completion: Completion) -> str:

@@ -43,6 +43,8 @@ class Situation(NamedTuple):
     tools: Sequence[Tool]
     turn: int
     """From 0."""
+    index: int = 0
+    """Number of the row in the test."""
 
 
 Policy = Callable[[Situation], Action]
@@ -104,12 +106,15 @@ class Subject:
     """Seconds of a call."""
 
     def tools_of(self, environment: Any) -> tuple[Tool, ...]:
-        """The tools of one instance."""
-        return as_tools(methods_of(environment)) if self.kind == "environment" else self.tools
+        """The tools of one instance: methods that have a schema."""
+        if self.kind != "environment":
+            return self.tools
+        names = {tool.name for tool in self.tools}
+        return as_tools([each for each in methods_of(environment) if each.__name__ in names])
 
 
 def playing(
-    subject: Subject, environment: Any, row: Mapping[str, Any], policy: Policy, *, turns: int, index: int = -1
+    subject: Subject, environment: Any, row: Mapping[str, Any], policy: Policy, *, turns: int, index: int = 0
 ) -> Generator[None, None, Play]:
     """Play an episode, and pause after each turn; the result is the generator's value."""
     prompt: str | list[Message] = row.get("prompt", "")
@@ -128,7 +133,7 @@ def playing(
         tools = subject.tools_of(environment)
         yield
         for turn in range(turns):
-            action = policy(Situation(row, tuple(messages), tools, turn))
+            action = policy(Situation(row, tuple(messages), tools, turn, index))
             if action is None or over:
                 break
             event, said = _acted(subject, environment, runner, tools, action)
@@ -238,8 +243,11 @@ def noise(now: Situation) -> Action:
 
 
 def repetition(now: Situation) -> Action:
-    """The same word, or the same call, in every turn."""
-    return (now.tools[0].name, arguments_of(now.tools[0], now.row, 0)) if now.tools else WORDS[1]
+    """The same word, or the same call, in every turn; rows take turns in the tool that is called."""
+    if not now.tools:
+        return WORDS[1]
+    tool = now.tools[now.index % len(now.tools)]
+    return tool.name, arguments_of(tool, now.row, 0)
 
 
 POLICIES: Mapping[str, Policy] = {"silence": silence, "noise": noise, "repetition": repetition}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ class Evidence:
     """The noise while another environment plays another row, turn by turn."""
 
     repeated: list[tuple[float, ...]] = field(default_factory=list)
-    """By row, rewards of the repetition after 2, 4 and all turns."""
+    """Rewards of repetitions after 2, 4 and all turns."""
 
     def every(self) -> Iterator[Play]:
         """All episodes."""
@@ -35,9 +36,19 @@ class Evidence:
             yield from plays
 
 
-def gather(evidence: Evidence, policies: Mapping[str, Policy]) -> None:
-    """Play everything; after a call that hung, nothing more."""
-    noise = policies["noise"]
+EPISODES = 12
+"""Episodes of a row, about."""
+
+
+def gather(evidence: Evidence, policies: Mapping[str, Policy], budget: float) -> None:
+    """Play everything; after a call that hung, nothing more. Slow ones get fewer rows, for about `budget` seconds."""
+    noise, start = policies["noise"], time.perf_counter()
+    evidence.plays["noise"] = [_played(evidence, 0, noise)]
+    if _hung(evidence):
+        return
+    affordable = int(budget / EPISODES / max(time.perf_counter() - start, 1e-6))
+    evidence.rows = evidence.rows[: max(1, affordable)]
+    evidence.plays.clear()
     for name, policy in policies.items():
         for index in range(len(evidence.rows)):
             evidence.plays.setdefault(name, []).append(_played(evidence, index, policy))
@@ -45,15 +56,20 @@ def gather(evidence: Evidence, policies: Mapping[str, Policy]) -> None:
                 return
     for index in range(len(evidence.rows)):
         evidence.again.append(_played(evidence, index, noise))
-        if evidence.subject.has_reward:
-            lengths = (2, 4, evidence.turns)
-            plays = [_played(evidence, index, policies["repetition"], turns=turns) for turns in lengths]
-            evidence.repeated.append(tuple(play.reward or 0.0 for play in plays))
         if evidence.subject.make is not None:
             evidence.after.append(_played_after(evidence, index, policies))
             evidence.beside.append(_played_beside(evidence, index, noise))
         if _hung(evidence):
             return
+    if evidence.subject.has_reward:
+        evidence.repeated += _repeated(evidence, policies["repetition"])
+
+
+def _repeated(evidence: Evidence, policy: Policy) -> Iterator[tuple[float, ...]]:
+    """Rewards of the repetition after 2, 4 and all turns, of each tool or row."""
+    for index in range(max(len(evidence.rows), len(evidence.subject.tools))):
+        plays = [_played(evidence, index, policy, turns=turns) for turns in (2, 4, evidence.turns)]
+        yield tuple(play.reward or 0.0 for play in plays)
 
 
 def _hung(evidence: Evidence) -> bool:
@@ -66,7 +82,7 @@ def _played(
     subject = evidence.subject
     if environment is None and subject.make is not None:
         environment = subject.make()
-    row = evidence.rows[index]
+    row = evidence.rows[index % len(evidence.rows)]
     return finished(playing(subject, environment, row, policy, turns=turns or evidence.turns, index=index))
 
 

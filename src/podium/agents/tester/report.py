@@ -22,6 +22,8 @@ class ExamineSettings:
     """Turns of an episode, at most."""
     limit: float = 10.0
     """Seconds of a call."""
+    budget: float = 60.0
+    """Seconds of the whole test, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ def report_of(
     evidence = Evidence(subject=subject, rows=chosen, turns=settings.turns, failures=failures)
     if not any(failure.code in ("E001", "E005") for failure in failures):
         policies = {**POLICIES, **({} if oracle is None else {"oracle": scripted(oracle, settings.limit)})}
-        gather(evidence, policies)
+        gather(evidence, policies, settings.budget)
     found = sorted(evaluate_rules(evidence), key=lambda finding: SEVERITIES.index(finding.severity))
     return EnvironmentReport(
         name=subject.name,

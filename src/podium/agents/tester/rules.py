@@ -30,11 +30,14 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
     if not evidence.plays:
         return found
     found += (each for rule in (results, sizes, seconds, failing_tools) for each in rule(evidence))
-    stable = [*unstable(evidence)]
-    found += stable
-    if evidence.subject.make is None or any(each.code in ("E003", "E004", "E005") for each in found):
+    if any(play.failure is not None for play in evidence.every()):
         return found
-    if not stable:
+    has_addresses = any(_OBJECT.search(event.content) for event in _events(evidence))  # which never repeat
+    chance = [] if has_addresses else [*unstable(evidence)]
+    found += chance
+    if evidence.subject.make is None:
+        return found
+    if not chance and not has_addresses:
         found += (each for rule in (shared, leftovers, ignored_rows) for each in rule(evidence))
     return found + [each for rule in (endless, payments) for each in rule(evidence)]
 
@@ -200,11 +203,11 @@ def _short(value: object) -> str:
 
 def endless(evidence: Evidence) -> Iterator[Finding]:
     """E018: a text environment that silence never ends."""
-    plays = [play for name in ("silence", "noise") for play in evidence.plays.get(name, ())]
+    plays = evidence.plays.get("silence", ())
     if evidence.subject.kind != "text" or not plays or any(play.over for play in plays):
         return
     turns = max(len(play.events) for play in plays)
-    what = f"neither silence nor noise ends an episode within {turns} turns"
+    what = f"silence ends no episode within {turns} turns"
     why = "an episode then goes on until max_completion_length, and costs as much"
     fix = "set `max_turns` in the class or the recipe, or end the episode after some turns"
     yield _finding("E018", "warning", what, why, fix)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podium.runs.conversations import passages
+from podium.runs.conversations import conversation, passages
 
 if TYPE_CHECKING:
     import pandas
@@ -87,7 +87,7 @@ def _turns(turns: str | None) -> list[list[Any]] | None:
     """Passages of an episode: whether it was drawn (1), head and text of each; None for a single answer."""
     if not isinstance(turns, str):
         return None
-    return [[int(each.drawn), each.head, _cut(each.text)] for each in passages(json.loads(turns))]
+    return [[int(each.drawn), each.head, _cut(each.text)] for each in passages(conversation(turns))] or None
 
 
 def _cut(text: str) -> str:

@@ -1,0 +1,414 @@
+"""The test of tools and environments finds planted bugs, each by its code, and says nothing of sound ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from podium import TextEnvironment
+from podium.agents.resolve import resolve_tools
+from podium.agents.tester import audit, examine
+from podium.cli import app
+from podium.runs import findings
+
+ROWS = [{"number": n} for n in (3, 5, 1, 7)]
+
+
+class Guess(TextEnvironment):
+    """A number from 1 to 7 in three turns."""
+
+    most = 3
+
+    def reset(self, number: int = 4, **row: Any) -> str:
+        self.number, self.tries = number, 0
+        return "Guess my number from 1 to 7."
+
+    def step(self, text: str) -> Any:
+        self.tries += 1
+        guess = int(text) if text.strip().isascii() and text.strip().isdigit() else 0
+        if guess == self.number:
+            return None, 1.0, True, {}
+        return ("higher" if guess < self.number else "lower"), 0.0, self.tries >= self.most, {}
+
+
+def halves(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+    """Binary search, from the conversation alone."""
+    low, high = 1, 7
+    for turn, reply in zip(messages[1::2], messages[2::2], strict=False):
+        guess = int(turn["content"])
+        low, high = (guess + 1, high) if reply["content"] == "higher" else (low, guess - 1)
+    return str((low + high) // 2)
+
+
+class Maze:
+    """A corridor: TRL's environments, whose methods are tools."""
+
+    def reset(self, number: int = 3, **row: Any) -> str:
+        self.goal, self.place = number, 0
+        return f" The exit is {number} steps to the right."
+
+    def walk(self, steps: int) -> str:
+        """
+        Walk along the corridor.
+
+        Args:
+            steps: Number of steps to the right; negative ones go to the left.
+        """
+        self.place += steps
+        return f"You are at {self.place}."
+
+    def look(self) -> str:
+        """Look around."""
+        return "A corridor."
+
+    def get_reward(self) -> float:
+        return float(self.place == self.goal)
+
+
+def walks_there(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Any:
+    return None if messages[-1]["role"] == "tool" else ("walk", {"steps": row["number"]})
+
+
+def codes(target: Any, rows: Sequence[Mapping[str, Any]] = ROWS, **settings: Any) -> dict[str, str]:
+    """Codes and severities, in the order of the report."""
+    return {each.code: each.severity for each in audit(target, rows, **settings)}
+
+
+# ---- planted bugs ----
+
+
+class SharesAList(Guess):
+    seen: ClassVar[list[str]] = []
+
+    def reset(self, **row: Any) -> str:
+        self.seen.clear()
+        return super().reset(**row)
+
+    def step(self, text: str) -> Any:
+        self.seen.append(text)
+        observation, *rest = super().step(text)
+        return (observation and f"{observation}, {len(self.seen)} tries"), *rest
+
+
+class ResetsByChance(Guess):
+    def reset(self, **row: Any) -> str:
+        return super().reset(number=random.SystemRandom().randrange(1, 8)) + f" Hint: {random.SystemRandom().random()}"
+
+
+class IgnoresTheRow(Guess):
+    def reset(self, **row: Any) -> str:
+        return super().reset(number=9)
+
+
+class ForgetsToReset(Guess):
+    def __init__(self) -> None:
+        self.history: list[str] = []
+
+    def step(self, text: str) -> Any:
+        self.history.append(text)
+        observation, *rest = super().step(text)
+        return (observation and f"{observation} ({len(self.history)} so far)"), *rest
+
+
+class PaysSilence(Guess):
+    def step(self, text: str) -> Any:
+        observation, reward, done, info = super().step(text)
+        return observation, reward if reward or not text else -0.5, done, info
+
+
+class PaysAnyWord(Guess):
+    def step(self, text: str) -> Any:
+        return (None, 0.8, True, {}) if text and not text.isdigit() else super().step(text)
+
+
+class PaysEachTime(Maze):
+    def reset(self, **row: Any) -> str:
+        self.walks = 0
+        return super().reset(**row)
+
+    def walk(self, steps: int) -> str:
+        """
+        Walk along the corridor.
+
+        Args:
+            steps: Number of steps.
+        """
+        self.walks += 1
+        return super().walk(steps)
+
+    def get_reward(self) -> float:
+        return 0.1 * self.walks
+
+
+class NeverPays(Guess):
+    def step(self, text: str) -> Any:
+        observation, _, done, info = super().step(text)
+        return observation, 0.0, done, info
+
+
+class ReturnsAnObject(Maze):
+    def look(self) -> Any:  # type: ignore[override]
+        """Look around."""
+        return object()
+
+
+class ReturnsBytes(Maze):
+    def look(self) -> Any:  # type: ignore[override]
+        """Look around."""
+        return b"\xff\x00"
+
+
+class ReturnsABook(Maze):
+    def look(self) -> str:
+        """Look around."""
+        return "word " * 5000
+
+
+class IsSlow(Maze):
+    def look(self) -> str:
+        """Look around."""
+        time.sleep(0.26)
+        return "A corridor."
+
+
+class RollsDice(Guess):
+    def step(self, text: str) -> Any:
+        observation, *rest = super().step(text)
+        return (observation and f"{observation} {random.SystemRandom().random()}"), *rest
+
+
+class NeverEnds(Guess):
+    most = 10**9
+
+
+class RaisesOnText(Guess):
+    def step(self, text: str) -> Any:
+        self.guess = int(text)
+        return super().step(text)
+
+
+class Hangs(Guess):
+    def step(self, text: str) -> Any:
+        time.sleep(3)
+        return super().step(text)
+
+
+class ReturnsThree(Guess):
+    def step(self, text: str) -> Any:
+        return super().step(text)[:3]
+
+
+class HasNoDocstring(Maze):
+    def jump(self, height: int) -> str:
+        return "ok"
+
+
+class HasNoReset:
+    def look(self) -> str:
+        """Look around."""
+        return "A corridor."
+
+
+class CannotBeMade(Guess):
+    def __init__(self) -> None:
+        raise FileNotFoundError("words.txt")
+
+
+class PaysNaN(Maze):
+    def get_reward(self) -> float:
+        return float("nan")
+
+
+class RefusesItsSchema(Maze):
+    def walk(self, steps: int) -> str:
+        """
+        Walk along the corridor.
+
+        Args:
+            steps: Number of steps.
+        """
+        raise ValueError("steps must be a list")
+
+
+class PaysForAttendance(Maze):
+    def get_reward(self) -> float:
+        return 1.0
+
+
+BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "E001 no reset": (HasNoReset, {}),
+    "E001 cannot be made": (CannotBeMade, {}),
+    "E002 no docstring": (HasNoDocstring, {}),
+    "E003 text that is not expected": (RaisesOnText, {}),
+    "E003 refuses its own schema": (RefusesItsSchema, {}),
+    "E004 three values": (ReturnsThree, {}),
+    "E004 nan": (PaysNaN, {}),
+    "E005 hangs": (Hangs, {"limit": 0.3}),
+    "E006 shared state": (SharesAList, {}),
+    "E007 chance in reset": (ResetsByChance, {}),
+    "E008 ignores the row": (IgnoresTheRow, {}),
+    "E009 forgets to reset": (ForgetsToReset, {}),
+    "E010 a try costs more than silence": (PaysSilence, {}),
+    "E011 any word": (PaysAnyWord, {"oracle": halves}),
+    "E012 each call": (PaysEachTime, {}),
+    "E013 never pays": (NeverPays, {"oracle": halves}),
+    "E014 an object": (ReturnsAnObject, {}),
+    "E014 bytes": (ReturnsBytes, {}),
+    "E015 a book": (ReturnsABook, {}),
+    "E016 slow": (IsSlow, {"turns": 1, "budget": 1.0}),
+    "E017 dice": (RollsDice, {}),
+    "E018 never ends": (NeverEnds, {}),
+    "E019 attendance": (PaysForAttendance, {}),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_each_bug_is_found(name: str) -> None:
+    target, settings = BUGS[name]
+    found = codes(target, **settings)
+    assert name[:4] in found, found
+    assert set(found) - {name[:4]} <= {"E010"}, "nothing but its consequences"
+
+
+def test_every_code_has_a_bug_and_a_page() -> None:
+    pages = {code for code in findings.codes() if code.startswith("E")}
+    assert {name[:4] for name in BUGS} == pages
+    for code in pages:
+        for section in ("What it means", "Usual causes", "What to do"):
+            assert f"## {section}" in findings.page(code), code
+
+
+# ---- sound ones ----
+
+
+def multiply(a: int, b: int) -> int:
+    """
+    Multiply two integers.
+
+    Args:
+        a: The first factor.
+        b: The second factor.
+    """
+    return a * b
+
+
+class Dice(Guess):
+    """Chance that follows the seed of the group."""
+
+    def reset(self, seed: int = 0, **row: Any) -> str:
+        self.dice = random.Random(seed)
+        return super().reset(**row)
+
+    def step(self, text: str) -> Any:
+        observation, *rest = super().step(text)
+        return (observation and f"{observation} {self.dice.randrange(6)}"), *rest
+
+
+class Waits(Maze):
+    async def get_reward(self) -> float:  # type: ignore[override]
+        return super().get_reward()
+
+
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        (Guess, {"oracle": halves}),
+        (Guess, {}),
+        (Maze, {"oracle": walks_there}),
+        (Maze, {}),
+        (Dice, {}),
+        (Waits, {"oracle": walks_there}),
+        (multiply, {}),
+    ],
+)
+def test_nothing_is_said_of_sound_ones(target: Any, settings: dict[str, Any]) -> None:
+    assert codes(target, **settings) == {}
+
+
+def test_tools_of_the_library_are_sound() -> None:
+    [calculator] = resolve_tools(["builtin:calculator"])
+    assert [code for code, severity in codes(calculator, [{}]).items() if severity == "error"] == []
+
+
+def test_the_table_has_what_each_policy_earns() -> None:
+    report = examine(Guess, ROWS, oracle=halves)
+    earned = {each.policy: each.rewards for each in report.earned}
+    assert earned["silence"] == (0.0,) * 4
+    assert earned["oracle"] == (1.0,) * 4
+    assert report.kind == "text"
+    [step] = report.measured
+    assert step.name == "step"
+    assert step.failed == 0
+
+
+def test_an_oracle_that_raises_is_a_finding() -> None:
+    def broken(row: Any, messages: Any) -> Any:
+        raise RuntimeError("no more turns")
+
+    assert "E003" in codes(Guess, oracle=broken)
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("game.py").write_text(
+        "from podium import TextEnvironment\n"
+        "import os\n\n"
+        "class Guess(TextEnvironment):\n"
+        "    def reset(self, number=4, **row):\n"
+        "        self.number, self.tries = number, 0\n"
+        "        return 'Guess my number from 1 to 7.'\n\n"
+        "    def step(self, text):\n"
+        "        self.tries += 1\n"
+        "        right = text.strip() == str(self.number)\n"
+        "        return ('no' if not right else None), float(right), right or self.tries >= 3, {}\n\n"
+        "class Ends(Guess):\n"
+        "    def step(self, text):\n"
+        "        os._exit(3)\n\n"
+        "def right(row, messages):\n"
+        "    return str(row['number'])\n\n"
+        "def double(x: int) -> int:\n"
+        '    """\n    Double a number.\n\n    Args:\n        x: The number.\n    """\n'
+        "    return 2 * x\n"
+    )
+    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": "Play. ", "number": n}) + "\n" for n in (3, 5)))
+    return tmp_path
+
+
+def test_the_command_prints_what_is_earned(files: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["environments", "test", "game.py:Guess", "--data", "rows.jsonl", "--oracle", "game.py:right"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "oracle" in done.output
+    assert "Guess: an environment in plain text; 2 rows" in done.output
+
+
+def test_the_command_gives_json_and_an_exit_code(files: Path) -> None:
+    done = CliRunner().invoke(app, ["environments", "test", "game.py:Ends", "--json"])
+    assert done.exit_code == 1, done.output
+    report = json.loads(done.output)
+    assert report["errors"] == 1
+    assert report["findings"][0]["code"] == "E003"
+
+
+def test_a_function_in_a_file_is_a_tool(files: Path) -> None:
+    done = CliRunner().invoke(app, ["environments", "test", "game.py:double"])
+    assert done.exit_code == 0, done.output
+    assert "double: a tool" in done.output
+
+
+def test_a_name_that_is_not_there_is_one_message(files: Path) -> None:
+    done = CliRunner().invoke(app, ["environments", "test", "game.py:Gues"])
+    assert done.exit_code == 2
+    assert "has no function `Gues`" in done.output
