@@ -307,8 +307,9 @@ def compared(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(points: Sequence[dict[str, Any]]) -> Table:
     """A row for each worker."""
-    out = Table(title="A chain of look-ups: seconds of one step")
-    for column in ("tool", "turns", "trainer", "sampling", "training", "step", "GiB", "ratio", "ratio of sampling"):
+    caption = "ratio: TRL's better precision over Podium, of the whole step and of sampling alone"
+    out = Table(title="A chain of look-ups: seconds of one step", caption=caption, padding=(0, 0))
+    for column in ("tool", "turns", "trainer", "sample", "train", "step", "GiB", "ratio", "sampling"):
         out.add_column(column, justify="left" if column in ("tool", "trainer") else "right")
     ratios = {(row["turns"], row["sleep"]): row for row in compared(points)}
     for point in points:

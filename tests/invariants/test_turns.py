@@ -301,6 +301,24 @@ def test_the_shortest_replies(reply: tuple[int, ...]) -> None:
     assert off(model, groups) < 1e-4
 
 
+def test_rounds_go_on_while_another_process_has_completions_to_continue() -> None:
+    """Processes that share an engine's weights call `sample` as often as each other."""
+    called: list[int] = []
+
+    class Together(Rounds):
+        def sample(self, prompts: Sequence[Prompt], how: SamplingSettings) -> Any:
+            called.append(len(prompts))
+            return super().sample(prompts, how)
+
+        def any_continues(self, count: int) -> bool:
+            return len(called) < 12
+
+    groups = sampled(tiny_model("llama"), settings(), engine=Together)
+    assert_alike(groups, sampled(tiny_model("llama"), settings(), engine=Rounds))
+    assert len(called) == 12
+    assert called[-1] == 0
+
+
 # ---- which tokens are computed ----
 
 

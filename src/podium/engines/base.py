@@ -95,7 +95,7 @@ class RolloutEngine(Protocol):
         first = self.sample(prompts, settings)
         sampled = [[(list(token_ids), list(logps)) for token_ids, logps in group] for group in first]
         ended = [(p, g) for p, group in enumerate(sampled) for g in range(len(group))]
-        while ended:
+        while self.any_continues(len(ended)):
             for p, g in ended:
                 episodes.ended(p, g, sampled[p][g][0])
             continued = []
@@ -111,6 +111,10 @@ class RolloutEngine(Protocol):
                 logps += new_logps
             ended = [(answer.prompt, answer.completion) for answer, _ in continued]
         return sampled
+
+    def any_continues(self, count: int) -> bool:
+        """Whether this process has completions to continue, `count` of them, or one that must call `sample` with it."""
+        return count > 0
 
     def sync(self, policy: nn.Module, version: int) -> None:
         """Take the policy's weights as they are now, after `version` optimizer steps; until the next call they stay."""

@@ -89,8 +89,9 @@ CACHE_SHARE = 0.6
 
 
 def rows_that_fit(model: nn.Module, prompts: Sequence[Prompt], settings: SamplingSettings, device: torch.device) -> int:
-    """Completions that may decode at once: those whose keys, values and logits fit, and no more than pays.
+    """Completions that may be sampled at once: those whose keys, values and logits fit, and no more than pays.
 
+    Those between two turns count: they keep their keys and values, each in a place of its own, while their tools run.
     Call it in the context in which the model computes: autocast halves what is kept.
     """
     most, free = kind_of(device).max_rows, free_bytes(device)

@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from packaging.version import Version
@@ -26,6 +26,8 @@ from podium.engines.vllm.settings import VllmSettings
 from podium.engines.vllm.weights import changes, tensors
 from podium.errors import ConfigError, EngineError
 from podium.records import Prompt, SamplingSettings
+
+T = TypeVar("T")
 
 EXTENSION = "podium.engines.vllm.worker.podium_worker.FreshHead"
 """On a CPU."""
@@ -159,6 +161,10 @@ class ColocatedEngine(RolloutEngine):
         mine_asked = zip(asked[mine], outputs[mine], strict=True)
         return [[self._read(one, prompt, settings) for one in output.outputs] for prompt, output in mine_asked]
 
+    def any_continues(self, count: int) -> bool:
+        """See `engines.base.RolloutEngine`: the processes of a group have as many rounds as the longest of them."""
+        return any(_gathered(count, self._group))
+
     def _read(self, output: Any, prompt: Prompt, settings: SamplingSettings) -> Sampled:
         versions = {span.version for span in output.weight_versions or []}
         if versions != {self._version}:
@@ -183,7 +189,15 @@ def _with_others(prompts: Sequence[Prompt], group: Any) -> tuple[list[Prompt], s
     """The prompts of all processes of a group, and which of them are this one's: all have to ask for the same."""
     if group is None:
         return list(prompts), slice(None)
-    gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(gathered, list(prompts), group=group)
+    gathered = _gathered(list(prompts), group)
     first = sum(len(each) for each in gathered[: torch.distributed.get_rank(group)])
     return [prompt for each in gathered for prompt in each], slice(first, first + len(prompts))
+
+
+def _gathered(value: T, group: Any) -> list[T]:
+    """The values of all processes of a group."""
+    if group is None:
+        return [value]
+    gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(gathered, value, group=group)
+    return gathered
