@@ -1,7 +1,7 @@
 """A real `trl.GRPOTrainer` and Podium's with the same tools, environments and episodes move weights alike.
 
-Both run whole, with `model.generate` replaced by the same script. Among the episodes: no call, one, two in one turn, two
-in a row, a failed one, an unknown tool, a result that does not fit, and a last turn that is cut.
+Both run whole, with `model.generate` replaced by the same script. Among the episodes: no call, one, two in one turn,
+two in a row, a failed one, an unknown tool, a result that does not fit, and a last turn that is cut.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def distance(got: Tensor, expected: Tensor) -> float:
 
 SAME_IN_THE_LOG = (
     "num_tokens", "reward", "reward_std", "completions/mean_length", "completions/min_length", "completions/max_length",
-    "completions/clipped_ratio", "completions/mean_terminated_length", "tools/call_frequency", "tools/failure_frequency",
-    "grad_norm",
+    "completions/clipped_ratio", "completions/mean_terminated_length", "tools/call_frequency",
+    "tools/failure_frequency", "grad_norm",
 )  # fmt: skip
 
 

@@ -114,6 +114,7 @@ class AgentEpisodes(Episodes):
 
     def close(self) -> None:
         """End the threads; those of tools that hang are given up."""
+        self.runner.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, prompt: int, completion: int, token_ids: tuple[int, ...], ended: float) -> Answer:

@@ -49,7 +49,6 @@ class Agents:
     max_iterations: int | None = None
     max_turns: int | None = None
     context_length: int | None = None
-    runner: ToolRunner = field(default_factory=ToolRunner)
     lent: dict[bool, list[Any]] = field(default_factory=dict)
     """The environments of the latest call, for training and for evaluation (True)."""
 
@@ -134,10 +133,6 @@ class Agents:
         self._discard_stuck(groups, environments)
         return Acted(groups, environments)
 
-    def close(self) -> None:
-        """End the waiting for calls that hang."""
-        self.runner.close()
-
     # ---- before sampling ----
 
     def _cast(
@@ -186,7 +181,7 @@ class Agents:
             [[by_name(self.tools_of(member.name, member.environment)) for member in group] for group in cast],
             [[member.environment for member in group] for group in cast],
             chat=self.chat,
-            runner=self.runner,
+            runner=ToolRunner(),
             call_limits=self.call_limits,
             limits=EpisodeLimits(
                 end_ids=settings.end_ids,

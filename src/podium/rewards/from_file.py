@@ -13,7 +13,7 @@ import functools
 import inspect
 import pickle
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from typing import Any
 
 from podium.errors import RewardError
 from podium.isolation.user_files import find_file
+from podium.isolation.workers import calls
 from podium.isolation.workers.call_result import CallResult, Failure, result_from
 from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
 
@@ -76,6 +77,10 @@ class FileReward:
             wrong = "\n  ".join([failure.what + " as a value" * (failure.kind == "value"), *failure.trace])
             raise RewardError(f"reward function `{self.__name__}` ({self.where}) {wrong}")
         return list(result.values)
+
+    def in_this_process(self) -> Callable[..., Any]:
+        """The function itself. For one that takes environments, which are objects that no worker has."""
+        return calls.load(*self._function)
 
     def ask(
         self, arguments: Mapping[str, Any], *, num_completions: int, limit: float | None, num_workers: int = 1

@@ -83,6 +83,8 @@ def resolve_rewards(
     for index, (function, tokenizer) in enumerate(zip(functions, tokenizers, strict=True)):
         if isinstance(function, str) and ".py:" in function:
             function = file_reward(function)
+        if isinstance(function, FileReward) and ENVIRONMENTS in (each.name for each in function.parameters or ()):
+            function = function.in_this_process()
         if isinstance(function, str) or _is_module(function):
             function = RewardModel(function, tokenizer, **model_settings)
         rewards.append(_inspect(as_reward(function), index))

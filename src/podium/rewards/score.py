@@ -150,6 +150,8 @@ def _arguments(reward: Reward, batch: Batch, services: Mapping[str, Any]) -> dic
     wanted = {**batch.columns, **given, **services}
     if reward.wants is not None:
         wanted = {name: value for name, value in wanted.items() if name in reward.wants}
+    if isinstance(reward.function, FileReward):  # with `**kwargs`: what only this process has stays here
+        wanted.pop(ENVIRONMENTS, None)
     return {name: value if name in services else _copied(value) for name, value in wanted.items()}
 
 

@@ -39,7 +39,7 @@ from podium.runs.pace import steps_per_round
 from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
-from podium.trainer.assembly import Parts
+from podium.trainer.assembly import Parts, has_prompts
 from podium.trainer.processes import local
 
 logger = logging.getLogger(__name__)
@@ -240,6 +240,7 @@ class Health(TrainerCallback):
         """
         parts = self.parts
         examples = [] if is_read_once(parts.train_dataset) else [*islice(parts.train_dataset, EXAMPLES)]
+        examples = [row for row in examples if has_prompts([row])]  # of the others the environments make them
         test = pretest(parts.rewards, parts.advantage.weights_K.tolist(), examples)
         ignored = {"W111", *(code for code, wish in self._wishes.items() if wish == "ignore")}
         found = [replace(each, step=1) for each in test.findings if each.code not in ignored]

@@ -88,7 +88,8 @@ class PolicyState:
     def engine(self) -> RolloutEngine:
         """The run's; transformers' `generate` where the user has replaced it on the model, as code for TRL does."""
         engine, policy = self.parts.engine, self.parts.policy
-        if engine.name != "live" or not any("generate" in vars(each) for each in (policy, base_model(policy))):
+        is_replaced = any("generate" in vars(each) for each in (policy, base_model(policy)))
+        if engine.name != "live" or engine.own_weights or not is_replaced:
             return engine
         forward = self.parts.forward
         inputs = {"path": forward.path, "tokens_per_pack": self.parts.tokens_per_pack, "precision": forward.precision}

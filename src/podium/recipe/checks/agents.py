@@ -11,7 +11,7 @@ from podium.records import Finding
 
 def resets(setup: Setup) -> Iterator[Finding]:
     """Environments that cannot be reset with the first row that is for them, and rows that name none."""
-    if setup.pools is None:
+    if setup.pools is None or (setup.pools.named and setup.train is None):
         return
     from podium.agents.environments import reset
 

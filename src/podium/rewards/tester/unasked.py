@@ -30,7 +30,7 @@ from podium.models.builtin import cache_root
 from podium.records import SEVERITIES, Finding
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
-from podium.rewards.resolve import Reward
+from podium.rewards.resolve import ENVIRONMENTS, Reward
 from podium.rewards.tester import ExamineSettings, examine_resolved
 from podium.rewards.tester.callers import LocalCaller
 from podium.rewards.tester.report import RewardReport
@@ -124,6 +124,8 @@ def _work(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Ma
 def _report(reward: Reward, weight: float, rows: Sequence[Mapping[str, Any]]) -> RewardReport:
     if isinstance(reward.function, RewardModel):
         return _untested(reward, "a reward model's scores are a matter of degree", severity="note")
+    if ENVIRONMENTS in reward.needs:
+        return RewardReport(name=reward.name, where=reward.where)
     if reward.is_async:
         return _untested(reward, "it is `async`, and may call a service")
     try:
