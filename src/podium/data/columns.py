@@ -287,7 +287,7 @@ def as_flags(names: Sequence[str]) -> str:
 
 def features(columns: Columns, given: Any) -> Any:
     """Types of the columns after `columns` (`datasets.Features`); None where those of the prompt cannot be told."""
-    from datasets import Features, List, Value
+    from datasets import Features, Json, List, Value
 
     if given is None:
         return None
@@ -297,6 +297,8 @@ def features(columns: Columns, given: Any) -> Any:
         asked = _type_of(columns.prompt or "{prompt}", given)
         turns = List({"role": text, "content": text})
         made["prompt"] = turns if columns.is_chat and asked == text else asked
+        if any(example.get("calls") for example in columns.examples):
+            made["prompt"] = Json()  # in a typed column every message would have the keys of a call
     if columns.answer is not None or columns.answer_from is not None:
         made["answer"] = _type_of(columns.answer or "{answer}", given)
     return Features(made)
