@@ -26,6 +26,7 @@ from podium.trainer import rollouts
 from podium.trainer.trainer import GRPOTrainer
 from tests.unit.agents_setup import called, multiply
 
+SLOW = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
 
 ROWS = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Row {i}"}], "number": i} for i in range(2)])
@@ -152,8 +153,10 @@ def assert_same_log(ours: Any, theirs: Any) -> None:
         assert {name: mine[name] for name in names} == pytest.approx({name: other[name] for name in names}, rel=1e-3)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+OTHERS = [(loss_type, beta) for loss_type in ("dapo", "grpo", "dr_grpo") for beta in (0.0, 0.04)][:-1]
+
+
+@pytest.mark.parametrize(("loss_type", "beta"), [("dr_grpo", 0.04), *[pytest.param(*x, marks=SLOW) for x in OTHERS]])
 def test_tools_move_weights_as_trl(model: str, tmp_path: Any, loss_type: str, beta: float) -> None:
     given = settings(tmp_path, loss_type=loss_type, beta=beta)
     theirs, expected, ours, got = both(model, given, {"reward_funcs": score, "tools": [multiply]})
@@ -167,6 +170,7 @@ def test_tools_move_weights_as_trl(model: str, tmp_path: Any, loss_type: str, be
     assert first["completions/clipped_ratio"] == 1 / 8
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_shifted_by_one_is_caught(model: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = rollouts.training_group
 
@@ -213,6 +217,7 @@ def test_environments_move_weights_as_trl(model: str, tmp_path: Any) -> None:
     assert ours.state.log_history[0][name] == theirs.state.log_history[0][name] > 0
 
 
+@pytest.mark.slow
 def test_prompts_that_differ_in_a_group_move_weights_as_trl(model: str, tmp_path: Any) -> None:
     class Dice(Shop):
         made = 0

@@ -74,7 +74,7 @@ def test_random_turns_are_trained_and_repeat_however_long_tools_take() -> None:
     slow.__name__ = "multiply"
     config = {**SHORT_TURNS, "max_steps": 2, "learning_rate": 1e-2, "prove_first_batch": True}
     runs = []
-    for _ in range(3):
+    for _ in range(2):
         trainer = make(tools=[slow], config=config)
         trainer.train()
         weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])

@@ -41,7 +41,8 @@ class Rollout:
 
 def test_s48_it_is_given_every_prompt_as_often_as_the_group_is_large() -> None:
     rollout, seen = Rollout(), Seen()
-    trainer = make(rollout_func=rollout, reward_funcs=seen, processing_class=tiny_tokenizer())
+    config = {"prove_first_batch": True}  # which would call it once more
+    trainer = make(rollout_func=rollout, reward_funcs=seen, processing_class=tiny_tokenizer(), config=config)
     assert trainer.rollout_func is rollout
     trainer.train()
     [(prompts, given)] = rollout.calls

@@ -15,10 +15,13 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from podium.agents.chat import ChatFormat
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.tools import CallLimits, Tool, ToolRunner
 from podium.engines.base import Answer, Episodes
+from podium.engines.sampling import row_key
 from podium.records import Call, Finish, Message, Prompt, Turn
 
 MOST_THREADS = 256
@@ -38,6 +41,9 @@ class EpisodeLimits:
     """Rounds of tool calls; None: any number, 0: calls are never run."""
     max_turns: int | None = None
     """Turns of the policy; None: any number."""
+    seed: int = 0
+    """With the number of the round, that of its random numbers, for tools in workers."""
+    round: int = 0
 
 
 @dataclass(slots=True)
@@ -45,6 +51,8 @@ class _Conversation:
     """State of one completion."""
 
     prompt: Prompt
+    number: int
+    """Of the completion within its group."""
     tools: Mapping[str, Tool]
     environment: Any
     turns: list[Turn] = field(default_factory=list)
@@ -84,7 +92,10 @@ class AgentEpisodes(Episodes):
         self.chat, self.runner, self.call_limits, self.limits = chat, runner, call_limits, limits
         now = time.perf_counter()
         self._conversations = [
-            [_Conversation(prompt, *each, began=now) for each in zip(of_tools, of_environments, strict=True)]
+            [
+                _Conversation(prompt, prompt.completion + g, *each, began=now)
+                for g, each in enumerate(zip(of_tools, of_environments, strict=True))
+            ]
             for prompt, of_tools, of_environments in zip(prompts, tools, environments, strict=True)
         ]
         count = sum(map(len, self._conversations))
@@ -162,7 +173,9 @@ class AgentEpisodes(Episodes):
             if last or (most is not None and conversation.rounds >= most):
                 return _Reply(finish="turns")
             conversation.rounds += 1
-            results = self.runner.run(calls, conversation.tools, self.call_limits)
+            key = self.limits.seed, self.limits.round, conversation.prompt.id, conversation.number
+            seed = int(row_key(*key, conversation.rounds) >> np.uint64(33))
+            results = self.runner.run(calls, conversation.tools, self.call_limits, seed=seed)
             return _Reply(tuple({"role": "tool", "name": x.name, "content": x.content} for x in results), results)
         if not isinstance(conversation.environment, TextEnvironment):
             return _Reply()

@@ -189,6 +189,8 @@ class Agents:
                 context_length=self.context_length,
                 max_iterations=self.max_iterations,
                 max_turns=self.max_turns,
+                seed=settings.seed,
+                round=settings.round,
             ),
         )
 

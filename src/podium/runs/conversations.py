@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, NamedTuple
 
 from podium.records import Call, Completion, Turn
@@ -21,8 +22,9 @@ def written(completion: Completion) -> str | None:
     if not completion.turns:
         return None
     logps, made = iter(completion.logps), []
+    drawn = completion.is_drawn or (True,) * len(completion.token_ids)
     for turn in completion.turns:
-        own = [next(logps) for _ in range(turn.start, turn.stop)]
+        own = [*islice(logps, sum(drawn[turn.start : turn.stop]))]
         made.append(_shortened({**asdict(turn), "mean_logp": sum(own) / max(len(own), 1)}))
     return json.dumps(made, default=str)
 

@@ -63,8 +63,11 @@ class FirstBatch(TrainerCallback):
     # ---- the three moments ----
 
     def before_rollouts(self, run: Subject) -> None:
-        """Check weights and settings. Raises `ProofError`, as the other two do."""
-        if self.begun or not self.args.prove_first_batch:
+        """Check weights and settings. Raises `ProofError`, as the other two do.
+
+        What a `rollout_func` samples has nothing to be compared with: then there is no proof.
+        """
+        if self.begun or not self.args.prove_first_batch or run.parts.agents.rollout_func is not None:
             return
         self.begun, self.step = True, run.now.step
         self.waiting = not self.step and run.now.processes.division in ("one", "ddp")
