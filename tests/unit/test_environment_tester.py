@@ -13,9 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from podium import TextEnvironment
+from podium.agents.adapters import resolve_environment
 from podium.agents.resolve import resolve_tools
 from podium.agents.tester import audit, examine
 from podium.cli import app
+from podium.data.loading import DataSpec, load_data
 from podium.runs import findings
 
 ROWS = [{"number": n} for n in (3, 5, 1, 7)]
@@ -330,6 +332,27 @@ class Waits(Maze):
 )
 def test_nothing_is_said_of_sound_ones(target: Any, settings: dict[str, Any]) -> None:
     assert codes(target, **settings) == {}
+
+
+def follows(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Any:
+    """The look-ups of a row's chain, in their order."""
+    done = sum(each["role"] == "tool" for each in messages)
+    return ("look_up", {"code": row["codes"][done]}) if done < len(row["codes"]) else None
+
+
+@pytest.mark.parametrize(
+    ("spec", "data", "settings"),
+    [("builtin:guess", "builtin:guesses", {}), ("builtin:chain", "builtin:chains", {"oracle": follows})],
+)
+def test_environments_of_the_recipes_are_sound(spec: str, data: str, settings: dict[str, Any]) -> None:
+    rows = [dict(row) for row in load_data(DataSpec(dataset=data))[0].select(range(4))]
+    assert codes(resolve_environment(spec), rows, **settings) == {}
+
+
+def test_rows_that_are_missing_are_named() -> None:
+    [finding] = audit(resolve_environment("builtin:guess"))
+    assert finding.code == "E003"
+    assert "--data" in finding.fix
 
 
 def test_tools_of_the_library_are_sound() -> None:
