@@ -423,6 +423,19 @@ def test_the_command_gives_json_and_an_exit_code(files: Path) -> None:
     report = json.loads(done.output)
     assert report["errors"] == 1
     assert report["findings"][0]["code"] == "E003"
+    assert [each["name"] for each in report["tested"]] == ["game.py:Ends"]
+
+
+def test_a_recipe_is_tested_on_its_own_rows(files: Path) -> None:
+    Path("run.yaml").write_text(
+        "model: builtin:smollm2-135m-instruct\ndataset: rows.jsonl\nenvironment: game.py:Guess\n"
+        "tools: [game.py:double]\nmax_steps: 5\n"
+    )
+    done = CliRunner().invoke(app, ["environments", "test", "run.yaml", "--json"])
+    assert done.exit_code == 0, done.output
+    tested = {each["name"]: each for each in json.loads(done.output)["tested"]}
+    assert set(tested) == {"double", "Guess"}
+    assert tested["Guess"]["num_rows"] == 2
 
 
 def test_a_function_in_a_file_is_a_tool(files: Path) -> None:
