@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import podium
 import podium.models.packing
 import podium.trainer.rollouts
 from podium.engines.base import Answer
@@ -101,7 +103,7 @@ def test_sound_runs_pass(make: Callable, engine: str) -> None:
         "ok"
     }
     assert "of turns 2 to 3" in found["P018"]["detail"]
-    assert len(OF_TURNS) == sum(code in found for code in ("P017", "P018"))
+    assert len(OF_TURNS) == sum(code in found for code in ("P017", "P018", "P019"))
 
 
 def test_one_turn_needs_no_further_checks(make_trainer: Callable) -> None:
@@ -193,3 +195,67 @@ def test_contradictions_of_turns_are_named(make: Callable, change: Callable, mes
     x: Any = type("X", (), {"run": run})
     assert _completion_problem(x, sound, frozenset({END}), 48) == ""
     assert message in _completion_problem(x, change(sound), frozenset({END}), 48)
+
+
+class Asks(podium.TextEnvironment):
+    """Three turns, whatever is answered."""
+
+    def reset(self, **row: Any) -> None:
+        self.turns = 0
+
+    def step(self, text: str) -> Any:
+        self.turns += 1
+        return "and now?", float(len(text)), self.turns >= 3, {}
+
+
+def test_an_environment_is_proved_with_its_own_rendering(make_trainer: Callable, tiny_llama: Callable) -> None:
+    model = tiny_llama()
+    head = model.get_output_embeddings()
+    head.bias = nn.Parameter(torch.zeros(head.out_features), requires_grad=False)
+    head.bias.data[END] = 4.0
+    trainer = make_trainer(
+        None,
+        model=model,
+        rows=[{"prompt": [{"role": "user", "content": f"{i} + 1"}]} for i in range(8)],
+        environment_factory=Asks,
+        prove_first_batch=True,
+        max_completion_length=96,
+        max_steps=1,
+    )
+    trainer.train()
+    found = results(trainer)
+    assert [found[code]["result"] for code in ("P004", "P009", "P017", "P018")] == ["ok"] * 4
+    assert found["P019"]["passed"]
+    compared = re.match(r"(\d+) of (\d+) conversations", found["P019"]["detail"])
+    assert compared is not None
+    assert (found["P019"]["result"] == "note") == (compared[1] != compared[2])
+
+
+def test_a_difference_from_the_template_is_shown(make_trainer: Callable, tiny_llama: Callable) -> None:
+    """The observation stands in the stream in other words than in the messages."""
+    from podium.agents.chat import ChatFormat
+
+    def twice(self: ChatFormat, replies: Sequence[Any], *, last: int) -> tuple[int, ...]:
+        doubled = [{**reply, "content": f"{reply['content']} {reply['content']}"} for reply in replies]
+        return suffix(self, doubled, last=last)
+
+    suffix = ChatFormat.suffix
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChatFormat, "suffix", twice)
+        model = tiny_llama()
+        head = model.get_output_embeddings()
+        head.bias = nn.Parameter(torch.zeros(head.out_features), requires_grad=False)
+        head.bias.data[END] = 9.0  # turns without text, which have no other division into tokens
+        trainer = make_trainer(
+            None,
+            model=model,
+            rows=[{"prompt": [{"role": "user", "content": f"{i} + 1"}]} for i in range(8)],
+            environment_factory=Asks,
+            prove_first_batch=True,
+            max_completion_length=96,
+            max_steps=1,
+        )
+        trainer.train()
+    check = results(trainer)["P019"]
+    assert check["result"] == "note"
+    assert "and now" in check["detail"]

@@ -13,9 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from podium import TextEnvironment
+from podium.agents.adapters import resolve_environment
 from podium.agents.resolve import resolve_tools
 from podium.agents.tester import audit, examine
 from podium.cli import app
+from podium.data.loading import DataSpec, load_data
 from podium.runs import findings
 
 ROWS = [{"number": n} for n in (3, 5, 1, 7)]
@@ -332,6 +334,27 @@ def test_nothing_is_said_of_sound_ones(target: Any, settings: dict[str, Any]) ->
     assert codes(target, **settings) == {}
 
 
+def follows(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Any:
+    """The look-ups of a row's chain, in their order."""
+    done = sum(each["role"] == "tool" for each in messages)
+    return ("look_up", {"code": row["codes"][done]}) if done < len(row["codes"]) else None
+
+
+@pytest.mark.parametrize(
+    ("spec", "data", "settings"),
+    [("builtin:guess", "builtin:guesses", {}), ("builtin:chain", "builtin:chains", {"oracle": follows})],
+)
+def test_environments_of_the_recipes_are_sound(spec: str, data: str, settings: dict[str, Any]) -> None:
+    rows = [dict(row) for row in load_data(DataSpec(dataset=data))[0].select(range(4))]
+    assert codes(resolve_environment(spec), rows, **settings) == {}
+
+
+def test_rows_that_are_missing_are_named() -> None:
+    [finding] = audit(resolve_environment("builtin:guess"))
+    assert finding.code == "E003"
+    assert "--data" in finding.fix
+
+
 def test_tools_of_the_library_are_sound() -> None:
     [calculator] = resolve_tools(["builtin:calculator"])
     assert [code for code, severity in codes(calculator, [{}]).items() if severity == "error"] == []
@@ -400,6 +423,19 @@ def test_the_command_gives_json_and_an_exit_code(files: Path) -> None:
     report = json.loads(done.output)
     assert report["errors"] == 1
     assert report["findings"][0]["code"] == "E003"
+    assert [each["name"] for each in report["tested"]] == ["game.py:Ends"]
+
+
+def test_a_recipe_is_tested_on_its_own_rows(files: Path) -> None:
+    Path("run.yaml").write_text(
+        "model: builtin:smollm2-135m-instruct\ndataset: rows.jsonl\nenvironment: game.py:Guess\n"
+        "tools: [game.py:double]\nmax_steps: 5\n"
+    )
+    done = CliRunner().invoke(app, ["environments", "test", "run.yaml", "--json"])
+    assert done.exit_code == 0, done.output
+    tested = {each["name"]: each for each in json.loads(done.output)["tested"]}
+    assert set(tested) == {"double", "Guess"}
+    assert tested["Guess"]["num_rows"] == 2
 
 
 def test_a_function_in_a_file_is_a_tool(files: Path) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from podium.cli.terminal import fail_on_errors, print_json, show_notes
+from podium.errors import ConfigError
 
 if TYPE_CHECKING:
     from podium.agents.tester import EnvironmentReport
+    from podium.records import Finding
 
 
 def try_out(
     target: Annotated[
         str,
-        typer.Argument(help="tools.py:function, builtin:calculator, game.py:Environment, or gymnasium:FrozenLake-v1."),
+        typer.Argument(
+            help="tools.py:function, builtin:calculator, game.py:Environment, gymnasium:FrozenLake-v1, or a recipe."
+        ),
     ],
-    data: Annotated[str, typer.Option("--data", help="Rows for `reset`: a file, folder, hub id or builtin:task.")] = "",
+    data: Annotated[str, typer.Option("--data", help="Rows for `reset`: a file, folder or builtin:task. Of a recipe: its own.")] = "",
     oracle: Annotated[
         str, typer.Option("--oracle", help="file.py:function(row, messages) that gives each turn of a right episode.")
     ] = "",
@@ -34,47 +39,66 @@ def try_out(
     from podium.agents.tester.report import ExamineSettings
     from podium.agents.tester.source import examine_source
     from podium.cli.next_command import print_next
+    from podium.cli.words import is_recipe
 
     show_notes()
     settings = ExamineSettings(num_rows=rows, turns=turns, limit=limit)
-    report = examine_source(target, _rows(data, rows), oracle=oracle, settings=settings)
+    names, folder, given = _of_recipe(target) if is_recipe(target) else ([target], Path(), None)
+    sample = _rows(data, given, rows)
+    reports = [examine_source(each, sample, oracle=oracle, folder=folder, settings=settings) for each in names]
+    found = [finding for report in reports for finding in report.findings]
     if as_json:
-        print_json(_as_json(report))
+        print_json(_as_json(reports, found))
     else:
-        _print(report)
-        if report.findings:
-            print_next("environments test, findings", code=report.findings[0].code)
-    fail_on_errors(report.findings)
+        for report in reports:
+            _print(report)
+        _print_findings(found)
+        if found:
+            print_next("environments test, findings", code=found[0].code)
+    fail_on_errors(found)
 
 
-def _rows(data: str, count: int) -> Sequence[Mapping[str, Any]]:
-    if not data:
-        return [{}]
+def _of_recipe(path: str) -> tuple[list[str], Path, Any]:
+    """The names of a recipe's tools and environments, its folder, and its dataset. Raises `ConfigError` without any."""
+    from podium.recipe import load
+
+    recipe = load(path)
+    environment, tools = recipe.given.get("environment"), recipe.given.get("tools") or []
+    environments = environment.values() if isinstance(environment, Mapping) else [environment] if environment else []
+    names = [str(name) for name in (*([tools] if isinstance(tools, str) else tools), *environments)]
+    if not names:
+        raise ConfigError(f"{path} has neither tools nor an environment.", fix="tools: [tools.py:multiply]")
+    return names, Path(path).parent if Path(path).is_file() else Path(), recipe.data
+
+
+def _rows(data: str, given: Any, count: int) -> Sequence[Mapping[str, Any]]:
+    """Rows of `--data`, else of a recipe; else a row without columns."""
     from podium.data.loading import DataSpec, load_data
 
-    dataset = load_data(DataSpec(dataset=data))[0]
-    return [dict(row) for row, _ in zip(dataset, range(count), strict=False)]
+    spec = DataSpec(dataset=data) if data else given
+    if spec is None or not spec.dataset:
+        return [{}]
+    return [dict(row) for row, _ in zip(load_data(spec)[0], range(count), strict=False)]
 
 
-def _as_json(report: EnvironmentReport) -> dict[str, Any]:
+def _as_json(reports: Sequence[EnvironmentReport], found: Sequence[Finding]) -> dict[str, Any]:
     import dataclasses
 
     from podium.cli.terminal import as_dicts
 
-    kinds = ("error", "warning")
     return {
-        "findings": as_dicts(report.findings),
-        **{f"{kind}s": sum(finding.severity == kind for finding in report.findings) for kind in kinds},
-        **{key: value for key, value in dataclasses.asdict(report).items() if key != "findings"},
+        "findings": as_dicts(found),
+        **{f"{kind}s": sum(finding.severity == kind for finding in found) for kind in ("error", "warning")},
+        "tested": [{**dataclasses.asdict(report), "findings": as_dicts(report.findings)} for report in reports],
     }
 
 
 def _print(report: EnvironmentReport) -> None:
-    """Tables of what policies earn and of calls, and the findings."""
+    """Tables of what policies earn and of calls."""
     from rich import box
     from rich.table import Table
 
-    from podium.cli.terminal import console, counted, plain_text
+    from podium.cli.terminal import console, plain_text
 
     def table(*columns: str) -> Table:
         made = Table(box=box.SIMPLE_HEAD)
@@ -102,7 +126,12 @@ def _print(report: EnvironmentReport) -> None:
     if report.kind:
         rows = f"{report.num_rows} row{'s' * (report.num_rows > 1)}"
         console.print(plain_text(f"{report.name}: {kinds[report.kind]}; {rows}"))
-    for text in (*(f"\n{finding}" for finding in report.findings), f"\n{counted(report.findings)}."):
+
+
+def _print_findings(found: Sequence[Finding]) -> None:
+    from podium.cli.terminal import console, counted, plain_text
+
+    for text in (*(f"\n{finding}" for finding in found), f"\n{counted(found)}."):
         console.print(plain_text(text))
 
 

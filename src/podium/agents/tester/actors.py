@@ -43,8 +43,8 @@ class Situation(NamedTuple):
     tools: Sequence[Tool]
     turn: int
     """From 0."""
-    index: int = 0
-    """Number of the row in the test."""
+    number: int = 0
+    """Of the row in the test."""
 
 
 Policy = Callable[[Situation], Action]
@@ -148,7 +148,11 @@ def playing(
     except TimeoutError as error:
         return ended(Failure("E005", str(error), "bound what it waits for, or raise --limit"))
     except PodiumError as error:
-        return ended(failure_of(error))
+        failure = failure_of(error)
+        lacks_columns = not row and "required positional argument" in failure.what
+        return ended(
+            failure._replace(fix="give rows with its columns: --data rows.jsonl") if lacks_columns else failure
+        )
     finally:
         runner.close()
     return ended()
@@ -246,7 +250,7 @@ def repetition(now: Situation) -> Action:
     """The same word, or the same call, in every turn; rows take turns in the tool that is called."""
     if not now.tools:
         return WORDS[1]
-    tool = now.tools[now.index % len(now.tools)]
+    tool = now.tools[now.number % len(now.tools)]
     return tool.name, arguments_of(tool, now.row, 0)
 
 

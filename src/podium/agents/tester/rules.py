@@ -72,7 +72,7 @@ def failing_tools(evidence: Evidence) -> Iterator[Finding]:
         if len(failed) < len(calls):
             continue
         first = failed[0]
-        severity: Severity = "error" if first.problem == "arguments" else "warning"
+        severity: Severity = "error" if first.problem == "arguments" else "note"  # the others may be right to refuse
         what = f"all {len(calls)} calls of `{name}` failed, as {first.action[:80]}: {first.content[:160]}"
         why = "arguments of the types in its schema are refused" if first.problem == "arguments" else ""
         fix = "correct the type hints, or let the error name a call that is right; data of its own: --data"

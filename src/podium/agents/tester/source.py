@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.agents.adapters import ADAPTERS, from_file, resolve_environment
+from podium.agents.library import LIBRARY, PREFIX
 from podium.agents.resolve import resolve_tools
 from podium.agents.tester.report import Earned, EnvironmentReport, ExamineSettings, Measured, report_of
 from podium.data.query import parse_query
@@ -73,7 +74,8 @@ def target_of(spec: str, folder: Path) -> Any:
     Raises `ConfigError` for a name that is neither, a file or function that is not there, and arguments it has not.
     """
     name, arguments = parse_query(spec)
-    if name.partition(":")[0].replace("-", "_") in ADAPTERS:
+    library, _, rest = name.partition(":")
+    if library.replace("-", "_") in ADAPTERS and not (name.startswith(PREFIX) and rest in LIBRARY):
         return resolve_environment(spec, folder)
     if ".py:" in name:
         found = from_file(name, folder)

@@ -9,13 +9,15 @@ from dataclasses import replace
 import numpy as np
 
 from podium.models.packing import pack, select_completions
-from podium.records import Completion, TrainingGroup
+from podium.records import Completion, Prompt, TrainingGroup, clean
 from podium.trainer.proof.completions import sampled_by_ids
 from podium.trainer.proof.evidence import ONE_PACK, difference, drawn_places, sampler_tolerance
 from podium.trainer.proof.plain import Row, rows_of
 from podium.trainer.proof.records import Before, Check, named
 from podium.trainer.rollouts import policy_logps
 
+COMPARED = 16
+"""Conversations that are rendered again."""
 LATER_COMPLETIONS, LATER_TOKENS = 4, 1024
 """Completions with the most turns whose later turns are computed again, and first tokens of each."""
 
@@ -98,6 +100,47 @@ def later_turns(x: Before) -> Check:
     )
 
 
+def own_rendering(x: Before) -> Check:
+    """The streams of tokens are what the chat template renders of their messages; a difference is a note."""
+    compared, differences = 0, []
+    for prompt, completion in _with_turns(x)[:COMPARED]:
+        stream, agents = (*prompt.token_ids, *completion.token_ids), x.run.parts.agents
+        try:
+            name = agents.pools.name_of(prompt.columns) if agents.pools is not None else None
+            messages = [*prompt.content, *completion.messages]
+            found = agents.chat.first_difference(stream, messages, agents.schemas(name))
+        except Exception:  # noqa: BLE001  a template may refuse a conversation, with any exception
+            continue
+        if found is not None and found.position < len(prompt.token_ids):
+            continue  # a prompt that was cut, or that ends in the beginning of the answer
+        compared += 1
+        differences += [] if found is None else [(found, len(prompt.token_ids))]
+    shown = ""
+    if differences:
+        first, length = differences[0]
+        texts = [repr(clean(text)[:30]) if text else "its end" for text in (first.streamed, first.rendered)]
+        same = ", the same text in other tokens" if first.same_text else ""
+        shown = f"; token {first.position - length} of one begins {texts[0]}, rendered is {texts[1]}{same}"
+    return Check(
+        name="streams are the template's rendering",
+        code="P019",
+        passed=True if compared else None,
+        note=bool(differences),
+        measured=float(len(differences)),
+        detail=f"{compared - len(differences)} of {compared} conversations are what the chat template renders{shown}"
+        if compared
+        else "no conversation that the chat template renders again",
+        fix="Nothing, as a rule: the tokens that were drawn are trained on, not those of a rendering. A model that is "
+        "served sees the rendering in later turns.",
+    )
+
+
+def _with_turns(x: Before) -> list[tuple[Prompt, Completion]]:
+    """Completions of conversations that have several turns, or calls, with their prompts."""
+    every = ((c.prompt or each.group.prompt, c) for each in x.scored for c in each.group.completions)
+    return [(prompt, c) for prompt, c in every if prompt.is_chat and len(c.messages) > 1]
+
+
 def _with_most_turns(groups: Sequence[TrainingGroup]) -> list[TrainingGroup]:
     """A few completions that have several turns, the most first, each in a group of its own."""
     alone = [select_completions(g, [i]) for g in groups if g.drawn is not None for i in range(len(g.completion_ids))]
@@ -131,5 +174,5 @@ def first_tokens(group: TrainingGroup, count: int) -> TrainingGroup:
     )
 
 
-OF_TURNS: tuple[Callable[[Before], Check], ...] = (drawn_targets, later_turns)
+OF_TURNS: tuple[Callable[[Before], Check], ...] = (drawn_targets, later_turns, own_rendering)
 """Checks before the first step of a run whose completions have several turns."""
