@@ -212,18 +212,11 @@ def products() -> Split:
     """Products of a number of three digits and one of two, 1,800 to train on and 200 held out: `prompt` and `answer`.
 
     >>> train, held_out = products()
-    >>> len(train), len(held_out), train[0]["prompt"][-1]["content"], train[0]["answer"]
+    >>> len(train), len(held_out), train[0]["prompt"], train[0]["answer"]
     (1800, 200, 'What is 623 * 53?', '33019')
     """
     pairs = shuffled(itertools.product(range(101, 1000), range(11, 100)), "{0[0]}*{0[1]}".format)[:2000]
-    system = "Compute with the tool. Then answer with the result alone."
-    rows = [
-        {
-            "prompt": [{"role": "system", "content": system}, {"role": "user", "content": f"What is {a} * {b}?"}],
-            "answer": str(a * b),
-        }
-        for a, b in pairs
-    ]
+    rows = [{"prompt": f"What is {a} * {b}?", "answer": str(a * b)} for a, b in pairs]
     return rows[200:], rows[:200]
 
 
@@ -242,7 +235,7 @@ def chains(length: int = 2) -> Split:
     for number in range(600):
         own = [codes[(number * (length + 1) + place) % len(codes)] for place in range(length + 1)]
         asked = f"Look up {own[0]}. {again}Answer with the last code alone."
-        rows.append({"prompt": [{"role": "user", "content": asked}], "codes": own, "answer": own[-1]})
+        rows.append({"prompt": asked, "codes": own, "answer": own[-1]})
     return rows[100:], rows[:100]
 
 
