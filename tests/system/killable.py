@@ -92,7 +92,6 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
         "steps_per_generation": 2,
         "per_device_train_batch_size": 8,
         "max_completion_length": 240,
-        "prove_first_batch": False,
         "generation_kwargs": {"eos_token_id": [2, *range(4, 260, 6)]},
     },
 }
