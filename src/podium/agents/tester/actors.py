@@ -243,7 +243,7 @@ def noise(now: Situation) -> Action:
     if not now.tools:
         return WORDS[now.turn % len(WORDS)]
     tool = now.tools[now.turn % len(now.tools)]
-    return tool.name, arguments_of(tool, now.row, now.turn // len(now.tools))
+    return tool.name, arguments_of(tool, now.turn // len(now.tools))
 
 
 def repetition(now: Situation) -> Action:
@@ -251,7 +251,7 @@ def repetition(now: Situation) -> Action:
     if not now.tools:
         return WORDS[1]
     tool = now.tools[now.number % len(now.tools)]
-    return tool.name, arguments_of(tool, now.row, 0)
+    return tool.name, arguments_of(tool, 0)
 
 
 POLICIES: Mapping[str, Policy] = {"silence": silence, "noise": noise, "repetition": repetition}
@@ -286,14 +286,14 @@ _SAMPLES: Mapping[str, Sequence[Any]] = {
 }
 
 
-def arguments_of(tool: Tool, row: Mapping[str, Any], which: int) -> dict[str, Any]:
-    """Arguments of the types in a tool's schema; a column of the row where it has the name of one."""
+def arguments_of(tool: Tool, which: int) -> dict[str, Any]:
+    """Arguments of the types in a tool's schema; never from a row, which may have the answer."""
     wanted = tool.schema["function"].get("parameters", {}).get("properties", {})
     given = {}
     for name, schema in wanted.items():
         kind = schema.get("type", "string")
         samples = schema.get("enum") or _SAMPLES.get(kind if isinstance(kind, str) else kind[0], (None,))
-        given[name] = row[name] if name in row and which == 0 else samples[which % len(samples)]
+        given[name] = samples[which % len(samples)]
     return given
 
 

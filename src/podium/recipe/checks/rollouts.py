@@ -23,6 +23,7 @@ from podium.errors import ConfigError
 from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
 from podium.records import Prompt, ScoredGroup
 from podium.rewards.score import score
+from podium.runs.conversations import drawn_text
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import PolicyState, make_prompt
 from podium.trainer.settings import sampling_settings
@@ -94,8 +95,8 @@ def _drawn(dataset: Any, count: int, args: GRPOConfig) -> Iterator[tuple[int, Ma
 
 
 def _cut_off(groups: Sequence[ScoredGroup]) -> np.ndarray:
-    """Whether each completion ended at the limit, shape [R]."""
-    return np.array([c.finish == "length" for each in groups for c in each.group.completions])
+    """Whether each completion ended at the limit, shape [R]: with a turn, or before what it was to be given."""
+    return np.array([c.finish in ("length", "context") for each in groups for c in each.group.completions])
 
 
 def _has_examples(prompt: Prompt) -> bool:
@@ -134,11 +135,11 @@ def diagnose(sampled: Sampled, args: GRPOConfig, accuracy: str | None = None) ->
         tokens=(low, middle, high),
         truncated_share=float(_cut_off(groups).mean()),
         end_gain=_end_gain(np.concatenate(reward_PG), _cut_off(groups)),
-        empty_share=float(np.mean([not completion.text.strip() for completion in completions])),
+        empty_share=float(np.mean([not drawn_text(completion).strip() for completion in completions])),
         duplicate_share=sum(repeated) / len(completions),
         entropy=float(-logps.mean()),
         unjudged_share=float(np.isnan(rewards_RK).all(axis=1).mean()),
-        tokens_per_second=float(lengths_R.sum() / max(sampled.generate_seconds, 1e-9)),
+        tokens_per_second=len(logps) / max(sampled.generate_seconds, 1e-9),
         generate_seconds=sampled.generate_seconds,
         has_examples=all(_has_examples(each.group.prompt) for each in groups),
         longer_lengths=sampled.longer_lengths,
