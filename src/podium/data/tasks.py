@@ -216,15 +216,26 @@ def products() -> Split:
     (1800, 200, 'What is 623 * 53?', '33019')
     """
     pairs = shuffled(itertools.product(range(101, 1000), range(11, 100)), "{0[0]}*{0[1]}".format)[:2000]
-    system = "Compute with the tool. Then answer with the result alone."
+    example = [
+        {"role": "system", "content": "Compute with the tool. Then answer with the result alone."},
+        {"role": "user", "content": "What is 100 * 10?"},
+        *_called("calculator", {"expression": "100 * 10"}, "1000"),
+        {"role": "assistant", "content": "1000"},
+    ]
     rows = [
-        {
-            "prompt": [{"role": "system", "content": system}, {"role": "user", "content": f"What is {a} * {b}?"}],
-            "answer": str(a * b),
-        }
+        {"prompt": [*example, {"role": "user", "content": f"What is {a} * {b}?"}], "answer": str(a * b)}
         for a, b in pairs
     ]
     return rows[200:], rows[:200]
+
+
+def _called(name: str, arguments: dict[str, str], result: str) -> list[dict[str, Any]]:
+    """The messages of a call of a tool, for a worked example."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": name, "content": result},
+    ]
 
 
 def chains(length: int = 2) -> Split:
@@ -238,11 +249,17 @@ def chains(length: int = 2) -> Split:
     """
     codes = shuffled(map(str, range(1000, 10000)), "chain {}".format)
     again = "Then look up the code that you were given. " * (length - 1)
-    rows = []
-    for number in range(600):
-        own = [codes[(number * (length + 1) + place) % len(codes)] for place in range(length + 1)]
-        asked = f"Look up {own[0]}. {again}Answer with the last code alone."
-        rows.append({"prompt": [{"role": "user", "content": asked}], "codes": own, "answer": own[-1]})
+    chained = [[codes[number * (length + 1) + place] for place in range(length + 1)] for number in range(601)]
+    asked = [
+        {"role": "user", "content": f"Look up {own[0]}. {again}Answer with the last code alone."} for own in chained
+    ]
+    shown = itertools.pairwise(chained[600])
+    example = [asked[600], *(each for a, b in shown for each in _called("look_up", {"code": a}, b))]
+    example.append({"role": "assistant", "content": chained[600][-1]})
+    rows = [
+        {"prompt": [*example, question], "codes": own, "answer": own[-1]}
+        for own, question in zip(chained[:600], asked[:600], strict=True)
+    ]
     return rows[100:], rows[:100]
 
 

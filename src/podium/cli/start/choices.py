@@ -100,7 +100,17 @@ TASKS: Mapping[str, Task] = {
         tokens=96,
         rewards=("tool_use", {"name": "exact_match", "weight": 2}),
         own="tools",
-        settings={"tools": ["tools.py:multiply"], "max_tool_calling_iterations": 1},
+        settings={
+            "tools": ["tools.py:multiply"],
+            "examples": [
+                {
+                    "question": "What is 100 * 10?",
+                    "answer": '<tool_call>\n{"name": "multiply", "arguments": {"a": 100, "b": 10}}\n</tool_call>',
+                },
+                {"question": "<tool_response>\n1000\n</tool_response>", "answer": "1000"},
+            ],
+            "max_tool_calling_iterations": 1,
+        },
     ),
     "game": Task(
         about="a hidden number, found in three guesses that are answered with higher or lower",
