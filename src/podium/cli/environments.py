@@ -23,7 +23,9 @@ def try_out(
             help="tools.py:function, builtin:calculator, game.py:Environment, gymnasium:FrozenLake-v1, or a recipe."
         ),
     ],
-    data: Annotated[str, typer.Option("--data", help="Rows for `reset`: a file, folder or builtin:task. Of a recipe: its own.")] = "",
+    data: Annotated[
+        str, typer.Option("--data", help="Rows for `reset`: a file, folder or builtin:task. Of a recipe: its own.")
+    ] = "",
     oracle: Annotated[
         str, typer.Option("--oracle", help="file.py:function(row, messages) that gives each turn of a right episode.")
     ] = "",

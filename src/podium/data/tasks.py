@@ -211,19 +211,20 @@ def guesses(largest: int) -> Split:
 def products() -> Split:
     """Products of a number of three digits and one of two, 1,800 to train on and 200 held out: `prompt` and `answer`.
 
+    A sum and a difference in front of each show the tool `calculator`.
+
     >>> train, held_out = products()
     >>> len(train), len(held_out), train[0]["prompt"][-1]["content"], train[0]["answer"]
     (1800, 200, 'What is 623 * 53?', '33019')
     """
     pairs = shuffled(itertools.product(range(101, 1000), range(11, 100)), "{0[0]}*{0[1]}".format)[:2000]
-    example = [
-        {"role": "system", "content": "Compute with the tool. Then answer with the result alone."},
-        {"role": "user", "content": "What is 100 * 10?"},
-        *_called("calculator", {"expression": "100 * 10"}, "1000"),
-        {"role": "assistant", "content": "1000"},
-    ]
+    examples = [{"role": "system", "content": "Compute with the tool. Then answer with the result alone."}]
+    for term, result in (("12 + 7", "19"), ("30 - 4", "26")):
+        examples.append({"role": "user", "content": f"What is {term}?"})
+        examples += _called("calculator", {"expression": term}, result)
+        examples.append({"role": "assistant", "content": result})
     rows = [
-        {"prompt": [*example, {"role": "user", "content": f"What is {a} * {b}?"}], "answer": str(a * b)}
+        {"prompt": [*examples, {"role": "user", "content": f"What is {a} * {b}?"}], "answer": str(a * b)}
         for a, b in pairs
     ]
     return rows[200:], rows[:200]
@@ -249,15 +250,16 @@ def chains(length: int = 2) -> Split:
     """
     codes = shuffled(map(str, range(1000, 10000)), "chain {}".format)
     again = "Then look up the code that you were given. " * (length - 1)
-    chained = [[codes[number * (length + 1) + place] for place in range(length + 1)] for number in range(601)]
+    chained = [codes[start : start + length + 1] for start in range(0, 602 * (length + 1), length + 1)]
     asked = [
         {"role": "user", "content": f"Look up {own[0]}. {again}Answer with the last code alone."} for own in chained
     ]
-    shown = itertools.pairwise(chained[600])
-    example = [asked[600], *(each for a, b in shown for each in _called("look_up", {"code": a}, b))]
-    example.append({"role": "assistant", "content": chained[600][-1]})
+    examples: list[dict[str, Any]] = []
+    for own, question in zip(chained[600:], asked[600:], strict=True):
+        calls = (_called("look_up", {"code": code}, result) for code, result in itertools.pairwise(own))
+        examples += [question, *itertools.chain(*calls), {"role": "assistant", "content": own[-1]}]
     rows = [
-        {"prompt": [*example, question], "codes": own, "answer": own[-1]}
+        {"prompt": [*examples, question], "codes": own, "answer": own[-1]}
         for own, question in zip(chained[:600], asked[:600], strict=True)
     ]
     return rows[100:], rows[:100]

@@ -39,6 +39,8 @@ class Task:
 
 _TAGS_IN_PLACE = {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.01}}
 
+_CALL = '<tool_call>\n{{"name": "multiply", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
+
 TASKS: Mapping[str, Task] = {
     "number": Task(
         about="the right number inside answer tags",
@@ -103,11 +105,12 @@ TASKS: Mapping[str, Task] = {
         settings={
             "tools": ["tools.py:multiply"],
             "examples": [
-                {
-                    "question": "What is 100 * 10?",
-                    "answer": '<tool_call>\n{"name": "multiply", "arguments": {"a": 100, "b": 10}}\n</tool_call>',
-                },
-                {"question": "<tool_response>\n1000\n</tool_response>", "answer": "1000"},
+                example
+                for a, b in ((12, 7), (30, 4))
+                for example in (
+                    {"question": f"What is {a} * {b}?", "answer": _CALL.format(a=a, b=b)},
+                    {"question": f"<tool_response>\n{a * b}\n</tool_response>", "answer": str(a * b)},
+                )
             ],
             "max_tool_calling_iterations": 1,
         },

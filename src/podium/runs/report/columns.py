@@ -77,7 +77,9 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
         "logp": _short(rollouts["mean_logp"]),
         **{name: _short(rollouts[name]) for name in ("reward", "advantage")},
         "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
-        "answer": [x or None for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
+        "answer": [x if isinstance(x, str) and x else None for x in rollouts["answer"]]
+        if "answer" in rollouts
+        else [None] * len(rollouts),
         "text": [_cut(text) for text in rollouts["completion"]],
         "turns": [_turns(turns) for turns in rollouts["turns"]] if "turns" in rollouts else [None] * len(rollouts),
     }
