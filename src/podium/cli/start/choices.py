@@ -39,6 +39,8 @@ class Task:
 
 _TAGS_IN_PLACE = {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.01}}
 
+_CALL = '<tool_call>\n{{"name": "multiply", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
+
 TASKS: Mapping[str, Task] = {
     "number": Task(
         about="the right number inside answer tags",
@@ -100,7 +102,18 @@ TASKS: Mapping[str, Task] = {
         tokens=96,
         rewards=("tool_use", {"name": "exact_match", "weight": 2}),
         own="tools",
-        settings={"tools": ["tools.py:multiply"], "max_tool_calling_iterations": 1},
+        settings={
+            "tools": ["tools.py:multiply"],
+            "examples": [
+                example
+                for a, b in ((12, 7), (30, 4))
+                for example in (
+                    {"question": f"What is {a} * {b}?", "answer": _CALL.format(a=a, b=b)},
+                    {"question": f"<tool_response>\n{a * b}\n</tool_response>", "answer": str(a * b)},
+                )
+            ],
+            "max_tool_calling_iterations": 1,
+        },
     ),
     "game": Task(
         about="a hidden number, found in three guesses that are answered with higher or lower",

@@ -77,10 +77,17 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
         "logp": _short(rollouts["mean_logp"]),
         **{name: _short(rollouts[name]) for name in ("reward", "advantage")},
         "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
-        "answer": [x or None for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
+        "answer": [_known(x) for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
+        if "answer" in rollouts
+        else [None] * len(rollouts),
         "text": [_cut(text) for text in rollouts["completion"]],
         "turns": [_turns(turns) for turns in rollouts["turns"]] if "turns" in rollouts else [None] * len(rollouts),
     }
+
+
+def _known(text: Any) -> str | None:
+    """A text that is there; null is NaN in a column without any."""
+    return text if isinstance(text, str) and text else None
 
 
 def _turns(turns: str | None) -> list[list[Any]] | None:
