@@ -78,8 +78,6 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
         **{name: _short(rollouts[name]) for name in ("reward", "advantage")},
         "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
         "answer": [_known(x) for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
-        if "answer" in rollouts
-        else [None] * len(rollouts),
         "text": [_cut(text) for text in rollouts["completion"]],
         "turns": [_turns(turns) for turns in rollouts["turns"]] if "turns" in rollouts else [None] * len(rollouts),
     }
