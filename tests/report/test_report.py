@@ -236,6 +236,14 @@ def test_weights_and_answers_are_shown(run_folder):
     assert set(columns(Run.load(folder).rollouts)["answer"]) == {"7"}
 
 
+def test_rows_without_answers_have_none(run_folder):
+    rollouts = Run.load(run_folder()).rollouts
+    rollouts["answer"] = pandas.Series([None] * len(rollouts), dtype="str")  # read as NaN
+    assert set(columns(rollouts)["answer"]) == {None}
+    rollouts["turns"] = pandas.Series([None] * len(rollouts), dtype="str")
+    assert set(columns(rollouts)["turns"]) == {None}
+
+
 def test_a_run_s_numbers(run_folder):
     data = run_data(Run.load(run_folder(num_steps=40)))
     assert data["summary"]["headline"].startswith("Reward rose from ")
