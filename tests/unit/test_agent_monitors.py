@@ -270,6 +270,21 @@ FAILURES: dict[str, tuple[Play, dict[str, Any]]] = {
 }
 
 
+CURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "M175": ({"temperature": 1.3}, {"temperature": 1.0}),
+    "M178": ({"max_tool_result_tokens": 64}, {"max_tool_result_tokens": 444}),
+    "M182": ({"max_tool_calling_iterations": 1}, {"max_tool_calling_iterations": 2}),
+}
+
+
+@pytest.mark.parametrize("code", CURES)
+def test_settings_that_cure_are_changed(code: str) -> None:
+    settings, changes = CURES[code]
+    play, given = FAILURES[code]
+    [found] = [issue.finding for issue in played(play, **given, **settings) if issue.finding.code == code]
+    assert found.changes == changes
+
+
 @pytest.mark.parametrize("code", FAILURES)
 def test_each_failure_is_named_first(code: str) -> None:
     play, settings = FAILURES[code]

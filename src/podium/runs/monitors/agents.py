@@ -170,6 +170,9 @@ def void_turns(history: MetricHistory) -> Detection | None:
     share = len({id(e) for e, _ in void}) / max(len(episodes), 1)
     if share <= 0.2:
         return None
+    warm = (history.settings.temperature or 0.0) > 1
+    changes = {"temperature": 1.0} if warm else {}
+    cooler = f"Set {as_lines(changes)}; show" if warm else "Show"
     malformed = [turn for _, turn in void if _looks_like_a_call(turn)]
     example = repr(clean(content_of((malformed or [void[0][1]])[0].message))[:80])
     kinds = f"{len(malformed)} of {len(void)} are calls that cannot be parsed, as {example}"
@@ -179,8 +182,8 @@ def void_turns(history: MetricHistory) -> Detection | None:
         f"{_over(len(episodes))}: {kinds if malformed else 'all of these are empty'}.",
         why="Such turns are improbable tokens with large gradients, from which runs with tools have collapsed "
         "(SimpleTIR, arXiv:2509.02479).",
-        fix="Show a well-formed call in the prompt, sample less wildly (temperature: 1.0), and let such completions "
-        "get no reward.",
+        fix=f"{cooler} a well-formed call in the prompt, and let such completions get no reward.",
+        changes=changes,
     )
 
 
@@ -284,13 +287,16 @@ def results_cut(history: MetricHistory) -> Detection | None:
     if len(cut) <= 0.25 * max(len(calls), 1):
         return None
     names = Counter(clean(call.name)[:40] for call in cut)
+    limit, lost = history.settings.max_tool_result_tokens, np.array([call.cut for call in cut])
+    changes = {"max_tool_result_tokens": int(limit + np.quantile(lost, 0.9))} if limit else {}
+    room = f"set {as_lines(changes)}" if changes else "raise max_tool_result_tokens"
     return Detection(
         severity="warning",
-        what=f"{percent(len(cut) / len(calls))} of {len(calls)} results are cut off, by "
-        f"{np.median([call.cut for call in cut]):.0f} tokens in the middle one: "
-        f"{some([f'`{name}` ({count})' for name, count in names.most_common()], 3)}.",
+        what=f"{percent(len(cut) / len(calls))} of {len(calls)} results are cut off, by {np.median(lost):.0f} tokens in the "
+        f"middle one: {some([f'`{name}` ({count})' for name, count in names.most_common()], 3)}.",
         why="What was cut off may be the answer that the policy has called for.",
-        fix="Let the tool return less (the best matches, the end of a log), or raise max_tool_result_tokens.",
+        fix=f"Let the tool return less (the best matches, the end of a log), or {room}.",
+        changes=changes,
     )
 
 
@@ -342,17 +348,19 @@ def ended_by_limits(history: MetricHistory) -> Detection | None:
     if share <= 0.5:
         return None
     plays = all(e.turns[0].reward is not None for e in episodes)
-    limit = history.settings.max_completion_length
     tight = by["context"] > by["turns"]
-    changes = {"max_completion_length": 2 * limit} if tight and limit else {}
+    names = ("max_completion_length",) if tight else ("max_tool_calling_iterations", "max_turns")
+    limits = {name: limit for name in names if (limit := getattr(history.settings, name))}
+    changes = {} if plays and not tight else {name: 2 * limit for name, limit in limits.items()}
     where = "what they were to be given did not fit" if tight else "their turns are used up"
-    room = f"Set {as_lines(changes)}" if changes else "Raise max_completion_length"
+    room = f"Set {as_lines(changes)}" if changes else f"Raise {' or '.join(names)}"
+    other = (
+        "within the model's context; bound results with max_tool_result_tokens" if tight else "or make the task shorter"
+    )
     return Detection(
         severity="note" if plays and not tight else "warning",
         what=f"{percent(share)} of completions end before their answer: {where}, {_over(len(episodes))}.",
         why="A completion without its answer rarely gets a reward, however good its calls were.",
-        fix=f"{room}, within the model's context; bound results with max_tool_result_tokens."
-        if tight
-        else "Raise max_tool_calling_iterations or max_turns, or make the task shorter.",
+        fix=f"{room}, {other}.",
         changes=changes,
     )

@@ -190,6 +190,9 @@ class RunSettings:
     num_generations: int | None = None
     generation_batch_size: int | None = None
     """Completions of a generation round."""
+    max_tool_calling_iterations: int | None = None
+    max_turns: int | None = None
+    max_tool_result_tokens: int | None = None
     best_kept: Mapping[str, Any] = field(default_factory=dict)
     """Settings that end the run with the weights of its best evaluation; empty where there is none."""
 
@@ -227,6 +230,9 @@ def run_settings(environment: Mapping[str, Any]) -> RunSettings:
         "beta",
         "num_generations",
         "generation_batch_size",
+        "max_tool_calling_iterations",
+        "max_turns",
+        "max_tool_result_tokens",
     )
     drawn = {**given, **(given.get("generation_kwargs") or {})}
     narrow = {
