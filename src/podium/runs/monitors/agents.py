@@ -292,8 +292,8 @@ def results_cut(history: MetricHistory) -> Detection | None:
     room = f"set {as_lines(changes)}" if changes else "raise max_tool_result_tokens"
     return Detection(
         severity="warning",
-        what=f"{percent(len(cut) / len(calls))} of {len(calls)} results are cut off, by {np.median(lost):.0f} tokens in the "
-        f"middle one: {some([f'`{name}` ({count})' for name, count in names.most_common()], 3)}.",
+        what=f"{percent(len(cut) / len(calls))} of {len(calls)} results are cut off, by {np.median(lost):.0f} tokens "
+        f"in the middle one: {some([f'`{name}` ({count})' for name, count in names.most_common()], 3)}.",
         why="What was cut off may be the answer that the policy has called for.",
         fix=f"Let the tool return less (the best matches, the end of a log), or {room}.",
         changes=changes,
