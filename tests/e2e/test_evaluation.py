@@ -290,7 +290,9 @@ def test_a_run_with_an_environment_is_evaluated_by_playing(cli: Cli, tmp_path: P
     recipe = RECIPE.replace("dataset: builtin:additions", "dataset: rows.jsonl\nenvironment: game.py:Game")
     recipe = recipe.replace("rewards:\n  - mine.py:correct\n  - {name: answer_format, weight: 2}\n", "")
     short = "generation_kwargs: {eos_token_id: [2, " + ", ".join(map(str, range(10, 200))) + "]}\n"
-    (tmp_path / "game.yaml").write_text(recipe.replace("max_completion_length: 4", "max_completion_length: 200") + short)
+    (tmp_path / "game.yaml").write_text(
+        recipe.replace("max_completion_length: 4", "max_completion_length: 200") + short
+    )
     code, out, err = cli("eval model --recipe game.yaml --data rows.jsonl")
     assert code == 0, out + err
     [saved] = tmp_path.glob("**/*.parquet")
