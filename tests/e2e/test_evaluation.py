@@ -267,3 +267,35 @@ def test_a_parquet_file_that_is_no_evaluation(cli: Cli, tmp_path: Path) -> None:
         code, _, err = cli(f"compare {name}.parquet x.parquet")
         assert code == 2
         assert message in err
+
+
+GAME = """\
+from podium import TextEnvironment
+
+class Game(TextEnvironment):
+    def reset(self, number, **row):
+        self.turns = 0
+        return f"Guess {number}."
+
+    def step(self, text):
+        self.turns += 1
+        return "again", 0.5, self.turns == 2, {}
+"""
+
+
+def test_a_run_with_an_environment_is_evaluated_by_playing(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+    rows = [{"number": i, "prompt": [{"role": "user", "content": "Play. "}]} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = RECIPE.replace("dataset: builtin:additions", "dataset: rows.jsonl\nenvironment: game.py:Game")
+    recipe = recipe.replace("rewards:\n  - mine.py:correct\n  - {name: answer_format, weight: 2}\n", "")
+    short = "generation_kwargs: {eos_token_id: [2, " + ", ".join(map(str, range(10, 200))) + "]}\n"
+    (tmp_path / "game.yaml").write_text(
+        recipe.replace("max_completion_length: 4", "max_completion_length: 200") + short
+    )
+    code, out, err = cli("eval model --recipe game.yaml --data rows.jsonl")
+    assert code == 0, out + err
+    [saved] = tmp_path.glob("**/*.parquet")
+    table = pd.read_parquet(saved)
+    assert table["reward/Game"].max() == 1.0
+    assert (table["reward/Game"] >= 0.5).all()

@@ -93,6 +93,20 @@ def test_s4_a_template_that_cannot_render_calls_is_refused() -> None:
         make(tools=[multiply], processing_class=tiny_tokenizer())
 
 
+def test_s14_s15_templates_that_trl_knows_are_parsed_and_replaced_for_rendering() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = trl.chat_template_utils.qwen3_chat_template  # forgets earlier thoughts
+    trainer = make(tools=[multiply], processing_class=tokenizer)
+    assert tokenizer.response_template is not None
+    assert trainer.chat_template == trl.chat_template_utils.qwen3_training_chat_template
+    assert tokenizer.chat_template == trl.chat_template_utils.qwen3_chat_template
+    assert make(tools=[multiply]).chat_template is None
+    unknown = tiny_tokenizer()
+    unknown.chat_template = trl.chat_template_utils.qwen3_chat_template + "{# changed #}"
+    with pytest.raises(ValueError, match="Unrecognized chat template"):
+        make(tools=[multiply], processing_class=unknown)
+
+
 def test_s6_s7_s8_methods_of_the_class_are_tools() -> None:
     Counter.made = 0
     trainer = make(environment_factory=Counter, tools=[multiply])

@@ -19,6 +19,8 @@ from transformers import AutoModelForSequenceClassification
 import podium
 from podium import TextEnvironment
 from podium.agents.chat import ChatFormat
+from podium.recipe.checks import rollouts
+from podium.recipe.estimates.duration import measure
 from podium.records import Call
 from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer
@@ -345,3 +347,13 @@ def test_trls_example_of_rollout_func() -> None:
     trainer = make(podium.GRPOTrainer, rollout_func=rollout_func, **given)
     trainer.train()
     assert trainer.state.log_history[0]["reward"] == 0.5
+
+
+def test_trials_before_training_play_whole_episodes() -> None:
+    """The estimate of the duration and `podium check --rollouts` sample and score as training does."""
+    given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
+    trainer = make(config={**SHORT_TURNS, "max_turns": 3}, **given)
+    measured = measure(trainer)
+    assert measured.num_completions == 4
+    assert measured.completion_tokens < 400
+    assert rollouts.sample(trainer, trainer.train_dataset, 2).groups[0].rewards_GK.shape == (2, 1)

@@ -17,6 +17,7 @@ from podium.algorithm.losses import OBJECTIVES, LossInputs, LossSettings, policy
 from podium.algorithm.metrics import (
     LOSS_METRICS,
     METRICS,
+    Counted,
     MetricsBuffer,
     RolloutTable,
     describe,
@@ -25,6 +26,7 @@ from podium.algorithm.metrics import (
     nanstd,
     rollout_metrics,
     rollout_table,
+    turn_metrics,
 )
 from podium.records import Completion, Group, Prompt, ScoredGroup
 
@@ -123,6 +125,22 @@ def test_loss_metrics_by_hand() -> None:
     )
 
 
+EPISODES = [
+    Counted(turns=3, cut_off=False, reply_seconds=0.5, calls=(("add", "", True, 0.1), ("add", "error", False, 0.3))),
+    Counted(turns=1, cut_off=True, reply_seconds=0.1, calls=(("fly", "unknown", False, 0.0),)),
+]
+
+
+def test_turn_metrics_by_hand() -> None:
+    turns = {"turns/mean": 2.0, "turns/max": 3.0, "turns/reply_seconds": 0.15, "turns/cut_off_ratio": 0.5}
+    tools = {"call_frequency": 1.5, "failure_frequency": 2 / 3, "unknown_frequency": 1 / 3, "cut_frequency": 1 / 3}
+    tools |= {"add/calls": 1.0, "add/failures": 0.5, "add/seconds": 0.2}
+    got = turn_metrics(EPISODES, ["add"], cuts=True)
+    assert got == pytest.approx(turns | {f"tools/{name}": value for name, value in tools.items()})
+    assert turn_metrics(EPISODES, [], cuts=True).keys() == turns.keys()
+    assert turn_metrics([], ["add"], cuts=False)["tools/failure_frequency"] == 0.0
+
+
 def test_names_that_do_not_apply_are_left_out() -> None:
     got = loss_metrics(output_of("sapo").sums, LossSettings(loss_type="sapo"))
     assert set(got) == {"entropy"}
@@ -134,6 +152,7 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     table = rollout_table(GROUPS, NAMES)
     settings = AdvantageSettings(weights_K=np.ones(2))
     produced |= set(rollout_metrics(table, advantages(table.rewards_RK.reshape(2, 2, 2), settings)))
+    produced |= set(turn_metrics(EPISODES, ["add"], cuts=True))
     for name in produced:
         row = describe(name)
         assert row is not None, name
@@ -146,6 +165,7 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     times = {f"time/{part}_seconds" for part in ("generate", "sync", "wait", "reward", "compare", "train", "monitor")}
     own = {name for name in unused if name.startswith(("health/", "finding/"))}
     elsewhere = {"num_tokens", "step_time", "aux_loss", "accuracy", "resampled_prompts", "rollouts/staleness"}
+    elsewhere.add("turns/differing_prompts")
     assert unused - own == elsewhere | times
     assert describe("my_own_metric") is None
 

@@ -76,7 +76,7 @@ METRICS: Mapping[str, Metric] = {
         "seconds", "Mean time from the end of a turn to the answer of its tools or environment."
     ),
     "turns/cut_off_ratio": Metric(
-        "share", "Completions that ended with unanswered calls: a limit of turns, or an answer that did not fit."
+        "share", "Completions that a limit of turns ended, or an answer of a tool or an environment that did not fit."
     ),
     "turns/differing_prompts": Metric("share", "Groups whose prompts differ; only with environments."),
     "completions/mean_length": Metric("tokens", "Mean length of the completions, with their end token."),
@@ -257,7 +257,7 @@ class Counted(NamedTuple):
 
     turns: int
     cut_off: bool
-    """Whether it ended with calls that were not answered."""
+    """Whether a limit of turns or tokens ended it before its turn was answered."""
     reply_seconds: float
     calls: tuple[tuple[str, str, bool, float], ...]
     """Name, problem, whether its result was cut, seconds."""

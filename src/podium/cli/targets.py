@@ -15,7 +15,6 @@ from podium.errors import ConfigError
 from podium.evaluation import accuracy_name
 from podium.recipe import Recipe, load
 from podium.recipe.document import Document
-from podium.rewards.resolve import resolve_rewards
 from podium.runs.find_model import ModelSource, find_model
 from podium.runs.run import CONFIG, Run
 
@@ -98,17 +97,12 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
 def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
     """Prompts, rewards and sampling."""
     from podium.evaluation.evaluate import EvalTask, decided
+    from podium.trainer.assembly import environment_pools, reward_records
 
     count = num_completions(recipe, request)
     args = decided(recipe.arguments())
-    rewards = resolve_rewards(
-        [spec.function for spec in recipe.rewards],
-        None,
-        args.model_init_kwargs,
-        trust_remote_code=args.trust_remote_code,
-        chat_template_kwargs=args.chat_template_kwargs,
-        device=args.device,
-    )
+    pools = environment_pools(recipe.agents.environment)
+    rewards, _ = reward_records([spec.function for spec in recipe.rewards], None, args, pools)
     rows, data = rows_of(recipe, request)
     return EvalTask(
         data=data,
@@ -120,6 +114,8 @@ def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
         greedy=request.greedy,
         temperature=recipe.eval_temperature if request.temperature is None else request.temperature,
         num_rows=recipe.eval_rows if "eval_rows" in recipe.given else None,
+        tools=recipe.agents.tools,
+        pools=pools,
     )
 
 

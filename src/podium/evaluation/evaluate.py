@@ -25,6 +25,9 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 
+from podium.agents.environments import EnvironmentPools
+from podium.agents.setup import Agents, bare_prompt
+from podium.agents.tools import Tool
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import RolloutEngine
@@ -40,7 +43,7 @@ from podium.records import Prompt, SamplingSettings, ScoredGroup
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
 from podium.runs.find_model import ModelSource
-from podium.trainer.assembly import engine_for, load_settings, prompt_builder
+from podium.trainer.assembly import Given, agents_of, engine_for, has_prompts, load_settings, prompt_builder
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import EVALUATION
 from podium.trainer.settings import advantage_settings, call_settings, sampling_settings
@@ -79,11 +82,15 @@ class EvalTask:
     """None: the training's."""
     num_rows: int | None = None
     """None: all."""
+    tools: tuple[Tool, ...] = ()
+    pools: EnvironmentPools | None = None
+    """Environments, whose own rewards are the last of `rewards`."""
 
     @property
     def weights_K(self) -> np.ndarray:
         """Weights of the reward functions."""
-        return advantage_settings(self.args, len(self.rewards)).weights_K
+        num_own = 0 if self.pools is None else len(self.pools.reward_functions())
+        return advantage_settings(self.args, len(self.rewards) - num_own, num_own).weights_K
 
     @property
     def total(self) -> int | None:
@@ -101,9 +108,15 @@ class PreparedModel:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
 
+    def agents(self, task: EvalTask) -> Agents:
+        """What completions of the task may do."""
+        agents = agents_of(Given(model=None, tools=task.tools), task.pools, task.args, self.tokenizer)
+        return dataclasses.replace(agents, context_length=loading.context_length(self.config))
+
     def builder(self, task: EvalTask) -> PromptBuilder:
         """Rows of the task as prompts for this model."""
-        return dataclasses.replace(prompt_builder(task.args, self.tokenizer, self.config), name=task.data)
+        builder = prompt_builder(task.args, self.tokenizer, self.config, self.agents(task))
+        return dataclasses.replace(builder, name=task.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +142,11 @@ def prepare(policy: Policy, tasks: Sequence[EvalTask]) -> PreparedModel:
     for task in tasks:
         if task.total == 0:
             raise DataError(f"{task.data} has no rows.", code="D024")
-        check_dataset(task.rows, task.data, builder=prepared.builder(task))
+        builder = prepared.builder(task)
+        if task.pools is None or has_prompts(task.rows):
+            check_dataset(task.rows, task.data, builder=builder)
         columns = getattr(task.rows, "column_names", None) or list(next(iter(task.rows)))
-        check_rewards(task.rewards, columns)
+        check_rewards(task.rewards, columns, environments=task.pools is not None)
     return prepared
 
 
@@ -219,6 +234,8 @@ def how(sampling: SamplingSettings, engine: RolloutEngine) -> dict[str, Any]:
 def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:
     builder = loaded.prepared.builder(task)
     rows = enumerate(itertools.islice(task.rows, task.num_rows))
+    if task.pools is not None:
+        return (bare_prompt(row, index, index) for index, row in rows)
     built = (builder(row, id=index, row_index=index) for index, row in rows)
     return (prompt for prompt in built if prompt is not None)
 
@@ -229,9 +246,11 @@ def _scored(
     """Some prompts at a time; a row's number is its prompt's id. Overlong rows are left out where that was asked."""
     prompts = _prompts(loaded, task)
     size, done = max(1, COMPLETIONS_AT_ONCE // task.num_completions), 0
+    agents, builder = loaded.prepared.agents(task), loaded.prepared.builder(task)
+    calls: dict[str, Any] = {"trainer_state": TrainerState(), "settings": call_settings(task.args)}
     while part := list(itertools.islice(prompts, size)):
-        groups = loaded.engine.generate(part, sampling, policy_step=0)
-        yield score(groups, task.rewards, trainer_state=TrainerState(), settings=call_settings(task.args))
+        acted = agents.sample(loaded.engine, part, sampling, builder=builder, evaluation=True)
+        yield score(acted.groups, task.rewards, environments=acted.environments, **calls)
         done += len(part)
         if on_progress is not None:
             on_progress(done, task.total)

@@ -245,9 +245,14 @@ class Rollouts:
                 now.parts.engine.sync(now.model, now.step)
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState) -> list[Group]:
-        """Sample completions, unscored."""
+        """One turn of each completion by the engine alone, unscored."""
         self.sync(now)
-        return now.sample(prompts, settings, evaluation=settings.round == EVALUATION).groups
+        return now.engine.generate(prompts, settings, policy_step=now.step)
+
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState) -> Acted:
+        """Sample completions with all their turns, unscored."""
+        self.sync(now)
+        return now.sample(prompts, settings, evaluation=settings.round == EVALUATION)
 
     def sample_and_score(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState

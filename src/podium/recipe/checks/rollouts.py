@@ -58,12 +58,12 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int, *, longer_too: 
     prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
     start = time.perf_counter()
-    groups = trainer.rollouts.generate(prompts, settings, PolicyState.of(trainer))
+    groups, environments = trainer.rollouts.sample(prompts, settings, PolicyState.of(trainer))
     generate_seconds = time.perf_counter() - start
     reward_seconds, columns = {}, []
     for reward in parts.rewards:
         start = time.perf_counter()
-        columns.append(score(groups, [reward], trainer_state=trainer.state))
+        columns.append(score(groups, [reward], trainer_state=trainer.state, environments=environments))
         reward_seconds[reward.name] = time.perf_counter() - start
     names = tuple(reward.name for reward in parts.rewards)
     scored = tuple(
@@ -72,11 +72,11 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int, *, longer_too: 
     )
     longer: tuple[int, ...] = ()
     if longer_too and _cut_off(scored).mean() > TRUNCATED_SHARE:
-        room = (parts.builder.context_length or 1 << 20) - max(len(prompt.token_ids) for prompt in prompts[:8])
+        room = (parts.builder.context_length or 1 << 20) - max(len(group.prompt.token_ids) for group in groups[:8])
         limit, count = min(LONGER * settings.max_tokens, room), min(4, args.num_generations)
         more = dataclasses.replace(settings, max_tokens=limit, num_completions=count)
-        again = trainer.rollouts.generate(prompts[:8], more, PolicyState.of(trainer))
-        longer = tuple(len(completion.token_ids) for group in again for completion in group.completions)
+        again = trainer.rollouts.sample(prompts[:8], more, PolicyState.of(trainer)).groups
+        longer = tuple(len(completion.logps) for group in again for completion in group.completions)
     return Sampled(
         groups=scored,
         weights_K=parts.advantage.weights_K,

@@ -226,16 +226,22 @@ def measure(trainer: GRPOTrainer) -> Measurement:
         # what is made once: rounded weights, kernels
         trainer.rollouts.sample_and_score(prompts[:1], now.settings(2, EVALUATION), now)
         start = time.perf_counter()
-        groups = trainer.rollouts.generate(prompts, now.settings(trainer.args.num_generations, 0), now)
+        acted = trainer.rollouts.sample(prompts, now.settings(trainer.args.num_generations, 0), now)
         sampled = time.perf_counter()
-        scored = score(groups, trainer.parts.rewards, trainer_state=trainer.state, log_metric=lambda *_: None)
+        scored = score(
+            groups := acted.groups,
+            trainer.parts.rewards,
+            trainer_state=trainer.state,
+            log_metric=lambda *_: None,
+            environments=acted.environments,
+        )
         rewarded = time.perf_counter()
         signs = [np.where(np.arange(group.num_completions) % 2, 1.0, -1.0) for group in scored]
         train_seconds = _train(trainer, [training_group(*pair) for pair in zip(scored, signs, strict=True)])
     weights_K, precision = trainer.parts.advantage.weights_K, trainer.parts.forward.precision
     differ = [has_spread(combine(group.rewards_GK, weights_K)) for group in scored]
     completions = [c for group in groups for c in group.completions]
-    ended = [len(c.token_ids) for c in completions if c.finish != "length"]
+    ended = [len(c.logps) for c in completions if c.finish != "length"]
     asked = [group.prompt.token_ids for group in groups]
     return Measurement(
         num_completions=len(completions),
@@ -243,7 +249,7 @@ def measure(trainer: GRPOTrainer) -> Measurement:
         ended_tokens=float(np.mean(ended)) if ended else math.nan,
         skips_flat=trainer.parts.skips_zero_advantage,
         shares=trainer.parts.forward.path == "shared",
-        completion_tokens=sum(len(c.token_ids) for c in completions),
+        completion_tokens=sum(len(c.logps) for c in completions),
         generate_seconds=sampled - start,
         reward_seconds=rewarded - sampled,
         train_seconds=train_seconds,
