@@ -50,17 +50,24 @@ def test_what_is_written_passes_its_check_and_its_test(cli, tmp_path, monkeypatc
     code, out, _ = cli("init", "run", "--task", task, "--machine", machine, "--yes")
     assert code == 0
     assert "cd run" in out
-    folder = tmp_path / "run"
+    folder, own = tmp_path / "run", TASKS[task].own
+    test = f"test_{own}.py"
     assert sorted(file.name for file in folder.iterdir() if not file.name.startswith("data.")) == [
         "README.md",
-        "rewards.py",
-        "run.yaml",
-        "test_rewards.py",
+        *sorted([f"{own}.py", "run.yaml", test]),
     ]
     assert wrong(folder, monkeypatch) == []
-    done = subprocess.run([sys.executable, "test_rewards.py"], cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, test], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[0]) == (folder / "test_rewards.py").read_text().count("def test_") >= 3
+    assert int(done.stdout.split()[0]) == (folder / test).read_text().count("def test_") >= 3
+
+
+BREAKS = {
+    "rewards": ("    return [", "    return [0.5 + 0.0 * "),
+    "tools": ("int(a) * int(b)", "int(a) + int(b)"),
+    "game": ("guess < self.number", "guess > self.number"),
+}
+"""A mistake for each file of the user's own."""
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -71,9 +78,11 @@ def test_the_reward_and_its_test_are_tidy_and_can_fail(cli, tmp_path, task):
         tidy = [sys.executable, "-m", "ruff", *command, "--line-length", "120", "."]
         done = subprocess.run(tidy, cwd=folder, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout
-    rewards = folder / "rewards.py"
-    rewards.write_text(rewards.read_text().replace("    return [", "    return [0.5 + 0.0 * ", 1))
-    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_rewards.py"]
+    file = folder / f"{TASKS[task].own}.py"
+    right, broken = BREAKS[TASKS[task].own]
+    assert right in file.read_text()
+    file.write_text(file.read_text().replace(right, broken, 1))
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"test_{file.name}"]
     done = subprocess.run(pytest_run, cwd=folder, capture_output=True, text=True, timeout=120)
     assert " failed" in done.stdout
     assert done.returncode == 1

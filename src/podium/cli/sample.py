@@ -101,31 +101,30 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
 def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """A table for each prompt: its completions with every reward, their weighted sum and the advantage.
 
-    Completions of several turns are printed as conversations, one after the other.
+    Groups with completions of several turns are printed as conversations, one after the other.
     """
     columns = [(name, "right whole") for name in (*names, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
     for group in groups:
         title = f"Row {group['row']}: {last_user_turn(group['prompt'])}"
         title += "" if group["answer"] is None else f"\nRight answer: {group['answer']}"
-        single = [each for each in group["completions"] if not each["turns"]]
-        if single:
-            rows = [(*_numbers(each), each["finish"], each["text"]) for each in single]
+        if not any(each["turns"] for each in group["completions"]):
+            rows = [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]]
             console.print(table(columns, rows, title=title))
-        else:
-            console.print(plain_text(f"\n{title}"), style="bold", soft_wrap=True)
+            continue
+        console.print(plain_text(f"\n{title}"), style="bold", soft_wrap=True)
         for each in group["completions"]:
-            if each["turns"]:
-                _print_episode(each, (*names, "reward", "advantage"))
+            _print_episode(each, (*names, "reward", "advantage"))
 
 
 def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
     """What was drawn at the margin, what was given indented behind a bar."""
-    from podium.runs.conversations import passages
+    from podium.runs.conversations import Passage, passages
 
+    single = [Passage(True, f"model: {completion['tokens']} tokens", completion["text"])]
     told = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
     console.print(plain_text(f"\n  {told}; ended: {completion['finish']}"), soft_wrap=True)
-    for drawn, head, text in passages(completion["turns"]):
+    for drawn, head, text in passages(completion["turns"]) or single:
         bar, style = ("  > ", "") if drawn else ("      | ", "dim")
         console.print(plain_text(f"{bar[:-2]}{head}"), style="dim", soft_wrap=True)
         for line in clean(text).splitlines():

@@ -39,7 +39,11 @@ class Task:
 
 _TAGS_IN_PLACE = {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.01}}
 
-_CALL = '<tool_call>\n{{"name": "multiply", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
+
+def _shown(a: int, b: int) -> dict[str, Any]:
+    """A worked call of the tool."""
+    return {"name": "multiply", "arguments": {"a": a, "b": b}, "result": a * b}
+
 
 TASKS: Mapping[str, Task] = {
     "number": Task(
@@ -105,12 +109,8 @@ TASKS: Mapping[str, Task] = {
         settings={
             "tools": ["tools.py:multiply"],
             "examples": [
-                example
+                {"question": f"What is {a} * {b}?", "calls": [_shown(a, b)], "answer": str(a * b)}
                 for a, b in ((12, 7), (30, 4))
-                for example in (
-                    {"question": f"What is {a} * {b}?", "answer": _CALL.format(a=a, b=b)},
-                    {"question": f"<tool_response>\n{a * b}\n</tool_response>", "answer": str(a * b)},
-                )
             ],
             "max_tool_calling_iterations": 1,
         },

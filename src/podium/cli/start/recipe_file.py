@@ -127,7 +127,7 @@ def _lines(key: str, value: Any, note: str) -> Iterator[str]:
         yield _noted("examples:", note)
         for example in value:
             for number, (name, text) in enumerate(example.items()):
-                yield f"  {' ' if number else '-'} {in_yaml(name)}: {in_yaml(text)}"
+                yield f"  {' ' if number else '-'} {in_yaml(name)}: {_value(text)}"
     elif isinstance(value, Mapping):
         yield _noted(f"{key}:", note)
         yield from (f"  {name}: {_value(each)}" for name, each in value.items())

@@ -165,7 +165,7 @@ def accuracy(setup: Setup) -> Iterator[Finding]:
 
 def shown_forms(setup: Setup) -> Iterator[Finding]:
     """Worked examples in a form that the reward does not pay, and a form that it pays and no prompt shows."""
-    if setup.tested is None or (table := setup.tested.table) is None:
+    if setup.tested is None or (table := setup.tested.table) is None or setup.agents.tools:  # examples may show calls
         return
     if table.examples and all(old == new for old, new in table.examples):
         return

@@ -1,0 +1,244 @@
+"""Tools and environments in recipes: read with file and line, checked before weights, shown turn by turn."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from podium.agents.adapters import resolve_environment
+from podium.agents.environments import reset
+from podium.data.tasks import guesses
+from podium.errors import ConfigError
+from podium.recipe import load
+from podium.recipe.checks import check_recipe
+from podium.records import Call, Completion, Turn
+from podium.rewards import tool_use
+from podium.rewards.text import text_of
+from podium.runs.conversations import passages, written
+from podium.runs.environment import source_of
+
+chat, sample = (importlib.import_module(f"podium.cli.{name}") for name in ("chat", "sample"))  # not the verbs
+
+TOOLS = '''
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a * b
+
+
+def bare(a, b):
+    return a * b
+'''
+GAME = """
+import podium
+
+
+class Game(podium.TextEnvironment):
+    def reset(self, number, **row):
+        self.number = int(number)
+
+    def step(self, text):
+        return None, 1.0, True, {}
+
+
+class Silent:
+    def reset(self, **row):
+        return None
+"""
+RECIPE = (
+    "model: builtin:smollm2-135m-instruct\ndataset: builtin:guesses\nmax_steps: 2\nper_device_train_batch_size: 8\n"
+)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`recipe("tools: [tools.py:multiply]")`: a file with these lines behind the usual ones."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "game.py").write_text(GAME)
+
+    def write(lines: str, base: str = RECIPE) -> str:
+        (tmp_path / "run.yaml").write_text(base + lines + "\n")
+        return "run.yaml"
+
+    return write
+
+
+def test_tools_and_environments_are_resolved_beside_the_recipe(recipe: Any) -> None:
+    made = load(recipe("tools: [tools.py:multiply, builtin:calculator]\nenvironment: game.py:Game\nmax_turns: 3"))
+    assert [tool.name for tool in made.agents.tools] == ["multiply", "calculator"]
+    assert type(made.agents.environment()).__name__ == "Game"  # type: ignore[operator, misc]
+    assert made.config["max_turns"] == 3
+    assert set(made.agents.arguments()) == {"tools", "environment_factory"}
+    assert load("quickstart").agents.arguments() == {}
+
+
+def test_flags_name_them_too(recipe: Any) -> None:
+    made = load(recipe("rewards: [tool_use]"), {"tools": "tools.py:multiply", "environment": "builtin:guess"})
+    assert [tool.name for tool in made.agents.tools] == ["multiply"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        ("tools: [nowhere.py:f]", "C053", "run.yaml:5: there is no file nowhere.py"),
+        ("tools: [tools.py:nothing]", "C053", "no function `nothing`"),
+        ("tools: [tools.py:bare]", "C053", "bare"),
+        ("tools: [builtin:calculater]", "C053", "builtin:calculater"),
+        ("tools: [tools.py:multiply, tools.py:multiply]", "C053", "two tools are called `multiply`"),
+        ("tools: [3.5]", "C053", "a tool is a name"),
+        ("environment: game.py:Nothing", "C054", "Nothing"),
+        ("environment: builtin:gess", "C054", "there is no environment `builtin:gess`"),
+        ("environment: builtin:guess?smallest=1", "C054", "no setting `smallest`"),
+        ("environment: {a: game.py:Game, b: elsewhere:x}", "C054", "elsewhere:x"),
+    ],
+)
+def test_a_mistake_has_its_place(recipe: Any, lines: str, code: str, said: str) -> None:
+    found = [each for each in check_recipe(recipe(lines + "\nrewards: [tool_use]")) if each.severity == "error"]
+    assert [each.code for each in found if said in each.what] == [code], found
+    assert "run.yaml:5" in found[0].what
+    with pytest.raises(ConfigError, match=r"run\.yaml:5"):
+        load("run.yaml")
+
+
+def test_an_environment_that_cannot_be_reset_is_found(recipe: Any) -> None:
+    found = check_recipe(
+        recipe("environment: game.py:Game\ndataset: builtin:products", RECIPE.replace("dataset: builtin:guesses\n", ""))
+    )
+    [finding] = [each for each in found if each.code == "C054"]
+    assert "number" in finding.what
+    assert not [each for each in check_recipe(recipe("environment: game.py:Game")) if each.severity == "error"]
+
+
+def test_something_must_be_rewarded(recipe: Any) -> None:
+    found = [each for each in check_recipe(recipe("environment: game.py:Silent")) if each.severity == "error"]
+    assert any(each.code == "C031" and "get_reward" in each.what for each in found)
+    found = check_recipe(recipe("environment: game.py:Game\naccuracy: Gane"))
+    assert any("Gane" in each.what for each in found if each.severity == "error")
+
+
+def test_rows_are_not_needed_where_steps_are_counted(recipe: Any) -> None:
+    base = "model: builtin:smollm2-135m-instruct\nenvironment: game.py:Silent\nrewards: [tool_use]\n"
+    assert load(recipe("max_steps: 3", base)).load_rows() == (None, None)
+    with pytest.raises(ConfigError, match="no `dataset`"):
+        load(recipe("", base))
+
+
+def test_changed_files_have_another_digest(recipe: Any, tmp_path: Path) -> None:
+    made = load(recipe("tools: [tools.py:multiply]\nenvironment: game.py:Game"))
+    [tool] = made.agents.tools
+    before = [source_of(each, "x")["sha256"] for each in (tool.function, made.agents.environment)]
+    assert len(set(before)) == 2
+    (tmp_path / "tools.py").write_text(TOOLS + "# changed\n")
+    (tmp_path / "game.py").write_text(GAME + "# changed\n")
+    assert [source_of(each, "x")["sha256"] for each in (tool.function, made.agents.environment)] != before
+
+
+# ---- the environments and rewards of the recipes ----
+
+
+def test_the_best_play_wins_every_game_and_blind_play_three() -> None:
+    def played(number: int, guess: Any) -> float:
+        game = resolve_environment("builtin:guess")()
+        reset(game, {"number": number}, named=False)
+        said = ""
+        for turn in range(3):
+            step = game.take_step(guess(turn, said))
+            said += (step.observation or " ")[0]
+            if step.done:
+                break
+        return float(game.get_reward())
+
+    search = {"": "4", "l": "2", "h": "6", "ll": "1", "lh": "3", "hl": "5", "hh": "7"}
+    numbers = sorted({row["number"] for row in guesses(7)[0]})
+    assert [played(n, lambda turn, said: search[said]) for n in numbers] == [pytest.approx(1.0)] * 7
+    assert sum(played(n, lambda turn, said: "461"[turn]) > 0.99 for n in numbers) == 3
+    assert played(5, lambda turn, said: "5 or 6") == 0
+
+
+def test_a_chain_pays_for_look_ups_in_order() -> None:
+    chain = resolve_environment("builtin:chain")()
+    chain.reset(codes=["11", "22", "33"])
+    with pytest.raises(ValueError, match="no code 33"):
+        chain.look_up("33")
+    assert (chain.look_up("22"), chain.get_reward()) == ("33", 0.0)
+    assert (chain.look_up("11"), chain.look_up("22"), chain.get_reward()) == ("22", "33", 1.0)
+
+
+def test_a_result_that_nothing_follows_is_no_answer() -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": [{}]}
+    episode = [called, {"role": "tool", "name": "f", "content": "9022"}]
+    assert (text_of(episode), tool_use([episode])) == ("", [1.0])
+
+
+# ---- shown ----
+
+HOSTILE = "\x1b[2J9\x1b]0;title\x07022"
+
+
+def episode() -> Completion:
+    asked = {"type": "function", "function": {"name": "multiply", "arguments": {"a": 347, "b": 26}}}
+    call = Call(name="multiply", arguments={"a": 347, "b": 26}, content=HOSTILE, failed=False, seconds=0.25)
+    replies = ({"role": "tool", "name": "multiply", "content": HOSTILE},)
+    first = Turn(
+        start=0,
+        stop=2,
+        message={"role": "assistant", "content": "", "tool_calls": [asked]},
+        calls=(call,),
+        replies=replies,
+    )
+    last = Turn(start=5, stop=6, message={"role": "assistant", "content": HOSTILE}, seconds=0.5)
+    return Completion(
+        token_ids=(1,) * 6, logps=(-1.0, -2.0, -0.5), finish="stop", text="x", policy_step=0, turns=(first, last)
+    )
+
+
+def test_an_episode_is_printed_as_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    turns = json.loads(written(episode()) or "")
+    assert [(each.drawn, each.text) for each in passages(turns)] == [
+        (True, "multiply(a=347, b=26)"),
+        (False, HOSTILE),
+        (True, HOSTILE),
+    ]
+    shown = {"row": 3, "prompt": "347 * 26?", "answer": None}
+    numbers = {"rewards": {"r": 1.0}, "reward": 1.0, "advantage": 0.5, "finish": "stop", "tokens": 6}
+    completions = [{"text": "x", "turns": turns, **numbers}, {"text": "alone", "turns": [], **numbers}]
+    monkeypatch.setattr(sample, "console", Console(width=100))
+    sample.print_groups([{**shown, "completions": completions}], ["r"])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "  model: 2 tokens, 0 s, log-probability -1.50\n  > multiply(a=347, b=26)\n" in out
+    assert (
+        "      tool multiply: 0.25 s\n      | 9022\n  model: 1 tokens, 0.5 s, log-probability -0.50\n  > 9022\n" in out
+    )
+    assert "  > alone" in out
+
+
+def test_chat_runs_the_tools_of_a_run(capsys: Any) -> None:
+    from podium.agents.resolve import resolve_tools
+
+    class Scripted(chat.Speaker):  # type: ignore[misc, name-defined]
+        def _written(self, turns: Any) -> tuple[list[int], list[int]]:
+            return [0], [len(turns)]
+
+    class Format:
+        def parse(self, token_ids: Any, **_: Any) -> dict[str, Any]:
+            call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "347 * 26"}}}
+            return {"role": "assistant", "content": ""} | ({"tool_calls": [call]} if token_ids[0] < 3 else {})
+
+    speaker = Scripted(None, None, max_tokens=8, temperature=0.0)
+    speaker.tools, speaker.most_rounds, speaker._chat = [*resolve_tools(["builtin:calculator"])], 8, Format()
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "347 * 26?"}]
+    speaker.answer(turns)
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "assistant"]
+    assert turns[2]["content"] == "9022"
+    assert "[calculator: 9022]" in capsys.readouterr().out
