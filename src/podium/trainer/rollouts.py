@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -88,8 +89,7 @@ class PolicyState:
     def engine(self) -> RolloutEngine:
         """The run's; transformers' `generate` where the user has replaced it on the model, as code for TRL does."""
         engine, policy = self.parts.engine, self.parts.policy
-        is_replaced = any("generate" in vars(each) for each in (policy, base_model(policy)))
-        if engine.name != "live" or engine.own_weights or not is_replaced:
+        if engine.name != "live" or engine.own_weights or not any(map(_replaced, (policy, base_model(policy)))):
             return engine
         forward = self.parts.forward
         inputs = {"path": forward.path, "tokens_per_pack": self.parts.tokens_per_pack, "precision": forward.precision}
@@ -111,6 +111,12 @@ class PolicyState:
         """Around sampling: sharded weights, gathered, unless the engine has weights of its own."""
         own = self.parts.engine.own_weights
         return contextlib.nullcontext() if own else self.processes.full_weights(self.wrapped)
+
+
+def _replaced(model: nn.Module) -> bool:
+    """Whether `generate` of this instance is not its class's. FSDP2's wrapper around that is no replacement."""
+    own, original = (inspect.unwrap(getattr(x, "generate", _replaced)) for x in (model, type(model)))
+    return getattr(own, "__func__", own) is not getattr(original, "__func__", original)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
