@@ -117,6 +117,16 @@ REWARD = """
 def {name}(completions, **columns):
     return [len(str(completion)) % 7 / 7 for completion in completions]
 """
+TOOL = """
+def {name}(a: int, b: int) -> int:
+    \"\"\"Compute.
+
+    Args:
+        a: A number.
+        b: A number.
+    \"\"\"
+    return a * b
+"""
 COMPUTE_SCORE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(solution_str.strip() == ground_truth)
@@ -175,7 +185,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def write_reward(folder: Path, file: str, name: str) -> None:
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = {"compute_score": COMPUTE_SCORE, "correct": CORRECT}.get(name, REWARD.format(name=name))
+    own = (TOOL if path.name == "tools.py" else REWARD).format(name=name)
+    text = {"compute_score": COMPUTE_SCORE, "correct": CORRECT}.get(name, own)
     with path.open("a") as opened:
         opened.write(text)
 

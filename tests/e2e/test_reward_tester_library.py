@@ -108,6 +108,7 @@ SUITABLE: dict[str, Suits] = {
 NOT_HERE = {
     "reward_model": "needs the weights of a model",
     "judge": "asks a service",
+    "tool_use": "scores the calls in a conversation, which the answers that are tried do not have",
 }
 """Not called, and why."""
 

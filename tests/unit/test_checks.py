@@ -607,7 +607,8 @@ def test_every_code_of_a_check_is_covered() -> None:
     """A code without a case is one that nothing has shown."""
     ours = {code for code in findings.codes() if code[0] in "DC" or (code[0] == "M" and code < "M100")}
     # C015 and C028: see `test_memory`; M024: said by a device while training, tests/unit/test_out_of_memory.py
-    assert ours - {case.code for case in CASES} == {"C015", "C028", "M024"}
+    # C052: tests/unit/test_chat_format.py; C053 and C054: tests/unit/test_agent_recipes.py
+    assert ours - {case.code for case in CASES} == {"C015", "C028", "M024", "C052", "C053", "C054"}
 
 
 def test_every_page_has_its_sections() -> None:

@@ -249,9 +249,9 @@ def test_a_reward_file_takes_the_place_of_the_accuracy_reward(cli, tmp_path, mon
 
 @pytest.mark.parametrize("shape", ["plain", "bare-number"])
 def test_reward_files_for_tables_pass_their_tests_and_can_fail(tmp_path, shape):
-    from podium.cli.start import _reward_files
+    from podium.cli.start import _own_files
 
-    for name, text in _reward_files(shape, {}).items():
+    for name, text in _own_files("rewards", shape, {}).items():
         (tmp_path / name).write_text(text)
     run = [sys.executable, "test_rewards.py"]
     assert subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
@@ -430,10 +430,9 @@ def test_an_input_that_ends_names_the_flags(cli, tmp_path):
 
 
 def test_unknown_words_are_one_message(cli):
-    assert (
-        "--task is a sentence of two words or more, or one of number, exact, json, code, format; got `nmber`.\n"
-        in cli("init", "run", "--task", "nmber")[2]
-    )
+    known = "number, exact, json, code, format, tool, game"
+    message = cli("init", "run", "--task", "nmber")[2]
+    assert f"--task is a sentence of two words or more, or one of {known}; got `nmber`.\n" in message
     assert "--machine is one of cpu, small-gpu, large-gpu; got `tpu`." in cli("init", "run", "--machine", "tpu")[2]
 
 

@@ -302,7 +302,7 @@ def test_a_check_says_so_and_does_not_wait(folder: str, server: Any, tmp_path: P
     settings = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url}
     args = GRPOConfig(str(tmp_path), num_generations=4, max_completion_length=8, use_cpu=True, **settings)
     left_out = ("eval_dataset", "processing_class", "reward_processing_classes", "quantization_config", "peft_config")
-    given = {"model": folder, "reward_funcs": [len], "args": args, "train_dataset": rows, "not_supported": {}}
+    given = {"model": folder, "reward_funcs": [len], "args": args, "train_dataset": rows}
     setup = from_arguments(Given(**given, **dict.fromkeys(left_out)))
     assert list(rule(setup)) == []
     server.stop()

@@ -50,19 +50,16 @@ class LiveEngine(RolloutEngine):
         self.precision = precision
         self.max_rows = max_rows
 
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
-        """One turn; see `engines.base.RolloutEngine`."""
-        return self._sampled(prompts, settings, None)
-
     def converse(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes
     ) -> list[list[Sampled]]:
         """Completions of several turns; no token is computed twice, and tools run while other rows decode."""
-        return self._sampled(prompts, settings, episodes)
+        return self.sample(prompts, settings, episodes)
 
-    def _sampled(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes | None
+    def sample(
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes | None = None
     ) -> list[list[Sampled]]:
+        """One turn of every completion, or all turns where there are `episodes`."""
         device = next(self.model.parameters()).device
         with contextlib.ExitStack() as inside:
             for context in (evaluation_mode(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
