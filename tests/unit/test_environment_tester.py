@@ -101,7 +101,7 @@ class SharesAList(Guess):
 
 class ResetsByChance(Guess):
     def reset(self, **row: Any) -> str:
-        return super().reset(number=random.SystemRandom().randrange(1, 8)) + f" Hint: {random.SystemRandom().random()}"
+        return super().reset(**row) + f" Hint: {random.SystemRandom().random()}"
 
 
 class IgnoresTheRow(Guess):

@@ -368,15 +368,15 @@ def test_a_call_gets_a_copy_of_its_arguments(runner):
 
 def test_close_ends_the_waiting(here, file):
     runner = ToolRunner()
-    threading.Timer(0.1, runner.close).start()
+    threading.Timer(0.5, runner.close).start()
     started = time.monotonic()
     calls = [asked("tool", {"kind": "hangs"}), asked("tool", {"kind": "deletes"}), asked("later", {"kind": "waits"})]
     contents = [call.content for call in runner.run(calls, here, CallLimits(timeout=None))]
     assert contents == [f"{{'error': '{name} was stopped'}}" for name in ("tool", "tool", "later")]
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 5
     assert file.exists()  # no call begins afterwards
     alone = ToolRunner()
-    threading.Timer(0.1, alone.close).start()
+    threading.Timer(0.5, alone.close).start()
     [call] = alone.run(calls[2:], here, CallLimits(timeout=None))
     assert call.content == "{'error': 'later was stopped'}"
 
