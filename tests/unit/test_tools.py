@@ -381,6 +381,14 @@ def test_close_ends_the_waiting(here, file):
     assert call.content == "{'error': 'later was stopped'}"
 
 
+def test_a_call_that_was_given_up_has_no_error_of_its_own(here, monkeypatch):
+    monkeypatch.setattr("podium.agents.tools.abandon", lambda loop: time.sleep(0.3))  # the loop cancels it meanwhile
+    runner = ToolRunner()
+    threading.Timer(0.1, runner.close).start()
+    [call] = runner.run([asked("later", {"kind": "waits"})], here, CallLimits(timeout=None))
+    assert call.content == "{'error': 'later was stopped'}"
+
+
 @pytest.mark.parametrize("cut", ["left", "middle", "right"])
 def test_results_are_cut_to_their_tokens(here, runner, cut):
     def words(text):

@@ -225,6 +225,9 @@ class ToolRunner:
 
         async def awaited(index: int, function: Callable[..., Any], arguments: Any) -> None:
             outcome = await call_async(function, arguments, limits.cut)
+            task = asyncio.current_task()
+            if task and task.cancelling():  # it was given up, and raised for no reason of its own
+                return
             done[index] = (outcome, time.perf_counter() - started)
 
         async def gathered() -> dict[int, tuple[Outcome, float]]:
@@ -232,7 +235,7 @@ class ToolRunner:
             tasks = [asyncio.ensure_future(each) for each in calls]
             try:
                 await asyncio.wait(tasks, timeout=limits.timeout)
-                return dict(done)  # before those that are cancelled add theirs
+                return dict(done)
             finally:
                 for task in tasks:
                     task.cancel()
