@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -228,6 +229,8 @@ def train(name: str, seed: int, folder: Path, *, python: bool = False) -> dict[s
         script = Path(__file__).parents[1] / "examples" / "own_table.py"
         spent = called([sys.executable, str(script), str(path), TASKS[name].sentence, str(run), str(seed)], folder)
     else:
+        for half_done in (folder / f"begun-{name}-{seed}", run):
+            shutil.rmtree(half_done, ignore_errors=True)
         begin = [sys.executable, "-m", "podium", "init", str(path), "--task", TASKS[name].sentence]
         called([*begin, "--to", str(folder / f"begun-{name}-{seed}"), "-y", "--no-sample"], folder)
         recipe = folder / f"begun-{name}-{seed}" / "run.yaml"
