@@ -22,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +154,15 @@ def rows_of(tokenizer: Any, point: Point, tool: Any) -> Any:
     return Dataset.from_list([{"prompt": prompt(tokenizer.decode(tokenizer(x)["input_ids"][:room]))} for x in texts])
 
 
-def counted_turns(completions: Sequence[Sequence[Any]]) -> dict[int, int]:
-    """Completions by their number of messages of the assistant."""
-    import collections
+def counting(reward: Callable[..., list[float]]) -> tuple[Callable[..., list[float]], dict[int, int]]:
+    """The reward, and a dict that it fills at each call: completions by their number of messages of the assistant."""
+    seen: dict[int, int] = {}
 
-    return dict(collections.Counter(sum(m["role"] == "assistant" for m in messages) for messages in completions))
+    def counted(completions: list[Any], **kwargs: Any) -> list[float]:
+        seen.update(Counter(sum(m["role"] == "assistant" for m in messages) for messages in completions))
+        return reward(completions, **kwargs)
+
+    return counted, seen
 
 
 def run_trl(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tuple[Any, dict[int, int]]:
@@ -168,13 +173,7 @@ def run_trl(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tuple[
     from benchmarks.worker import Clock, ForcedLengths, StepEnds, reward_function
 
     workload, clock, forced = point.workload(), Clock(), ForcedCalls(tokenizer, point.turns)
-    seen: dict[int, int] = {}
-    reward = reward_function(workload)
-
-    def rewarded(completions: list[Any], **kwargs: Any) -> list[float]:
-        seen.update(counted_turns(completions))
-        return reward(completions, **kwargs)
-
+    rewarded, seen = counting(reward_function(workload))
     args = trl.GRPOConfig(
         tempfile.mkdtemp(),
         **workload.config(),
@@ -214,13 +213,7 @@ def run_podium(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tup
     from podium.engines.base import RolloutEngine
 
     workload, clock, forced = point.workload(), Clock(), ForcedCalls(tokenizer, point.turns)
-    seen: dict[int, int] = {}
-    reward = reward_function(workload)
-
-    def rewarded(completions: list[Any], **kwargs: Any) -> list[float]:
-        seen.update(counted_turns(completions))
-        return reward(completions, **kwargs)
-
+    rewarded, seen = counting(reward_function(workload))
     args = GRPOConfig(
         tempfile.mkdtemp(),
         **workload.config(),

@@ -208,12 +208,13 @@ class Asks(podium.TextEnvironment):
         return "and now?", float(len(text)), self.turns >= 3, {}
 
 
-def test_an_environment_is_proved_with_its_own_rendering(make_trainer: Callable, tiny_llama: Callable) -> None:
+def player(make_trainer: Callable, tiny_llama: Callable, end_bias: float) -> Any:
+    """A trainer whose completions play `Asks`; the larger `end_bias`, the shorter their turns."""
     model = tiny_llama()
     head = model.get_output_embeddings()
     head.bias = nn.Parameter(torch.zeros(head.out_features), requires_grad=False)
-    head.bias.data[END] = 4.0
-    trainer = make_trainer(
+    head.bias.data[END] = end_bias
+    return make_trainer(
         None,
         model=model,
         rows=[{"prompt": [{"role": "user", "content": f"{i} + 1"}]} for i in range(8)],
@@ -222,6 +223,10 @@ def test_an_environment_is_proved_with_its_own_rendering(make_trainer: Callable,
         max_completion_length=96,
         max_steps=1,
     )
+
+
+def test_an_environment_is_proved_with_its_own_rendering(make_trainer: Callable, tiny_llama: Callable) -> None:
+    trainer = player(make_trainer, tiny_llama, 4.0)
     trainer.train()
     found = results(trainer)
     assert [found[code]["result"] for code in ("P004", "P009", "P017", "P018")] == ["ok"] * 4
@@ -242,19 +247,7 @@ def test_a_difference_from_the_template_is_shown(make_trainer: Callable, tiny_ll
     suffix = ChatFormat.suffix
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChatFormat, "suffix", twice)
-        model = tiny_llama()
-        head = model.get_output_embeddings()
-        head.bias = nn.Parameter(torch.zeros(head.out_features), requires_grad=False)
-        head.bias.data[END] = 9.0  # turns without text, which have no other division into tokens
-        trainer = make_trainer(
-            None,
-            model=model,
-            rows=[{"prompt": [{"role": "user", "content": f"{i} + 1"}]} for i in range(8)],
-            environment_factory=Asks,
-            prove_first_batch=True,
-            max_completion_length=96,
-            max_steps=1,
-        )
+        trainer = player(make_trainer, tiny_llama, 9.0)  # turns without text, which have no other division into tokens
         trainer.train()
     check = results(trainer)["P019"]
     assert check["result"] == "note"

@@ -69,6 +69,9 @@ def test_s49_keys_it_must_return(missing: str) -> None:
     ("extra", "message"),
     [
         ({"completion_ids": [[1]]}, "1 `completion_ids` for 4 prompts"),
+        ({"completion_ids": None}, "0 `completion_ids` for 4 prompts"),
+        ({"prompt_ids": None}, "0 `prompt_ids` for 4 prompts"),
+        ({"env_mask": [[1] * 9]}, "1 `env_mask` for 4 prompts"),
         ({"completion_ids": [[]] * 4}, "no token for completion 0"),
         ({"env_mask": [[1]] * 4}, "1 entries of `env_mask` for the 9 tokens"),
         ({"logprobs": [[-1.0]] * 4}, "1 `logprobs` for a completion of 9 tokens"),

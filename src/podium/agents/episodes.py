@@ -42,8 +42,9 @@ class EpisodeLimits:
     max_turns: int | None = None
     """Turns of the policy; None: any number."""
     seed: int = 0
-    """With the number of the round, that of its random numbers, for tools in workers."""
+    """Seed of the run."""
     round: int = 0
+    """Number of the generation round; with `seed` it decides the random numbers of tools in workers."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _Conversation:
 
     prompt: Prompt
     number: int
-    """Of the completion within its group."""
+    """Index of the completion within its group."""
     tools: Mapping[str, Tool]
     environment: Any
     turns: list[Turn] = field(default_factory=list)
@@ -62,7 +63,7 @@ class _Conversation:
     began: float = 0.0
     """When its present turn began, by `time.perf_counter`."""
     rounds: int = 0
-    """Of tool calls."""
+    """Rounds of tool calls so far."""
 
 
 class _Reply(NamedTuple):
@@ -84,12 +85,12 @@ class AgentEpisodes(Episodes):
         environments: Sequence[Sequence[Any]],
         *,
         chat: ChatFormat,
-        runner: ToolRunner,
         call_limits: CallLimits,
         limits: EpisodeLimits,
     ) -> None:
         """`tools[p][g]` by their names, and `environments[p][g]`, are those of completion g of prompt p."""
-        self.chat, self.runner, self.call_limits, self.limits = chat, runner, call_limits, limits
+        self.chat, self.call_limits, self.limits = chat, call_limits, limits
+        self._runner = ToolRunner()
         now = time.perf_counter()
         self._conversations = [
             [
@@ -125,7 +126,7 @@ class AgentEpisodes(Episodes):
 
     def close(self) -> None:
         """End the threads; those of tools that hang are given up."""
-        self.runner.close()
+        self._runner.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, prompt: int, completion: int, token_ids: tuple[int, ...], ended: float) -> Answer:
@@ -175,7 +176,7 @@ class AgentEpisodes(Episodes):
             conversation.rounds += 1
             key = self.limits.seed, self.limits.round, conversation.prompt.id, conversation.number
             seed = int(row_key(*key, conversation.rounds) >> np.uint64(33))
-            results = self.runner.run(calls, conversation.tools, self.call_limits, seed=seed)
+            results = self._runner.run(calls, conversation.tools, self.call_limits, seed=seed)
             return _Reply(tuple({"role": "tool", "name": x.name, "content": x.content} for x in results), results)
         if not isinstance(conversation.environment, TextEnvironment):
             return _Reply()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +26,20 @@ RolloutFunction = Callable[[list[Any]], Mapping[str, Any]]
 """The user's function with the trainer."""
 
 REQUIRED = ("completion_ids", "logprobs", "prompt_ids")
-"""Keys of what a `rollout_func` returns."""
+"""Keys that the dict of a `rollout_func` must have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenTurn:
-    """What a `rollout_func` returned for one completion."""
+    """The entries of one completion in the dict that a `rollout_func` returned."""
 
     prompt: Prompt
     """With the token ids and the columns that were returned."""
     token_ids: list[int]
     logps: list[float]
-    """Of the drawn tokens; NaN where they were not returned."""
+    """Log-probabilities of the drawn tokens; NaN where they were not returned."""
     drawn: tuple[bool, ...] | None
-    """None: all of them."""
+    """Whether the policy drew each token; None: it drew all of them."""
 
 
 def first_turns(
@@ -58,9 +58,13 @@ def first_turns(
         raise ConfigError(f"rollout_func must return keys {missing} in its output dict.")
     prompt_ids, completion_ids, logprobs = (output.pop(key) for key in ("prompt_ids", "completion_ids", "logprobs"))
     masks = output.pop("env_mask", None)
-    for name, values in (("prompt_ids", prompt_ids), ("completion_ids", completion_ids), ("logprobs", logprobs)):
-        if values is not None and len(values) != len(flat):
-            what = f"rollout_func returned {len(values)} `{name}` for {len(flat)} prompts"
+    entries = {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs, "env_mask": masks}
+    for name, values in entries.items():
+        if values is None and name in ("logprobs", "env_mask"):  # they may be absent
+            continue
+        count = len(values) if isinstance(values, Sized) else 0
+        if count != len(flat):
+            what = f"rollout_func returned {count} `{name}` for {len(flat)} prompts"
             raise AgentError(what, fix="return one entry for each prompt that it was given, in their order")
     turns = []
     for i, prompt in enumerate(flat):

@@ -18,7 +18,7 @@ from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, reset
 from podium.agents.episodes import AgentEpisodes, EpisodeLimits
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.rollout_func import BegunEngine, RolloutFunction, first_turns, given_groups
-from podium.agents.tools import CallLimits, Tool, ToolRunner, by_name
+from podium.agents.tools import CallLimits, Tool, by_name
 from podium.data.prompts import NOT_PASSED_ON, PromptBuilder
 from podium.engines.base import RolloutEngine
 from podium.engines.sampling import row_key
@@ -62,7 +62,7 @@ class Agents:
 
     @property
     def environments(self) -> list[Any] | None:
-        """Those of the completions that were sampled last."""
+        """The environments of the completions that were sampled last; None before the first round."""
         return list(self.lent.values())[-1] if self.lent else None
 
     def tools_of(self, name: str | None, environment: Any = None) -> tuple[Tool, ...]:
@@ -71,7 +71,7 @@ class Agents:
 
     @property
     def tool_names(self) -> list[str]:
-        """Of all environments, without repetitions."""
+        """Names of the tools of all environments, without repetitions."""
         names = [None] if self.pools is None else [*self.pools.factories]
         return [*dict.fromkeys(tool.name for name in names for tool in self.tools_of(name))]
 
@@ -181,7 +181,6 @@ class Agents:
             [[by_name(self.tools_of(member.name, member.environment)) for member in group] for group in cast],
             [[member.environment for member in group] for group in cast],
             chat=self.chat,
-            runner=ToolRunner(),
             call_limits=self.call_limits,
             limits=EpisodeLimits(
                 end_ids=settings.end_ids,
@@ -248,7 +247,7 @@ class _Member(NamedTuple):
 
     prompt: Prompt
     name: str | None = None
-    """Of its environment."""
+    """Name of its environment in the dict of factories; None where there is only one."""
     environment: Any = None
 
 

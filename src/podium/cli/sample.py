@@ -118,7 +118,7 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
 
 
 def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
-    """What was drawn at the margin, what was given indented behind a bar."""
+    """Print an episode: drawn text at the margin, given text indented behind a bar."""
     from podium.runs.conversations import Passage, passages
 
     single = [Passage(True, f"model: {completion['tokens']} tokens", completion["text"])]

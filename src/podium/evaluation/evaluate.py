@@ -109,7 +109,7 @@ class PreparedModel:
     tokenizer: PreTrainedTokenizerBase
 
     def agents(self, task: EvalTask) -> Agents:
-        """What completions of the task may do."""
+        """The tools and environments of the task."""
         agents = agents_of(Given(model=None, tools=task.tools), task.pools, task.args, self.tokenizer)
         return dataclasses.replace(agents, context_length=loading.context_length(self.config))
 

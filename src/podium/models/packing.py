@@ -190,7 +190,10 @@ class _Segment:
         return bool(self.children) and self.size > FOLDED_ROW
 
     def parts(self) -> list[_Segment]:
-        """What follows it, each with a copy of it, if that costs less than joining attention; else nothing."""
+        """The segments that follow, each extended by a copy of this one, where copies cost less than joint attention.
+
+        Empty where they do not.
+        """
         ended = sorted(set(self.rows).difference(*(child.rows for child in self.children)))
         ways = len(self.children) + bool(ended)
         if not self.children or (ways - 1) * len(self) >= max(1, WORTH_SHARING * (self.size - len(self))):

@@ -221,8 +221,7 @@ def environment_pools(factory: Any) -> EnvironmentPools | None:
 def agents_of(
     given: Given, pools: EnvironmentPools | None, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Agents:
-    """What completions may do: the tools, environments and `rollout_func` of a trainer. The tokenizer gets templates
-    that it lacks."""
+    """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks."""
     tools = resolve_tools(as_list(given.tools))
     needs_tools = bool(tools) or (pools is not None and pools.has_tools)
     return Agents(

@@ -49,9 +49,9 @@ class Pace:
     first: int = 1
     """Number of the first step."""
     seconds: list[float] = field(default_factory=list)
-    """Of the steps after the first."""
+    """Duration of each step after the first."""
     others: float = 0.0
-    """Of evaluations and checkpoints, which come again."""
+    """Seconds of evaluations and checkpoints so far, which recur."""
     _mark: float | None = None
 
     def step_ended(self) -> None:

@@ -100,7 +100,7 @@ class TextArena(TextEnvironment):
             return self._news(), float((rewards or {}).get(0, 0.0)), True, {**info, **games.get(0, {})}
 
     def _news(self) -> str | None:
-        """What the game itself has written since the last look; its wrappers would repeat all of it."""
+        """The game's own messages since the last call; its wrappers would repeat all earlier ones."""
         from textarena import GAME_ID
 
         _, written = self._inner.get_observation()

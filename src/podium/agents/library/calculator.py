@@ -14,7 +14,7 @@ LONGEST = 200
 """Characters of an expression."""
 
 MOST_BITS = 4096
-"""Of a whole number, in all steps."""
+"""Largest size of a whole number, intermediate results included."""
 
 _SIGNS = str.maketrans({"^": "**", "\u00d7": "*", "\u00f7": "/", "\u2212": "-"})
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")

@@ -44,7 +44,7 @@ class Situation(NamedTuple):
     turn: int
     """From 0."""
     number: int = 0
-    """Of the row in the test."""
+    """Index of the row in the test."""
 
 
 Policy = Callable[[Situation], Action]
@@ -79,14 +79,14 @@ class Play:
     prompt: str = ""
     events: tuple[Event, ...] = ()
     reward: float | None = None
-    """Of the episode; None: the environment gives none."""
+    """Sum of the episode; None: the environment gives none."""
     over: bool = False
     """Whether the environment ended it."""
     failure: Failure | None = None
 
     @property
     def outcome(self) -> tuple[Any, ...]:
-        """All that a policy sees and earns; equal episodes have equal outcomes."""
+        """Everything that a policy sees and earns; equal episodes have equal outcomes."""
         return self.prompt, tuple(each[:4] for each in self.events), self.reward
 
 

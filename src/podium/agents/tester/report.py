@@ -42,10 +42,10 @@ class Measured:
     name: str
     calls: int
     seconds: float
-    """Of the middle one."""
+    """Median duration of a call."""
     slowest: float
     characters: int
-    """Of the longest result."""
+    """Length of the longest result."""
     failed: int
 
 

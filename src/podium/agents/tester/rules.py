@@ -11,7 +11,7 @@ from podium.agents.tester.evidence import Evidence
 from podium.records import Finding, Severity, clean
 
 SLOW_SECONDS = 0.25
-"""Of the middle call: with 64 completions of four turns, 16 s a round where calls cannot overlap."""
+"""Median duration from which calls are slow: 64 completions of four turns take 16 s a round if calls cannot overlap."""
 LONG_RESULT = 4000
 """Characters of a result, about a thousand tokens."""
 HIGH = 0.5

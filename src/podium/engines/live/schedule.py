@@ -40,12 +40,12 @@ class Row:
     prompt: int
     """Index into the prompts given to `generate`."""
     slot: int
-    """Which cached prompt it continues."""
+    """Index of the cached prompt that it continues."""
     completions: list[CompletionKey]
     token_ids: list[int] = field(default_factory=list)
     """Drawn and given tokens; all but the last one drawn are in the cache."""
     logps: list[float] = field(default_factory=list)
-    """Of the drawn tokens."""
+    """Log-probabilities of the drawn tokens."""
     earlier: int = 0
     """Tokens of the completion that are part of the prompt."""
     turn_start: int = 0

@@ -74,7 +74,7 @@ class Setup:
     pools: EnvironmentPools | None = None
     """The environments of a trainer, made once, for the trainer too."""
     rewards: tuple[Reward, ...] = ()
-    """Those of `pools` come last."""
+    """Reward functions; those that the environments bring come last."""
     train: RowSurvey | None = None
     evaluation: RowSurvey | None = None
     opened: OpenData | None = None

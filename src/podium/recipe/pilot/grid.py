@@ -18,7 +18,7 @@ from podium.recipe.schema import check_key
 AXES = ("examples", "temperature", "learning_rate", "max_completion_length", "num_generations")
 """Settings that a pilot varies."""
 SAMPLING = ("examples", "temperature", "max_completion_length")
-"""Those by which completions before training differ. A larger group is more completions of the same distribution."""
+"""Settings that change the completions before training. A larger group is more completions of the same distribution."""
 WITH, WITHOUT = "with", "without"
 """Values of the axis `examples`."""
 TEMPERATURES = (0.8, 1.2)

@@ -271,16 +271,18 @@ def fixed_reward(steps: Sequence[StepMetrics], weights: Mapping[str, float]) -> 
 
 
 class Activity(NamedTuple):
-    """What the policy did in the turns of one generation round."""
+    """Means over the turns of one generation round."""
 
     calls: float
-    """A completion; `turns` too."""
+    """Calls per completion."""
     turns: float
+    """Turns per completion."""
     failures: float
     """Share of calls that failed, calls of unknown names aside; NaN without calls."""
     reward: float
-    """Mean of all completions; `spread` is the mean standard deviation within a group."""
+    """Mean over all completions."""
     spread: float
+    """Mean standard deviation within a group."""
 
 
 def activity(view: RoundView) -> Activity | None:
@@ -314,7 +316,7 @@ class MetricHistory:
     """The lowest and the highest reward of any completion so far; NaN for logs of numbers."""
     settings: RunSettings = field(default_factory=RunSettings)
     activity: Sequence[Activity] = ()
-    """Of every generation round so far that has turns, the newest last."""
+    """One entry for every generation round so far that has turns, the newest last."""
 
     @property
     def step(self) -> int:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import pandas
 
 MAX_BYTES = 24_000_000
-"""Of completions in a page, compressed and in base64."""
+"""Largest size of the completions in a page, compressed and in base64."""
 
 MAX_CHARACTERS = 20_000
-"""Of one completion or prompt; the rest is cut off, and a line says so."""
+"""Longest completion or prompt in a page; the rest is cut off, and a line says so."""
 
 
 def packed(rollouts: pandas.DataFrame, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
