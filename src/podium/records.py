@@ -185,6 +185,9 @@ class TrainingGroup:
     these are trained on. None: all of them."""
     prompts: tuple[tuple[int, ...], ...] | None = None
     """Per completion, its own prompt, where prompts differ within the group."""
+    token_advantages: tuple[np.ndarray, ...] | None = None
+    """Per completion, float32 over its drawn tokens, where turns have advantages of their own. None: all tokens of a
+    completion have its advantage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +266,7 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?",
     re.DOTALL,
 )
+_CALL = re.compile(r"</?tool_call|<\|tool_call|<function=|\"name\"\s*:.*\"arguments\"\s*:", re.DOTALL)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -273,6 +277,24 @@ def clean(text: str) -> str:
     'abcde\nf'
     """
     return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def content_of(message: Mapping[str, Any]) -> str:
+    """The text of a message: of several blocks, those with text."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return " ".join(str(block.get("text", "")) for block in content if isinstance(block, Mapping))
+
+
+def has_malformed_call(message: Message) -> bool:
+    """Whether the text of a turn has the form of a call, although none could be parsed."""
+    return not message.get("tool_calls") and _CALL.search(content_of(message)) is not None
+
+
+def is_void(message: Message) -> bool:
+    """Whether a turn is neither a call nor an answer: empty, or a call that could not be parsed."""
+    return has_malformed_call(message) or not (message.get("tool_calls") or content_of(message).strip())
 
 
 def last_user_turn(content: str | Sequence[Message]) -> str:

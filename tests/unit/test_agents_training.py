@@ -19,12 +19,16 @@ from transformers import AutoModelForSequenceClassification
 import podium
 from podium import TextEnvironment
 from podium.agents.chat import ChatFormat
+from podium.agents.episodes import CORRECTION
+from podium.errors import ConfigError
 from podium.recipe.checks import rollouts
 from podium.recipe.estimates.duration import measure
-from podium.records import Call
+from podium.records import Call, TrainingGroup
 from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer
+from podium.trainer import rollouts as rollouts_of_a_round
 from podium.trainer.checkpointing import from_arrays, to_arrays
+from podium.trainer.rollouts import masked_completions, training_group
 from podium.trainer.rounds import Measurements, RoundKey, SampledRound
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
@@ -118,6 +122,77 @@ def test_a_text_environment_is_played_for_its_reward(config: dict[str, Any]) -> 
     [completion, *_] = trainer.scored[0].group.completions
     assert trainer.scored[0].rewards_GK[0, 0] == sum(turn.reward for turn in completion.turns)
     assert [message["content"] for message in completion.messages if message["role"] == "user"] == ["again"] * 3
+
+
+@pytest.mark.parametrize("config", [{"loss_type": "dr_grpo"}, {"loss_type": "vespo"}, {"async_rollouts": 1}], ids=str)
+def test_turns_have_advantages_of_their_own(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TrainingGroup] = []
+
+    def kept(*given: Any) -> TrainingGroup:
+        made.append(training_group(*given))
+        return made[-1]
+
+    monkeypatch.setattr(rollouts_of_a_round, "training_group", kept)
+    given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
+    config = {**SHORT_TURNS, "max_steps": 3, "max_turns": 3, "prove_first_batch": True, **config}
+    trainer = make(config={**config, "scale_rewards": "none", "turn_discount": 1.0}, **given)
+    trainer.train()
+    completions, group = trainer.scored[-1].group.completions, made[-1]
+    totals = np.array([sum(turn.reward for turn in each.turns) for each in completions])
+    last = np.array([each.turns[-1].reward for each in completions])
+    for own, total, reward, advantages in zip(
+        group.advantages_G, totals, last, group.token_advantages or (), strict=True
+    ):
+        assert advantages[0] == pytest.approx(own) == pytest.approx(total - totals.mean())
+        assert advantages[-1] == pytest.approx(reward - last.mean(), abs=1e-6)
+
+
+def test_turn_discount_needs_rewards_of_steps() -> None:
+    class Paid(Guess):
+        def get_reward(self) -> float:
+            return 1.0
+
+    for given in ({"tools": [multiply]}, {"environment_factory": Paid, "reward_funcs": None}):
+        with pytest.raises(ConfigError, match="turn_discount needs rewards of steps"):
+            make(config={**SHORT_TURNS, "turn_discount": 0.9}, **given)
+    config = {"turn_discount": 1.0, "multi_objective_aggregation": "normalize_then_sum"}
+    with pytest.raises(ConfigError, match="cannot be used with multi_objective_aggregation"):
+        make(config={**SHORT_TURNS, **config}, environment_factory=Guess, reward_funcs=None)
+
+
+MALFORMED = "<tool_call>\n{'name': multiply}\n</tool_call>"
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_void_turns_are_masked(masks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def kept(*given: Any) -> Any:
+        made.append(masked_completions(*given))
+        return made[-1]
+
+    monkeypatch.setattr(rollouts_of_a_round, "masked_completions", kept)
+    trainer = make(tools=[multiply], config={"mask_void_turns": masks})
+    scripted(trainer, lambda text, i: [MALFORMED, "six", "", "six"][i])
+    trainer.train()
+    [(masked_PG, counted_PG)] = made
+    assert masked_PG.tolist() == [[masks, False], [masks, False]]
+    assert (counted_PG == 0).tolist() == masked_PG.tolist()
+
+
+def test_malformed_calls_are_corrected_as_often_as_allowed() -> None:
+    trainer = make(tools=[multiply], config={"max_call_corrections": 2, "max_completion_length": 1000})
+    good = called("multiply", a=2, b=3)
+
+    def answer(text: str, i: int) -> str:
+        tried = text.count(CORRECTION)
+        return "six" if replied(text) else good if i and tried == i else MALFORMED
+
+    scripted(trainer, answer)
+    trainer.train()
+    completions = [each for scored in trainer.scored for each in scored.group.completions]
+    corrections = [sum(message.get("content") == CORRECTION for message in each.messages) for each in completions]
+    assert sorted(corrections) == [1, 2, 2, 2]
 
 
 def test_a_step_that_hangs_ends_its_episode_and_the_environment_is_replaced() -> None:

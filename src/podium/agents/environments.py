@@ -70,6 +70,13 @@ class EnvironmentPools:
         """Whether any environment has methods to be called by the model, which its chat template must render."""
         return any(self._tools.values())
 
+    @property
+    def sums_steps(self) -> bool:
+        """Whether the reward of every environment is the sum of the rewards of its steps."""
+        probes = [probe for [probe, *_] in self.training.values()]
+        summed = TextEnvironment.get_reward
+        return all(isinstance(x, TextEnvironment) and type(x).get_reward is summed for x in probes)
+
     def methods(self, name: str | None) -> list[Callable[..., Any]]:
         """The probe's methods that are tools, in TRL's order."""
         return [tool.function for tool in self._tools[name].values()]

@@ -22,8 +22,10 @@ from podium.agents.plain_text import TextEnvironment
 from podium.agents.tools import CallLimits, Tool, ToolRunner
 from podium.engines.base import Answer, Episodes
 from podium.engines.sampling import row_key
-from podium.records import Call, Finish, Message, Prompt, Turn
+from podium.records import Call, Finish, Message, Prompt, Turn, has_malformed_call
 
+CORRECTION = "The tool call could not be parsed. Write it once more, with arguments that are valid JSON."
+"""User message after a malformed call, with `max_call_corrections`."""
 MOST_THREADS = 256
 """Turns that are answered at a time."""
 
@@ -41,6 +43,8 @@ class EpisodeLimits:
     """Rounds of tool calls; None: any number, 0: calls are never run."""
     max_turns: int | None = None
     """Turns of the policy; None: any number."""
+    max_corrections: int = 0
+    """Times that a completion is told that a call of it cannot be parsed, and goes on."""
     seed: int = 0
     """Seed of the run."""
     round: int = 0
@@ -64,6 +68,8 @@ class _Conversation:
     """When its present turn began, by `time.perf_counter`."""
     rounds: int = 0
     """Rounds of tool calls so far."""
+    corrections: int = 0
+    """Calls so far that could not be parsed and were answered with `CORRECTION`."""
 
 
 class _Reply(NamedTuple):
@@ -178,6 +184,10 @@ class AgentEpisodes(Episodes):
             seed = int(row_key(*key, conversation.rounds) >> np.uint64(33))
             results = self._runner.run(calls, conversation.tools, self.call_limits, seed=seed)
             return _Reply(tuple({"role": "tool", "name": x.name, "content": x.content} for x in results), results)
+        correctable = conversation.tools and conversation.corrections < self.limits.max_corrections and not last
+        if correctable and has_malformed_call(message):
+            conversation.corrections += 1
+            return _Reply(({"role": "user", "content": CORRECTION},))
         if not isinstance(conversation.environment, TextEnvironment):
             return _Reply()
         step = conversation.environment.take_step(str(message.get("content") or ""), self.call_limits.timeout)

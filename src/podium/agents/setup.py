@@ -48,6 +48,7 @@ class Agents:
     call_limits: CallLimits = field(default_factory=CallLimits)
     max_iterations: int | None = None
     max_turns: int | None = None
+    max_corrections: int = 0
     context_length: int | None = None
     lent: dict[bool, list[Any]] = field(default_factory=dict)
     """The environments of the latest call, for training and for evaluation (True)."""
@@ -188,6 +189,7 @@ class Agents:
                 context_length=self.context_length,
                 max_iterations=self.max_iterations,
                 max_turns=self.max_turns,
+                max_corrections=self.max_corrections,
                 seed=settings.seed,
                 round=settings.round,
             ),

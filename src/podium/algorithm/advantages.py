@@ -31,6 +31,8 @@ class AdvantageSettings:
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divisor of the distance to the group's mean; "normalize_then_sum" does not look at it, as in TRL."""
     aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    turn_discount: float | None = None
+    """Discount of step rewards, in `turn_advantages`; None: turns have the advantage of their completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,37 @@ def has_spread(reward_G: np.ndarray) -> bool:
     """
     known = reward_G[~np.isnan(reward_G)]
     return bool(known.size) and float(np.ptp(known)) > FLAT
+
+
+def turn_advantages(
+    steps_GT: np.ndarray, advantages_G: np.ndarray, std_G: np.ndarray, settings: AdvantageSettings
+) -> np.ndarray:
+    """Advantages [G, T] of the turns of a group: of each turn without the step rewards that came before it.
+
+    With the return x_gt = sum_{k >= t} discount^(k - t) r_gk of turn t and X_g, the undiscounted sum of all steps:
+
+        A_gt = A_g + ((x_gt - X_g) - mean_g'(x_g't - X_g')) / deviation
+
+    The mean is over all completions of the group. One that has ended before t has the return 0, so the baseline does
+    not depend on the turn at which the policy stops; a mean over those that reached t does, and pays for one turn more
+    or less. Without step rewards, every turn has the advantage of its completion.
+
+    Args:
+        steps_GT: float64, weighted step rewards, 0 after the end of a completion.
+        advantages_G: of the completions.
+        std_G: deviation of the total rewards, by which advantages were divided.
+        settings: with a `turn_discount`.
+    """
+    assert settings.turn_discount is not None
+    return_GT = np.zeros_like(steps_GT)
+    ahead_G = np.zeros(len(steps_GT))
+    for t in reversed(range(steps_GT.shape[1])):
+        ahead_G = return_GT[:, t] = steps_GT[:, t] + settings.turn_discount * ahead_G
+    past_GT = return_GT - steps_GT.sum(axis=1, keepdims=True)
+    centred_GT = past_GT - past_GT.mean(axis=0)
+    if settings.scale_rewards != "none":  # where the deviation is 0 there is nothing to scale to
+        centred_GT *= np.where(np.nan_to_num(std_G) > FLAT, 1 / (std_G + STD_EPSILON), 0.0)[:, None]
+    return advantages_G[:, None] + centred_GT
 
 
 # ---- aggregations: (rewards, their weighted sum, settings) -> (advantages, NaN where not scored; deviation) ----

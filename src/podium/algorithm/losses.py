@@ -39,6 +39,9 @@ class LossInputs:
     """Rollouts of the optimizer step, over all packs and ranks; also those without a loss token or left out."""
     num_tokens: float
     """Loss tokens of the step; for `bnpo` tokens of the micro-batch x accumulation x ranks, as TRL has it."""
+    token_advantages_N: Tensor | None = None
+    """Advantages of tokens, where turns have their own; None: those of their rollouts. Terms per rollout (`vespo`, the
+    off-policy mask) take `advantages_R`."""
     old_logps_N: Tensor | None = None
     """log pi_old(token), under the weights that sampled; None: the weights have not moved since, the ratio is 1."""
     ref_logps_N: Tensor | None = None
@@ -53,7 +56,7 @@ class LossInputs:
 
     @property
     def advantages_N(self) -> Tensor:
-        return self.advantages_R[self.rollout_N]
+        return self.advantages_R[self.rollout_N] if self.token_advantages_N is None else self.token_advantages_N
 
     @property
     def lengths_R(self) -> Tensor:

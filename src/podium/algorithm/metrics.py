@@ -18,7 +18,7 @@ import numpy as np
 
 from podium.algorithm.advantages import Advantages
 from podium.algorithm.losses import OBJECTIVES, LossSettings, LossSums
-from podium.records import ScoredGroup
+from podium.records import ScoredGroup, is_void
 
 Mode: TypeAlias = Literal["train", "eval", "step"]
 """`step`: numbers of training that the Trainer logs itself; they go into the run's folder alone."""
@@ -151,7 +151,8 @@ class RolloutTable:
 
     names_K: tuple[str, ...]
     rows: np.ndarray
-    """float64 [R, 3 + K]: tokens of the prompt, tokens that were drawn, whether it was cut off, rewards."""
+    """float64 [R, 4 + K]: tokens of the prompt, tokens that were drawn, whether it was cut off, whether a turn is void,
+    rewards."""
 
     @property
     def num_tokens(self) -> int:
@@ -168,9 +169,14 @@ class RolloutTable:
         return self.rows[:, 2].astype(bool)
 
     @property
+    def void_R(self) -> np.ndarray:
+        """bool: has a turn that is neither a call nor an answer."""
+        return self.rows[:, 3].astype(bool)
+
+    @property
     def rewards_RK(self) -> np.ndarray:
         """float64, NaN for None."""
-        return self.rows[:, 3:]
+        return self.rows[:, 4:]
 
 
 def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> RolloutTable:
@@ -180,12 +186,13 @@ def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> Ro
             len((completion.prompt or scored.group.prompt).token_ids),
             len(completion.logps),
             completion.finish == "length",
+            any(is_void(turn.message) for turn in completion.turns),
             *rewards_K,
         ]
         for scored in groups
         for completion, rewards_K in zip(scored.group.completions, scored.rewards_GK, strict=True)
     ]
-    return RolloutTable(names_K=names_K, rows=np.array(rows, np.float64).reshape(-1, 3 + len(names_K)))
+    return RolloutTable(names_K=names_K, rows=np.array(rows, np.float64).reshape(-1, 4 + len(names_K)))
 
 
 RIGHT = 1.0

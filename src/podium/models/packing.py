@@ -87,6 +87,8 @@ class Pack:
     rollout_N: Tensor
     """Which of the R rollouts trained token n belongs to."""
     advantages_R: Tensor
+    token_advantages_N: Tensor | None
+    """Advantages of tokens, where turns have their own; None: those of their rollouts."""
     sampled_logps_N: Tensor
     old_logps_N: Tensor | None
     ref_logps_N: Tensor | None
@@ -289,7 +291,15 @@ _Sized = tuple[TrainingGroup, int]
 def select_completions(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
     """The group with only the completions in `index`."""
 
-    per_completion = ("completion_ids", "sampled_logps", "old_logps", "ref_logps", "drawn", "prompts")
+    per_completion = (
+        "completion_ids",
+        "sampled_logps",
+        "old_logps",
+        "ref_logps",
+        "drawn",
+        "prompts",
+        "token_advantages",
+    )
     given = {name: values for name in per_completion if (values := getattr(group, name)) is not None}
     chosen = {name: tuple(values[i] for i in index) for name, values in given.items()}
     return replace(group, advantages_G=group.advantages_G[list(index)], **chosen)
@@ -356,6 +366,7 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device | str) -> Pack:
         target_N=put(np.concatenate([row.text[row.drawn] for row in rows]), device),
         rollout_N=put(np.repeat(np.arange(len(rows)), [len(row.drawn) for row in rows]), device),
         advantages_R=_flat([group.advantages_G for group in groups], device),
+        token_advantages_N=_optional([group.token_advantages for group in groups], device),
         sampled_logps_N=_flat([x for group in groups for x in group.sampled_logps], device),
         old_logps_N=_optional([group.old_logps for group in groups], device),
         ref_logps_N=_optional([group.ref_logps for group in groups], device),
@@ -368,5 +379,5 @@ def _flat(arrays: Sequence[np.ndarray], device: torch.device | str) -> Tensor:
 
 def _optional(per_group: Sequence[tuple[np.ndarray, ...] | None], device: torch.device | str) -> Tensor | None:
     missing = [arrays is None for arrays in per_group]
-    assert all(missing) or not any(missing), "some groups of a pack have log-probabilities that others lack"
+    assert all(missing) or not any(missing), "some groups of a pack have values that others lack"
     return None if any(missing) else _flat([x for arrays in per_group for x in arrays or ()], device)

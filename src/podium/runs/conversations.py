@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple
 
-from podium.records import Call, Completion, Turn
+from podium.records import Call, Completion, Turn, content_of
 
 LONGEST = 20_000
 """Characters of one content that are kept."""
@@ -73,14 +73,6 @@ def text_of(turns: Sequence[Turn]) -> str:
     said = "\n".join(filter(None, (content_of(turn.message) for turn in turns)))
     calls = (each.get("function", each) for turn in turns for each in turn.message.get("tool_calls") or ())
     return said or "\n".join(f"{each.get('name')} {json.dumps(each.get('arguments'), default=str)}" for each in calls)
-
-
-def content_of(message: Mapping[str, Any]) -> str:
-    """The text of a message: of several blocks, those with text."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return " ".join(str(block.get("text", "")) for block in content if isinstance(block, Mapping))
 
 
 def _shortened(value: Any) -> Any:

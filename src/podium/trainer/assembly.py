@@ -29,7 +29,7 @@ from podium.data.survey import CheckedRows, is_read_once
 from podium.engines.base import RolloutEngine
 from podium.engines.table import ENGINES, EngineInputs, choose
 from podium.engines.vllm.connect import Colocated, Served, prepare
-from podium.errors import DataError
+from podium.errors import ConfigError, DataError
 from podium.isolation.machine import fit_threads
 from podium.models import loading
 from podium.models.blocks import lean_precision
@@ -222,6 +222,9 @@ def agents_of(
     given: Given, pools: EnvironmentPools | None, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Agents:
     """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks."""
+    if args.turn_discount is not None and (given.rollout_func is not None or pools is None or not pools.sums_steps):
+        what = "turn_discount needs rewards of steps: a `podium.TextEnvironment` without a `get_reward` of its own."
+        raise ConfigError(what, fix="leave turn_discount out: every turn has the advantage of its completion")
     tools = resolve_tools(as_list(given.tools))
     needs_tools = bool(tools) or (pools is not None and pools.has_tools)
     return Agents(
@@ -232,6 +235,7 @@ def agents_of(
         call_limits=call_limits(args, tokenizer),
         max_iterations=args.max_tool_calling_iterations,
         max_turns=args.max_turns,
+        max_corrections=args.max_call_corrections,
     )
 
 

@@ -112,6 +112,17 @@ class GRPOConfig(trl.GRPOConfig):
         "With the live engine, when a completion goes on after its tools: `fixed` (all of a turn together, so that "
         "runs are bit-equal however long tools take) or `arrival` (each as soon as its own have answered).",
     )
+    turn_discount: float | None = option(
+        None,
+        "With an environment whose steps are rewarded, gives each turn an advantage of its own: from the rewards that "
+        "come after it, each later one multiplied by this once more. None: every turn has that of its completion.",
+    )
+    mask_void_turns: bool = option(
+        False, "Leave out of the loss what has a turn that is neither a call nor an answer (SimpleTIR)."
+    )
+    max_call_corrections: int = option(
+        0, "Times that a completion is told that its call cannot be parsed, and goes on. 0: as in TRL, it has ended."
+    )
     accuracy: str | None = option(
         None,
         "Name of the reward function that tells right (at least 1) from wrong. None: the one whose name suggests it "

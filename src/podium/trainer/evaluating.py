@@ -26,8 +26,8 @@ from podium.trainer.rollouts import (
     gathered_advantages,
     gathered_turns,
     make_prompt,
-    trained_on,
-    training_group,
+    masked_completions,
+    training_groups,
     with_other_policies,
 )
 from podium.trainer.rounds import Measurements, MicroBatch, loss_inputs
@@ -89,13 +89,14 @@ class EvaluationMixin(Trainer):
         """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
         rows, parts = list(cast(Any, dataloader.dataset)), self.parts
         scored, measured = self._sample(rows, parts.args.num_generations_eval or parts.args.num_generations)
-        table, result = gathered_advantages([*scored.values()], [*scored], PolicyState.of(self))
+        now = PolicyState.of(self)
+        table, result = gathered_advantages([*scored.values()], [*scored], now)
         measured.add(rollout_metrics(table, result, parts.accuracy))
-        measured.add(gathered_turns([*scored.values()], PolicyState.of(self)))
-        _, counted_PG = trained_on(table, result, parts)
+        measured.add(gathered_turns([*scored.values()], now))
+        _, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
         groups = [
-            select_completions(training_group(group, result.advantages_PG[i]), np.flatnonzero(counted_PG[i]).tolist())
-            for i, group in scored.items()
+            select_completions(group, np.flatnonzero(counted_PG[i]).tolist())
+            for i, group in zip(scored, training_groups([*scored.values()], [*scored], result, now), strict=True)
         ]
         loss = self._evaluation_loss(groups, counted_PG, measured)
         self._add("eval", measured, num_tokens=self.state.num_input_tokens_seen)

@@ -30,7 +30,7 @@ from torch import nn
 
 from podium.agents.rollout_func import RolloutFunction
 from podium.agents.setup import Acted, bare_prompt
-from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
+from podium.algorithm.advantages import Advantages, advantages, combine, has_spread, turn_advantages
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
 from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
@@ -41,6 +41,7 @@ from podium.records import Completion, Finding, Group, Prompt, SamplingSettings,
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
 from podium.trainer.assembly import Parts
+from podium.trainer.config import GRPOConfig
 from podium.trainer.processes import Processes
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, shares
 from podium.trainer.settings import call_settings, sampling_settings
@@ -167,9 +168,10 @@ class Rollouts:
         staleness = now.step - sampled.policy_step
         if parts.args.async_rollouts:
             measured.add({"rollouts/staleness": staleness})
-        kept_PG, counted_PG = trained_on(table, result, parts)
-        kept, own = ([x[place] for place in sampled.places] for x in (kept_PG, result.advantages_PG))
-        groups = [training_group(scored, x_G) for scored, x_G in zip(sampled.scored, own, strict=True)]
+        masked_PG, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
+        masked, own = ([x_PG[place] for place in sampled.places] for x_PG in (masked_PG, result.advantages_PG))
+        groups = training_groups(sampled.scored, sampled.places, result, now)
+        kept = [~x_G & has_gradient(group, parts) for x_G, group in zip(masked, groups, strict=True)]
         with measured.timed("compare_seconds"):
             groups = with_other_policies(groups, kept, now, staleness=staleness)
         return DrawnRound(
@@ -385,15 +387,51 @@ def gathered_turns(scored: Sequence[ScoredGroup], now: PolicyState) -> dict[str,
     return values
 
 
-def trained_on(table: RolloutTable, result: Advantages, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
-    """The completions that are trained on, bool [P, G], and the loss tokens of all of them [P, G]."""
-    shape = result.advantages_PG.shape
-    masked = parts.args.mask_truncated_completions & table.truncated_R.reshape(shape)
-    flat = (result.advantages_PG == 0) & parts.skips_zero_advantage
-    return ~masked & ~flat, np.where(masked, 0, table.tokens_R.reshape(shape))
+def masked_completions(table: RolloutTable, shape: tuple[int, ...], args: GRPOConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The completions that settings leave out of the loss, bool [P, G], and the loss tokens of all of them [P, G]."""
+    masked_R = (args.mask_truncated_completions & table.truncated_R) | (args.mask_void_turns & table.void_R)
+    masked = masked_R.reshape(shape)
+    return masked, np.where(masked, 0, table.tokens_R.reshape(shape))
 
 
-def training_group(scored: ScoredGroup, advantages_G: np.ndarray) -> TrainingGroup:
+def turn_credit(scored: ScoredGroup, place: int, result: Advantages, now: PolicyState) -> tuple[np.ndarray, ...] | None:
+    """Advantages of every completion's drawn tokens, each that of its turn; None where turns have none of their own."""
+    parts, completions = now.parts, scored.group.completions
+    if parts.advantage.turn_discount is None or parts.agents.pools is None:
+        return None
+    num_own = len(parts.agents.pools.reward_functions())
+    is_own_GK = ~np.isnan(scored.rewards_GK[:, -num_own:])
+    weights_G = is_own_GK @ now.weights.weights_K[-num_own:]  # of the reward that the environment of each brings
+    steps_GT = np.zeros((len(completions), max(len(each.turns) for each in completions)))
+    for g, each in enumerate(completions):
+        steps_GT[g, : len(each.turns)] = [weights_G[g] * (turn.reward or 0.0) for turn in each.turns]
+    found_GT = turn_advantages(steps_GT, result.advantages_PG[place], result.std_PG[place], parts.advantage)
+    sizes = [[turn.stop - turn.start for turn in each.turns] for each in completions]
+    return tuple(np.repeat(x_T[: len(n)], n) for x_T, n in zip(found_GT.astype(np.float32), sizes, strict=True))
+
+
+def has_gradient(group: TrainingGroup, parts: Parts) -> np.ndarray:
+    """bool [G]: completions with an advantage that is not 0; all of them where other terms of the loss need them."""
+    if not parts.skips_zero_advantage:
+        return np.ones(len(group.advantages_G), bool)
+    if group.token_advantages is not None:
+        return np.array([each.any() for each in group.token_advantages])
+    return group.advantages_G != 0
+
+
+def training_groups(
+    scored: Sequence[ScoredGroup], places: Sequence[int], result: Advantages, now: PolicyState
+) -> list[TrainingGroup]:
+    """The parts of scored groups that are trained on. `places`: the groups' indices in `result`."""
+    return [
+        training_group(group, result.advantages_PG[place], turn_credit(group, place, result, now))
+        for group, place in zip(scored, places, strict=True)
+    ]
+
+
+def training_group(
+    scored: ScoredGroup, advantages_G: np.ndarray, token_advantages: tuple[np.ndarray, ...] | None = None
+) -> TrainingGroup:
     """The part of a scored group that is trained on."""
     completions = scored.group.completions
     return TrainingGroup(
@@ -403,6 +441,7 @@ def training_group(scored: ScoredGroup, advantages_G: np.ndarray) -> TrainingGro
         sampled_logps=tuple(np.array(completion.logps, np.float32) for completion in completions),
         drawn=_drawn(completions),
         prompts=_prompts(completions),
+        token_advantages=token_advantages,
     )
 
 

@@ -294,6 +294,7 @@ def loss_inputs(
         logps_N=out.logps_N,
         entropy_N=out.entropy_N,
         advantages_R=packed.advantages_R,
+        token_advantages_N=packed.token_advantages_N,
         rollout_N=packed.rollout_N,
         num_rollouts=batch.num_rollouts,
         num_tokens=batch.num_tokens,

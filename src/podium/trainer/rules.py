@@ -88,6 +88,8 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "tool_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
     "max_tool_result_tokens": (1, math.inf, "a result has at least one token; None switches it off"),
     "max_turns": (1, math.inf, "a completion has at least one turn"),
+    "turn_discount": (0.0, 1.0, "at 1 later rewards count in full, at 0 a turn has the reward of its own step alone"),
+    "max_call_corrections": (0, math.inf, "at 0 a call that cannot be parsed ends the completion"),
     "max_tool_calling_iterations": (0, math.inf, "at 0 calls are never run"),
     "reward_workers": (1, math.inf, "a function from a file runs in at least one process"),
     "async_rollouts": (0, 1, "it is how many rounds sampling may be ahead of training"),

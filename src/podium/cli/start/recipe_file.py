@@ -28,7 +28,7 @@ _BLOCKS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "per_device_train_batch_size",
             "num_generations",
             "max_completion_length",
-            *("max_tool_calling_iterations", "max_turns"),
+            *("max_tool_calling_iterations", "max_turns", "max_call_corrections", "mask_void_turns", "turn_discount"),
             "tokens_per_pack",
             "temperature",
         ),

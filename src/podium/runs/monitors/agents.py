@@ -6,7 +6,6 @@ Whether a run has tools is seen from its metric `tools/call_frequency`, as in TR
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -15,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from podium.errors import as_lines
-from podium.records import Call, Turn, clean
-from podium.runs.conversations import content_of
+from podium.errors import as_line, as_lines
+from podium.records import Call, Turn, clean, content_of, has_malformed_call, is_void
 from podium.runs.monitors.detection import Detection, mean, percent, some
 from podium.runs.monitors.history import Activity, MetricHistory, RoundView
 from podium.runs.monitors.signs import credited
@@ -34,9 +32,6 @@ LEAST_WAIT = 0.05
 """Seconds a turn that no one would save."""
 LONG = 24
 """Rounds after which failures should have fallen."""
-
-_CALL = re.compile(r"</?tool_call|<\|tool_call|<function=|\"name\"\s*:.*\"arguments\"\s*:", re.DOTALL)
-"""The form of a call in a text: one that could not be parsed."""
 
 
 class Episode(NamedTuple):
@@ -90,7 +85,7 @@ def no_calls(history: MetricHistory) -> Detection | None:
     before = history.series("tools/call_frequency")
     if len(calls) < WINDOW or not max(calls) <= NO_CALLS or _collapsed(history) is not None:
         return None
-    example = next((e for e in _latest(history) if _looks_like_a_call(e.turns[-1])), None)
+    example = next((e for e in _latest(history) if has_malformed_call(e.turns[-1].message)), None)
     if example is not None:
         return None  # M175: they are written, and not as the template has them
     fell = f"; it was {max(before):.1f} a completion" if max(before) > 10 * NO_CALLS else ""
@@ -166,14 +161,14 @@ def _most_in_a_row(episode: Episode) -> int:
 def void_turns(history: MetricHistory) -> Detection | None:
     """M175: turns that are neither a call nor an answer: empty ones, and calls that cannot be parsed."""
     episodes = _latest(history)
-    void = [(e, turn) for e in episodes for turn in e.turns if _is_void(turn)]
+    void = [(e, turn) for e in episodes for turn in e.turns if is_void(turn.message)]
     share = len({id(e) for e, _ in void}) / max(len(episodes), 1)
     if share <= 0.2:
         return None
     warm = (history.settings.temperature or 0.0) > 1
     changes = {"temperature": 1.0} if warm else {}
     cooler = f"Set {as_lines(changes)}; show" if warm else "Show"
-    malformed = [turn for _, turn in void if _looks_like_a_call(turn)]
+    malformed = [turn for _, turn in void if has_malformed_call(turn.message)]
     example = repr(clean(content_of((malformed or [void[0][1]])[0].message))[:80])
     kinds = f"{len(malformed)} of {len(void)} are calls that cannot be parsed, as {example}"
     return Detection(
@@ -182,17 +177,10 @@ def void_turns(history: MetricHistory) -> Detection | None:
         f"{_over(len(episodes))}: {kinds if malformed else 'all of these are empty'}.",
         why="Such turns are improbable tokens with large gradients, from which runs with tools have collapsed "
         "(SimpleTIR, arXiv:2509.02479).",
-        fix=f"{cooler} a well-formed call in the prompt, and let such completions get no reward.",
+        fix=f"{cooler} a well-formed call in the prompt, or leave such completions out of the loss: "
+        f"{as_line('mask_void_turns', True)}",
         changes=changes,
     )
-
-
-def _looks_like_a_call(turn: Turn) -> bool:
-    return not turn.message.get("tool_calls") and bool(_CALL.search(content_of(turn.message)))
-
-
-def _is_void(turn: Turn) -> bool:
-    return not turn.message.get("tool_calls") and (not content_of(turn.message).strip() or _looks_like_a_call(turn))
 
 
 def inaction_pays(history: MetricHistory) -> Detection | None:
