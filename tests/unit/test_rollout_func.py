@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import trl
 
+from podium.engines.base import RolloutEngine
 from podium.models.packing import pack
 from podium.testing import tiny_tokenizer
 from podium.trainer.rollouts import training_group
@@ -116,6 +119,54 @@ def test_s52_completions_are_parsed_where_there_is_a_template() -> None:
     )
     trainer.train()
     assert seen.given[0]["completions"][0][0]["content"] == "four"
+
+
+def test_s46_all_tokens_of_a_completion_have_one_advantage() -> None:
+    trainer = make(tools=[multiply])
+    scripted(trainer, lambda text, i: "six" if replied(text) else called("multiply", a=2, b=3))
+    trainer.train()
+    group = training_group(trainer.scored[0], np.array([1.0, -1.0]))
+    assert group.token_advantages is None
+    packed = next(iter(pack([group], tokens_per_pack=4096, device="cpu")))
+    assert packed.advantages_R.tolist() == [1.0, -1.0]
+    assert packed.token_advantages_N is None
+    assert set(packed.rollout_N.tolist()) == {0, 1}
+
+
+def test_s47_sampling_log_probabilities_are_no_part_of_the_loss() -> None:
+    weights = []
+    for logp in (-0.5, -9.0):
+        trainer = make(rollout_func=Rollout(logprobs=[[logp] * 9] * 4), processing_class=tiny_tokenizer())
+        trainer.train()
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_s53_weights_are_synced_before_the_call() -> None:
+    order: list[str] = []
+
+    class Server(RolloutEngine):
+        """An engine with weights of its own."""
+
+        own_weights = True
+
+        def sync(self, model: Any, step: int) -> None:
+            order.append("sync")
+
+        def sample(self, prompts: Any, settings: Any) -> Any:
+            raise AssertionError("the function samples")
+
+    class Ordered(Rollout):
+        def __call__(self, *given: Any) -> dict[str, Any]:
+            order.append("call")
+            return super().__call__(*given)
+
+    trainer = make(rollout_func=Ordered(), processing_class=tiny_tokenizer(), config={"max_steps": 2})
+    engine = Server()
+    engine.tokenizer = trainer.processing_class
+    trainer.parts = dataclasses.replace(trainer.parts, engine=engine)
+    trainer.train()
+    assert order == ["sync", "call", "sync", "call"]
 
 
 def test_s54_with_tools_its_completions_are_first_turns() -> None:
