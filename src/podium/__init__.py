@@ -43,7 +43,7 @@ _HOME = {
     "StepMetrics": "podium.records",
     "TextEnvironment": "podium.agents.plain_text",
 }
-"""Where each public name lives."""
+"""Module of each public name."""
 
 _MODULES = {
     "advantages": "podium.algorithm.advantages",

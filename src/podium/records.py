@@ -192,7 +192,7 @@ class TrainingGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """How completions are drawn. Log-probabilities are always those of `logits / temperature`, before any filter."""
+    """Settings of sampling. Log-probabilities are always those of `logits / temperature`, before any filter."""
 
     num_completions: int
     max_tokens: int

@@ -24,7 +24,7 @@ FLAT = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSettings:
-    """How rewards become advantages: of the run's arguments, as `trainer.settings` reads them."""
+    """Settings of advantages, from the run's arguments (`trainer.settings`)."""
 
     weights_K: np.ndarray
     """float64, one per reward function."""

@@ -424,7 +424,7 @@ def measure_phi(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, T
 
 
 def measure_correction(x: LossInputs, c: Correction) -> dict[str, Tensor]:
-    """How far the sampler's log-probabilities are from training's, and the weights that follow."""
+    """Distance of the sampler's log-probabilities from training's, and the weights that follow."""
     gap_N = _sampler_gap(x).abs()
     is_known_N = ~gap_N.isnan()
     weight = sampler_weight(x, c)
@@ -533,7 +533,7 @@ def _sums(policy: Tensor, ratio_N: Tensor, kl_N: Tensor | None, x: LossInputs, s
 
 
 def _count(is_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
-    """How many ratios: tokens, or rollouts where all tokens of a rollout share one ratio."""
+    """Number of ratios: tokens, or rollouts where all tokens of a rollout share one ratio."""
     return x.mean_per_rollout(is_N).sum() if s.one_ratio_per_rollout else is_N.sum()
 
 

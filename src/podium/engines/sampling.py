@@ -52,7 +52,7 @@ def row_key(*parts: int) -> np.uint64:
 
 
 def levels(vocabulary: int) -> int:
-    """How many random numbers a token takes: one choice among `_BRANCHES` each.
+    """Number of random numbers that a token takes: one choice among `_BRANCHES` each.
 
     >>> [levels(size) for size in (2, 32, 33, 49_152)]
     [1, 1, 2, 4]

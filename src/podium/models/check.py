@@ -21,7 +21,7 @@ _TOKENIZER_FILES = (
     "tekken.json",
 )
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""How the class names of models that write text end, in a config's `architectures`."""
+"""Endings of the class names of models that write text, in a config's `architectures`."""
 
 
 def check_model_name(

@@ -87,7 +87,7 @@ Precision = Callable[[], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """How a run computes log-probabilities."""
+    """Settings by which a run computes log-probabilities."""
 
     path: AttentionPath
     temperature: float

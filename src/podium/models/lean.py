@@ -203,4 +203,4 @@ LAYERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Tensor], Tensor]], ...
     (is_gated, _gated),
     (_is_lookup, _lookup),
 )
-"""How a layer is recognised, and what takes its place."""
+"""Layers by the function that recognises them, with their replacement."""

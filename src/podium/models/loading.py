@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """How weights are loaded when a model is given by name."""
+    """Settings of loading weights for a model that is given by name."""
 
     init_kwargs: dict[str, Any]
     """To `from_pretrained`. A `dtype` in it is that of all weights."""

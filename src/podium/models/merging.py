@@ -91,7 +91,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseProof:
-    """How a model gives the completions that a run has recorded."""
+    """Comparison of a model with the log-probabilities that a run has recorded."""
 
     difference: float
     """Nats a token: of a completion's mean log-probability from the recorded one, the mean of all completions."""
@@ -115,7 +115,7 @@ class BaseProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeProof:
-    """How the merged model answers, against the model with its adapter."""
+    """Comparison of the merged model with the model and its adapter."""
 
     difference: float
     """Nats: the largest difference of the log-probabilities of likely next tokens, over all positions of all texts."""

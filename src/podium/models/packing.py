@@ -124,7 +124,7 @@ def pack(groups: Sequence[TrainingGroup], *, tokens_per_pack: int, device: torch
 
 
 def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all of several prompts begin with, if computing them once pays; a prompt's last stays its own.
+    """Number of tokens that several prompts share at the beginning, if computing them once pays; never a prompt's last.
 
     >>> common_beginning([[*range(40), 7, 8], [*range(40), 9]])
     40

@@ -26,7 +26,7 @@ from podium.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveSettings:
-    """How one weight adapts. Raises `ConfigError` for numbers that do not go together."""
+    """Settings of one adaptive weight. Raises `ConfigError` for numbers that do not go together."""
 
     low: float = 0.3
     """Success rate under which the weight rises."""

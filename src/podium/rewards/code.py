@@ -163,7 +163,7 @@ _EXTRACT: Mapping[str, Callable[[str], str | None]] = {
     "answer": lambda text: tagged(text, "answer"),
     "raw": lambda text: text,
 }
-"""Where the code of a completion is; None where there is none."""
+"""Functions that find the code of a completion; None where there is none."""
 
 
 def read_tests(tests: Any, index: int = 0) -> list[dict[str, Any]] | None:

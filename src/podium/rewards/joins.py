@@ -1,4 +1,4 @@
-"""How the values of several rewards become one: functions [K, R] -> [R].
+"""Ways to join the values of several rewards: functions [K, R] -> [R].
 
 Each takes the values, the arguments of the call, a function that logs a metric of the combination, and its settings.
 Functions and not closures, so that they can be sent to other processes with their settings filled in.

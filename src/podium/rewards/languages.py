@@ -38,7 +38,7 @@ _SCRIPTS: Mapping[str, tuple[str, ...]] = {
     "zh": ("CJK",),
     **dict.fromkeys(STOP_WORDS, ("LATIN",)),
 }
-"""How Unicode's names of a language's letters begin."""
+"""First words of Unicode's names of a language's letters."""
 
 _KANA = ("HIRAGANA", "KATAKANA")
 _LEAST_KANA = 0.05

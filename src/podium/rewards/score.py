@@ -48,7 +48,7 @@ MOST_UNSCORED = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """How reward functions are called."""
+    """Settings of calls of reward functions."""
 
     limit: float | None = 60.0
     """Seconds a call; None: it may take for ever."""

@@ -117,7 +117,7 @@ class Parts(TrainingPlan):
     reference: loading.Reference | None
     engine: RolloutEngine
     forward: Forward
-    """How log-probabilities are computed."""
+    """Settings of the forward passes that compute log-probabilities."""
     end_ids: frozenset[int]
     tokens_per_pack: int
     router_coef: float
@@ -248,7 +248,7 @@ def _say_idle_workers(args: GRPOConfig, rewards: tuple[Reward, ...]) -> None:
 
 
 def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) -> loading.LoadSettings:
-    """How a model is loaded."""
+    """Settings of loading a model."""
     return loading.LoadSettings(
         init_kwargs=dict(args.model_init_kwargs or {}),
         trust_remote_code=args.trust_remote_code,

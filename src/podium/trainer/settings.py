@@ -41,7 +41,7 @@ def sampling_settings(
     greedy: bool = False,
     temperature: float | None = None,
 ) -> SamplingSettings:
-    """How one generation round is sampled. `temperature` is the training's unless given."""
+    """Settings of sampling for one generation round. `temperature` is the training's unless given."""
     extra = {name: value for name, value in (args.generation_kwargs or {}).items() if name not in ARGUMENTS}
     if "eos_token_id" in extra:
         ids = extra.pop("eos_token_id")
@@ -72,7 +72,7 @@ def half_dtype(args: GRPOConfig) -> torch.dtype | None:
 
 
 def vllm_settings(args: GRPOConfig) -> VllmSettings:
-    """How vLLM samples for this run."""
+    """Settings of vLLM for this run."""
     on_cpu = args.device.type == "cpu"
     half = "float16" if args.fp16 else "bfloat16" if args.bf16 else "auto"
     own = {
@@ -100,7 +100,7 @@ def loss_settings(args: GRPOConfig) -> LossSettings:
 
 
 def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> AdvantageSettings:
-    """How rewards become advantages. Raises `ConfigError` unless there are as many weights as reward functions.
+    """Settings of advantages. Raises `ConfigError` unless there are as many weights as reward functions.
 
     `num_own`: rewards of environments, which come after those and weigh 1.
     """
@@ -117,13 +117,13 @@ def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> 
 
 
 def call_settings(args: GRPOConfig) -> CallSettings:
-    """How reward functions are called."""
+    """Limits and error handling of calls of reward functions."""
     limit, error = args.reward_timeout or None, on_error(args.on_reward_error)
     return CallSettings(limit=limit, on_error=error, num_workers=args.reward_workers)
 
 
 def call_limits(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase) -> CallLimits:
-    """How tools are called."""
+    """Limits of calls of tools."""
     return CallLimits(
         timeout=args.tool_timeout or None,
         max_result_tokens=args.max_tool_result_tokens,

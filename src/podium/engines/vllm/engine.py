@@ -30,7 +30,7 @@ from podium.records import Prompt, SamplingSettings
 logger = logging.getLogger(__name__)
 
 REQUEST_PREFIX = "podium-"
-"""How versions begin that Podium gave."""
+"""Prefix of the weight versions that Podium sets."""
 TRIES = 3
 """Generations of one round, before a server that loses its weights each time ends the run."""
 

@@ -1,4 +1,4 @@
-"""How weights get into a server: a checkpoint in a folder that it reads, or NCCL.
+"""Transfer of weights into a server: by a checkpoint in a folder that it reads, or NCCL.
 
 A transfer takes the policy's weights as they are and brings them under a version. `again` brings the same ones to a
 server that has lost them, without looking at the policy, which may be training.

@@ -65,7 +65,7 @@ USUAL = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How to start the harness, and the first message for it."""
+    """Command that starts the harness, and the first message for it."""
 
     command: tuple[str, ...]  # ends with the harness; `{seccomp_fd}` stands for a descriptor with `seccomp`
     environment: dict[str, str]

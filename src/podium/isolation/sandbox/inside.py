@@ -302,7 +302,7 @@ def reap(pid: int, ending: str | None, deadline: float) -> tuple[int, resource.s
 def outcome_of(
     test: Json, status: int, usage: resource.struct_rusage, ending: str | None, report: bytes, limits: Json
 ) -> dict[str, Any]:
-    """How a test ended: by the kernel's account of its process first, by its own marks second."""
+    """The end of a test: by the kernel's account of its process first, by its own marks second."""
     marks = report.split(b"\n")
     by_signal = os.WIFSIGNALED(status)
     code = os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status)

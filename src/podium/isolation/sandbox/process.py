@@ -44,11 +44,11 @@ GRACE_SECONDS = 5.0  # for the harness, beyond the time of all tests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How one test went. All text in it is hostile."""
+    """Result of one test. All text in it is hostile."""
 
     outcome: Outcome
     stage: Literal["found", "parsed", "ran"] = "found"
-    """How far the program came: its text was there, it compiled, it ran to its end (before any function was called)."""
+    """Stages reached: its text was there, it compiled, it ran to its end (before any function was called)."""
     stdout: str = ""
     value: str | None = None  # JSON of what the function returned
     error: str | None = None  # type and start of the exception

@@ -254,7 +254,7 @@ def load(workers: Sequence[Worker], request: Any, shown: str) -> Mapping[str, An
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 _ESCAPED = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
-"""How `faulthandler` writes characters of a path that are not ASCII."""
+"""Escapes of `faulthandler` for characters of a path that are not ASCII."""
 _CHILD = str(Path(__file__).with_name("child.py"))
 _BETWEEN = (str(Path(__file__).parents[1]), "<frozen importlib", str(Path(asyncio.__file__).parent), selectors.__file__)
 """Files between ours and the user's, while a file is imported or an `async` function waits."""

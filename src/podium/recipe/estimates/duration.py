@@ -199,7 +199,7 @@ def estimate_time(
 
 
 def early_share(steps: int) -> float:
-    """How much of a run of so many steps is still as its first step: the mean of exp(-step / `SETTLING_STEPS`).
+    """Share of a run of so many steps that is still as its first step: the mean of exp(-step / `SETTLING_STEPS`).
 
     >>> early_share(1), round(early_share(60), 3)
     (1.0, 0.059)

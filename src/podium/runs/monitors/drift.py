@@ -1,4 +1,4 @@
-"""How far and how steadily the weights move: divergence, ratios, gradients, steps that are too large or do nothing."""
+"""Movement of the weights: divergence, ratios, gradients, steps that are too large or do nothing."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def ranks(one: Sequence[str], other: Sequence[str]) -> np.ndarray:
 
 
 def match(one: Sequence[str], other: Sequence[str]) -> float:
-    """How much nearer texts are to their partners than to the others: 0 by chance, 1 as near as possible."""
+    """Nearness of texts to their partners compared with the others: 0 by chance, 1 as near as possible."""
     counts = Counter(other)
     equal = np.array([counts[partner] - 1 for partner in other])  # ties, of which half count
     best = float((1 - 0.5 * equal / max(len(other) - 1, 1)).mean()) - 0.5

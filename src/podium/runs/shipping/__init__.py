@@ -1,1 +1,1 @@
-"""What a run made, to be used elsewhere: one plain model folder with its card, a server, the hub."""
+"""A run's result for use elsewhere: one plain model folder with its card, a server, the hub."""

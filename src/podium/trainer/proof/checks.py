@@ -374,7 +374,7 @@ AFTER_STEP: tuple[Callable[[After], Check], ...] = (weights_changed, logps_chang
 
 
 def gradient_error(traces: Traces, plain: Traces, *, each: bool) -> tuple[float, float, str]:
-    """How far gradients are from the plain ones, how long they are against them, and the tensor that differs most.
+    """Distance of gradients from the plain ones, their relative length, and the tensor that differs most.
 
     `each`: the largest error of a tensor, relative to it; else that of all together.
     """
