@@ -24,6 +24,8 @@ SHORT_TOKENS = 64
 """Completion limit up to which `PROMPTS` are sampled: 64 completions of it take the built-in model some seconds."""
 SHOWN = (4, 2)
 """Prompts that are shown, and completions of each."""
+EPISODES = 2
+"""The same for completions of several turns, both of prompts and of completions."""
 SMALL_BYTES = 2_000_000_000
 """Size of the weights up to which a model is loaded for it."""
 
@@ -63,14 +65,19 @@ def first_look(recipe: Path) -> list[Finding]:
             print_wrapped(console, plain_text(f"Not ready: {codes} first. Nothing was sampled."))
             return checked.findings
         os.environ.update(checked.recipe.env)
-        from podium.cli.sample import opened
+        from podium.cli.sample import opened, plain, print_groups
         from podium.recipe.checks.rollouts import diagnose, sample
 
         with opened(checked.recipe) as (loaded, trainer, rows, _):
             limit = trainer.args.max_completion_length or SHORT_TOKENS
             sampled = sample(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)), longer_too=False)
             seen = diagnose(sampled, trainer.args, loaded.accuracy)
-    console.print(samples(sampled))
+            settings = trainer.parts.advantage
+    if any(completion.turns for group in sampled.groups for completion in group.group.completions):
+        shown = [{**group, "completions": group["completions"][:EPISODES]} for group in plain(sampled.groups, settings)]
+        print_groups(shown[:EPISODES], sampled.groups[0].names_K)
+    else:
+        console.print(samples(sampled))
     print_wrapped(console, plain_text(paragraph(seen)))
     return [*checked.findings, *seen.findings]
 
