@@ -334,6 +334,14 @@ def test_a_small_model_is_sampled_and_judged_at_the_end(cli, tmp_path):
     assert (code, "Nothing was sampled" in out) == (0, True)
 
 
+def test_two_episodes_of_two_rows_are_shown_at_the_end(cli, tmp_path):
+    folder = save_tiny_model(tmp_path / "model")
+    code, out, err = cli("init", "first", "--task", "game", "-y", "--model", str(folder), "--sample")
+    assert code == 0, err
+    assert out.count(": Guess a number from 1 to 7.") == 2
+    assert "Before training" not in out
+
+
 @pytest.mark.parametrize(
     ("findings", "commands"),
     [
