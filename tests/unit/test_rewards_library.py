@@ -281,7 +281,8 @@ def test_json_format_without_fences():
     ("text", "expected"),
     [
         ('{"name": "Ana", "age": 41, "tall": true}', 1.0),
-        ('```json\n{"age": 41.0, "tall": true, "name": " Ana"}\n```', 1.0),
+        ('```json\n{"age": 41.0, "tall": true, "name": "Ana"}\n```', 1.0),
+        ('{"name": " Ana", "age": 41, "tall": true}', 2 / 3),  # another text to the program that reads it
         ('{"name": "Ana", "age": "41", "tall": 1}', 1 / 3),
         ('{"name": "ana"}', 0.0),
         ('{"name": "Ana", "age": 41, "tall": true, "extra": 0}', 3 / 4),

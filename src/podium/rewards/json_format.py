@@ -55,8 +55,8 @@ def json_match(completions: Sequence[Any], answer: Sequence[Any], *, fenced: boo
     """The share of the fields that are right, where the completion is a JSON object; 0 where it is none.
 
     The `answer` column holds the right object, as JSON text or as a mapping. A field that it does not have counts as a
-    wrong one. Texts are compared without the white space around them, numbers by value; `true` is not 1. None where the
-    column has no object; `fenced` as in `json_format`.
+    wrong one. Texts are compared with their white space, numbers by value; `true` is not 1. None where the column has
+    no object; `fenced` as in `json_format`.
 
     >>> json_match(['{"name": "Ana", "age": 41}', '{"name": "Ana"}', "Ana"], answer=[{"name": "Ana", "age": 41}] * 3)
     [1.0, 0.5, 0.0]
@@ -76,8 +76,6 @@ def _share_right(given: Any, gold: Any) -> float | None:
 
 
 def _equal(given: Any, gold: Any) -> bool:
-    if isinstance(given, str) and isinstance(gold, str):
-        return given.strip() == gold.strip()
     if isinstance(given, Mapping) and isinstance(gold, Mapping):
         return given.keys() == gold.keys() and all(_equal(given[name], gold[name]) for name in gold)
     if isinstance(given, (list, tuple)) and isinstance(gold, (list, tuple)):
