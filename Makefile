@@ -27,7 +27,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-stages bench-pilot bench-own-tasks results lint health
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -124,6 +124,9 @@ bench-pilot: .venv/.ok ## the choice of a pilot against its whole grid trained i
 
 bench-agents: .venv/.ok ## a chain of look-ups at 1 to 8 turns, Podium against TRL (about forty minutes)
 	$(BIN)/python -m benchmarks.agents
+
+bench-agent-recipes: .venv/.ok ## the recipes with tools and environments on three seeds (about two hours)
+	$(BIN)/python -m benchmarks.agent_recipes
 
 bench-scale: .venv/.ok ## how cost grows with completions, prompt length and completion length
 	$(BIN)/python -m benchmarks.scale

@@ -1,0 +1,149 @@
+"""The recipes with tools and environments on three seeds: `make bench-agent-recipes`.
+
+    python -m benchmarks.agent_recipes                            # guess, guess-15, calculator, lookup; seeds 1 to 3
+    python -m benchmarks.agent_recipes guess --seeds 1
+    python -m benchmarks.agent_recipes --folder DIR --threads 1 --jobs 2   # two at a time: weights, but no fair times
+
+Each run is `podium train RECIPE` in a process of its own. The table has held-out accuracy before and after with 95 %
+intervals, and the seconds of the whole command; the picture (`docs/images/agents.svg`) the accuracy of every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import hardware, save
+from podium.runs.run import Run
+
+GOALS: Mapping[str, tuple[float, float]] = {
+    "guess": (0.43, 0.80),
+    "guess-15": (0.27, 0.60),
+    "calculator": (0.05, 0.80),
+    "lookup": (0.05, 0.80),
+}
+"""Accuracy that can be had without feedback or tools, and the accuracy to reach."""
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "agents.svg"
+COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea")
+WINDOW = 5
+"""Steps over which the accuracy in the picture is averaged."""
+
+
+def train(recipe: str, seed: int, folder: Path, threads: int) -> dict[str, Any]:
+    """One run; a run that is in the folder is not repeated."""
+    run, kept = folder / f"{recipe}-{seed}", folder / f"{recipe}-{seed}.json"
+    if kept.is_file():
+        return dict(json.loads(kept.read_text()))
+    command = [sys.executable, "-m", "podium", "train", recipe, "--seed", str(seed), "--output_dir", str(run)]
+    started = time.perf_counter()
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    loaded = Run.load(run)
+    found = {
+        "recipe": recipe,
+        "seed": seed,
+        "seconds": round(seconds),
+        "steps": len(loaded.history),
+        **{moment: loaded.evaluations[moment]["accuracy"] for moment in ("before", "after")},
+        "completions": loaded.evaluations["after"]["num_completions"],
+        "curve": [round(each.values["accuracy"], 3) for each in loaded.history if "accuracy" in each.values],
+        "findings": sorted(set(loaded.findings["code"])),
+    }
+    (run / "model.safetensors").unlink(missing_ok=True)  # half a gigabyte
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def markdown(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The table of docs/results.md."""
+    lines = ["| recipe | seed | before | after | completions | steps | seconds |", "|---|---|---|---|---|---|---|"]
+    for run in runs:
+        before, after = ("{value:.2f} [{low:.2f}, {high:.2f}]".format(**run[moment]) for moment in ("before", "after"))
+        shown = (run["recipe"], run["seed"], before, after, run["completions"], run["steps"], run["seconds"])
+        lines.append(f"| {' | '.join(map(str, shown))} |")
+    return "\n".join(lines)
+
+
+def reached(recipe: str, runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every seed reaches the goal of its recipe."""
+    return all(run["after"]["value"] >= GOALS[recipe][1] for run in runs if run["recipe"] == recipe)
+
+
+def picture(runs: Sequence[Mapping[str, Any]], width: int = 680, height: int = 320) -> str:
+    """Accuracy against steps as SVG: a line for each run, a colour for each recipe."""
+    left, top, right, bottom = 48, 16, width - 110, height - 40
+    longest = max(len(run["curve"]) for run in runs)
+    recipes = list(dict.fromkeys(run["recipe"] for run in runs))
+
+    def place(step: float, accuracy: float) -> str:
+        return f"{left + step / longest * (right - left):.1f},{bottom - accuracy * (bottom - top):.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>'
+    ]
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = bottom - share * (bottom - top)
+        parts.append(f'<path d="M{left} {y:.1f}H{right}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{share:.2f}</text>')
+    for step in range(0, longest + 1, 10 if longest <= 80 else 20):
+        x, _ = place(step, 0).split(",")
+        parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{step}</text>')
+    parts.append(f'<text x="{(left + right) / 2}" y="{height - 6}" text-anchor="middle">optimizer step</text>')
+    for run in runs:
+        curve, colour = run["curve"], COLOURS[recipes.index(run["recipe"]) % len(COLOURS)]
+        means = [sum(part) / len(part) for i in range(len(curve)) if (part := curve[max(0, i - WINDOW + 1) : i + 1])]
+        points = " ".join(place(i + 1, mean) for i, mean in enumerate(means))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+    for i, recipe in enumerate(recipes):
+        y = top + 14 + 20 * i
+        parts.append(f'<path d="M{right + 12} {y - 4}h16" stroke="{COLOURS[i % len(COLOURS)]}" stroke-width="3"/>')
+        parts.append(f'<text x="{right + 34}" y="{y}">{recipe}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    """Every recipe with every seed, the table, the picture, a JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=", ".join(GOALS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each run")
+    parser.add_argument("--folder", type=Path, help="where runs are kept, and not repeated; else a temporary one")
+    options = parser.parse_args()
+    recipes = options.recipes or list(GOALS)
+    with tempfile.TemporaryDirectory() as made:
+        folder = (options.folder or Path(made)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def one(pair: tuple[str, int]) -> dict[str, Any]:
+            found = train(*pair, folder, options.threads)
+            before, after = found["before"]["value"], found["after"]["value"]
+            print(*pair, f"{before:.3f} -> {after:.3f}, {found['seconds']} s", flush=True)
+            return found
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            runs = list(pool.map(one, itertools.product(recipes, options.seeds)))
+    print(markdown(runs))
+    for recipe in recipes:
+        print(f"{recipe}: {'reached' if reached(recipe, runs) else 'did not reach'} {GOALS[recipe][1]:.2f}")
+    print(hardware(), save("agent-recipes", {"runs": runs}))
+    if set(recipes) == set(GOALS):
+        PICTURE.write_text(picture(runs))
+
+
+if __name__ == "__main__":
+    main()
