@@ -616,3 +616,18 @@ def test_search_finds_paragraphs(tmp_path):
     assert tool.function("what colour is a pears") == "fruit.md: Pears are green."
     assert tool.function("zebra") == "nothing was found"
     assert tool.function("") == "nothing was found"
+
+
+@pytest.mark.parametrize(
+    ("entry", "fix"),
+    [
+        ("calc", "builtin:calculator"),
+        ("builtin:calc", "builtin:calculator"),
+        ("multiply", "tools.py:multiply"),
+        ("tools.py", "tools.py:name, with the name of a function in it"),
+    ],
+)
+def test_an_unknown_tool_is_answered_with_what_to_write(entry, fix):
+    with pytest.raises(ConfigError, match="there is no tool") as caught:
+        resolve_tools([entry])
+    assert caught.value.fix == fix

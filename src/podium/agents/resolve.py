@@ -15,7 +15,7 @@ from podium.agents.library import LIBRARY, PREFIX
 from podium.agents.tool_files import file_tool
 from podium.agents.tools import Tool, as_tools, by_name
 from podium.data.query import parse_query
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
 
 
 def resolve_tools(entries: Sequence[str | Callable[..., Any] | Tool], folder: Path | None = None) -> tuple[Tool, ...]:
@@ -47,8 +47,10 @@ def _resolved(entry: str | Callable[..., Any] | Tool, folder: Path) -> Tool:
         env = settings.get("env", [])
         return file_tool(name, folder, env=[str(each) for each in (env if isinstance(env, list) else [env])])
     names = [f"{PREFIX}{name}" for name in LIBRARY]
+    near = [name for name in names if name.startswith(f"{PREFIX}{entry}")]
     what = f"there is no tool `{entry}`: give a function in a file, `tools.py:name`, or one of {', '.join(names)}."
-    raise ConfigError(what, fix=did_you_mean(f"{PREFIX}{entry.removeprefix(PREFIX)}", names))
+    own = f"{entry}:name, with the name of a function in it" if entry.endswith(".py") else f"tools.py:{entry}"
+    raise ConfigError(what, fix=near[0] if near else own)
 
 
 def _builtin(entry: str, folder: Path) -> Callable[..., Any]:
@@ -57,7 +59,8 @@ def _builtin(entry: str, folder: Path) -> Callable[..., Any]:
     name, called = full.removeprefix(PREFIX), settings.pop("name", None)
     if name not in LIBRARY:
         what = f"there is no tool `{full}`; the library has {', '.join(LIBRARY)}."
-        raise ConfigError(what, fix=did_you_mean(name, LIBRARY))
+        near = [f"{PREFIX}{each}" for each in LIBRARY if each.startswith(name[:3])]
+        raise ConfigError(what, fix=", or ".join(near))
     make = importlib.import_module(f"podium.agents.library.{name}").make
     own = {key: each for key, each in inspect.signature(make).parameters.items() if key != "folder"}
     wrong = [key for key in settings if key not in own]

@@ -101,14 +101,15 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
 def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """A table for each prompt: its completions with every reward, their weighted sum and the advantage.
 
-    Groups with completions of several turns are printed as conversations, one after the other.
+    Where any completion has several turns, all are printed as conversations, one after the other.
     """
+    has_turns = any(each["turns"] for group in groups for each in group["completions"])
     columns = [(name, "right whole") for name in (*names, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
     for group in groups:
         title = f"Row {group['row']}: {last_user_turn(group['prompt'])}"
         title += "" if group["answer"] is None else f"\nRight answer: {group['answer']}"
-        if not any(each["turns"] for each in group["completions"]):
+        if not has_turns:
             rows = [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]]
             console.print(table(columns, rows, title=title))
             continue

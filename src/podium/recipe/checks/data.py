@@ -147,7 +147,8 @@ def turns(setup: Setup) -> Iterator[Finding]:
             why = "nothing is asked in them, so that there is nothing to answer"
             fix = 'write what is asked as {"role": "user", "content": "..."} behind the system message'
             yield warning(code="D042", what=what, why=why, fix=fix)
-        if count := survey.left_out.count:
+        toolless = any(finding.code in ("C052", "C053") for finding in setup.problems)  # so calls cannot be rendered
+        if (count := survey.left_out.count) and not toolless:
             what = f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})"
             why = "the model is trained on prompts in which that part is missing"
             fix = "a model whose chat template has tools; or write what the tool was asked and said as text of the "
