@@ -13,6 +13,7 @@ from podium.evaluation.comparison import ChangedPrompt, p_text, signed
 from podium.evaluation.saved import Saved
 from podium.evaluation.statistics import Interval
 from podium.records import ScoredGroup, last_user_turn
+from podium.runs.conversations import whole_text
 
 EXAMPLES = 3
 """Held-out prompts whose completions are printed before and after."""
@@ -59,7 +60,7 @@ def show_comparison(summaries: Sequence[EvalSummary], groups: Sequence[Sequence[
 def _completions(before: Sequence[ScoredGroup], after: Sequence[ScoredGroup]) -> Table:
     """The first completion of evenly spread prompts: chosen by place, not by how it turned out."""
     rows = [
-        (last_user_turn(of_b.group.prompt.content), *(each.group.completions[0].text for each in (of_a, of_b)))
+        (last_user_turn(of_b.group.prompt.content), *(whole_text(each.group.completions[0]) for each in (of_a, of_b)))
         for of_a, of_b in list(zip(before, after, strict=True))[:: max(1, len(after) // EXAMPLES)][:EXAMPLES]
     ]
     return table(dict.fromkeys(("prompt", "before", "after"), "left"), rows, title="Completions")

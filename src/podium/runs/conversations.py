@@ -62,6 +62,20 @@ def drawn_text(completion: Completion) -> str:
     return text_of(completion.turns) if completion.turns else completion.text
 
 
+def whole_text(completion: Completion) -> str:
+    r"""The text of a completion, and of an episode all that was said: given lines stand behind a bar.
+
+    >>> guess = {"start": 0, "stop": 1, "message": {"content": "4"}, "replies": [{"role": "user", "content": "lower"}]}
+    >>> turns = read(json.dumps([guess, {"start": 2, "stop": 3, "message": {"content": "2"}}]))
+    >>> both = Completion(token_ids=(7, 1, 8), logps=(-1, -1), finish="stop", text="", policy_step=0, turns=turns)
+    >>> whole_text(both)
+    '4\n| lower\n2'
+    """
+    shown = passages(conversation(written(completion)))
+    lines = [line if drawn else f"| {line}" for drawn, _, text in shown for line in text.splitlines()]
+    return "\n".join(lines) if shown else completion.text
+
+
 def text_of(turns: Sequence[Turn]) -> str:
     """The texts of turns, a line each; calls are left out, unless there is nothing else.
 
