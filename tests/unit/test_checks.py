@@ -249,6 +249,7 @@ DATA = [
     Case(code="D033", rows=bad("x" * 1_200_000), says=("rows.jsonl: 1 prompts have over a million characters (row 40)",), cure="look", severity="warning", name="large"),
     Case(code="D034", keys={"dataset": "./scripted"}, files={"scripted/scripted.py": "import datasets\n"}, says=("scripted",), cure="then dataset: scripted.jsonl"),
     Case(code="D035", keys={"dataset": "nobody/nothing"}, says=("`nobody/nothing` is no file or folder here", "hub"), cure="hf auth login"),
+    Case(code="D048", keys={"dataset": "rows.csv", "prompt": "{Is 0 even?}", "answer": "{yes}"}, files={"rows.csv": "Is 0 even?,yes\n" + "".join(f"Is {n} even?,{'no' if n % 2 else 'yes'}\n" for n in range(1, 41))}, says=("the column `yes` has its own name as its value in 20 of 40 rows",), cure="question,answer", severity="warning"),
     Case(code="D046", rows=[{**row, "answer": "yes"} for row in ROWS], says=("rows.jsonl: `answer` is `yes` in all of 40 rows",), cure="rows with other answers", severity="warning"),
     Case(code="D047", rows=[{**row, "answer": f"The answer is {row['answer']}."} for row in ROWS], says=("40 of 40 answers are sentences", "'The answer is 1.' around '1'"), cure="answer_from: last number", severity="warning", name="number"),
     Case(code="D047", rows=[{**row, "answer": f"She has {row['answer']} {'pens' if n % 2 else 'big red apples'} now"} for n, row in enumerate(ROWS)], says=("39 of 40 answers", "around '1'"), cure="answer_from: last number", severity="warning", name="number in words"),

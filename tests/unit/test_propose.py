@@ -199,3 +199,19 @@ def test_rows_with_empty_cells_are_left_out_on_both_sides(tmp_path: Path) -> Non
         assert len(kept) == sum(bool(row["my question"]) and row["answer"] is not None for row in rows)
     easy = load(str(file), prompt=made["prompt"], held_out=0.5, filter=(parse_condition("answer < 5"),))
     assert max(each for each in easy.held_out["answer"] if each is not None) > 5
+
+
+def test_conversations_that_end_with_their_answer() -> None:
+    def turns(n: int) -> dict:
+        asked, told = (
+            {"role": "user", "content": f"Is {n} even?"},
+            {"role": "assistant", "content": "no" if n % 2 else "yes"},
+        )
+        return {"messages": [asked, told]}
+
+    table = Table(names=("messages",), rows=tuple(turns(n) for n in range(60)))
+    made = propose(table, Given(sentence="Say whether it is even."))
+    assert (made.shape, made.settings["answer_from"]) == ("label", "last turn")
+    assert made.settings["system"] == "Say whether it is even. Answer with one of these alone: no, yes."
+    one_more = Table(names=("messages",), rows=(*table.rows, {"messages": turns(1)["messages"][:1]}))
+    assert "answer_from" not in propose(one_more).settings  # not all of them do

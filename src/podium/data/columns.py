@@ -33,6 +33,9 @@ GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "ref
 NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
 """Columns that are neither question nor answer."""
 
+LAST_TURN = "last turn"
+"""The `answer_from` of conversations that end with the answer."""
+
 RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 """Names under which reward functions get something else; a template that names such a column takes it away."""
 
@@ -48,7 +51,8 @@ class Columns:
     """Rows that the same templates make into earlier turns of user and assistant. Between the two stand the `calls` of
     an example, each with `name`, `arguments` and `result`: a worked example of the use of tools."""
     answer_from: str | None = None
-    """Place of the final answer in the answer: `after ####`, `last number`, `boxed`, or a regular expression."""
+    """Place of the final answer in the answer: `after ####`, `last number`, `boxed`, or a regular expression; with
+    `last turn` it is the last message of the conversation in `prompt`, which is taken out of it."""
     chat: bool = False
     """Whether a text becomes a conversation of one turn. It does in any case with `system` or `examples`."""
 
@@ -71,7 +75,7 @@ class Columns:
         if any(name in made for name in RESERVED):
             for name in self.taken:
                 made.pop(name, None)
-        if self.prompt is not None or self.is_chat:
+        if self.prompt is not None or self.is_chat or self.ends_with_answer:
             made["prompt"] = self._prompt(row)
         if self.answer is not None or self.answer_from is not None:
             made["answer"] = self._final(self._whole_answer(row))
@@ -100,7 +104,22 @@ class Columns:
         return row.get(names[0]) if len(names) == 1 else " ".join(str(row.get(name)) for name in names)
 
     def question(self, row: Mapping[str, Any]) -> Any:
-        """The question of a row, a text or messages, before anything is put in front of it."""
+        """The question of a row, a text or messages, before anything is put in front of it.
+
+        >>> turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+        >>> columns = Columns(prompt="{messages}", answer_from="last turn")
+        >>> columns.question({"messages": turns}), columns({"messages": turns})["answer"]
+        ([{'role': 'user', 'content': '1+1'}], '2')
+        """
+        asked = self._asked(row)
+        return asked[:-1] if self.ends_with_answer and ends_with_answer(asked) else asked
+
+    @property
+    def ends_with_answer(self) -> bool:
+        """Whether the answer is the last turn of the conversation."""
+        return self.answer_from == LAST_TURN
+
+    def _asked(self, row: Mapping[str, Any]) -> Any:
         return row.get("prompt") if self.prompt is None else parse(self.prompt)(row)
 
     def _prompt(self, row: Mapping[str, Any]) -> Any:
@@ -142,10 +161,12 @@ class Columns:
         ]
 
     def _whole_answer(self, row: Mapping[str, Any]) -> Any:
+        if self.ends_with_answer and ends_with_answer(asked := self._asked(row)):
+            return asked[-1]["content"]
         return row.get("answer") if self.answer is None else parse(self.answer)(row)
 
     def _final(self, answer: Any) -> Any:
-        if self.answer_from is None or answer is None:
+        if self.answer_from is None or answer is None or self.ends_with_answer:
             return answer
         take = answer_extractor(self.answer_from)
         return [take(str(each)) for each in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
@@ -154,7 +175,7 @@ class Columns:
         """Errors by key that do not depend on the rows."""
         given = {key: text for key in TEMPLATES if (text := getattr(self, key)) is not None}
         tries: dict[str, Callable[[], object]] = {key: functools.partial(parse, text) for key, text in given.items()}
-        if self.answer_from is not None:
+        if self.answer_from is not None and not self.ends_with_answer:
             tries["answer_from"] = functools.partial(answer_extractor, self.answer_from)
         found = {}
         for key, attempt in tries.items():
@@ -195,7 +216,7 @@ class Columns:
         names = list(names)
         keys = [key for key in TEMPLATES if getattr(self, key) is not None]
         keys += ["prompt"] * (self.is_chat and "prompt" not in keys)
-        keys += ["answer"] * (self.answer_from is not None and "answer" not in keys)
+        keys += ["answer"] * (self.answer_from not in (None, LAST_TURN) and "answer" not in keys)
         for key in keys:
             for column in self._named(key):
                 if column not in names:
@@ -205,6 +226,16 @@ class Columns:
                         what += " A name in braces is a column's, without attributes, indices or formats."
                     fix = did_you_mean(column, names) or "Write a column that is there."
                     raise DataError(what, code="D052", fix=fix)
+
+
+def ends_with_answer(turns: Any) -> bool:
+    """Whether a question is a conversation of several turns, the last of which is a text of the assistant.
+
+    >>> [ends_with_answer(each) for each in ("1+1", [{"role": "assistant", "content": "2"}])]
+    [False, False]
+    """
+    last = turns[-1] if isinstance(turns, (list, tuple)) and len(turns) > 1 else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant" and isinstance(last.get("content"), str)
 
 
 def listed(names: Iterable[Any]) -> str:
@@ -300,7 +331,7 @@ def features(columns: Columns, given: Any) -> Any:
         if any(example.get("calls") for example in columns.examples):
             made["prompt"] = Json()  # in a typed column every message would have the keys of a call
     if columns.answer is not None or columns.answer_from is not None:
-        made["answer"] = _type_of(columns.answer or "{answer}", given)
+        made["answer"] = text if columns.ends_with_answer else _type_of(columns.answer or "{answer}", given)
     return Features(made)
 
 

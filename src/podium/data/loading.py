@@ -101,7 +101,8 @@ def load(dataset: Any, **more: Any) -> Loaded:
         answer: template; None: the column `answer`.
         system: template of a system message.
         examples: rows that become earlier turns of user and assistant, by the same templates.
-        answer_from: where in the answer the final one stands: `after ####`, `last number`, a regular expression.
+        answer_from: where in the answer the final one stands: `after ####`, `last number`, a regular expression; or
+            `last turn`, of conversations that end with their answer.
         chat: a text becomes a conversation of one turn; so it does with `system` or `examples`.
         held_out: share of the prompts to hold out, by the hash of their content.
         eval_dataset: held-out rows of their own, shaped by the same templates.

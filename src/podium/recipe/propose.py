@@ -19,14 +19,14 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from podium.data.columns import Columns
+from podium.data.columns import LAST_TURN, Columns, ends_with_answer
 from podium.data.extract import last_number
 from podium.data.query import as_json
 from podium.data.selection import is_held_out, plain
 from podium.data.templates import parse
 from podium.errors import ModelError
 from podium.models.builtin import BUILTIN, resolve_model
-from podium.recipe.answer_columns import chosen_columns
+from podium.recipe.answer_columns import Chosen, chosen_columns
 
 # ---- settings ----
 
@@ -324,20 +324,22 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     """
     given = given or Given()
     chosen = chosen_columns(table.names, table.rows[:LOOKED_AT], given.prompt, given.answer)
-    columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=given.answer_from)
+    columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=given.answer_from or _end(table, chosen))
     answers = [_one(answer) for row in table.rows if (answer := columns(row).get("answer")) is not None]
     split = _split(table, columns)
     run = {**RUN, **(SMALL_MODEL if given.model == BUILTIN else {})}
     settings: dict[str, Any] = {"model": given.model, **chosen.keys, **_filter(table, columns)}
+    if columns.ends_with_answer:
+        settings["answer_from"] = LAST_TURN
     name = given.shape or ("code" if "tests" in table.names else shape_of(answers[:LOOKED_AT]) if answers else "")
     if not name:
         return Proposal(shape="", about="", settings={**settings, **split, **run}, remark=chosen.remark)
     shape = SHAPES[name]
     answers = answers or [""]  # of code the tests decide
-    if given.answer_from is None:
+    if columns.answer_from is None:
         settings |= shape.settings
     facts = _facts(answers[:LOOKED_AT])
-    if not table.rows or isinstance(columns.question(table.rows[0]), str):  # a conversation has its own instructions
+    if not table.rows or _is_bare(columns.question(table.rows[0])):
         settings |= _instructions(table, columns, given, shape, facts, split.get("held_out", 0.0))
     settings |= {**split, "rewards": [_scaled(reward, answers) for reward in shape.rewards]}
     if shape.accuracy is not None:
@@ -347,6 +349,19 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     if given.model == BUILTIN:
         settings |= {"learning_rate": shape.learning_rate, "max_steps": steps(limit)}
     return Proposal(shape=name, about=shape.about.format(**facts), settings=settings, remark=chosen.remark)
+
+
+def _is_bare(question: Any) -> bool:
+    """Whether a question is a text, or a conversation without a system message of its own."""
+    turns = question if isinstance(question, (list, tuple)) else ()
+    return isinstance(question, str) or bool(turns and turns[0].get("role") != "system")
+
+
+def _end(table: Table, chosen: Chosen) -> str | None:
+    """The `answer_from` of conversations that end with their answer, where no column has one."""
+    columns = Columns(prompt=chosen.prompt)
+    looked_at = table.rows[:LOOKED_AT] if chosen.answer is None and "answer" not in table.names else ()
+    return LAST_TURN if looked_at and all(ends_with_answer(columns.question(row)) for row in looked_at) else None
 
 
 def _filter(table: Table, columns: Columns) -> dict[str, Any]:

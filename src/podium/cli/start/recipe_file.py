@@ -49,7 +49,7 @@ _KEYS: Mapping[str, str] = {
     "prompt": "the question: a column, or a text with columns in it",
     "answer": "the right answer, which rewards get as `answer`",
     "filter": "rows with an empty cell are left out",
-    "answer_from": "the rest of the answer says how to get there",
+    "answer_from": "the place of the answer",
     "system": "the instruction in front of every question",
     "examples": "turns in front of every question; these rows are not trained or tested on",
     "held_out": "share of the questions that is never trained on: accuracy is measured there",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from podium.data.check import column_problems, mixtures, no_rows, too_few
-from podium.data.columns import GOLD, answer_extractor
+from podium.data.columns import GOLD, LAST_TURN, answer_extractor
 from podium.data.extract import numbers
 from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT
@@ -91,6 +91,10 @@ def _by_keys(setup: Setup, finding: Finding) -> Finding:
         return finding
     if finding.code == "D014":
         return _with_wider_prompts(setup, finding)
+    if finding.code == "D011" and not {"answer", "answer_from"} & setup.given.keys():
+        taken = {"answer_from": LAST_TURN}
+        fix = f"if the last turn is the answer you want, take it out of `prompt`: {as_lines(taken)}"
+        return replace(finding, fix=fix, changes=taken)
     if LEAVE_OUT not in finding.fix:
         return replace(finding, fix=_CURES.get(finding.code, finding.fix))
     names = _asking_columns(setup, "prompt")
@@ -306,6 +310,21 @@ def _without_nulls(setup: Setup, name: str) -> tuple[str, dict[str, Any]]:
 
 def _asks(reward: Reward, column: str) -> bool:
     return column not in GIVEN and (column in reward.needs or (reward.wants is not None and column in reward.wants))
+
+
+def no_header(setup: Setup) -> Iterator[Finding]:
+    """Columns whose name is one of their own values: the first row of a file without a header."""
+    if setup.train is None:
+        return
+    rows = setup.train.examples
+    for column in setup.train.columns:
+        count = sum(row.get(column) == column for row in rows)
+        if count >= 2:
+            what = f"{setup.train.name}: the column `{column}` has its own name as its value in {count} of {len(rows)} "
+            what += "rows"
+            why = "the first line of the file is taken for names, and seems to be a row"
+            fix = "write a line with the names above it, such as question,answer; then name these columns"
+            yield warning(code="D048", what=what, why=why, fix=fix)
 
 
 SAME_ANSWERS = 16

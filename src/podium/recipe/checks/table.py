@@ -46,6 +46,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     agents.resets,
     agents.something_to_reward,
     data.columns,
+    data.no_header,
     data.bad_rows,
     data.shapes,
     data.turns,
