@@ -17,7 +17,7 @@ from podium.data.files import kind_of
 from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
 from podium.data.sources import check_exists
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError, DataError, did_you_mean
 from podium.recipe.answer_columns import chosen_columns
 from podium.recipe.assume import read_table
 from podium.recipe.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
@@ -57,9 +57,14 @@ def folder_for(dataset: str) -> Path:
 
 def rows_of(dataset: str) -> Table:
     """The rows that a proposal looks at. Raises `DataError` for data that is not there, or cannot be read."""
-    check_exists(dataset)
-    load_data(DataSpec(dataset=dataset, use_test_split="no"))  # every line of a file, for its errors
-    return read_table({"dataset": dataset})
+    try:
+        check_exists(dataset)
+        load_data(DataSpec(dataset=dataset, use_test_split="no"))  # every line of a file, for its errors
+        return read_table({"dataset": dataset})
+    except DataError as error:
+        fix = error.fix.replace("then dataset: ", "then podium init ")
+        fix = f"podium init {fix.removeprefix('dataset: ')}" if fix.startswith("dataset: ") else fix
+        raise DataError(error.what, code=error.code, fix=fix) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
