@@ -193,7 +193,9 @@ def _run(each: tuple[Path, Job]) -> float:
 
 def result_of(job: Job) -> Result:
     """The result of a run; a run that never had a trainer has the accuracy of the model as it is."""
-    result: dict[str, Any] = json.loads((folder_of(job) / "result.json").read_text())
+    folder = folder_of(job)
+    text = (folder / "result.json").read_text().replace(f"{folder.absolute()}/", "")  # findings name the run's files
+    result: dict[str, Any] = json.loads(text)
     if result["accuracy"] is None:
         result["accuracy"] = json.loads((folder_of(untrained(job.task)) / "result.json").read_text())["accuracy"]
     return result
