@@ -170,8 +170,8 @@ def test_a_chain_pays_for_look_ups_in_order() -> None:
     chain.reset(codes=["11", "22", "33"])
     with pytest.raises(ValueError, match="no code 33"):
         chain.look_up("33")
-    assert (chain.look_up("22"), chain.get_reward()) == ("33", 0.0)
-    assert (chain.look_up("11"), chain.look_up("22"), chain.get_reward()) == ("22", "33", 1.0)
+    assert (chain.look_up("22"), chain.get_reward()) == ("33 (last)", 0.0)
+    assert (chain.look_up("11"), chain.look_up("22"), chain.get_reward()) == ("22", "33 (last)", 1.0)
 
 
 def test_a_result_that_nothing_follows_is_no_answer() -> None:

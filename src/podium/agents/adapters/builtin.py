@@ -59,14 +59,14 @@ class Chain:
             code: The code to look up.
 
         Returns:
-            The code that stands beside it.
+            The code that stands beside it, and whether it is the last one.
         """
         code = str(code)
         if code not in self.codes[:-1]:
             raise ValueError(f"the table has no code {code}")
         place = self.codes.index(code)
         self.found += place == self.found
-        return self.codes[place + 1]
+        return f"{self.codes[place + 1]}{' (last)' * (place + 2 == len(self.codes))}"
 
     def get_reward(self) -> float:
         """The share of the look-ups that were made in order."""
