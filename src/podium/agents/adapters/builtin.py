@@ -41,16 +41,17 @@ class Guess(TextEnvironment):
 class Chain:
     """A table in which each code leads to the next, for rows with `codes` (those of `builtin:chains`).
 
-    The reward is the share of the chain's codes that were looked up in their order.
+    The reward is the share of the chain's codes that were looked up in their order, less a quarter for every other call:
+    where these cost nothing, a policy learns to call on and never to answer.
     """
 
     def __init__(self) -> None:
         self.codes: Sequence[str] = ()
-        self.found = 0
+        self.found, self.others = 0, 0
 
     def reset(self, codes: Sequence[str], **row: Any) -> None:
         """Lay out the row's chain."""
-        self.codes, self.found = [str(code) for code in codes], 0
+        self.codes, self.found, self.others = [str(code) for code in codes], 0, 0
 
     def look_up(self, code: str) -> str:
         """Look up a code in the table.
@@ -61,16 +62,16 @@ class Chain:
         Returns:
             The code that stands beside it, and whether it is the last one.
         """
-        code = str(code)
-        if code not in self.codes[:-1]:
+        place = self.codes.index(str(code)) if str(code) in self.codes[:-1] else None
+        in_order = place == self.found
+        self.found, self.others = self.found + in_order, self.others + (not in_order)
+        if place is None:
             raise ValueError(f"the table has no code {code}")
-        place = self.codes.index(code)
-        self.found += place == self.found
         return f"{self.codes[place + 1]}{' (last)' * (place + 2 == len(self.codes))}"
 
     def get_reward(self) -> float:
-        """The share of the look-ups that were made in order."""
-        return self.found / max(len(self.codes) - 1, 1)
+        """The share of the look-ups that were made in order, less 0.25 for each of the others."""
+        return self.found / max(len(self.codes) - 1, 1) - 0.25 * self.others
 
 
 ENVIRONMENTS: dict[str, Callable[..., Any]] = {"chain": Chain, "guess": Guess}
