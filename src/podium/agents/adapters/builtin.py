@@ -41,7 +41,7 @@ class Guess(TextEnvironment):
 class Chain:
     """A table in which each code leads to the next, for rows with `codes` (those of `builtin:chains`).
 
-    The reward is the share of the chain's codes that were looked up in their order, less a quarter for every other call:
+    The reward is the share of the chain's codes that were looked up in order, less a quarter for every other call:
     where these cost nothing, a policy learns to call on and never to answer.
     """
 
