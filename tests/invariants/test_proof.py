@@ -362,8 +362,8 @@ def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.Mo
     trainer = make()
     group_of = podium.trainer.rollouts.training_group
 
-    def from_text(scored: Any, advantage_G: Any) -> Any:
-        group = group_of(scored, advantage_G)
+    def from_text(scored: Any, *given: Any) -> Any:
+        group = group_of(scored, *given)
         ids = [tuple(trainer.parts.tokenizer(c.text)["input_ids"] or (3,)) for c in scored.group.completions]
         logps = [np.resize(x, len(i)) for x, i in zip(group.sampled_logps, ids, strict=True)]
         return dataclasses.replace(group, completion_ids=tuple(ids), sampled_logps=tuple(logps))
