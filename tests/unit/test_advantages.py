@@ -160,3 +160,12 @@ def test_turns_without_step_rewards_and_flat_groups() -> None:
     np.testing.assert_array_equal(found, [[1, 1, 1], [-1, -1, -1]])
     assert not of_turns([[1, 0], [0, 1]], scale="group").any()  # equal totals: nothing is divided by 0
     np.testing.assert_allclose(of_turns([[1, 0], [0, 1]]), [[0, -0.5], [0, 0.5]])
+
+
+def test_a_completion_without_a_reward_has_no_part_in_the_turns_of_others() -> None:
+    steps, settings = [[1.0, 2], [1, 0]], AdvantageSettings(weights_K=np.ones(1), turn_discount=0.5)
+    own, std = np.array([1.0, -1.0, 0.0]), np.ones(3)
+    found = turn_advantages(np.array([*steps, [np.nan] * 2]), own, std, settings)
+    np.testing.assert_allclose(found[:2], turn_advantages(np.array(steps), own[:2], std[:2], settings))
+    assert not found[2].any()
+    assert not turn_advantages(np.full((3, 2), np.nan), np.zeros(3), std, settings).any()

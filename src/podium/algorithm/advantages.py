@@ -98,7 +98,8 @@ def turn_advantages(
     or less. Without step rewards, every turn has the advantage of its completion.
 
     Args:
-        steps_GT: float64, weighted step rewards, 0 after the end of a completion.
+        steps_GT: float64, weighted step rewards, 0 after the end of a completion; NaN in the row of one whose steps
+            have no reward, which has its advantage in all turns and no part in the mean.
         advantages_G: of the completions.
         std_G: deviation of the total rewards, by which advantages were divided.
         settings: with a `turn_discount`.
@@ -109,7 +110,8 @@ def turn_advantages(
     for t in reversed(range(steps_GT.shape[1])):
         ahead_G = return_GT[:, t] = steps_GT[:, t] + settings.turn_discount * ahead_G
     past_GT = return_GT - steps_GT.sum(axis=1, keepdims=True)
-    centred_GT = past_GT - past_GT.mean(axis=0)
+    known_G = ~np.isnan(past_GT).any(axis=1)
+    centred_GT = np.nan_to_num(past_GT - past_GT[known_G].mean(axis=0)) if known_G.any() else np.zeros_like(past_GT)
     if settings.scale_rewards != "none":  # where the deviation is 0 there is nothing to scale to
         centred_GT *= np.where(np.nan_to_num(std_G) > FLAT, 1 / (std_G + STD_EPSILON), 0.0)[:, None]
     return advantages_G[:, None] + centred_GT

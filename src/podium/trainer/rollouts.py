@@ -405,6 +405,7 @@ def turn_credit(scored: ScoredGroup, place: int, result: Advantages, now: Policy
     steps_GT = np.zeros((len(completions), max(len(each.turns) for each in completions)))
     for g, each in enumerate(completions):
         steps_GT[g, : len(each.turns)] = [weights_G[g] * (turn.reward or 0.0) for turn in each.turns]
+    steps_GT[~is_own_GK.any(axis=1)] = np.nan
     found_GT = turn_advantages(steps_GT, result.advantages_PG[place], result.std_PG[place], parts.advantage)
     sizes = [[turn.stop - turn.start for turn in each.turns] for each in completions]
     return tuple(np.repeat(x_T[: len(n)], n) for x_T, n in zip(found_GT.astype(np.float32), sizes, strict=True))
