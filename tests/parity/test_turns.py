@@ -22,7 +22,7 @@ from trl.chat_template_utils import qwen2_5_chat_template
 
 from podium import GRPOConfig
 from podium.testing import save_tiny_model, tiny_tokenizer
-from podium.trainer import rollouts
+from podium.trainer import training_groups
 from podium.trainer.trainer import GRPOTrainer
 from tests.unit.agents_setup import called, multiply
 
@@ -172,13 +172,13 @@ def test_tools_move_weights_as_trl(model: str, tmp_path: Any, loss_type: str, be
 
 @pytest.mark.slow
 def test_a_mask_that_is_shifted_by_one_is_caught(model: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rollouts.training_group
+    right = training_groups.training_group
 
     def shifted(*args: Any) -> Any:
         group = right(*args)
         return dataclasses.replace(group, drawn=tuple(np.roll(each, 1) for each in group.drawn))
 
-    monkeypatch.setattr(rollouts, "training_group", shifted)
+    monkeypatch.setattr(training_groups, "training_group", shifted)
     given = settings(tmp_path, loss_type="dapo")
     _, expected, _, got = both(model, given, {"reward_funcs": score, "tools": [multiply]})
     assert distance(got, expected) > 1e-2

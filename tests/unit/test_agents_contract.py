@@ -15,8 +15,8 @@ import trl
 from podium.errors import ConfigError, DataError
 from podium.models.packing import pack
 from podium.testing import tiny_tokenizer
-from podium.trainer.rollouts import training_group
 from podium.trainer.trainer import GRPOTrainer
+from podium.trainer.training_groups import training_group
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")

@@ -27,9 +27,10 @@ from podium.records import Call, TrainingGroup
 from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer import rollouts as rollouts_of_a_round
+from podium.trainer import training_groups as training_groups_module
 from podium.trainer.checkpointing import from_arrays, to_arrays
-from podium.trainer.rollouts import masked_completions, training_group
 from podium.trainer.rounds import Measurements, RoundKey, SampledRound
+from podium.trainer.training_groups import masked_completions, training_group
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
@@ -132,7 +133,7 @@ def test_turns_have_advantages_of_their_own(config: dict[str, Any], monkeypatch:
         made.append(training_group(*given))
         return made[-1]
 
-    monkeypatch.setattr(rollouts_of_a_round, "training_group", kept)
+    monkeypatch.setattr(training_groups_module, "training_group", kept)
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
     config = {**SHORT_TURNS, "max_steps": 3, "max_turns": 3, "prove_first_batch": True, **config}
     trainer = make(config={**config, "scale_rewards": "none", "turn_discount": 1.0}, **given)

@@ -14,7 +14,7 @@ import trl
 from podium.engines.base import RolloutEngine
 from podium.models.packing import pack
 from podium.testing import tiny_tokenizer
-from podium.trainer.rollouts import training_group
+from podium.trainer.training_groups import training_group
 from tests.unit.agents_setup import Seen, called, make, multiply, one, replied, scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")

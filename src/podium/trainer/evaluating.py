@@ -26,11 +26,10 @@ from podium.trainer.rollouts import (
     gathered_advantages,
     gathered_turns,
     make_prompt,
-    masked_completions,
-    training_groups,
     with_other_policies,
 )
 from podium.trainer.rounds import Measurements, MicroBatch, loss_inputs
+from podium.trainer.training_groups import masked_completions, training_groups
 
 
 class EvaluationMixin(Trainer):
@@ -94,9 +93,10 @@ class EvaluationMixin(Trainer):
         measured.add(rollout_metrics(table, result, parts.accuracy))
         measured.add(gathered_turns([*scored.values()], now))
         _, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
+        all_groups = training_groups([*scored.values()], [*scored], result, parts, now.weights.weights_K)
         groups = [
             select_completions(group, np.flatnonzero(counted_PG[i]).tolist())
-            for i, group in zip(scored, training_groups([*scored.values()], [*scored], result, now), strict=True)
+            for i, group in zip(scored, all_groups, strict=True)
         ]
         loss = self._evaluation_loss(groups, counted_PG, measured)
         self._add("eval", measured, num_tokens=self.state.num_input_tokens_seen)

@@ -30,22 +30,22 @@ from torch import nn
 
 from podium.agents.rollout_func import RolloutFunction
 from podium.agents.setup import Acted, bare_prompt
-from podium.algorithm.advantages import Advantages, advantages, combine, has_spread, turn_advantages
+from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
 from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
 from podium.models.forward import base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import dummy_pack, pack
-from podium.records import Completion, Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
+from podium.records import Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
 from podium.trainer.assembly import Parts
-from podium.trainer.config import GRPOConfig
 from podium.trainer.processes import Processes
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, shares
 from podium.trainer.settings import call_settings, sampling_settings
 from podium.trainer.snapshot import same_random_numbers
+from podium.trainer.training_groups import has_gradient, masked_completions, training_groups
 
 EVALUATION = -1
 """Round number of evaluations: always the same random numbers, so that before and after are drawn alike."""
@@ -170,7 +170,7 @@ class Rollouts:
             measured.add({"rollouts/staleness": staleness})
         masked_PG, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
         masked, own = ([x_PG[place] for place in sampled.places] for x_PG in (masked_PG, result.advantages_PG))
-        groups = training_groups(sampled.scored, sampled.places, result, now)
+        groups = training_groups(sampled.scored, sampled.places, result, parts, now.weights.weights_K)
         kept = [~x_G & has_gradient(group, parts) for x_G, group in zip(masked, groups, strict=True)]
         with measured.timed("compare_seconds"):
             groups = with_other_policies(groups, kept, now, staleness=staleness)
@@ -385,80 +385,6 @@ def gathered_turns(scored: Sequence[ScoredGroup], now: PolicyState) -> dict[str,
         differing = gather_object([any(each.prompt for each in group.group.completions) for group in scored])
         values["turns/differing_prompts"] = sum(differing) / max(len(differing), 1)
     return values
-
-
-def masked_completions(table: RolloutTable, shape: tuple[int, ...], args: GRPOConfig) -> tuple[np.ndarray, np.ndarray]:
-    """The completions that settings leave out of the loss, bool [P, G], and the loss tokens of all of them [P, G]."""
-    masked_R = (args.mask_truncated_completions & table.truncated_R) | (args.mask_void_turns & table.void_R)
-    masked = masked_R.reshape(shape)
-    return masked, np.where(masked, 0, table.tokens_R.reshape(shape))
-
-
-def turn_credit(scored: ScoredGroup, place: int, result: Advantages, now: PolicyState) -> tuple[np.ndarray, ...] | None:
-    """Advantages of every completion's drawn tokens, each that of its turn; None where turns have none of their own."""
-    parts, completions = now.parts, scored.group.completions
-    if parts.advantage.turn_discount is None or parts.agents.pools is None:
-        return None
-    num_own = len(parts.agents.pools.reward_functions())
-    is_own_GK = ~np.isnan(scored.rewards_GK[:, -num_own:])
-    weights_G = is_own_GK @ now.weights.weights_K[-num_own:]  # of the reward that the environment of each brings
-    steps_GT = np.zeros((len(completions), max(len(each.turns) for each in completions)))
-    for g, each in enumerate(completions):
-        steps_GT[g, : len(each.turns)] = [weights_G[g] * (turn.reward or 0.0) for turn in each.turns]
-    steps_GT[~is_own_GK.any(axis=1)] = np.nan
-    found_GT = turn_advantages(steps_GT, result.advantages_PG[place], result.std_PG[place], parts.advantage)
-    sizes = [[turn.stop - turn.start for turn in each.turns] for each in completions]
-    return tuple(np.repeat(x_T[: len(n)], n) for x_T, n in zip(found_GT.astype(np.float32), sizes, strict=True))
-
-
-def has_gradient(group: TrainingGroup, parts: Parts) -> np.ndarray:
-    """bool [G]: completions with an advantage that is not 0; all of them where other terms of the loss need them."""
-    if not parts.skips_zero_advantage:
-        return np.ones(len(group.advantages_G), bool)
-    if group.token_advantages is not None:
-        return np.array([each.any() for each in group.token_advantages])
-    return group.advantages_G != 0
-
-
-def training_groups(
-    scored: Sequence[ScoredGroup], places: Sequence[int], result: Advantages, now: PolicyState
-) -> list[TrainingGroup]:
-    """The parts of scored groups that are trained on. `places`: the groups' indices in `result`."""
-    return [
-        training_group(group, result.advantages_PG[place], turn_credit(group, place, result, now))
-        for group, place in zip(scored, places, strict=True)
-    ]
-
-
-def training_group(
-    scored: ScoredGroup, advantages_G: np.ndarray, token_advantages: tuple[np.ndarray, ...] | None = None
-) -> TrainingGroup:
-    """The part of a scored group that is trained on."""
-    completions = scored.group.completions
-    return TrainingGroup(
-        prompt_ids=scored.group.prompt.token_ids,
-        completion_ids=tuple(completion.token_ids for completion in completions),
-        advantages_G=np.asarray(advantages_G, np.float32),
-        sampled_logps=tuple(np.array(completion.logps, np.float32) for completion in completions),
-        drawn=_drawn(completions),
-        prompts=_prompts(completions),
-        token_advantages=token_advantages,
-    )
-
-
-def _drawn(completions: Sequence[Completion]) -> tuple[np.ndarray, ...] | None:
-    """Which tokens the policy drew; None: all."""
-    masks = [completion.is_drawn for completion in completions]
-    if all(mask is None for mask in masks):
-        return None
-    whole = (np.ones(len(completion.token_ids), bool) for completion in completions)
-    return tuple(all_ if mask is None else np.array(mask) for mask, all_ in zip(masks, whole, strict=True))
-
-
-def _prompts(completions: Sequence[Completion]) -> tuple[tuple[int, ...], ...] | None:
-    """The prompt of each completion; None: they are the group's."""
-    own = [None if each.prompt is None else each.prompt.token_ids for each in completions]
-    return None if len(set(own)) == 1 else tuple(ids for ids in own if ids is not None)
 
 
 # ---- the policies to compare with ----

@@ -43,9 +43,10 @@ from podium.rewards.score import score
 from podium.runs.pace import clock
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rollouts import EVALUATION, PolicyState, round_prompts, training_group
+from podium.trainer.rollouts import EVALUATION, PolicyState, round_prompts
 from podium.trainer.rounds import Plan, RoundKey, Share, TrialSettings, micro_batches
 from podium.trainer.snapshot import preserve_training_state
+from podium.trainer.training_groups import training_group
 
 if TYPE_CHECKING:
     from podium.trainer.trainer import GRPOTrainer

@@ -27,8 +27,8 @@ from podium.models.precision import ProductPrecision
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
 from podium.trainer.proof.records import Gradients, Sample, Subject, Trace, Traces
-from podium.trainer.rollouts import training_group
 from podium.trainer.rounds import MicroBatch, Share, TrialSettings, loss_inputs, micro_batches
+from podium.trainer.training_groups import training_group
 
 PROMPTS, COMPLETIONS = 2, 2
 PROMPT_TOKENS = 16

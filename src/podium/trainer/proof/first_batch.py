@@ -26,9 +26,10 @@ from podium.trainer.proof.evidence import full_precision, take_sample, telling_p
 from podium.trainer.proof.plain import first_not_finite
 from podium.trainer.proof.records import After, Before, Check, Proof, Subject
 from podium.trainer.proof.turns import OF_TURNS
-from podium.trainer.rollouts import policy_logps, training_group
+from podium.trainer.rollouts import policy_logps
 from podium.trainer.rounds import MicroBatch
 from podium.trainer.snapshot import preserve_training_state
+from podium.trainer.training_groups import training_group
 
 logger = logging.getLogger(__name__)
 
