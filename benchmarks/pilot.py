@@ -80,7 +80,7 @@ def piloted(recipe: Path, folder: Path, grid: Sequence[str], seconds: float) -> 
     # exit code 1, where no candidate learns, is a result too
     begun = [sys.executable, "-c", _ANY_CODE, *command]
     spent = called(begun, folder)
-    return {**json.loads((out / "pilot.json").read_text()), "processor_seconds": spent}
+    return {**json.loads((out / "pilot.json").read_text()), "recipe": recipe.name, "processor_seconds": spent}
 
 
 _ANY_CODE = "import subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode; sys.exit(code if code > 1 else 0)"
