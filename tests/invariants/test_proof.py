@@ -22,6 +22,7 @@ from torch import nn
 import podium.models.forward
 import podium.models.packing
 import podium.trainer.rollouts
+import podium.trainer.training_groups
 from podium import Run
 from podium.errors import ProofError
 from podium.records import Completion, Group, Prompt, ScoredGroup
@@ -360,7 +361,7 @@ def test_completions_that_are_alike_are_all_counted(make: Callable) -> None:
 
 def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
-    group_of = podium.trainer.rollouts.training_group
+    group_of = podium.trainer.training_groups.training_group
 
     def from_text(scored: Any, *given: Any) -> Any:
         group = group_of(scored, *given)
@@ -368,7 +369,7 @@ def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.Mo
         logps = [np.resize(x, len(i)) for x, i in zip(group.sampled_logps, ids, strict=True)]
         return dataclasses.replace(group, completion_ids=tuple(ids), sampled_logps=tuple(logps))
 
-    monkeypatch.setattr(podium.trainer.rollouts, "training_group", from_text)
+    monkeypatch.setattr(podium.trainer.training_groups, "training_group", from_text)
     message = failed(trainer, "P009")
     assert "of a trained completion is" in message
     assert "was sampled" in message

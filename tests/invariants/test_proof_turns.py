@@ -16,7 +16,7 @@ from torch import nn
 
 import podium
 import podium.models.packing
-import podium.trainer.rollouts
+import podium.trainer.training_groups
 from podium.engines.base import Answer
 from podium.errors import ProofError
 from podium.records import Completion, Group, Prompt, TrainingGroup, Turn
@@ -117,14 +117,13 @@ def shifted(drawn: np.ndarray) -> np.ndarray:
 
 
 def test_a_mask_shifted_by_one(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    group_of = podium.trainer.rollouts.training_group
+    group_of = podium.trainer.training_groups.training_group
 
     def off_by_one(*given: Any) -> TrainingGroup:
         group = group_of(*given)
         return group if group.drawn is None else dataclasses.replace(group, drawn=tuple(map(shifted, group.drawn)))
 
-    for name in ("podium.trainer.rollouts", "podium.trainer.trainer"):
-        monkeypatch.setattr(f"{name}.training_group", off_by_one, raising=False)
+    monkeypatch.setattr(podium.trainer.training_groups, "training_group", off_by_one)
     found = failed(make())
     assert "was drawn and is no target" in found["P017"]["detail"]
 
