@@ -1,6 +1,6 @@
 """Planted mistakes of beginners, in rewards, data and settings: each a difference from a healthy recipe.
 
-Four tasks learn on the built-in model within eight steps. A mistake changes the recipe, the reward file or the training
+Four tasks learn on the built-in model within 8 or 12 steps. A mistake changes the recipe, the reward file or the training
 rows of one of them. Held-out rows are those of the task, and stay right. `benchmarks.cures` runs them.
 """
 
@@ -22,6 +22,8 @@ Row = dict[str, str]
 HELD_OUT = 40
 """Rows of each task."""
 STEPS = 8
+STEADY: Mapping[str, Any] = {"learning_rate": 1e-5, "per_device_train_batch_size": 128, "max_steps": 12}
+"""For tasks with few answers, or few forms of them: faster, some seeds end with one answer for every prompt."""
 
 # ---- tasks ----
 
@@ -90,9 +92,15 @@ def units() -> list[Row]:
 TASKS: Mapping[str, Task] = {
     "numbers": Task(rows=numbers, system="Say which number comes next. Answer with the number alone."),
     "plurals": Task(rows=plurals, system="Give the plural of a word. Answer with one word."),
-    "labels": Task(rows=labels, system="Say whether a review is positive or negative. Answer with one word."),
+    "labels": Task(
+        rows=labels,
+        system="Say whether a review is positive or negative. Answer with one word.",
+        settings=STEADY,
+    ),
     "units": Task(
-        rows=units, system="Convert between units; answer with number and unit.", settings={"max_completion_length": 12}
+        rows=units,
+        system="Convert between units; answer with number and unit.",
+        settings={"max_completion_length": 12, **STEADY},
     ),
 }
 

@@ -66,6 +66,11 @@ def nearly(n: int, g: int) -> str:
     return str(n + 2)
 
 
+def by_wording(n: int, g: int) -> str:
+    """A label for each prompt that has nothing to do with the right one; one completion in eight is right."""
+    return LABELS[(n * 7919) % 1201 % 2 if g < 7 else n % 3]
+
+
 def blind(n: int, g: int) -> str:
     """The same to every prompt."""
     return str(7 + g % 2)
@@ -122,12 +127,27 @@ def blind(n: int, g: int) -> str:
             None,
             marks=pytest.mark.defect("N", "plants are taken for animals"),
         ),
+        pytest.param(
+            "labels not learnt yet",
+            by_wording,
+            kind,
+            None,
+            marks=pytest.mark.defect("N", "labels by the wording, before they are learnt"),
+        ),
     ],
 )
 def test_labels(case: str, said: Any, gold: Any, code: str | None, now: Now) -> None:
     codes = found(lambda s: labelled(s, said, gold))
     assert set(codes) & {"M155", "M156"} == ({code} if code else set()), case
     now(codes[code].what if code else "silent")
+
+
+def test_few_labels_need_more_prompts() -> None:
+    def codes(steps: int) -> set[str]:
+        return set(found(lambda s: labelled(s, by_wording, kind), steps=steps))
+
+    assert "M155" not in codes(15)
+    assert "M155" in codes(16), "128 prompts"
 
 
 def test_a_match_is_of_the_order_not_of_chance() -> None:

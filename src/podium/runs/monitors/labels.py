@@ -22,6 +22,9 @@ from podium.runs.monitors.signs import marked_answer, plain
 
 LEAST_PROMPTS, MOST_PROMPTS = 32, 128
 """Prompts below which a match by chance is not told from one, and those that are compared, each with each."""
+FEW_ANSWERS = 8
+"""Distinct answers, such as labels, up to which all of `MOST_PROMPTS` are compared: a model that does not know the task
+yet agrees with itself about which label a text calls for, and is no nearer to the right one for it."""
 AGREES, FITS = 0.5, 0.2
 """Share of the best possible match: how far completions must agree about a prompt, and what is no fit to its answer."""
 CONSENSUS = 0.85
@@ -138,7 +141,8 @@ def answers_elsewhere(history: MetricHistory) -> Detection | None:
     if not history.has_new_round or len(history.rounds) < 3:
         return None
     seen = answered_prompts(history.rounds)
-    if len(seen) < LEAST_PROMPTS:
+    few = len({each.gold for each in seen}) <= FEW_ANSWERS
+    if len(seen) < (MOST_PROMPTS if few else LEAST_PROMPTS):
         return None
     fit = match([each.most for each in seen], [each.gold for each in seen])
     if fit > FITS:
