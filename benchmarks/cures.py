@@ -4,9 +4,9 @@
     python -m benchmarks.cures "learning rate 1e-7" --seeds 1   # some of them
     python -m benchmarks.cures --table                          # the tables alone, from the JSON
 
-Each run (`benchmarks.mistakes`) is checked, trained for 8 or 12 steps in a process of its own on one thread, and measured
-on the same held-out rows with the task's own accuracy. A mistake is named if an error or a warning with one of its
-codes comes before training, in the proof on the first batch, or in the first five steps. Then a program applies the
+Each run (`benchmarks.mistakes`) is checked, trained for 8 or 12 steps in a process of its own on one thread, and
+measured on the same held-out rows with the task's own accuracy. A mistake is named if an error or a warning with one of
+its codes comes before training, in the proof on the first batch, or in the first five steps. Then a program applies the
 cure: the `changes` of the findings, of those of the check alone where it names the mistake; where there are none and
 the fix describes a change of the reward file or the rows, the files as they should have been. The cure helps if the
 mean over the seeds is higher by 0.05 and no seed is lower. A run that an error stops has the accuracy of the model as

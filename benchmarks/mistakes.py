@@ -1,7 +1,7 @@
 """Planted mistakes of beginners, in rewards, data and settings: each a difference from a healthy recipe.
 
-Four tasks learn on the built-in model within 8 or 12 steps. A mistake changes the recipe, the reward file or the training
-rows of one of them. Held-out rows are those of the task, and stay right. `benchmarks.cures` runs them.
+Four tasks learn on the built-in model within 8 or 12 steps. A mistake changes the recipe, the reward file or the
+training rows of one of them. Held-out rows are those of the task, and stay right. `benchmarks.cures` runs them.
 """
 
 from __future__ import annotations
