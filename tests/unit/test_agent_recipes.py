@@ -165,14 +165,16 @@ def test_the_best_play_wins_every_game_and_blind_play_three() -> None:
     assert played(5, lambda turn, said: "5 or 6") == 0
 
 
-def test_a_chain_pays_for_look_ups_in_order_and_takes_off_for_more() -> None:
+def test_a_chain_pays_for_look_ups_in_order_and_nothing_after_one_too_many() -> None:
     chain = resolve_environment("builtin:chain")()
     chain.reset(codes=["11", "22", "33"])
     with pytest.raises(ValueError, match="no code 33"):
         chain.look_up("33")
     assert (chain.look_up("22"), chain.get_reward()) == ("33 (last)", 0.0)
     assert (chain.look_up("11"), chain.look_up("22"), chain.get_reward()) == ("22", "33 (last)", 1.0)
-    assert (chain.look_up("22"), chain.get_reward()) == ("33 (last)", 0.75)
+    assert (chain.look_up("22"), chain.get_reward()) == ("33 (last)", 0.0)
+    chain.reset(codes=["11", "22", "33"])
+    assert (chain.look_up("11"), chain.get_reward()) == ("22", 0.5), "the next episode begins anew"
 
 
 def test_a_result_that_nothing_follows_is_no_answer() -> None:

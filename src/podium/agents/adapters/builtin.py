@@ -41,17 +41,18 @@ class Guess(TextEnvironment):
 class Chain:
     """A table in which each code leads to the next, for rows with `codes` (those of `builtin:chains`).
 
-    The reward is the share of the chain's codes that were looked up in order, less a quarter for every call after
-    the last of them: where these cost nothing, a policy learns to call on and never to answer.
+    The reward is the share of the chain's codes that were looked up in order, and 0 after a call behind the last of
+    them: where such a call costs less, it is worth more than to stop too early, and a policy may learn to call on and
+    never to answer.
     """
 
     def __init__(self) -> None:
         self.codes: Sequence[str] = ()
-        self.found, self.extra = 0, 0
+        self.found, self.called_on = 0, False
 
     def reset(self, codes: Sequence[str], **row: Any) -> None:
         """Lay out the row's chain."""
-        self.codes, self.found, self.extra = [str(code) for code in codes], 0, 0
+        self.codes, self.found, self.called_on = [str(code) for code in codes], 0, False
 
     def look_up(self, code: str) -> str:
         """Look up a code in the table.
@@ -63,15 +64,15 @@ class Chain:
             The code that stands beside it, and whether it is the last one.
         """
         place = self.codes.index(str(code)) if str(code) in self.codes[:-1] else None
-        self.extra += self.found == len(self.codes) - 1
+        self.called_on |= self.found == len(self.codes) - 1
         self.found += place == self.found
         if place is None:
             raise ValueError(f"the table has no code {code}")
         return f"{self.codes[place + 1]}{' (last)' * (place + 2 == len(self.codes))}"
 
     def get_reward(self) -> float:
-        """The share of the look-ups that were made in order, less 0.25 for each call after them."""
-        return self.found / max(len(self.codes) - 1, 1) - 0.25 * self.extra
+        """The share of the look-ups that were made in order; 0 with a call after them."""
+        return 0.0 if self.called_on else self.found / max(len(self.codes) - 1, 1)
 
 
 ENVIRONMENTS: dict[str, Callable[..., Any]] = {"chain": Chain, "guess": Guess}

@@ -110,7 +110,7 @@ def only_calls(history: MetricHistory) -> Detection | None:
         what=f"{percent(len(endless) / len(episodes))} of completions end in a call and never answer, after "
         f"{turns:.1f} turns of calls on average, {_over(len(episodes))}.",
         why="An answer that is never given gets no reward; where calls are paid, calling on is what was learnt.",
-        fix="Pay for the answer alone, or take off a little for each call after the last one that is needed; "
+        fix="Pay for the answer alone, or nothing where a call follows the last one that is needed; "
         "say in the prompt, or in the last result, when to stop calling.",
     )
 
