@@ -15,6 +15,7 @@ from datasets import Dataset
 from podium import GRPOConfig, GRPOTrainer
 
 EXAMPLES, HELD_OUT = 4, 48
+FORM = "Write the answer alone, without an explanation."
 
 
 def exact_match(completions, answer, **kwargs):
@@ -46,7 +47,7 @@ def main(path, sentence, output_dir="runs/own-table", seed="1"):
         [
             {
                 "prompt": [
-                    {"role": "system", "content": sentence},
+                    {"role": "system", "content": f"{sentence} {FORM}"},
                     *worked,
                     {"role": "user", "content": row[question]},
                 ],
@@ -56,16 +57,17 @@ def main(path, sentence, output_dir="runs/own-table", seed="1"):
             for _, row in table.drop(shown.index).iterrows()
         ]
     )
-    longest = max(table[answer].str.len())
+    tokens = min(8 + max(table[answer].str.len()) // 2, 64)  # room for the longest answer
     args = GRPOConfig(
         output_dir,
         per_device_train_batch_size=64,
         num_generations=8,
-        max_completion_length=min(8 + longest, 64),
+        max_completion_length=tokens,
         temperature=1.0,
         learning_rate=1e-5,
         reward_weights=[2.0, 1.0],
-        max_steps=25,
+        max_steps=min(40, 600 // tokens),
+        adam_beta2=0.99,  # the default 0.999 averages over more steps than there are
         logging_steps=1,
         accuracy="exact_match",
         eval_rows=HELD_OUT,
