@@ -17,7 +17,8 @@ from podium.models.builtin import BUILTIN, resolve_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SHORT = "--max_steps 2 --per_device_train_batch_size 16 --num_generations 4 --eval_rows 4 --eval_samples 2"
-NUMBER = re.compile(r"<answer>\d+</answer>")
+NUMBER = re.compile(r"\d+\n*")
+"""A reply in the form of training, a number alone."""
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_from_a_csv_to_a_chatting_model(desk: Path) -> None:
     assert 'prompt "{question}", answer "{expert_answer}"' in checked
     rows = re.search(r"questions\.csv: (\d+) rows;", checked)
     assert rows is not None
-    assert 160 <= int(rows[1]) < 200
+    assert 130 <= int(rows[1]) < 190, "a fifth, drawn by the row, is held out, and four rows are examples"
 
     trained, assumed = podium(desk, f"train --dataset questions.csv --use_peft {SHORT}")
     assert "note[C040] assumed: model" in assumed
@@ -68,7 +69,9 @@ def test_from_a_csv_to_a_chatting_model(desk: Path) -> None:
 
     compared, _ = podium(desk, "compare runs/questions --samples 4 -k 2")
     assert "numeric_match" in compared
-    assert re.search(r"[Dd]ifference|better|worse", compared.splitlines()[-1]), "ends with the verdict"
+    *_, judged, following = compared.splitlines()
+    assert re.search(r"[Dd]ifference|better|worse", judged)
+    assert following.startswith("next: podium merge runs/questions")
 
     merged, _ = podium(desk, "merge runs/questions --out merged")
     assert "saved model and trained model differ by at most" in merged
@@ -78,9 +81,9 @@ def test_from_a_csv_to_a_chatting_model(desk: Path) -> None:
 
     question = "What is 2 + 3?\n"
     said, note = podium(desk, "chat merged --temperature 0 --max-tokens 12", typed=question)
-    assert NUMBER.search(said), "in the form that it was trained in, by what training put in front of a question"
-    assert "Answer inside tags" in note
+    assert NUMBER.fullmatch(said), "in the form that it was trained in, by what training put in front of a question"
+    assert "Answer with the number alone." in note
     assert podium(desk, "chat runs/questions --temperature 0 --max-tokens 12", typed=question) == (said, note)
     plain, nothing = podium(desk, "chat merged --system= --temperature 0 --max-tokens 12", typed=question)
-    assert not NUMBER.search(plain)
+    assert not NUMBER.fullmatch(plain)
     assert nothing == ""
