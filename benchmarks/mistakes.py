@@ -23,7 +23,7 @@ HELD_OUT = 40
 """Rows of each task."""
 STEPS = 8
 STEADY: Mapping[str, Any] = {"learning_rate": 1e-5, "per_device_train_batch_size": 128, "max_steps": 12}
-"""For tasks with few answers, or few forms of them: faster, some seeds end with one answer for every prompt."""
+"""For tasks with few answers, or few forms of them: with larger steps some seeds end in one answer for every prompt."""
 
 # ---- tasks ----
 
