@@ -3,12 +3,15 @@
     python -m benchmarks.agents
     python -m benchmarks.agents --turns 1 2 --drawn 4 --prompts 1 --generations 2    # to see that it works
 
-One optimizer step at each number of turns, first with a tool that answers at once (A1), then with one that takes 100 ms
-(A2); both trainers one after the other, in processes of their own. Every turn draws exactly `--drawn` tokens, every
-turn but the last is parsed as one call, whatever was drawn, so that both trainers do the same. TRL samples with
-`generate`, which computes the whole conversation again for every turn; with vLLM's prefix cache it would not.
+The task and the prompts are those of the recipe `lookup`, with its two worked examples. One optimizer step at each
+number of turns, both trainers one after the other, in processes of their own, with a tool that answers at once (A1);
+then Podium alone with one that takes 100 ms (A2). Every turn draws exactly `--drawn` tokens, as many as a call has, and
+every turn but the last is parsed as one call, whatever was drawn, so that both trainers do the same. TRL samples with
+`generate`, which computes the whole conversation again for every turn; with vLLM's prefix cache it would not. It gets
+the completions of a step in micro-batches of one group, as its memory does not hold the activations of all.
 
-Writes a JSON and a plot of seconds against turns.
+TRL is measured in float32 and bfloat16 at the first number of turns, and in the faster of them at the others. Writes a
+JSON and a plot of seconds against turns.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -36,8 +41,8 @@ from benchmarks.workloads import Workload
 TURNS = (1, 2, 4, 8)
 SLEEPS = {"A1": 0.0, "A2": 0.1}
 """Seconds that a call takes."""
-SETTINGS = (("podium", "auto"), ("trl", "float32"), ("trl", "bfloat16"))
-SLACK = 48
+TRL_PRECISIONS = ("float32", "bfloat16")
+SLACK = 32
 """Tokens that a reply of the tool with its headers may take: more than it does."""
 
 
@@ -52,7 +57,6 @@ class Point:
     drawn: int
     prompts: int
     generations: int
-    prompt_tokens: int
 
     def workload(self) -> Workload:
         """As the benchmarks of single turns have it."""
@@ -61,7 +65,7 @@ class Point:
             what="a chain of look-ups",
             prompts=self.prompts,
             generations=self.generations,
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=0,  # those of the recipe
             max_tokens=self.turns * self.drawn + (self.turns - 1) * SLACK,
             length=lambda p, g: self.drawn,
             reward=lambda p, g: float(g % 2),
@@ -109,15 +113,18 @@ class LookUp:
     def tool(self) -> Any:
         """The function that trainers are given."""
 
-        def look_up(key: int) -> str:
-            """Look up the value that is stored under a key.
+        def look_up(code: str) -> str:
+            """Look up a code in the table.
 
             Args:
-                key: the key, a number from 0 to 999.
+                code: The code to look up.
+
+            Returns:
+                The code that stands beside it, and whether it is the last one.
             """
             self.calls += 1
             time.sleep(self.sleep)
-            return f"The value that is stored under key {key:03d} is {key * 7 % 1000:03d}."
+            return str(1000 + 7919 * int(code) % 9000)
 
         return look_up
 
@@ -136,22 +143,21 @@ class ForcedCalls:
         ends = list(prefix).count(self.end)
         self.first = ends if self.first is None else min(self.first, ends)
         if (ends - self.first) // 2 + 1 >= self.turns:
-            return {"role": "assistant", "content": "The chain ends here."}
-        call = {"name": "look_up", "arguments": {"key": token_ids[0] % 1000}}
+            return {"role": "assistant", "content": "6052"}
+        call = {"name": "look_up", "arguments": {"code": str(1000 + token_ids[0] % 9000)}}
         return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
 
 
-def rows_of(tokenizer: Any, point: Point, tool: Any) -> Any:
-    """Different questions; with the tool's schema each prompt has about `prompt_tokens` tokens."""
+def rows_of(point: Point) -> Any:
+    """Questions of the recipe behind its worked examples, for a chain as long as the turns allow."""
     from datasets import Dataset
 
-    def prompt(text: str) -> list[dict[str, str]]:
-        return [{"role": "user", "content": text}]
+    from podium.data.columns import Columns
+    from podium.data.tasks import chains
 
-    rendered = tokenizer.apply_chat_template(prompt(""), tools=[tool], add_generation_prompt=True)
-    room = max(8, point.prompt_tokens - len(rendered["input_ids"]))
-    texts = (f"Chain {i}: " + "which value is stored under the key that is stored there? " * 60 for i in range(64))
-    return Dataset.from_list([{"prompt": prompt(tokenizer.decode(tokenizer(x)["input_ids"][:room]))} for x in texts])
+    recipe = yaml.safe_load((resources.files("podium.recipe") / "recipes" / "lookup.yaml").read_text())
+    columns, (questions, _) = Columns(examples=tuple(recipe["examples"])), chains(max(1, point.turns - 1))
+    return Dataset.from_list([{"prompt": columns(row)["prompt"]} for row in questions])
 
 
 def counting(reward: Callable[..., list[float]]) -> tuple[Callable[..., list[float]], dict[int, int]]:
@@ -176,7 +182,8 @@ def run_trl(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tuple[
     rewarded, seen = counting(reward_function(workload))
     args = trl.GRPOConfig(
         tempfile.mkdtemp(),
-        **workload.config(),
+        **workload.config() | {"per_device_train_batch_size": point.generations},
+        gradient_accumulation_steps=point.prompts,
         max_steps=workload.warm_up + 1,
         bf16=point.precision == "bfloat16",
         use_cpu=True,
@@ -190,7 +197,7 @@ def run_trl(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tuple[
         model,
         rewarded,
         args,
-        rows_of(tokenizer, point, tool),
+        rows_of(point),
         processing_class=tokenizer,
         tools=[tool],
         callbacks=[StepEnds(clock)],
@@ -230,7 +237,7 @@ def run_podium(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tup
         model,
         rewarded,
         args,
-        rows_of(tokenizer, point, tool),
+        rows_of(point),
         processing_class=tokenizer,
         tools=[tool],
         callbacks=[StepEnds(clock)],
@@ -275,9 +282,9 @@ def run(point: Point, threads: int) -> dict[str, Any]:
 
 
 def fastest(points: Sequence[dict[str, Any]], trainer: str, turns: int, sleep: float) -> dict[str, Any]:
-    """The better of a trainer's precisions."""
+    """The better of a trainer's precisions; {} where it was not measured."""
     mine = [p for p in points if (p["trainer"], p["turns"], p["sleep"]) == (trainer, turns, sleep)]
-    return min(mine, key=lambda p: p["seconds"])
+    return min(mine, key=lambda p: p["seconds"], default={})
 
 
 def compared(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -288,9 +295,10 @@ def compared(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for sleep in sorted({p["sleep"] for p in points}):
         for turns in sorted({p["turns"] for p in points}):
-            ours, theirs = (fastest(points, trainer, turns, sleep) for trainer in ("podium", "trl"))
-            row = {"turns": turns, "sleep": sleep, "ratio": theirs["seconds"] / ours["seconds"]}
-            row["generate_ratio"] = theirs["generate_seconds"] / ours["generate_seconds"]
+            ours, theirs = fastest(points, "podium", turns, sleep), fastest(points, "trl", turns, sleep)
+            row = {"turns": turns, "sleep": sleep}
+            for name in ("seconds", "generate_seconds", "train_seconds"):
+                row[f"{name}_ratio"] = theirs[name] / ours[name] if theirs else None
             if sleep and turns > 1:
                 growth = ours["generate_seconds"] - fastest(points, "podium", turns, 0.0)["generate_seconds"]
                 row["tool_times_a_turn"] = growth / (sleep * (turns - 1))
@@ -300,22 +308,25 @@ def compared(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(points: Sequence[dict[str, Any]]) -> Table:
     """A row for each worker."""
-    caption = "ratio: TRL's better precision over Podium, of the whole step and of sampling alone"
+    caption = "ratio: TRL's seconds over Podium's, of the whole step, of sampling and of training"
     out = Table(title="A chain of look-ups: seconds of one step", caption=caption, padding=(0, 0))
-    for column in ("tool", "turns", "trainer", "sample", "train", "step", "GiB", "ratio", "sampling"):
+    for column in ("tool", "turns", "trainer", "sample", "train", "step", "GiB", "ratio", "sampling", "training"):
         out.add_column(column, justify="left" if column in ("tool", "trainer") else "right")
     ratios = {(row["turns"], row["sleep"]): row for row in compared(points)}
     for point in points:
-        ratio = ratios[point["turns"], point["sleep"]] if point["trainer"] == "podium" else None
+        ratio = ratios[point["turns"], point["sleep"]] if point["trainer"] == "podium" else {}
+        found = [ratio.get(f"{name}_ratio") for name in ("seconds", "generate_seconds", "train_seconds")]
         out.add_row(
             f"{1000 * point['sleep']:.0f} ms",
             str(point["turns"]),
             f"{point['trainer']} {point['precision']}",
             *(f"{point[key]:.2f}" for key in ("generate_seconds", "train_seconds", "seconds", "peak_memory_gib")),
-            f"{ratio['ratio']:.1f} x" if ratio else "",
-            f"{ratio['generate_ratio']:.1f} x" if ratio else "",
+            *("" if each is None else f"{each:.1f} x" for each in found),
         )
     return out
+
+
+COLORS = {"trl": "#b45309", "podium": "#2563eb"}
 
 
 def plot(points: Sequence[dict[str, Any]], path: Path) -> None:
@@ -324,21 +335,20 @@ def plot(points: Sequence[dict[str, Any]], path: Path) -> None:
     from plotly.subplots import make_subplots
 
     figure = make_subplots(1, 2, subplot_titles=("whole step", "sampling"))
-    turns = sorted({p["turns"] for p in points})
+    lines = sorted({(p["trainer"], p["sleep"]) for p in points})
     for column, key in ((1, "seconds"), (2, "generate_seconds")):
-        for trainer, color in (("trl", "#b45309"), ("podium", "#2563eb")):
-            for sleep, dash in zip(sorted({p["sleep"] for p in points}), ("solid", "dot"), strict=False):
-                y = [fastest(points, trainer, count, sleep)[key] for count in turns]
-                line = go.Scatter(
-                    x=turns,
-                    y=y,
-                    mode="lines+markers",
-                    name=f"{trainer}, tool takes {1000 * sleep:.0f} ms",
-                    line={"color": color, "dash": dash},
-                    showlegend=column == 1,
-                )
-                figure.add_trace(line, 1, column)
-        figure.update_xaxes(title_text="turns", tickvals=turns, row=1, col=column)
+        for trainer, sleep in lines:
+            turns = sorted({p["turns"] for p in points if (p["trainer"], p["sleep"]) == (trainer, sleep)})
+            line = go.Scatter(
+                x=turns,
+                y=[fastest(points, trainer, count, sleep)[key] for count in turns],
+                mode="lines+markers",
+                name=f"{trainer}, tool takes {1000 * sleep:.0f} ms",
+                line={"color": COLORS[trainer], "dash": "dot" if sleep else "solid"},
+                showlegend=column == 1,
+            )
+            figure.add_trace(line, 1, column)
+        figure.update_xaxes(title_text="turns", tickvals=TURNS, row=1, col=column)
         figure.update_yaxes(title_text="seconds", rangemode="tozero", row=1, col=column)
     figure.update_layout(title=f"Seconds against turns ({hardware()})", template="plotly_white", height=480)
     figure.write_html(path, include_plotlyjs=True)
@@ -349,24 +359,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=TURNS)
     parser.add_argument("--tools", nargs="+", choices=SLEEPS, default=list(SLEEPS))
-    parser.add_argument("--drawn", type=int, default=24, help="tokens drawn in a turn")
+    parser.add_argument("--drawn", type=int, default=35, help="tokens drawn in a turn")
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--generations", type=int, default=8)
-    parser.add_argument("--prompt_tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--point", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.point:
         print(json.dumps(measure(Point(**options.point), options.threads)), flush=True)
         return
-    shape = {name: getattr(options, name) for name in ("drawn", "prompts", "generations", "prompt_tokens")}
-    points = []
-    for name in options.tools:
+    shape = {name: getattr(options, name) for name in ("drawn", "prompts", "generations")}
+    points: list[dict[str, Any]] = []
+
+    def add(trainer: str, precision: str, turns: int, sleep: float) -> None:
+        point = Point(trainer=trainer, precision=precision, turns=turns, sleep=sleep, **shape)
+        points.append(run(point, options.threads))
+        print(f"{turns} turns, {1000 * sleep:.0f} ms, {trainer} {precision}: {points[-1]['seconds']:.2f} s", flush=True)
+
+    precisions: Sequence[str] = TRL_PRECISIONS
+    for sleep in (SLEEPS[name] for name in options.tools):
         for turns in options.turns:
-            for trainer, precision in SETTINGS:
-                point = Point(trainer=trainer, precision=precision, turns=turns, sleep=SLEEPS[name], **shape)
-                points.append(run(point, options.threads))
-                print(f"{name} {turns} turns, {trainer} {precision}: {points[-1]['seconds']:.2f} s", flush=True)
+            add("podium", "auto", turns, sleep)
+            if sleep == 0:
+                for precision in precisions:
+                    add("trl", precision, turns, sleep)
+                precisions = [fastest(points, "trl", turns, sleep)["precision"]]
     Console().print(table(points))
     print("written to", save("agents", {"points": points, "compared": compared(points)}))
     plot(points, RESULTS / "agents.html")

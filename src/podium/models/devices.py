@@ -56,7 +56,7 @@ KINDS: dict[str, DeviceKind] = {
         logits_bytes=32 * MIB,
         drawn_bytes=4 * MIB,
         max_rows=128,
-        activation_bytes=272 * MIB,
+        activation_bytes=1536 * MIB,
         runtime_bytes=500 * MIB,
         working_bytes=192 * MIB,
     ),
