@@ -4,8 +4,9 @@
     python -m benchmarks.agents --turns 1 2 --drawn 4 --prompts 1 --generations 2    # to see that it works
 
 The task and the prompts are those of the recipe `lookup`, with its two worked examples. One optimizer step at each
-number of turns, both trainers one after the other, in processes of their own, with a tool that answers at once (A1);
-then Podium alone with one that takes 100 ms (A2). Every turn draws exactly `--drawn` tokens, as many as a call has, and
+number of turns, both trainers one after the other, in processes of their own, with a tool that answers at once (A1).
+Then Podium alone with a tool that answers at once and with one that takes 100 ms (A2), and turns of four tokens, so that
+the waiting is not lost in the noise of the rest. Every turn draws exactly `--drawn` tokens, as many as a call has, and
 every turn but the last is parsed as one call, whatever was drawn, so that both trainers do the same. TRL samples with
 `generate`, which computes the whole conversation again for every turn; with vLLM's prefix cache it would not. It gets
 the completions of a step in micro-batches of one group, as its memory does not hold the activations of all.
@@ -39,8 +40,10 @@ from benchmarks.bench import RESULTS, hardware, save
 from benchmarks.workloads import Workload
 
 TURNS = (1, 2, 4, 8)
-SLEEPS = {"A1": 0.0, "A2": 0.1}
-"""Seconds that a call takes."""
+SLEEP = 0.1
+"""Seconds that a call of the slow tool takes."""
+SHORT_TURN = 4
+"""Tokens of a turn where the slow tool is measured."""
 TRL_PRECISIONS = ("float32", "bfloat16")
 SLACK = 32
 """Tokens that a reply of the tool with its headers may take: more than it does."""
@@ -281,47 +284,66 @@ def run(point: Point, threads: int) -> dict[str, Any]:
     return {**json.loads(lines[-1]), "load_before": os.getloadavg()[0]}
 
 
-def fastest(points: Sequence[dict[str, Any]], trainer: str, turns: int, sleep: float) -> dict[str, Any]:
-    """The better of a trainer's precisions; {} where it was not measured."""
-    mine = [p for p in points if (p["trainer"], p["turns"], p["sleep"]) == (trainer, turns, sleep)]
-    return min(mine, key=lambda p: p["seconds"], default={})
+Points = Sequence[dict[str, Any]]
 
 
-def compared(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each number of turns and each tool: TRL's seconds over Podium's, and what slow tools add.
-
-    `tool_times_a_turn`: what the round grows by where tools sleep, a turn that calls one, in the time of one call.
-    """
-    rows = []
-    for sleep in sorted({p["sleep"] for p in points}):
-        for turns in sorted({p["turns"] for p in points}):
-            ours, theirs = fastest(points, "podium", turns, sleep), fastest(points, "trl", turns, sleep)
-            row = {"turns": turns, "sleep": sleep}
-            for name in ("seconds", "generate_seconds", "train_seconds"):
-                row[f"{name}_ratio"] = theirs[name] / ours[name] if theirs else None
-            if sleep and turns > 1:
-                growth = ours["generate_seconds"] - fastest(points, "podium", turns, 0.0)["generate_seconds"]
-                row["tool_times_a_turn"] = growth / (sleep * (turns - 1))
-            rows.append(row)
-    return rows
+def of_trainer(points: Points, trainer: str) -> dict[int, dict[str, Any]]:
+    """By the number of turns, the point in the better of a trainer's precisions; with the tool that answers at once."""
+    found: dict[int, dict[str, Any]] = {}
+    for point in sorted(points, key=lambda p: -p["seconds"]):
+        if point["trainer"] == trainer and not point["sleep"] and point["drawn"] != SHORT_TURN:
+            found[point["turns"]] = point
+    return dict(sorted(found.items()))
 
 
-def table(points: Sequence[dict[str, Any]]) -> Table:
+def compared(points: Points) -> list[dict[str, Any]]:
+    """A row for each number of turns: TRL's seconds over Podium's, of the step, of sampling and of training."""
+    ours, theirs = of_trainer(points, "podium"), of_trainer(points, "trl")
+    names = ("seconds", "generate_seconds", "train_seconds")
+    return [{"turns": n} | {x: theirs[n][x] / ours[n][x] for x in names} for n in ours if n in theirs]
+
+
+def waiting(points: Points) -> list[dict[str, Any]]:
+    """A row for each number of turns: what sampling takes longer with the slow tool, in calls of it for each turn."""
+    quick, slow = (
+        {p["turns"]: p["generate_seconds"] for p in points if p["drawn"] == SHORT_TURN and bool(p["sleep"]) == is_slow}
+        for is_slow in (False, True)
+    )
+    return [
+        {"turns": n, "seconds": slow[n] - quick[n], "calls_a_turn": (slow[n] - quick[n]) / (SLEEP * (n - 1))}
+        for n in slow
+        if n > 1
+    ]
+
+
+def table(points: Points) -> Table:
     """A row for each worker."""
     caption = "ratio: TRL's seconds over Podium's, of the whole step, of sampling and of training"
     out = Table(title="A chain of look-ups: seconds of one step", caption=caption, padding=(0, 0))
-    for column in ("tool", "turns", "trainer", "sample", "train", "step", "GiB", "ratio", "sampling", "training"):
+    for column in (
+        "tool",
+        "drawn",
+        "turns",
+        "trainer",
+        "sample",
+        "train",
+        "step",
+        "GiB",
+        "ratio",
+        "sampling",
+        "training",
+    ):
         out.add_column(column, justify="left" if column in ("tool", "trainer") else "right")
-    ratios = {(row["turns"], row["sleep"]): row for row in compared(points)}
+    ratios, ours = {row["turns"]: row for row in compared(points)}, of_trainer(points, "podium")
     for point in points:
-        ratio = ratios[point["turns"], point["sleep"]] if point["trainer"] == "podium" else {}
-        found = [ratio.get(f"{name}_ratio") for name in ("seconds", "generate_seconds", "train_seconds")]
+        ratio = ratios.get(point["turns"], {}) if point is ours.get(point["turns"]) else {}
         out.add_row(
             f"{1000 * point['sleep']:.0f} ms",
+            str(point["drawn"]),
             str(point["turns"]),
             f"{point['trainer']} {point['precision']}",
             *(f"{point[key]:.2f}" for key in ("generate_seconds", "train_seconds", "seconds", "peak_memory_gib")),
-            *("" if each is None else f"{each:.1f} x" for each in found),
+            *(f"{ratio[x]:.1f} x" if ratio else "" for x in ("seconds", "generate_seconds", "train_seconds")),
         )
     return out
 
@@ -329,22 +351,21 @@ def table(points: Sequence[dict[str, Any]]) -> Table:
 COLORS = {"trl": "#b45309", "podium": "#2563eb"}
 
 
-def plot(points: Sequence[dict[str, Any]], path: Path) -> None:
-    """Seconds against turns: the whole step and the sampling, one line for each trainer and tool."""
+def plot(points: Points, path: Path) -> None:
+    """Seconds against turns: the whole step and the sampling, one line for each trainer."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     figure = make_subplots(1, 2, subplot_titles=("whole step", "sampling"))
-    lines = sorted({(p["trainer"], p["sleep"]) for p in points})
     for column, key in ((1, "seconds"), (2, "generate_seconds")):
-        for trainer, sleep in lines:
-            turns = sorted({p["turns"] for p in points if (p["trainer"], p["sleep"]) == (trainer, sleep)})
+        for trainer, color in COLORS.items():
+            found = of_trainer(points, trainer)
             line = go.Scatter(
-                x=turns,
-                y=[fastest(points, trainer, count, sleep)[key] for count in turns],
+                x=[*found],
+                y=[point[key] for point in found.values()],
                 mode="lines+markers",
-                name=f"{trainer}, tool takes {1000 * sleep:.0f} ms",
-                line={"color": COLORS[trainer], "dash": "dot" if sleep else "solid"},
+                name=trainer,
+                line={"color": color},
                 showlegend=column == 1,
             )
             figure.add_trace(line, 1, column)
@@ -358,7 +379,6 @@ def main() -> None:
     """Every point in a process of its own, or (with --point) one of them here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=TURNS)
-    parser.add_argument("--tools", nargs="+", choices=SLEEPS, default=list(SLEEPS))
     parser.add_argument("--drawn", type=int, default=35, help="tokens drawn in a turn")
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--generations", type=int, default=8)
@@ -368,24 +388,25 @@ def main() -> None:
     if options.point:
         print(json.dumps(measure(Point(**options.point), options.threads)), flush=True)
         return
-    shape = {name: getattr(options, name) for name in ("drawn", "prompts", "generations")}
+    shape = {name: getattr(options, name) for name in ("prompts", "generations")}
     points: list[dict[str, Any]] = []
 
-    def add(trainer: str, precision: str, turns: int, sleep: float) -> None:
-        point = Point(trainer=trainer, precision=precision, turns=turns, sleep=sleep, **shape)
+    def add(trainer: str, precision: str, turns: int, drawn: int, sleep: float = 0.0) -> None:
+        point = Point(trainer=trainer, precision=precision, turns=turns, drawn=drawn, sleep=sleep, **shape)
         points.append(run(point, options.threads))
         print(f"{turns} turns, {1000 * sleep:.0f} ms, {trainer} {precision}: {points[-1]['seconds']:.2f} s", flush=True)
 
+    for turns in options.turns:
+        for sleep in (0.0, SLEEP):
+            add("podium", "auto", turns, SHORT_TURN, sleep)
     precisions: Sequence[str] = TRL_PRECISIONS
-    for sleep in (SLEEPS[name] for name in options.tools):
-        for turns in options.turns:
-            add("podium", "auto", turns, sleep)
-            if sleep == 0:
-                for precision in precisions:
-                    add("trl", precision, turns, sleep)
-                precisions = [fastest(points, "trl", turns, sleep)["precision"]]
+    for turns in options.turns:
+        add("podium", "auto", turns, options.drawn)
+        for precision in precisions:
+            add("trl", precision, turns, options.drawn)
+        precisions = [of_trainer(points, "trl")[turns]["precision"]]
     Console().print(table(points))
-    print("written to", save("agents", {"points": points, "compared": compared(points)}))
+    print("written to", save("agents", {"points": points, "compared": compared(points), "waiting": waiting(points)}))
     plot(points, RESULTS / "agents.html")
 
 

@@ -178,14 +178,15 @@ class Joined(torch.autograd.Function):
                 query, key, value, 0.0, part.causal, attn_mask=mask, scale=scaling
             )
             own = part.query_BL.flatten()[part.queries_N]
-            output_NHD = output.transpose(1, 2).flatten(0, 1)[part.queries_N]
-            lse_NH = lse.transpose(1, 2).flatten(0, 1)[part.queries_N]
-            before_NH = lse_TH[own]
+            output_NHD = output.transpose(1, 2).flatten(0, 1).index_select(0, part.queries_N)
+            lse_NH = lse.transpose(1, 2).flatten(0, 1).index_select(0, part.queries_N)
+            before_NH = lse_TH.index_select(0, own)
             joined_NH = torch.logaddexp(before_NH, lse_NH)
             if before_NH[0, 0] > float("-inf"):
                 output_NHD *= (lse_NH - joined_NH).exp_().unsqueeze(-1)
-                output_NHD += output_THD[own] * (before_NH - joined_NH).exp_().unsqueeze(-1)
-            output_THD[own], lse_TH[own] = output_NHD, joined_NH
+                output_NHD += output_THD.index_select(0, own) * (before_NH - joined_NH).exp_().unsqueeze(-1)
+            output_THD.index_copy_(0, own, output_NHD)
+            lse_TH.index_copy_(0, own, joined_NH)
         ctx.save_for_backward(query_THD, key_TJD, value_TJD, output_THD, lse_TH)
         ctx.parts, ctx.masks, ctx.scaling = parts, masks, scaling
         return output_THD
@@ -196,7 +197,7 @@ class Joined(torch.autograd.Function):
         by_query, by_key, by_value = (torch.zeros(x.shape, dtype=x.dtype) for x in (query_THD, key_TJD, value_TJD))
         for part, mask in zip(ctx.parts, ctx.masks, strict=True):
             query, key, value = _gathered(part, query_THD, key_TJD, value_TJD)
-            output, lse = (x[part.query_BL].transpose(1, 2) for x in (output_THD, lse_TH))
+            output, lse = (_rows(x, part.query_BL).transpose(1, 2) for x in (output_THD, lse_TH))
             grad, causal = _without_padding(part, grads[0]), part.causal
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad, query, key, value, output, lse, 0.0, causal, attn_mask=mask, scale=ctx.scaling
@@ -205,21 +206,28 @@ class Joined(torch.autograd.Function):
             totals = ((by_query, *queries), (by_key, *keys), (by_value, *keys))
             for (total, places, own), grad in zip(totals, found, strict=True):
                 heads = grad.unflatten(1, (total.shape[1], -1)).sum(2)  # of a key's queries
-                total.index_add_(0, places.flatten()[own], heads.transpose(1, 2).flatten(0, 1)[own])
+                flat = heads.transpose(1, 2).flatten(0, 1).index_select(0, own)
+                total.index_add_(0, places.flatten()[own], flat)
         return by_query, by_key, by_value, None, None, None
 
 
 def _gathered(part: Part, query_THD: Tensor, key_TJD: Tensor, value_TJD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [B, H, L, D], keys and values [B, H, K, D] of a part."""
     repeat = query_THD.shape[1] // key_TJD.shape[1]
-    query = query_THD[part.query_BL].transpose(1, 2)
-    key, value = (x[part.key_BK].repeat_interleave(repeat, 2).transpose(1, 2) for x in (key_TJD, value_TJD))
+    query = _rows(query_THD, part.query_BL).transpose(1, 2)
+    keys_values = (_rows(x, part.key_BK) for x in (key_TJD, value_TJD))
+    key, value = (x.repeat_interleave(repeat, 2).transpose(1, 2) for x in keys_values)
     return query, key, value
+
+
+def _rows(x_T: Tensor, places_BL: Tensor) -> Tensor:
+    """Gather x[places] [B, L, ...] from x [T, ...]: on a CPU five times as fast as indexing with a tensor."""
+    return x_T.index_select(0, places_BL.flatten()).unflatten(0, places_BL.shape)
 
 
 def _without_padding(part: Part, grad_THD: Tensor) -> Tensor:
     """The outputs' gradients [B, H, L, D], 0 for padding."""
-    gathered_BLHD = grad_THD[part.query_BL]
+    gathered_BLHD = _rows(grad_THD, part.query_BL)
     if len(part.queries_N) < part.query_BL.numel():
         real = torch.zeros(part.query_BL.numel(), dtype=torch.bool)
         real[part.queries_N] = True

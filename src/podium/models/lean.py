@@ -123,15 +123,32 @@ def _gated(module: nn.Module, x: Tensor) -> Tensor:
     return GatedProduct.apply(gate, up, module.down_proj.weight, down16_DI).float()
 
 
+UNIT_ROWS = 128
+"""Tokens whose unit is computed at once: float32 copies of more of them leave a processor's cache."""
+
+
 def gated_unit(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) up [..., I], computed in float32, in the precision of its factors."""
-    return F.silu(gate.float()).mul_(up).to(gate.dtype)
+    if gate.numel() <= UNIT_ROWS * gate.shape[-1]:
+        return F.silu(gate.float()).mul_(up).to(gate.dtype)
+    unit = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    tensors = (x.flatten(0, -2).split(UNIT_ROWS) for x in (gate, up, unit))
+    for gate_XI, up_XI, unit_XI in zip(*tensors, strict=True):
+        unit_XI.copy_(F.silu(gate_XI.float()).mul_(up_XI))
+    return unit
 
 
-def _unit_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    gate32, grad32 = gate.float(), grad.float()
-    grad_gate = torch.ops.aten.silu_backward(grad32 * up, gate32)
-    return grad_gate.to(gate.dtype), F.silu(gate32).mul_(grad32).to(up.dtype)
+def _unit_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of both factors, and the unit itself, some rows at a time: float32 copies stay in a processor's cache."""
+    grad_gate, grad_up, unit = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(3))
+    tensors = (x.flatten(0, -2).split(UNIT_ROWS) for x in (grad, gate, up, grad_gate, grad_up, unit))
+    for grad_XI, gate_XI, up_XI, *found in zip(*tensors, strict=True):
+        grad32, gate32 = grad_XI.float(), gate_XI.float()
+        activated = F.silu(gate32)
+        found[2].copy_(activated * up_XI)
+        found[1].copy_(activated.mul_(grad32))
+        found[0].copy_(torch.ops.aten.silu_backward(grad32 * up_XI, gate32))
+    return grad_gate, grad_up, unit
 
 
 class SwiGLU(torch.autograd.Function):
@@ -144,7 +161,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return _unit_backward(grad, *ctx.saved_tensors)
+        return _unit_backward(grad, *ctx.saved_tensors)[:2]
 
 
 class GatedProduct(torch.autograd.Function):
@@ -158,12 +175,12 @@ class GatedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad16: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        gate, up = ctx.saved_tensors
+        grad_gate, grad_up, unit = _unit_backward(grad16 @ ctx.rounded_DI, *ctx.saved_tensors)
         grad_weight = None
         if ctx.needs_input_grad[2]:
-            product = grad16.flatten(0, -2).T @ gated_unit(gate, up).flatten(0, -2)
+            product = grad16.flatten(0, -2).T @ unit.flatten(0, -2)
             grad_weight = accumulated(ctx.weight_DI, lambda total: total.add_(product))
-        return *_unit_backward(grad16 @ ctx.rounded_DI, gate, up), grad_weight, None
+        return grad_gate, grad_up, grad_weight, None
 
 
 # ---- token lookup ----
