@@ -5,11 +5,12 @@
 
 The task and the prompts are those of the recipe `lookup`, with its two worked examples. One optimizer step at each
 number of turns, both trainers one after the other, in processes of their own, with a tool that answers at once (A1).
-Then Podium alone with a tool that answers at once and with one that takes 100 ms (A2), and turns of four tokens, so that
-the waiting is not lost in the noise of the rest. Every turn draws exactly `--drawn` tokens, as many as a call has, and
-every turn but the last is parsed as one call, whatever was drawn, so that both trainers do the same. TRL samples with
-`generate`, which computes the whole conversation again for every turn; with vLLM's prefix cache it would not. It gets
-the completions of a step in micro-batches of one group, as its memory does not hold the activations of all.
+Before that Podium alone with a tool that answers at once and with one that takes 100 ms (A2), and turns of four tokens,
+so that the waiting is not lost in the noise of the rest. Every turn draws exactly `--drawn` tokens, as many as a call
+has, and every turn but the last is parsed as one call, whatever was drawn, so that both trainers do the same. TRL
+samples with `generate`, which computes the whole conversation again for every turn; with vLLM's prefix cache it would
+not. It gets the completions of a step in micro-batches of one group: activations of all of them would not fit into the
+memory of a small machine.
 
 TRL is measured in float32 and bfloat16 at the first number of turns, and in the faster of them at the others. Writes a
 JSON and a plot of seconds against turns.
@@ -339,9 +340,9 @@ def table(points: Points) -> Table:
         ratio = ratios.get(point["turns"], {}) if point is ours.get(point["turns"]) else {}
         out.add_row(
             f"{1000 * point['sleep']:.0f} ms",
+            f"{point['trainer']} {point['precision']}",
             str(point["drawn"]),
             str(point["turns"]),
-            f"{point['trainer']} {point['precision']}",
             *(f"{point[key]:.2f}" for key in ("generate_seconds", "train_seconds", "seconds", "peak_memory_gib")),
             *(f"{ratio[x]:.1f} x" if ratio else "" for x in ("seconds", "generate_seconds", "train_seconds")),
         )

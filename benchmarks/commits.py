@@ -1,7 +1,8 @@
 """Compare two commits on this machine: features, weights after three steps, start of the program, seconds a step.
 
     python -m benchmarks.commits 008a8bf                 against the last commit
-    python -m benchmarks.commits 008a8bf --rounds 0      without the timings of W1 and W4
+    python -m benchmarks.commits 008a8bf --rounds 0      without the timings
+    python -m benchmarks.commits 008a8bf --workloads W1 W2 W3 W4 W5 --rounds 1 --steps 3
 
 Each commit is checked out into a folder of its own and runs with the packages of this environment. A restructuring
 must leave the list of features and the weights as they were, and cost no time.
@@ -22,9 +23,9 @@ from difflib import unified_diff
 from pathlib import Path
 
 from benchmarks.bench import processor
+from benchmarks.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[1]
-WORKLOADS = ("W1", "W4")
 
 
 def git(*words: str) -> str:
@@ -58,9 +59,9 @@ def seconds_to_start(checkout: Path, *words: str, repeats: int = 5) -> float:
     return statistics.median(seconds[1:])
 
 
-def seconds_a_step(checkout: Path, workload: str) -> float:
+def seconds_a_step(checkout: Path, workload: str, steps: int) -> float:
     """Median seconds of an optimizer step of one workload of `benchmarks.bench`."""
-    words = ("benchmarks.worker", "podium", workload, "--precision", "auto", "--steps", "6")
+    words = ("benchmarks.worker", "podium", workload, "--precision", "auto", "--steps", str(steps))
     output = python(checkout, "-m", *words, TOKENIZERS_PARALLELISM="false")
     return float(json.loads(output.splitlines()[-1])["seconds"]["step"])
 
@@ -71,19 +72,23 @@ def main() -> None:
     parser.add_argument("before")
     parser.add_argument("after", nargs="?", default="HEAD")
     parser.add_argument("--rounds", type=int, default=3, help="alternating measurements of each workload")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["W1", "W4"])
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps, of which the median counts")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         checkouts = [Path(folder) / name for name in ("before", "after")]
         for checkout, commit in zip(checkouts, (asked.before, asked.after), strict=True):
             git("worktree", "add", "--detach", str(checkout), commit)
         try:
-            compare(*checkouts, rounds=asked.rounds)
+            compare(*checkouts)
+            for workload in asked.workloads if asked.rounds else ():
+                compare_seconds(workload, *checkouts, rounds=asked.rounds, steps=asked.steps)
         finally:
             for checkout in checkouts:
                 git("worktree", "remove", "--force", str(checkout))
 
 
-def compare(before: Path, after: Path, *, rounds: int) -> None:
+def compare(before: Path, after: Path) -> None:
     """Print each comparison as it is made."""
     print(f"{processor()}; {git('-C', str(before), 'rev-parse', '--short', 'HEAD')} (before) and "
           f"{git('-C', str(after), 'rev-parse', '--short', 'HEAD')} (after)")  # fmt: skip
@@ -95,11 +100,14 @@ def compare(before: Path, after: Path, *, rounds: int) -> None:
     for words in (("-c", "import podium"), ("-m", "podium", "--help")):
         seconds = [seconds_to_start(checkout, *words) for checkout in (before, after)]
         print(f"python {' '.join(words)}: {seconds[0]:.2f} s before, {seconds[1]:.2f} s after")
-    for workload in WORKLOADS if rounds else ():
-        pairs = [[seconds_a_step(checkout, workload) for checkout in (before, after)] for _ in range(rounds)]
-        first, second = (statistics.median(times) for times in zip(*pairs, strict=True))
-        ratio = statistics.median(pair[1] / pair[0] for pair in pairs)
-        print(f"{workload}: {first:.2f} s a step before, {second:.2f} s after; median of {rounds} ratios {ratio:.3f}")
+
+
+def compare_seconds(workload: str, before: Path, after: Path, *, rounds: int, steps: int) -> None:
+    """Print the seconds of a step of both, measured in turn."""
+    pairs = [[seconds_a_step(checkout, workload, steps) for checkout in (before, after)] for _ in range(rounds)]
+    first, second = (statistics.median(times) for times in zip(*pairs, strict=True))
+    ratio = statistics.median(pair[1] / pair[0] for pair in pairs)
+    print(f"{workload}: {first:.2f} s a step before, {second:.2f} s after; median of {rounds} ratios {ratio:.3f}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from podium.models.lean import LeanLayers, lean_forward
+from podium.models.lean import LeanLayers, SwiGLU, lean_forward
 from podium.models.precision import ProductPrecision
 from podium.testing import tiny_model
 
@@ -79,6 +79,22 @@ def test_with_bfloat16_products_the_gated_unit_still_gives_its_gradients() -> No
         got = gradients(model, ids)
     for name, a, b in zip(dict(model.named_parameters()), got, expected, strict=True):
         assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.99, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_units_of_many_tokens_are_computed_some_rows_at_a_time(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, up = (torch.randn(2, 9, 8, generator=torch.manual_seed(0), dtype=dtype).requires_grad_() for _ in range(2))
+
+    def unit_and_gradients() -> list[torch.Tensor]:
+        unit = SwiGLU.apply(gate, up)
+        return [unit, *torch.autograd.grad(unit.float().square().sum(), [gate, up])]
+
+    at_once = unit_and_gradients()
+    monkeypatch.setattr("podium.models.lean.UNIT_ROWS", 4)  # 18 rows: four times four, and two
+    assert all(map(torch.equal, unit_and_gradients(), at_once))
+    torch.testing.assert_close(at_once[0], (torch.nn.functional.silu(gate) * up), atol=1e-2, rtol=1e-2)
 
 
 def test_less_is_kept_for_the_backward() -> None:

@@ -139,7 +139,7 @@ def gated_unit(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _unit_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of both factors, and the unit itself, some rows at a time: float32 copies stay in a processor's cache."""
+    """Gradients of both factors, and the unit itself; some rows at a time, as in `gated_unit`."""
     grad_gate, grad_up, unit = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(3))
     tensors = (x.flatten(0, -2).split(UNIT_ROWS) for x in (grad, gate, up, grad_gate, grad_up, unit))
     for grad_XI, gate_XI, up_XI, *found in zip(*tensors, strict=True):
