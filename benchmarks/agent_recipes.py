@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import hardware, save
+from benchmarks.charts import COLOURS, Line, line_chart
 from podium.runs.run import Run
 
 GOALS: Mapping[str, tuple[float, float]] = {
@@ -34,7 +35,6 @@ GOALS: Mapping[str, tuple[float, float]] = {
 }
 """Accuracy that can be had without feedback or tools, and the accuracy to reach."""
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "agents.svg"
-COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea")
 WINDOW = 5
 """Steps over which the accuracy in the picture is averaged."""
 
@@ -82,37 +82,19 @@ def reached(recipe: str, runs: Sequence[Mapping[str, Any]]) -> bool:
     return all(run["after"]["value"] >= GOALS[recipe][1] for run in runs if run["recipe"] == recipe)
 
 
-def picture(runs: Sequence[Mapping[str, Any]], width: int = 680, height: int = 320) -> str:
+def picture(runs: Sequence[Mapping[str, Any]]) -> str:
     """Accuracy against steps as SVG: a line for each run, a colour for each recipe."""
-    left, top, right, bottom = 48, 16, width - 110, height - 40
-    longest = max(len(run["curve"]) for run in runs)
     recipes = list(dict.fromkeys(run["recipe"] for run in runs))
-
-    def place(step: float, accuracy: float) -> str:
-        return f"{left + step / longest * (right - left):.1f},{bottom - accuracy * (bottom - top):.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>'
-    ]
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = bottom - share * (bottom - top)
-        parts.append(f'<path d="M{left} {y:.1f}H{right}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{share:.2f}</text>')
-    for step in range(0, longest + 1, 10 if longest <= 80 else 20):
-        x, _ = place(step, 0).split(",")
-        parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{step}</text>')
-    parts.append(f'<text x="{(left + right) / 2}" y="{height - 6}" text-anchor="middle">optimizer step</text>')
+    lines = []
     for run in runs:
         curve, colour = run["curve"], COLOURS[recipes.index(run["recipe"]) % len(COLOURS)]
-        means = [sum(part) / len(part) for i in range(len(curve)) if (part := curve[max(0, i - WINDOW + 1) : i + 1])]
-        points = " ".join(place(i + 1, mean) for i, mean in enumerate(means))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-    for i, recipe in enumerate(recipes):
-        y = top + 14 + 20 * i
-        parts.append(f'<path d="M{right + 12} {y - 4}h16" stroke="{COLOURS[i % len(COLOURS)]}" stroke-width="3"/>')
-        parts.append(f'<text x="{right + 34}" y="{y}">{recipe}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+        parts = [curve[max(0, i - WINDOW + 1) : i + 1] for i in range(len(curve))]
+        means = [(i, sum(part) / len(part)) for i, part in enumerate(parts, 1)]
+        lines.append(Line(name=run["recipe"], colour=colour, points=means))
+    steps = range(0, max(len(run["curve"]) for run in runs) + 10, 10)
+    return line_chart(
+        lines, x_ticks=steps, y_ticks=(0, 0.25, 0.5, 0.75, 1), x_title="optimizer step", y_format="{:.2f}"
+    )
 
 
 def main() -> None:

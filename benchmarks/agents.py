@@ -13,7 +13,7 @@ not. It gets the completions of a step in micro-batches of one group: activation
 memory of a small machine.
 
 TRL is measured in float32 and bfloat16 at the first number of turns, and in the faster of them at the others. Writes a
-JSON and a plot of seconds against turns.
+JSON, and the picture `docs/images/turns.svg` of seconds against turns.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench import RESULTS, hardware, save
+from benchmarks.bench import save
+from benchmarks.charts import COLOURS, Line, line_chart
 from benchmarks.workloads import Workload
 
 TURNS = (1, 2, 4, 8)
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "turns.svg"
 SLEEP = 0.1
 """Seconds that a call of the slow tool takes."""
 SHORT_TURN = 4
@@ -349,31 +351,16 @@ def table(points: Points) -> Table:
     return out
 
 
-COLORS = {"trl": "#b45309", "podium": "#2563eb"}
-
-
-def plot(points: Points, path: Path) -> None:
-    """Seconds against turns: the whole step and the sampling, one line for each trainer."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    figure = make_subplots(1, 2, subplot_titles=("whole step", "sampling"))
-    for column, key in ((1, "seconds"), (2, "generate_seconds")):
-        for trainer, color in COLORS.items():
-            found = of_trainer(points, trainer)
-            line = go.Scatter(
-                x=[*found],
-                y=[point[key] for point in found.values()],
-                mode="lines+markers",
-                name=trainer,
-                line={"color": color},
-                showlegend=column == 1,
-            )
-            figure.add_trace(line, 1, column)
-        figure.update_xaxes(title_text="turns", tickvals=TURNS, row=1, col=column)
-        figure.update_yaxes(title_text="seconds", rangemode="tozero", row=1, col=column)
-    figure.update_layout(title=f"Seconds against turns ({hardware()})", template="plotly_white", height=480)
-    figure.write_html(path, include_plotlyjs=True)
+def picture(points: Points) -> str:
+    """Seconds against turns as SVG: of the whole step and of sampling."""
+    lines = []
+    for (trainer, name), colour in zip((("trl", "TRL"), ("podium", "Podium")), reversed(COLOURS[:2]), strict=True):
+        for key, part in (("seconds", "step"), ("generate_seconds", "sampling")):
+            found = [(turns, point[key]) for turns, point in of_trainer(points, trainer).items()]
+            dashed = part == "sampling"
+            lines.append(Line(name=f"{name}, {part}", colour=colour, points=found, dashed=dashed))
+    longest = max(y for line in lines for _, y in line.points)
+    return line_chart(lines, x_ticks=(0, *TURNS), y_ticks=range(0, int(longest) + 100, 100), x_title="turns")
 
 
 def main() -> None:
@@ -381,7 +368,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=TURNS)
     parser.add_argument("--drawn", type=int, default=35, help="tokens drawn in a turn")
-    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--point", type=json.loads, help=argparse.SUPPRESS)
@@ -408,7 +395,7 @@ def main() -> None:
         precisions = [of_trainer(points, "trl")[turns]["precision"]]
     Console().print(table(points))
     print("written to", save("agents", {"points": points, "compared": compared(points), "waiting": waiting(points)}))
-    plot(points, RESULTS / "agents.html")
+    PICTURE.write_text(picture(points))
 
 
 if __name__ == "__main__":
