@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,30 @@ def test_random_turns_are_trained_and_repeat_however_long_tools_take() -> None:
         assert log["turns/max"] > 2
         assert log["health/logp_gap_max"] < 1e-3
     assert all(run[0] == runs[0][0] and torch.equal(run[1], runs[0][1]) for run in runs[1:])
+
+
+@pytest.mark.parametrize("config", [{}, {"tool_order": "arrival"}, {"rollout_engine": "transformers"}], ids=str)
+def test_the_calls_of_a_turn_run_at_the_same_time(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call ends when those of all four completions have begun: a turn waits for one tool time, not for four."""
+
+    def parse(self: ChatFormat, token_ids: Any, *, prefix: Any, tools: Any = ()) -> dict[str, Any]:
+        if self.tokenizer.decode(list(prefix)).count("<tool_response>\n") == 3:
+            return {"role": "assistant", "content": ""}
+        function = {"name": "meet", "arguments": {}}
+        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+    barrier = threading.Barrier(4)
+
+    def meet() -> str:
+        """Wait for the other calls."""
+        barrier.wait(20)
+        return "met"
+
+    monkeypatch.setattr(ChatFormat, "parse", parse)
+    trainer = make(tools=[meet], config={**SHORT_TURNS, **config})
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert (log["tools/call_frequency"], log["tools/failure_frequency"]) == (3, 0)
 
 
 @pytest.mark.usefixtures("calls_by_chance")
