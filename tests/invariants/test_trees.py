@@ -156,10 +156,15 @@ def test_a_long_stem_is_computed_once() -> None:
 def test_the_parts_of_a_large_group_share_what_they_begin_with() -> None:
     """Cut between completions where the tree, not the sum of its rows, is larger than the budget."""
     rng = np.random.default_rng(0)
-    stem = tuple(rng.integers(4, 260, 300).tolist())
-    group = group_of([(1, 2)], [(*stem, *rng.integers(4, 260, 41).tolist()) for _ in range(12)])
-    parts = pack([group], tokens_per_pack=302 + 5 * 40)
-    assert [(part.num_rollouts, len(part.input_ids_T)) for part in parts] == [(7, 582), (5, 502)]
+    sizes = {}
+    for length in (48, 98, 298):
+        stem = tuple(rng.integers(4, 260, length).tolist())
+        group = group_of([(1, 2)], [(*stem, *rng.integers(4, 260, 41).tolist()) for _ in range(12)])
+        parts = pack([group], tokens_per_pack=length + 2 + 5 * 40)
+        sizes[length] = [(part.num_rollouts, len(part.input_ids_T)) for part in parts]
+    assert sizes[48] == [(5, 250), (5, 250), (2, 130)]
+    assert sizes[98] == [(10, 500), (2, 180)], "the budget is 300, and five times the beginning 500"
+    assert sizes[298] == [(12, 780)], "of a beginning as long as that, nothing is repeated"
 
 
 # ---- drawn tokens ----

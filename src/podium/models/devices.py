@@ -39,6 +39,8 @@ class DeviceKind:
     """Completions decoding at once; more wait. Beyond this a CPU's products get no faster and the cache only grows."""
     activation_bytes: int
     """Budget for the activations of a pack where the free memory is not known."""
+    beginnings_per_pack: int
+    """A pack may hold this many times the tokens that its rollouts share at the beginning, whatever its budget."""
     runtime_bytes: int
     """Python with torch, transformers and peft imported; on a GPU the context and the libraries' workspaces."""
     working_bytes: int
@@ -56,7 +58,8 @@ KINDS: dict[str, DeviceKind] = {
         logits_bytes=32 * MIB,
         drawn_bytes=4 * MIB,
         max_rows=128,
-        activation_bytes=1536 * MIB,
+        activation_bytes=272 * MIB,
+        beginnings_per_pack=5,
         runtime_bytes=500 * MIB,
         working_bytes=192 * MIB,
     ),
@@ -71,6 +74,7 @@ KINDS: dict[str, DeviceKind] = {
         drawn_bytes=None,
         max_rows=512,
         activation_bytes=12 * GIB,
+        beginnings_per_pack=2,
         runtime_bytes=600 * MIB,
         working_bytes=128 * MIB,
     ),

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podium.models.devices import put
+from podium.models.devices import kind_of, put
 from podium.models.layout import Above, Block, Layout, tree_layout
 from podium.records import TrainingGroup
 
@@ -114,13 +114,14 @@ def pack(groups: Sequence[TrainingGroup], *, tokens_per_pack: int, device: torch
     """Packs of at most `tokens_per_pack` input tokens each; a single larger rollout still makes a pack of its own.
 
     Groups stay whole while they fit; a larger group is cut between completions, whose common beginning is repeated. A
-    part may always hold as many other tokens as that beginning has, and a pack as many as the common beginning of all
-    prompts has, so that nothing long is repeated for every completion, or for every group.
+    part may always hold `beginnings_per_pack` times the tokens of that beginning, and a pack those of the common
+    beginning of all prompts, so that nothing long is repeated for every completion, or for every group.
     """
+    times = kind_of(device).beginnings_per_pack
     alone = [part for group in groups for part in _by_prompt(group)]
     trunk = common_beginning([group.prompt_ids for group in alone])
-    sized = [part for group in alone for part in _fit(group, tokens_per_pack)]
-    return [_pack(chunk, device) for chunk in _chunks(sized, tokens_per_pack, trunk)]
+    sized = [part for group in alone for part in _fit(group, tokens_per_pack, times)]
+    return [_pack(chunk, device) for chunk in _chunks(sized, max(tokens_per_pack, times * trunk), trunk)]
 
 
 def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
@@ -314,10 +315,10 @@ def _by_prompt(group: TrainingGroup) -> Iterable[TrainingGroup]:
     return [replace(part, prompt_ids=prompt, prompts=None) for prompt, part in parts]
 
 
-def _fit(group: TrainingGroup, budget: int) -> Iterable[_Sized]:
-    """A group, cut between its completions where it is larger than the budget, with its size."""
+def _fit(group: TrainingGroup, budget: int, times: int) -> Iterable[_Sized]:
+    """A group with its size, cut between its completions where it is larger than budget and beginning allow."""
     rows = [rollout.inputs for rollout in _rollouts(group)]
-    room, stop = max(budget, 2 * _segments(rows).stop), 0
+    room, stop = max(budget, times * _segments(rows).stop), 0
     if (size := len(PrefixTree(rows).token_ids)) <= room:
         return [(group, size)]
     parts = []
@@ -330,7 +331,7 @@ def _fit(group: TrainingGroup, budget: int) -> Iterable[_Sized]:
 
 def _chunks(groups: Sequence[_Sized], budget: int, trunk: int) -> Iterable[list[TrainingGroup]]:
     """Consecutive groups, together at most `budget` tokens, of even size: five groups for a pack of four make 3 + 2."""
-    room = max(budget, 2 * trunk) - trunk
+    room = budget - trunk
     sizes = [size - trunk for _, size in groups]
     packs = max(1, -(-sum(sizes) // room))
     even = min(room, -(-sum(sizes) // packs) + max(sizes, default=0) // 2)

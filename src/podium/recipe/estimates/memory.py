@@ -98,14 +98,15 @@ class Load:
     prompt_tokens: int
     completion_tokens: int
     tokens_per_pack: int
+    beginnings_per_pack: int
     checkpointing: bool
 
     @property
     def pack_tokens(self) -> int:
-        """Input tokens of the largest pack: as in `packing`, a part of a group holds as many tokens as its prompt."""
+        """Input tokens of the largest pack: as in `packing`, it may hold several times the tokens of a prompt."""
         share = self.prompts * (self.prompt_tokens + self.num_generations * (self.completion_tokens - 1))
         rollout = self.prompt_tokens + self.completion_tokens
-        return min(share, max(self.tokens_per_pack, 2 * self.prompt_tokens, rollout))
+        return min(share, max(self.tokens_per_pack, self.beginnings_per_pack * self.prompt_tokens, rollout))
 
     @property
     def predicting_tokens(self) -> int:
@@ -267,6 +268,7 @@ def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *
         prompt_tokens=prompt_tokens,
         completion_tokens=args.max_completion_length,
         tokens_per_pack=tokens_per_pack,
+        beginnings_per_pack=kind_of(args.device).beginnings_per_pack,
         checkpointing=checkpointing,
     )
 
