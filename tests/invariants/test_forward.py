@@ -266,10 +266,10 @@ def test_what_all_prompts_begin_with_is_computed_once(kind: str, length: int, gr
 
 def test_a_long_trunk_is_not_repeated_for_every_group() -> None:
     rng = np.random.default_rng(2)
-    behind = _with_trunk([group(rng, 10, [11, 11]) for _ in range(12)], 200)
+    behind = _with_trunk([group(rng, 10, [11, 11]) for _ in range(40)], 200)
     behind = [dataclasses.replace(g, completion_ids=((1, *range(10)), (2, *range(10)))) for g in behind]
     parts = pack(behind, tokens_per_pack=64)
-    assert [len(part.input_ids_T) for part in parts] == [200 + 6 * 30, 200 + 6 * 30]
+    assert [len(part.input_ids_T) for part in parts] == [200 + 20 * 30, 200 + 20 * 30]
 
 
 @pytest.mark.parametrize("tokens_per_pack", [1, 100, 300])
@@ -297,8 +297,8 @@ def test_padded_rows_of_a_pack_with_a_trunk(kind: str, groups: list[TrainingGrou
 
 
 def test_a_long_prompt_is_not_repeated_for_every_completion() -> None:
-    """A prompt larger than the budget: each part holds about as many completion tokens."""
-    length, count = 200, 16
+    """A prompt larger than the budget: each part holds five times its tokens, this one included."""
+    length, count = 200, 43
     group = TrainingGroup(
         prompt_ids=tuple(range(1, length + 1)),
         completion_ids=tuple((i, *range(1, 41)) for i in range(count)),
@@ -306,7 +306,7 @@ def test_a_long_prompt_is_not_repeated_for_every_completion() -> None:
         sampled_logps=(np.zeros(41, np.float32),) * count,
     )
     parts = pack([group], tokens_per_pack=64)
-    assert [part.num_rollouts for part in parts] == [5, 5, 5, 1]
+    assert [(part.num_rollouts, len(part.input_ids_T)) for part in parts] == [(20, 1000), (20, 1000), (3, 320)]
 
 
 @pytest.mark.parametrize("tokens_per_pack", [1, 40, 150, 300, 100_000])
@@ -317,7 +317,8 @@ def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[Tr
         int((part.rollout_N == r).sum()) for part in parts for r in range(part.num_rollouts)
     ]
     for part in parts:
-        room = max(tokens_per_pack, 2 * max(span.prompt_length for span in part.spans_R))
+        longest = max(span.prompt_length for span in part.spans_R)
+        room = max(tokens_per_pack, KINDS["cpu"].beginnings_per_pack * longest)
         assert len(part.input_ids_T) <= room or part.num_rollouts == 1
     compare(model, lambda: packed(model, groups, tokens_per_pack=tokens_per_pack), groups)
 
