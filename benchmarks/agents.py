@@ -12,8 +12,8 @@ samples with `generate`, which computes the whole conversation again for every t
 not. It gets the completions of a step in micro-batches of one group: activations of all of them would not fit into the
 memory of a small machine.
 
-TRL is measured in float32 and bfloat16 at the first number of turns, and in the faster of them at the others. Writes a
-JSON, and the picture `docs/images/turns.svg` of seconds against turns.
+TRL is measured in float32 and bfloat16 at the first number of turns, and in the faster of them at the others. With all
+numbers of turns it writes a JSON and the picture `docs/images/turns.svg`, seconds against turns.
 """
 
 from __future__ import annotations
@@ -291,11 +291,9 @@ Points = Sequence[dict[str, Any]]
 
 
 def of_trainer(points: Points, trainer: str) -> dict[int, dict[str, Any]]:
-    """By the number of turns, the point in the better of a trainer's precisions; with the tool that answers at once."""
-    found: dict[int, dict[str, Any]] = {}
-    for point in sorted(points, key=lambda p: -p["seconds"]):
-        if point["trainer"] == trainer and not point["sleep"] and point["drawn"] != SHORT_TURN:
-            found[point["turns"]] = point
+    """By the number of turns, the point in the better of a trainer's precisions."""
+    slowest_first = sorted(points, key=lambda p: -p["seconds"])
+    found = {point["turns"]: point for point in slowest_first if point["trainer"] == trainer}
     return dict(sorted(found.items()))
 
 
@@ -309,8 +307,7 @@ def compared(points: Points) -> list[dict[str, Any]]:
 def waiting(points: Points) -> list[dict[str, Any]]:
     """A row for each number of turns: what sampling takes longer with the slow tool, in calls of it for each turn."""
     quick, slow = (
-        {p["turns"]: p["generate_seconds"] for p in points if p["drawn"] == SHORT_TURN and bool(p["sleep"]) == is_slow}
-        for is_slow in (False, True)
+        {p["turns"]: p["generate_seconds"] for p in points if bool(p["sleep"]) == is_slow} for is_slow in (False, True)
     )
     return [
         {"turns": n, "seconds": slow[n] - quick[n], "calls_a_turn": (slow[n] - quick[n]) / (SLEEP * (n - 1))}
@@ -323,27 +320,13 @@ def table(points: Points) -> Table:
     """A row for each worker."""
     caption = "ratio: TRL's seconds over Podium's, of the whole step, of sampling and of training"
     out = Table(title="A chain of look-ups: seconds of one step", caption=caption, padding=(0, 0))
-    for column in (
-        "tool",
-        "drawn",
-        "turns",
-        "trainer",
-        "sample",
-        "train",
-        "step",
-        "GiB",
-        "ratio",
-        "sampling",
-        "training",
-    ):
-        out.add_column(column, justify="left" if column in ("tool", "trainer") else "right")
+    for column in ("trainer", "turns", "sample", "train", "step", "GiB", "ratio", "sampling", "training"):
+        out.add_column(column, justify="left" if column == "trainer" else "right")
     ratios, ours = {row["turns"]: row for row in compared(points)}, of_trainer(points, "podium")
     for point in points:
         ratio = ratios.get(point["turns"], {}) if point is ours.get(point["turns"]) else {}
         out.add_row(
-            f"{1000 * point['sleep']:.0f} ms",
             f"{point['trainer']} {point['precision']}",
-            str(point["drawn"]),
             str(point["turns"]),
             *(f"{point[key]:.2f}" for key in ("generate_seconds", "train_seconds", "seconds", "peak_memory_gib")),
             *(f"{ratio[x]:.1f} x" if ratio else "" for x in ("seconds", "generate_seconds", "train_seconds")),
@@ -377,25 +360,27 @@ def main() -> None:
         print(json.dumps(measure(Point(**options.point), options.threads)), flush=True)
         return
     shape = {name: getattr(options, name) for name in ("prompts", "generations")}
-    points: list[dict[str, Any]] = []
 
-    def add(trainer: str, precision: str, turns: int, drawn: int, sleep: float = 0.0) -> None:
+    def measured(trainer: str, precision: str, turns: int, drawn: int, sleep: float = 0.0) -> dict[str, Any]:
         point = Point(trainer=trainer, precision=precision, turns=turns, drawn=drawn, sleep=sleep, **shape)
-        points.append(run(point, options.threads))
-        print(f"{turns} turns, {1000 * sleep:.0f} ms, {trainer} {precision}: {points[-1]['seconds']:.2f} s", flush=True)
+        found = run(point, options.threads)
+        print(f"{turns} turns, {1000 * sleep:.0f} ms, {trainer} {precision}: {found['seconds']:.2f} s", flush=True)
+        return found
 
-    for turns in options.turns:
-        for sleep in (0.0, SLEEP):
-            add("podium", "auto", turns, SHORT_TURN, sleep)
+    short = [measured("podium", "auto", n, SHORT_TURN, sleep) for n in options.turns for sleep in (0.0, SLEEP)]
+    points: list[dict[str, Any]] = []
     precisions: Sequence[str] = TRL_PRECISIONS
     for turns in options.turns:
-        add("podium", "auto", turns, options.drawn)
-        for precision in precisions:
-            add("trl", precision, turns, options.drawn)
+        points.append(measured("podium", "auto", turns, options.drawn))
+        points += [measured("trl", precision, turns, options.drawn) for precision in precisions]
         precisions = [of_trainer(points, "trl")[turns]["precision"]]
     Console().print(table(points))
-    print("written to", save("agents", {"points": points, "compared": compared(points), "waiting": waiting(points)}))
-    PICTURE.write_text(picture(points))
+    for row in waiting(short):
+        print("{turns} turns: {seconds:.1f} s more with the slow tool, {calls_a_turn:.1f} calls a turn".format(**row))
+    found = {"points": points, "compared": compared(points), "short_turns": short, "waiting": waiting(short)}
+    if tuple(options.turns) == TURNS:
+        print("written to", save("agents", found))
+        PICTURE.write_text(picture(points))
 
 
 if __name__ == "__main__":

@@ -138,17 +138,15 @@ def gated_unit(gate: Tensor, up: Tensor) -> Tensor:
     return unit
 
 
-def _unit_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of both factors, and the unit itself; some rows at a time, as in `gated_unit`."""
-    grad_gate, grad_up, unit = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(3))
-    tensors = (x.flatten(0, -2).split(UNIT_ROWS) for x in (grad, gate, up, grad_gate, grad_up, unit))
-    for grad_XI, gate_XI, up_XI, *found in zip(*tensors, strict=True):
-        grad32, gate32 = grad_XI.float(), gate_XI.float()
-        activated = F.silu(gate32)
-        found[2].copy_(activated * up_XI)
-        found[1].copy_(activated.mul_(grad32))
-        found[0].copy_(torch.ops.aten.silu_backward(grad32 * up_XI, gate32))
-    return grad_gate, grad_up, unit
+def _unit_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of both factors; some rows at a time, as in `gated_unit`."""
+    grad_gate, grad_up = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
+    tensors = (x.flatten(0, -2).split(UNIT_ROWS) for x in (grad, gate, up, grad_gate, grad_up))
+    for grad_XI, gate_XI, up_XI, grad_gate_XI, grad_up_XI in zip(*tensors, strict=True):
+        gate32, grad32 = gate_XI.float(), grad_XI.float()
+        grad_up_XI.copy_(F.silu(gate32).mul_(grad32))
+        grad_gate_XI.copy_(torch.ops.aten.silu_backward(grad32.mul_(up_XI), gate32))
+    return grad_gate, grad_up
 
 
 class SwiGLU(torch.autograd.Function):
@@ -161,7 +159,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return _unit_backward(grad, *ctx.saved_tensors)[:2]
+        return _unit_backward(grad, *ctx.saved_tensors)
 
 
 class GatedProduct(torch.autograd.Function):
@@ -175,12 +173,12 @@ class GatedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad16: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        grad_gate, grad_up, unit = _unit_backward(grad16 @ ctx.rounded_DI, *ctx.saved_tensors)
+        gate, up = ctx.saved_tensors
         grad_weight = None
         if ctx.needs_input_grad[2]:
-            product = grad16.flatten(0, -2).T @ unit.flatten(0, -2)
+            product = grad16.flatten(0, -2).T @ gated_unit(gate, up).flatten(0, -2)
             grad_weight = accumulated(ctx.weight_DI, lambda total: total.add_(product))
-        return grad_gate, grad_up, grad_weight, None
+        return *_unit_backward(grad16 @ ctx.rounded_DI, gate, up), grad_weight, None
 
 
 # ---- token lookup ----
