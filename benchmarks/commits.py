@@ -106,8 +106,9 @@ def compare_seconds(workload: str, before: Path, after: Path, *, rounds: int, st
     """Print the seconds of a step of both, measured in turn."""
     pairs = [[seconds_a_step(checkout, workload, steps) for checkout in (before, after)] for _ in range(rounds)]
     first, second = (statistics.median(times) for times in zip(*pairs, strict=True))
-    ratio = statistics.median(pair[1] / pair[0] for pair in pairs)
-    print(f"{workload}: {first:.2f} s a step before, {second:.2f} s after; median of {rounds} ratios {ratio:.3f}")
+    ratios = sorted(pair[1] / pair[0] for pair in pairs)
+    print(f"{workload}: {first:.2f} s a step before, {second:.2f} s after; median of {rounds} ratios "
+          f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
