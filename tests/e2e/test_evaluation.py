@@ -299,3 +299,5 @@ def test_a_run_with_an_environment_is_evaluated_by_playing(cli: Cli, tmp_path: P
     table = pd.read_parquet(saved)
     assert table["reward/Game"].max() == 1.0
     assert (table["reward/Game"] >= 0.5).all()
+    assert table["completion"].str.contains("\n| again", regex=False).any()  # what was given, behind a bar
+    assert not table["completion"].str.contains("assistant").any()  # the template's role words

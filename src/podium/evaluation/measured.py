@@ -24,6 +24,7 @@ from podium.algorithm.metrics import right
 from podium.data.columns import GOLD
 from podium.evaluation.statistics import Difference, mean_of_prompt, paired_difference
 from podium.records import Prompt, ScoredGroup, last_user_turn
+from podium.runs.conversations import whole_text
 from podium.runs.monitors.signs import Sample, Sign, credited, signs
 from podium.runs.recording import nullable, utf8
 
@@ -202,7 +203,7 @@ def _rows(scored: ScoredGroup, labels: Sequence[str]) -> list[dict[str, Any]]:
         {
             **common,
             "completion_index": g,
-            "completion": utf8(completion.text),
+            "completion": utf8(whole_text(completion)),
             "num_tokens": len(completion.token_ids),
             "finish": completion.finish,
             **{name: rewards_G[g] for name, rewards_G in rewards_K.items()},
