@@ -53,6 +53,11 @@ class Game(podium.TextEnvironment):
 class Silent:
     def reset(self, **row):
         return None
+
+
+class Deaf(Game):
+    def step(self):
+        return None, 1.0, True, {}
 """
 RECIPE = (
     "model: builtin:smollm2-135m-instruct\ndataset: builtin:guesses\nmax_steps: 2\nper_device_train_batch_size: 8\n"
@@ -117,6 +122,20 @@ def test_an_environment_that_cannot_be_reset_is_found(recipe: Any) -> None:
     [finding] = [each for each in found if each.code == "C054"]
     assert "number" in finding.what
     assert not [each for each in check_recipe(recipe("environment: game.py:Game")) if each.severity == "error"]
+
+
+def test_a_step_that_takes_no_text_is_found(recipe: Any) -> None:
+    found = [each for each in check_recipe(recipe("environment: game.py:Deaf")) if each.severity == "error"]
+    assert any("`Deaf.step` cannot be called with a turn's text" in each.what for each in found), found
+
+
+def test_an_environment_that_is_not_there_has_no_consequences(recipe: Any) -> None:
+    """Rows with equal prompts are told apart by their other columns, as with the right name."""
+    base = RECIPE.replace("builtin:guesses", "rows.csv")
+    Path("rows.csv").write_text("prompt,number\n" + "Play.,3\nPlay.,5\n" * 8)
+    right, wrong = (check_recipe(recipe(f"environment: game.py:{name}", base)) for name in ("Game", "Gane"))
+    assert {each.code for each in wrong} - {each.code for each in right} == {"C054"}
+    assert "D016" in {each.code for each in check_recipe(recipe("rewards: [exact_match]", base))}
 
 
 def test_something_must_be_rewarded(recipe: Any) -> None:

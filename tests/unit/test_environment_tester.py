@@ -449,3 +449,7 @@ def test_a_name_that_is_not_there_is_one_message(files: Path) -> None:
     done = CliRunner().invoke(app, ["environments", "test", "game.py:Gues"])
     assert done.exit_code == 2
     assert "has no function `Gues`" in done.output
+    done = CliRunner().invoke(app, ["environments", "test", "game.py"])
+    assert done.exit_code == 2
+    assert "`game.py` names no function of the file. It has " in done.output
+    assert "fix: game.py:" in done.output

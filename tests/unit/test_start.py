@@ -70,6 +70,20 @@ BREAKS = {
 """A mistake for each file of the user's own."""
 
 
+def test_a_game_is_not_asked_for_rows(cli, tmp_path):
+    code, out, err = cli("init", "run", "--task", "game", stdin="cpu\n\n")
+    assert code == 0, err
+    assert "Your rows" not in out
+    assert (tmp_path / "run" / "game.py").is_file()
+
+
+def test_a_question_without_an_answer_stands_on_a_line_of_its_own(cli):
+    code, out, err = cli("init", "run", "--task", "exact")
+    assert code == 2
+    assert out.endswith("\n")
+    assert err.startswith("error: not every question was answered.")
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_reward_and_its_test_are_tidy_and_can_fail(cli, tmp_path, task):
     cli("init", "run", "--task", task, "--yes")

@@ -141,6 +141,12 @@ class EnvironmentPools:
             what = "Each environment instance returned by `environment_factory` must define a callable `reset`. "
             what += f"`{type(environment).__name__}`{_called(name)} has none."
             raise ConfigError(what, fix="write `def reset(self, **row):` in the class")
+        if isinstance(environment, TextEnvironment):
+            try:
+                inspect.signature(environment.step).bind("")
+            except TypeError as error:
+                what = f"`{type(environment).__name__}.step` cannot be called with a turn's text: {error}"
+                raise ConfigError(what, fix="write `def step(self, text):` in the class") from None
         return environment
 
 

@@ -61,7 +61,7 @@ def init(
     word, sentence = of_words(task)
     if not data and target and is_dataset(target):
         target, data = "", target
-    data = data or _rows(target, yes=yes)
+    data = data or _rows(target, word, yes=yes)
     folder = Path(to or target or folder_for(data)).expanduser()
     check_free(folder, "" if target and not data else f"{data} --to")
     wishes = Wishes(prompt=prompt, answer=answer, word=word, sentence=sentence, reward_file=reward_file)
@@ -77,7 +77,7 @@ def init(
     typer.echo("\n  ".join(["Next:", *commands]))
 
 
-def _rows(target: str, *, yes: bool) -> str:
+def _rows(target: str, word: str | None, *, yes: bool) -> str:
     """The table, where none was named; empty for an example."""
     from podium.cli.start.asking import ask, at_terminal
 
@@ -86,7 +86,8 @@ def _rows(target: str, *, yes: bool) -> str:
         raise ConfigError(
             what, fix='podium init TABLE.csv --task "What the model should do."; or podium init my-run -y'
         )
-    return ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
+    has_rows = word in ("tool", "game")  # of its own
+    return "" if has_rows else ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
 
 
 def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | None, *, yes: bool) -> dict[str, str]:

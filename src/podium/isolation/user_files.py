@@ -83,4 +83,5 @@ def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a rewar
         raise ConfigError(f"`{name}` in {shown} is {type(value).__name__}; {rule}", fix=f"{shown}:FUNCTION")
     listed = f"It has {', '.join(own[:10])}." if own else "It has no functions."
     fix = did_you_mean(name, own) or f"{shown}:{own[0] if own else 'FUNCTION'}"
-    raise ConfigError(f"{shown} has no function `{name}`. {listed}", fix=fix)
+    missing = f"{shown} has no function `{name}`." if name else f"`{shown}` names no function of the file."
+    raise ConfigError(f"{missing} {listed}", fix=fix)

@@ -77,8 +77,8 @@ def target_of(spec: str, folder: Path) -> Any:
     library, _, rest = name.partition(":")
     if library.replace("-", "_") in ADAPTERS and not (name.startswith(PREFIX) and rest in LIBRARY):
         return resolve_environment(spec, folder)
-    if ".py:" in name:
-        found = from_file(name, folder)
+    if ".py:" in name or name.endswith(".py"):
+        found = from_file(name if ".py:" in name else f"{name}:", folder)
         is_tool = not inspect.isclass(found) and bool(inspect.signature(found).parameters)
         return found if is_tool or not arguments else resolve_environment(spec, folder)
     [tool] = resolve_tools([spec], folder)

@@ -25,6 +25,7 @@ def ask(question: str, usual: str, *, yes: bool) -> str:
     except typer.Abort:
         if sys.stdin.isatty():
             raise KeyboardInterrupt from None
+        typer.echo()  # behind the question
         raise ConfigError(
             "not every question was answered.",
             fix="Give the name of your table, or --task, --machine and --model, or --yes for what is usual.",

@@ -89,6 +89,11 @@ class Setup:
     """None: the run has no stages."""
     problems: tuple[Finding, ...] = ()
 
+    @property
+    def has_environment(self) -> bool:
+        """Whether an environment is given, also one that could not be made."""
+        return self.pools is not None or bool(self.given.get("environment"))
+
     def loaded(self) -> Loaded | None:
         """The rows as they were surveyed, for a trainer; None where they were not kept. Raises `DataError`."""
         if self.opened is None or self.train is None:
