@@ -31,6 +31,7 @@ from test_resume import Server, assert_same, server, undisturbed
 __all__ = ["server", "undisturbed"]
 
 RUNS = ("stages", "moving stages", "adapter stages")
+MOST = ("stages", "adapter stages", pytest.param("moving stages", marks=pytest.mark.slow))
 STEPS = {"stages": (3, 2, 2, 3), "moving stages": (3, 2, 2), "adapter stages": (3, 2, 3)}
 """Optimizer steps of each stage; the second of `stages` ends at its gate, of five that it might take."""
 
@@ -51,7 +52,7 @@ def borders(folder: Path) -> Iterator[Path]:
         yield folder / entry["folder"] / entry["checkpoint"]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", MOST)
 def test_the_runs_go_through_all_stages(name: str, undisturbed: Any) -> None:
     """The comparisons below would say nothing of runs in which nothing happens."""
     expected = undisturbed(name)
@@ -65,7 +66,7 @@ def test_the_runs_go_through_all_stages(name: str, undisturbed: Any) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4))])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", MOST)
 def test_killed_as_a_stage_begins(name: str, stage: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """Right behind a border, before a step of the next stage is done."""
     expected = undisturbed(name)
