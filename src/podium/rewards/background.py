@@ -67,7 +67,8 @@ async def _awaited(pending: _Pending, limit: float | None) -> None:
     # Caught in the task itself: `SystemExit` and interrupts would end the loop and leave the caller waiting.
     except BaseException as error:  # noqa: BLE001
         if limit is not None and scope.expired() and isinstance(error, TimeoutError):
-            frames = [frame for frame, _ in traceback.walk_tb((error.__cause__ or error).__traceback__)]
+            inner = error.__context__ or error  # before Python 3.11.3 there is no __cause__
+            frames = [frame for frame, _ in traceback.walk_tb(inner.__traceback__)]
             result = overran(limit, frames, call.completions)
         else:
             result = CallResult(failures=(raised(error, OWN_FRAMES, call.completions),), error=error)
