@@ -99,6 +99,16 @@ def with_fix(what: str, fix: str) -> str:
     return f"{what}\n  fix: {fix}" if fix else what
 
 
+def overrule(code: str) -> str:
+    """How a user goes on against a finding that stops a run: the key of a recipe, the flag, the argument in Python.
+
+    >>> print(overrule("P007"))
+    on_finding: {P007: ignore}, --on_finding '{P007: ignore}' or GRPOConfig(on_finding={"P007": "ignore"})
+    """
+    wish = f"{{{code}: ignore}}"
+    return f'on_finding: {wish}, --on_finding \'{wish}\' or GRPOConfig(on_finding={{"{code}": "ignore"}})'
+
+
 def hub_errors() -> tuple[type[Exception], ...]:
     """The errors of the hub's client when the hub cannot be reached or refuses: OSError, and its HTTP library's own.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -120,13 +122,28 @@ def test_functions_take_at_most_eight_arguments() -> None:
     ]
 
 
-LINES = 55_000
-"""Lines of the package now; the goal is 38,000. Lower it with every reduction."""
+CODE_LINES = 38_500
+"""Lines of code of the package, without blank lines, comments and docstrings. Lower it with every reduction."""
+
+
+def code_lines(text: str) -> int:
+    """Lines that hold a token of code."""
+    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    held = {line for token in tokens if token.type not in layout for line in range(token.start[0], token.end[0] + 1)}
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(text)):
+        for each in node.body if isinstance(node, owners) else ():
+            if (
+                isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                held -= set(range(each.lineno, (each.end_lineno or each.lineno) + 1))
+    return len(held)
 
 
 def test_the_package_and_the_trainer_keep_their_size() -> None:
-    def lines(path: Path) -> int:
-        return len(path.read_text(encoding="utf-8").splitlines())
-
-    assert lines(PACKAGE / "trainer" / "trainer.py") <= 350
-    assert sum(lines(path) for path in PACKAGE.rglob("*.py")) <= LINES
+    trainer = PACKAGE / "trainer" / "trainer.py"
+    assert len(trainer.read_text(encoding="utf-8").splitlines()) <= 350
+    assert sum(code_lines(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")) <= CODE_LINES
