@@ -1,0 +1,269 @@
+"""Tiny checkpoints of many families of models, made from configurations without a network, in under a second each.
+
+    FAMILIES["qwen3_vl"](Path("folder"))          a model with random weights, its tokenizer and chat template
+    python -m benchmarks.families OUT [NAME ...]  write some, or all
+
+A folder is what a hub repository would be: `config.json`, weights in bfloat16, the byte tokenizer of `podium.testing`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from podium.testing import tiny_tokenizer
+
+IMAGE_TOKENS = ("<image>", "<image_start>", "<image_end>", "<video>")
+"""Tokens that stand for images and videos in the configurations of `WITH_IMAGES`; the tokenizer gets them, too."""
+
+_SIZES: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
+_HEAD = {**_SIZES, "head_dim": 8}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROUTED = {**_HEAD, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
+_DELTA: Mapping[str, Any] = {
+    **_HEAD,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_GEMMA3 = {**_HEAD, **_SLIDING, "query_pre_attn_scalar": 8}
+_GEMMA4 = {
+    **{**_HEAD, **_SLIDING, "global_head_dim": 8, "num_kv_shared_layers": 0},
+    **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 264},
+}
+
+TEXT_ONLY: Mapping[str, Mapping[str, Any]] = {
+    "llama": _SIZES,
+    "mistral": {**_HEAD, "sliding_window": 8},
+    "qwen2": _SIZES,
+    "qwen3": _HEAD,
+    "qwen3_moe": {**_HEAD, **_EXPERTS, "num_experts": 4},
+    "qwen3_next": {**_DELTA, **_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32},
+    "gemma": _HEAD,
+    "gemma2": {**_GEMMA3, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    "gemma3_text": _GEMMA3,
+    "phi": _SIZES,
+    "phi3": _SIZES,
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": 0.2},
+    "gpt_neo": {**_SIZES, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "gpt_neox": _SIZES,
+    "gpt_oss": {**_HEAD, **_SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "opt": {**_SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
+    "falcon": {**_SIZES, "num_kv_heads": 2},
+    "stablelm": _SIZES,
+    "starcoder2": _SIZES,
+    "cohere": _SIZES,
+    "cohere2": {**_HEAD, **_SLIDING},
+    "granite": _SIZES,
+    "granitemoe": {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoehybrid": {
+        **{**_SIZES, **_MAMBA2, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+        "layer_types": ["mamba", "attention"],
+    },
+    "olmo2": _SIZES,
+    "olmo3": {**_SIZES, **_SLIDING},
+    "olmoe": {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2},
+    "smollm3": {**_SIZES, "no_rope_layers": [1, 0]},
+    "lfm2": {**_SIZES, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {
+        **_SIZES,
+        **_EXPERTS,
+        "num_experts": 4,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention"],
+    },
+    "mixtral": {**_SIZES, "num_local_experts": 4},
+    "deepseek_v2": {**_ROUTED, **_LATENT, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    "deepseek_v3": {**_ROUTED, **_LATENT, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    "glm": _HEAD,
+    "glm4": _HEAD,
+    "glm4_moe": {**_ROUTED, "first_k_dense_replace": 1},
+    "minimax": {
+        **{**_HEAD, "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 8},
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "minimax_m2": {**_HEAD, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "ernie4_5": _HEAD,
+    "ernie4_5_moe": {
+        **_HEAD,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_layer_start_index": 1,
+    },
+    "hunyuan_v1_dense": _HEAD,
+    "hunyuan_v1_moe": {**_HEAD, "num_experts": 4, "moe_topk": 2, "moe_intermediate_size": 32},
+    "exaone4": {**_HEAD, **_SLIDING},
+    "seed_oss": _HEAD,
+    "nemotron": _SIZES,
+    "nemotron_h": {
+        **{**_HEAD, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 8, "chunk_size": 8},
+        "layers_block_type": ["mamba", "attention"],
+    },
+    "falcon_h1": {**_HEAD, **_MAMBA2, "mamba_d_ssm": 64},
+    "bamba": {**_SIZES, **_MAMBA2, "attn_layer_indices": [1]},
+    "zamba2": {
+        **{**_SIZES, "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8},
+        **{"layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1, "attention_hidden_size": 64},
+    },
+    "jamba": {**_SIZES, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "use_mamba_kernels": False},
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+    "mamba2": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_heads": 8,
+        "head_dim": 8,
+        "n_groups": 1,
+        "state_size": 8,
+    },
+    "recurrent_gemma": {
+        **_HEAD,
+        "lru_width": 32,
+        "attention_window_size": 8,
+        "block_types": ["recurrent", "attention"],
+    },
+    "llama4_text": {**_HEAD, "intermediate_size_mlp": 64, "num_local_experts": 4, "num_experts_per_tok": 1},
+    "gemma4_text": _GEMMA4,
+}
+"""Configurations of checkpoints that hold a language model alone, by model type."""
+
+_VIT = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_SIGLIP = {**_VIT, "image_size": 16, "patch_size": 8}
+_QWEN_VIT = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "mrope_interleaved": True}
+_QWEN3_VIT = {**_QWEN_VIT, "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+
+WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {"text_config": _GEMMA3, "vision_config": _SIGLIP, "mm_tokens_per_image": 4},
+    "gemma4": {
+        "text_config": _GEMMA4,
+        "vision_config": {**_VIT, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 64},
+        "audio_config": None,
+    },
+    "qwen2_vl": {
+        "text_config": {**_SIZES, "rope_parameters": {**_ROPE, "mrope_interleaved": False}},
+        "vision_config": {
+            "depth": 1,
+            "embed_dim": 16,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 4,
+        },
+    },
+    "qwen2_5_vl": {
+        "text_config": {**_SIZES, "rope_parameters": {**_ROPE, "mrope_interleaved": False}},
+        "vision_config": {**_QWEN_VIT, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
+    },
+    "qwen3_vl": {"text_config": {**_HEAD, "rope_parameters": _ROPE}, "vision_config": _QWEN3_VIT},
+    "qwen3_vl_moe": {
+        "text_config": {**_HEAD, **_EXPERTS, "num_experts": 4, "rope_parameters": _ROPE},
+        "vision_config": _QWEN3_VIT,
+    },
+    "qwen3_5": {"text_config": {**_DELTA, "rope_parameters": _ROPE}, "vision_config": _QWEN3_VIT},
+    "qwen3_5_moe": {
+        "text_config": {
+            **{**_DELTA, **_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32},
+            "rope_parameters": _ROPE,
+        },
+        "vision_config": _QWEN3_VIT,
+    },
+    "mistral3": {
+        "text_config": {**_HEAD, "model_type": "mistral"},
+        "vision_config": {**_SIGLIP, "model_type": "pixtral", "head_dim": 8},
+    },
+    "llava": {
+        "text_config": {**_SIZES, "model_type": "llama"},
+        "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
+    },
+    "llava_next": {
+        "text_config": {**_SIZES, "model_type": "llama"},
+        "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
+    },
+    "idefics3": {"text_config": {**_SIZES, "model_type": "llama"}, "vision_config": _SIGLIP, "scale_factor": 2},
+    "smolvlm": {"text_config": {**_SIZES, "model_type": "llama"}, "vision_config": _SIGLIP, "scale_factor": 2},
+    "internvl": {
+        "text_config": {**_SIZES, "model_type": "qwen2"},
+        "vision_config": {**_SIGLIP, "image_size": [16, 16], "patch_size": [8, 8]},
+    },
+    "paligemma": {
+        "text_config": {**_HEAD, "model_type": "gemma"},
+        "vision_config": {**_SIGLIP, "projection_dim": 32, "vision_use_head": False},
+        "projection_dim": 32,
+    },
+    "lfm2_vl": {
+        "text_config": {**TEXT_ONLY["lfm2"], "model_type": "lfm2"},
+        "vision_config": {**_VIT, "patch_size": 4, "num_patches": 16},
+        "projector_hidden_size": 32,
+    },
+    "glm4v": {
+        "text_config": {**_HEAD, "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}},
+        "vision_config": {**_QWEN_VIT, "out_hidden_size": 32, "image_size": 16},
+    },
+    "llama4": {
+        "text_config": TEXT_ONLY["llama4_text"],
+        "vision_config": {**_SIGLIP, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
+    },
+}
+"""The same for checkpoints that hold an encoder of images beside the language model."""
+
+_IDS = ("image_token_id", "vision_start_token_id", "vision_end_token_id", "video_token_id")
+
+
+def write_family(name: str, folder: Path, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> None:
+    """Save a family's tiny model, random from `seed`, with its tokenizer."""
+    tokenizer = tiny_tokenizer()
+    images = name in WITH_IMAGES
+    if images:
+        tokenizer.add_special_tokens(
+            {"additional_special_tokens": list(IMAGE_TOKENS)}, replace_extra_special_tokens=False
+        )
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    text = {"vocab_size": len(tokenizer), **ids}
+    settings = {**(WITH_IMAGES if images else TEXT_ONLY)[name]}
+    if images:
+        special = dict(zip(_IDS, tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS)), strict=True))
+        special["image_token_index"] = special["image_token_id"]
+        config = AutoConfig.for_model(
+            name, **{**settings, **special, "text_config": {**text, **settings["text_config"]}}
+        )
+    else:
+        config = AutoConfig.for_model(name, **{**text, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config(config, dtype=dtype)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+FAMILIES: Mapping[str, Callable[[Path], None]] = {
+    name: partial(write_family, name) for name in (*TEXT_ONLY, *WITH_IMAGES)
+}
+"""What writes a family's checkpoint into a folder, by model type."""
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[2:] or FAMILIES:
+        FAMILIES[chosen](Path(sys.argv[1]) / chosen)
