@@ -99,14 +99,39 @@ def with_fix(what: str, fix: str) -> str:
     return f"{what}\n  fix: {fix}" if fix else what
 
 
+NOTHING_RUNS = frozenset(
+    re.findall(
+        r"\w+",
+        "C001 C002 C003 C004 C006 C009 C010 C011 C012 C013 C014 C016 C017 C018 C019 C030 C031 C032 C033 C034 C036 C052 "
+        "C053 C054 C060 C061 D001 D002 D003 D004 D005 D006 D007 D008 D009 D010 D011 D012 D013 D014 D015 D020 D021 D022 "
+        "D023 D024 D025 D026 D027 D029 D030 D031 D033 D034 D035 D036 D038 D039 D052 D053 D054 D055 D056 D057 D058 D060 "
+        "M001 M002 M003 M004 M006 M008 M009 M011 M012 M013 M016 M017 M020 M021 M024 K001 K003 W001 W002 W013 W014 "
+        "W015 W016 W017 W018",
+    )
+)
+"""Codes whose errors are facts with which no run could begin or go on. All other stops can be overruled."""
+
+
 def overrule(code: str) -> str:
     """How a user goes on against a finding that stops a run: the key of a recipe, the flag, the argument in Python.
 
+    Empty for a code of `NOTHING_RUNS`.
+
     >>> print(overrule("P007"))
     on_finding: {P007: ignore}, --on_finding '{P007: ignore}' or GRPOConfig(on_finding={"P007": "ignore"})
+    >>> overrule("C019")
+    ''
     """
+    if code in NOTHING_RUNS:
+        return ""
     wish = f"{{{code}: ignore}}"
     return f'on_finding: {wish}, --on_finding \'{wish}\' or GRPOConfig(on_finding={{"{code}": "ignore"}})'
+
+
+def way_on(finding: Any) -> str:
+    """The fix of a `Finding` as the message of a stop has it: with the line that overrules it, where one does."""
+    line = overrule(finding.code) if finding.severity == "error" else ""
+    return "\n  or go on against it: ".join(filter(None, (finding.fix, line)))
 
 
 def hub_errors() -> tuple[type[Exception], ...]:

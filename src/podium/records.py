@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +30,9 @@ CallProblem = Literal["", "unknown", "arguments", "error", "timeout", "result"]
 """Kind of a call's failure: no such tool, wrong arguments, an exception, the time limit, a result of no use."""
 
 Severity = Literal["error", "warning", "note"]
+
+OVERRULED = "overruled: "
+"""Begins a finding that would have stopped the run, had `on_finding` not told to ignore it."""
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """Severities of findings, the most severe first."""
@@ -241,6 +244,10 @@ class Finding:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the cure changes, in keys and values of a recipe; None takes a key out. Empty: the cure is no
     setting."""
+
+    def overruled(self) -> Finding:
+        """The same as a warning, where the user goes on against an error."""
+        return replace(self, severity="warning", what=f"{OVERRULED}{self.what}")
 
     def __str__(self) -> str:
         lines = [f"{self.severity}[{self.code}] {self.what}", f"  why: {self.why}", f"  fix: {self.fix}"]

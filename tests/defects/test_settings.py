@@ -639,7 +639,7 @@ def test_resume_that_cannot_go_on(
         run(**after, max_steps=3).train(resume_from_checkpoint="run/checkpoint-2")
     now(str(error.value))
     assert says in str(error.value)
-    assert error.value.code == "K001"
+    assert error.value.code == "K004"
     assert [path.name for path in sorted(Path("run").glob("*-*")) if path.is_dir()] == ["checkpoint-1", "checkpoint-2"]
 
 
@@ -752,7 +752,7 @@ def test_resume_with_other_code_or_data(
 def test_check_of_a_resumed_run(run: Callable, now: Callable) -> None:
     run(max_steps=1).train()
     found = check(output_dir="run", optim="adafactor", lora={"r": 4}, resume_from_checkpoint=True)
-    said = [each.what for each in found if each.code == "K001"]
+    said = [each.what for each in found if each.code == "K004"]
     now(" / ".join(said))
     assert any("optim is adafactor, and checkpoint-1 holds the state of adamw_torch" in what for what in said)
     assert any("holds all weights, and an adapter is trained here" in what for what in said)

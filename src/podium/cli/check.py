@@ -56,7 +56,7 @@ def check(
     found = checked.findings
     extra: dict[str, Any] = {"reward_tables": [dataclasses.asdict(table) for table in checked.tables]}
     if not as_json:
-        print_findings(console, found)
+        print_findings(console, found, stops=True)
         print_truths(console, checked.tables)
     if rollouts and checked.recipe is not None:
         gc.enable()

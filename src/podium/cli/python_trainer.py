@@ -43,7 +43,12 @@ class GRPOTrainer(trainer.GRPOTrainer):
             raise ModelError(as_error("GRPOTrainer", fatal).what, findings=fatal)
         if plan.args.process_index == 0:
             _log(found)
+        self._found = found
         return plan
+
+    def _begin(self, *given: Any) -> None:
+        super()._begin(*given)
+        self.health.overruled_before(self._found)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`, between two measurements of rows of `eval_dataset`; none with `eval_rows` 0.

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from podium.errors import as_line
+from podium.errors import as_line, way_on
 from podium.records import Finding, clean
 
 
@@ -83,14 +83,17 @@ def is_main() -> bool:
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
-def print_findings(to: Console, found: Sequence[Finding]) -> None:
-    """Each finding on a few lines; why and fix of several equal ones below the last of them."""
+def print_findings(to: Console, found: Sequence[Finding], *, stops: bool = False) -> None:
+    """Each finding on a few lines; why and fix of several equal ones below the last of them.
+
+    `stops`: whether errors stop a run that reads `on_finding`; then the line that overrules each is printed.
+    """
     for finding, following in zip_longest(found, found[1:]):
         head = Text(f"{finding.severity}[{finding.code}] ", style=STYLES[finding.severity])
         print_wrapped(to, head + plain_text(finding.what))
         if following is not None and _cure(following) == _cure(finding):
             continue
-        for word, text in (("why", finding.why), ("fix", finding.fix)):
+        for word, text in (("why", finding.why), ("fix", way_on(finding) if stops else finding.fix)):
             if text:
                 print_wrapped(to, Text(f"  {word}: ", style="dim") + plain_text(text))
         for key, value in finding.changes.items():

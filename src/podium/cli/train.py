@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.recipe.recipe import Stage
+    from podium.records import Finding
     from podium.trainer.progress import ProgressLine
     from podium.trainer.trainer import GRPOTrainer
 
@@ -89,11 +90,11 @@ def _piloted(path: str | Document, overrides: dict[str, Any], *, several: bool) 
 def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verbose: bool = False) -> None:
     """Everything `podium train` does."""
     started = time.perf_counter()
-    recipe = _checked(path, overrides)
+    recipe, found = _checked(path, overrides)
     os.environ.update(recipe.env)
     with occupying(folder_of(recipe)) if is_main() else contextlib.nullcontext():
         prepare_output(details=verbose)
-        job = (StagesRun if recipe.stages else SingleRun)(recipe)
+        job = (StagesRun if recipe.stages else SingleRun)(recipe, found)
         outcome = _run(job, started, evaluate=evaluate)
         if outcome == "train, no better" and (recipe.stages or not isinstance(path, str)):
             outcome = "train"  # a pilot takes a recipe without stages
@@ -101,8 +102,8 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verb
             print_on_main(next_line(outcome, recipe=shlex.quote(str(path)), run=str(job.folder)))
 
 
-def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
-    """The recipe, checked: warnings are printed; errors, and whatever this machine lacks, are one `ConfigError`."""
+def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, list[Finding]]:
+    """The recipe and its findings, warnings printed; errors, and what this machine lacks, are one `ConfigError`."""
     from podium.recipe.checks import as_error, examine, worth_saying
     from podium.recipe.checks.table import NOT_HERE
 
@@ -119,7 +120,7 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> Recipe:
         print_truths(errors, checked.tables)
         if is_of_reward_test(printed):
             errors.print(f"More of the rewards: podium rewards test {path}", markup=False, soft_wrap=True)
-    return checked.recipe
+    return checked.recipe, checked.findings
 
 
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str | None:
@@ -181,10 +182,10 @@ class _Job:
     stopped = False
     """Whether a finding ended a run in stages."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
         from podium.trainer.checkpointing import StopsOnTerm
 
-        self.recipe, self.folder = recipe, folder_of(recipe)
+        self.recipe, self.found, self.folder = recipe, found, folder_of(recipe)
         self.folders = [self.folder / stage.folder for stage in recipe.stages] or [self.folder]
         self.stop = StopsOnTerm()
         self.lines: list[ProgressLine] = []
@@ -199,11 +200,12 @@ class _Job:
 class SingleRun(_Job):
     """A recipe without stages: one trainer."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
+    def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
+        super().__init__(recipe, found)
         rows, self.held_out = recipe.load_rows()
         self.trainer = recipe.trainer(callbacks=[self.stop])
         self.trainer.health.config = without_secrets(recipe.given)
+        self.trainer.health.overruled_before(found)
         self.show_line(self.trainer)
         count = f"{len(rows):,}" if hasattr(rows, "__len__") else "a stream of"
         names = ", ".join(reward.name for reward in self.trainer.parts.rewards)
@@ -227,10 +229,10 @@ class SingleRun(_Job):
 class StagesRun(_Job):
     """A recipe with stages: a trainer for each, measured before and after as the last stage is."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
         from podium.recipe.stages.running import StagedRun
 
-        super().__init__(recipe)
+        super().__init__(recipe, found)
         self.run = StagedRun(recipe, callbacks=lambda stage: [self.stop], began=self._began)
         self.judge = self.run.judge
 
@@ -241,6 +243,8 @@ class StagesRun(_Job):
 
     def _began(self, stage: Stage, trainer: Any, inside: str | None) -> None:
         self.show_line(trainer)
+        if stage.kind == "grpo":
+            trainer.health.overruled_before(self.found)
         names = ", ".join(spec.name for spec in stage.recipe.rewards) if stage.kind == "grpo" else "supervised"
         until = f", until {stage.until.text}" if stage.until else ""
         bound = f"at most {stage.max_steps} steps" if stage.until else f"{stage.max_steps} steps"

@@ -27,7 +27,7 @@ from transformers import (
     TrainerState,
 )
 
-from podium.errors import ConfigError, ModelError
+from podium.errors import ConfigError, ModelError, way_on
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, own_code
 from podium.models.forward import base_model, is_quantized
@@ -53,6 +53,8 @@ class LoadSettings:
     gradient_checkpointing: bool = False
     disable_dropout: bool = False
     cast_head_to_fp32: bool = False
+    ignored: frozenset[str] = frozenset()
+    """Codes of errors in the weights that the user overrules."""
 
 
 def model_name(model: str | nn.Module) -> str:
@@ -254,8 +256,8 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
     model, info = AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype=dtype, **kwargs)
     if not hasattr(model.config, "quantization_config"):
         for found in judged(name, info, model.state_dict()):
-            if found.severity == "error":
-                raise ModelError(f"{found.what}: {found.why}.", code=found.code, fix=found.fix)
+            if found.severity == "error" and found.code not in settings.ignored:
+                raise ModelError(f"{found.what}: {found.why}.", code=found.code, fix=way_on(found))
     return model
 
 

@@ -46,7 +46,7 @@ from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.rules import unknown_accuracy
+from podium.trainer.rules import ignored_codes, unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -258,6 +258,7 @@ def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) 
         gradient_checkpointing=bool(args.gradient_checkpointing),
         disable_dropout=args.disable_dropout,
         cast_head_to_fp32=args.cast_lm_head_to_fp32,
+        ignored=ignored_codes(args),
         frozen_dtype=half_dtype(args) or torch.float32,
         device=args.device if args.device.type == "cuda" and not divides_weights(args) else None,
     )

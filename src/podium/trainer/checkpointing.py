@@ -25,7 +25,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from podium.algorithm.losses import EntropyControl
-from podium.errors import CheckpointError
+from podium.errors import CheckpointError, way_on
 from podium.models import loading
 from podium.models.precision import ProductPrecision
 from podium.records import Call, Completion, Group, Prompt, ScoredGroup, TrainingGroup, Turn
@@ -149,6 +149,8 @@ class CheckpointMixin(AtomicCheckpointMixin):
     weights: AdaptiveWeights
     _random_numbers_in: str | None
     """A checkpoint whose random state is still to be loaded."""
+    _others_state: frozenset[str]
+    """Settings whose state in the checkpoint is of another kind, and begins anew: `optim`, `lr_scheduler_type`."""
 
     # ---- saving ----
 
@@ -204,9 +206,11 @@ class CheckpointMixin(AtomicCheckpointMixin):
         """Raise `CheckpointError` where this run cannot continue from a checkpoint; log the changes since it."""
         self.processes.check_parts(found)
         for finding in resume.differences(found, self.health.made_of):
-            if finding.severity == "error":
-                raise CheckpointError(f"{finding.what}.", code=finding.code, fix=finding.fix)
-            if self.is_world_process_zero():
+            if self.health.overrules(finding):
+                self._others_state |= finding.changes.keys()
+            elif finding.severity == "error":
+                raise CheckpointError(f"{finding.what}.", code=finding.code, fix=way_on(finding), findings=[finding])
+            elif self.is_world_process_zero():
                 logger.warning("%s; %s.", finding.what, finding.why)
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
@@ -214,10 +218,13 @@ class CheckpointMixin(AtomicCheckpointMixin):
             if folder is not None and self.processes.division == "fsdp2":
                 self.processes.load_optimizer(Path(folder), self.optimizer)
                 self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
+            elif self._others_state & {"optim", "lr_scheduler_type"}:
+                logger.warning("The optimizer and its schedule begin anew: %s holds those of another kind.", folder)
             else:
                 super()._load_optimizer_and_scheduler(folder)
-        if folder is not None:
+        if folder is not None and not self._others_state & {"optim", "lr_scheduler_type"}:
             resume.apply_settings(Path(folder), self.args, self.optimizer, self.lr_scheduler)
+        if folder is not None:
             self._load_own(Path(folder))
             self._random_numbers_in = folder
             self.health.slow_down(self.optimizer, self.lr_scheduler)

@@ -163,6 +163,7 @@ class GRPOConfig(trl.GRPOConfig):
 
     def __post_init__(self) -> None:
         self._read_numbers()
+        self.on_finding = actions(self.on_finding)  # first: it says which of the next errors cannot be overruled
         if self.max_steps is None:
             self.max_steps = -1
         if str(self.fsdp).lower() in ("true", "false"):
@@ -173,7 +174,6 @@ class GRPOConfig(trl.GRPOConfig):
         refuse(CONTRADICTIONS, self)
         self._drop_without_effect()
         self._check_vllm()
-        self.on_finding = actions(self.on_finding)
         self._follow_device()
         renamed = getattr(self, "activation_checkpointing", None)  # what transformers 5.23 calls it
         checkpointing = self.gradient_checkpointing if renamed is None else renamed

@@ -29,7 +29,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from podium.agents.setup import user_code
 from podium.algorithm.metrics import MetricsBuffer
 from podium.data.survey import EXAMPLES, is_read_once
-from podium.errors import RewardError
+from podium.errors import RewardError, overrule, way_on
 from podium.records import Finding, ScoredGroup, StepMetrics
 from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
@@ -41,6 +41,7 @@ from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
 from podium.trainer.assembly import Parts, has_prompts
 from podium.trainer.processes import local
+from podium.trainer.rules import heeded, ignored_codes
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +102,8 @@ class Health(TrainerCallback):
         self._steps_per_round = steps_per_round(vars(self.args))
         self._spent = 0.0
         self._rollbacks = 0
-        self._went_back: Finding | None = None
-        """The finding of a rollback, until the record is cut."""
+        self._unrecorded: list[Finding] = []
+        """Findings from before the record is begun, or cut after a rollback."""
 
     # ---- from the trainer ----
 
@@ -141,7 +142,7 @@ class Health(TrainerCallback):
             return
         with self._timed():
             described = self.described
-            ignored = frozenset(code for code, wish in self._wishes.items() if wish == "ignore")
+            ignored = frozenset() if self.args.strict else ignored_codes(self.args)  # strict: what is overruled is said
             self._monitor = Monitor(run_settings(described), ignored=ignored)
             self.folder.begin(resumed_step=state.global_step or None)
             self.folder.write_json(ENVIRONMENT, described)
@@ -151,9 +152,9 @@ class Health(TrainerCallback):
                 rounds = rounds_of(run)
                 for metrics in run.history:
                     self._monitor.step(metrics, rounds.get(metrics.step, ()))
-            if self._went_back is not None:
-                self.folder.add_finding(self._went_back)
-                self._went_back = None
+            for finding in self._unrecorded:
+                self.folder.add_finding(finding)
+            self._unrecorded = []
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Before any backward: DeepSpeed steps in the last one."""
@@ -179,7 +180,7 @@ class Health(TrainerCallback):
                 self.latest = metrics.values
                 self.folder.add_metrics(metrics)
                 rounds, self._rounds = self._rounds, []
-                new = self._monitor.step(metrics, rounds)
+                new = [*heeded(self._monitor.step(metrics, rounds), ignored_codes(self.args))]
                 for finding in new:
                     self.say(finding)
                 wishes = {self._wish(finding) for finding in new}
@@ -242,26 +243,45 @@ class Health(TrainerCallback):
         examples = [] if is_read_once(parts.train_dataset) else [*islice(parts.train_dataset, EXAMPLES)]
         examples = [row for row in examples if has_prompts([row])]  # of the others the environments make them
         test = pretest(parts.rewards, parts.advantage.weights_K.tolist(), examples)
-        ignored = {"W111", *(code for code, wish in self._wishes.items() if wish == "ignore")}
-        found = [replace(each, step=1) for each in test.findings if each.code not in ignored]
+        told = heeded((each for each in test.findings if each.code != "W111"), ignored_codes(self.args))
+        found = [replace(each, step=1) for each in told]
         if self.args.record:
             self.folder.write_json(REWARD_TEST, as_plain(test))
         for finding in found:
             self._log(finding, extra={"code": finding.code})
             if finding.severity != "note":
-                self._add(finding)
+                self.add(finding)
         if test.table is not None:
             logger.info("%s", "\n".join(["Rewards before training", *test.table.as_text()]), extra={"code": "W121"})
         wrong = [finding for finding in found if finding.severity == "error"]
         if wrong and self.args.strict:
-            raise RewardError(f"{wrong[0].what} (strict: true)", code=wrong[0].code, fix=wrong[0].fix)
+            raise RewardError(f"{wrong[0].what} (strict: true)", code=wrong[0].code, fix=way_on(wrong[0]))
+
+    def overrules(self, finding: Finding) -> bool:
+        """Whether the user goes on against a finding from before the run; then it is said, and recorded later."""
+        [told] = [*heeded([finding], ignored_codes(self.args))] or [finding]
+        if told.severity == finding.severity:
+            return False
+        if told.code not in {each.code for each in self.found}:
+            self.overruled_before([told])
+        if self._is_main:
+            logger.warning("%s %s.", told.code, told.what)
+        return True
+
+    def overruled_before(self, found: Sequence[Finding]) -> None:
+        """Keep those findings of `podium check` that were overruled, for the record of this run."""
+        ignored = ignored_codes(self.args)
+        kept = [finding for finding in found if finding.code in ignored and finding.severity == "warning"]
+        self.found += kept
+        self._unrecorded += kept
 
     def say(self, finding: Finding) -> None:
         """Report a finding to the folder, the terminal and, as a number, the trackers."""
-        self._add(finding)
+        self.add(finding)
         self._log(finding)
 
-    def _add(self, finding: Finding) -> None:
+    def add(self, finding: Finding) -> None:
+        """Report a finding to the folder and, as a number, the trackers."""
         self.found.append(finding)
         self.folder.add_finding(finding)
         self.measured.add("train", {f"finding/{finding.code}": 1.0})
@@ -270,6 +290,8 @@ class Health(TrainerCallback):
         ends = self._wish(finding) == "stop"
         level = LEVELS[finding.severity] if ends else min(LEVELS[finding.severity], logging.WARNING)
         on = "" if ends or finding.severity != "error" else " (the run goes on; `strict: true` would end it)"
+        if ends and finding.code not in self._wishes:
+            on = f" To go on against it: {overrule(finding.code)}"
         logger.log(level, "%s %s Fix: %s%s", finding.code, finding.what, finding.fix, on, extra=extra)
 
     def _wish(self, finding: Finding) -> str | None:
@@ -308,8 +330,9 @@ class Health(TrainerCallback):
             if checkpoint.step_of(folder) > kept:
                 folder.rename(folder.with_name(f"set-aside-{folder.name}"))
         what = f"{bad.code} in step {bad.step}: went back to step {kept}, with half the learning rate."
-        self._went_back = replace(bad, code="M191", severity="warning", what=what, why=bad.what, step=kept)
-        self.found.append(self._went_back)
+        went_back = replace(bad, code="M191", severity="warning", what=what, why=bad.what, step=kept)
+        self.found.append(went_back)
+        self._unrecorded.append(went_back)
         logger.warning("%s", what)
         return healthy
 

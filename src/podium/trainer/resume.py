@@ -81,7 +81,7 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _refused(what: str, changes: Mapping[str, Any]) -> Finding:
     fix = f"{as_lines(changes)}, or start a new run without resume_from_checkpoint"
-    return Finding(code="K001", severity="error", what=what, fix=fix, changes=changes)
+    return Finding(code="K004", severity="error", what=what, fix=fix, changes=changes)
 
 
 def _other_weights(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -19,7 +19,8 @@ import yaml
 from podium.algorithm.advantages import AGGREGATIONS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
-from podium.errors import ConfigError, as_line, did_you_mean
+from podium.errors import ConfigError, as_line, did_you_mean, overrule
+from podium.records import Finding
 from podium.runs.findings import codes
 
 logger = logging.getLogger(__name__)
@@ -431,7 +432,23 @@ def actions(given: Any) -> dict[str, str]:
             raise ConfigError(f"on_finding names {code}, which is no finding.", fix=did_you_mean(code, codes()))
         if wish not in ACTIONS:
             raise ConfigError(f"on_finding for {code} is {wish!r}; it must be one of {', '.join(ACTIONS)}.")
+        if wish == "ignore" and not overrule(code):
+            logger.warning("on_finding cannot overrule an error of %s: nothing could run with it.", code)
     return wishes
+
+
+def ignored_codes(args: Any) -> frozenset[str]:
+    """Codes that `on_finding` tells to ignore."""
+    return frozenset(code for code, wish in (getattr(args, "on_finding", None) or {}).items() if wish == "ignore")
+
+
+def heeded(found: Iterable[Finding], ignored: Collection[str]) -> Iterator[Finding]:
+    """Findings without the ignored ones. An error among those is overruled, and stays as a warning, or cannot be."""
+    for finding in found:
+        if finding.code not in ignored or (finding.severity == "error" and not overrule(finding.code)):
+            yield finding
+        elif finding.severity == "error":
+            yield finding.overruled()
 
 
 def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | None:

@@ -119,13 +119,14 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self.scored: Sequence[ScoredGroup] = ()
         """The groups of the round that was drawn last."""
         self._random_numbers_in = None
+        self._others_state = frozenset()
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
         self._loss: Tensor | float = 0.0
         self._step_started = time.perf_counter()
         self.health = Health(parts, self._measured)
         self.rollouts = Rollouts()
-        self.proof = FirstBatch(parts.args, self.health.say)
+        self.proof = FirstBatch(parts.args, self.health.say, self.health.add)
         super().__init__(
             model=parts.policy,
             args=parts.args,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import ConfigError, PodiumError, with_fix
+from podium.errors import ConfigError, PodiumError, way_on, with_fix
 from podium.recipe.document import open_document, variables
 from podium.records import Finding
 
@@ -172,5 +172,5 @@ def _tables(setups: Sequence[Setup]) -> tuple[TruthTable, ...]:
 def as_error(name: str, found: Sequence[Finding]) -> ConfigError:
     """Findings that stop a run as one error; `name` is the recipe's."""
     head = [f"{name} has {len(found)} problems:"] * (len(found) > 1)
-    listed = [with_fix(f"{finding.what} [{finding.code}]", finding.fix) for finding in found]
+    listed = [with_fix(f"{finding.what} [{finding.code}]", way_on(finding)) for finding in found]
     return ConfigError("\n".join([*head, *listed]), findings=found)

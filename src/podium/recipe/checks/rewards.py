@@ -113,9 +113,8 @@ def trials(setup: Setup) -> Iterator[Finding]:
             what = f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions"
             fix = "do the slow part once for all completions, or write it with `async def` and await inside"
             yield warning(code="W009", what=what, why="the model waits for it in every round", fix=fix)
-    wishes = getattr(setup.args, "on_finding", None) or {}
     for finding in setup.tested.findings:
-        if finding.code != "W009" and wishes.get(finding.code) != "ignore":
+        if finding.code != "W009":
             yield _in_recipe(setup, finding) if setup.given else finding
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from podium.errors import ProofError
+from podium.errors import ProofError, way_on
 from podium.records import Finding, Prompt, ScoredGroup, TrainingGroup
 from podium.trainer.config import GRPOConfig
 from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, enough, reference_logps, shortened
@@ -28,6 +28,7 @@ from podium.trainer.proof.records import After, Before, Check, Proof, Subject
 from podium.trainer.proof.turns import OF_TURNS
 from podium.trainer.rollouts import policy_logps
 from podium.trainer.rounds import MicroBatch
+from podium.trainer.rules import ignored_codes
 from podium.trainer.snapshot import preserve_training_state
 from podium.trainer.training_groups import training_group
 
@@ -39,9 +40,10 @@ FILE = "proof.json"
 class FirstBatch(TrainerCallback):
     """Runs the checks of one run, once each, and keeps their results."""
 
-    def __init__(self, args: GRPOConfig, say: Callable[[Finding], None]) -> None:
+    def __init__(self, args: GRPOConfig, say: Callable[[Finding], None], record: Callable[[Finding], None]) -> None:
         self.args = args
         self.say = say
+        self.record = record
         self.checks: list[Check] = []
         self.seconds = 0.0
         self.step = 0
@@ -128,6 +130,8 @@ class FirstBatch(TrainerCallback):
         """Run checks, gather them, print and write; raise where one failed."""
         mine = [with_layer(check(evidence), evidence) for check in table]
         new = [worst(results) for results in zip(*gather_object([mine]), strict=True)]
+        ignored = ignored_codes(self.args)
+        new = [dataclasses.replace(c, overruled=c.passed is False and c.code in ignored) for c in new]
         self.checks += new
         self._count()
         proof = self.proof
@@ -138,8 +142,10 @@ class FirstBatch(TrainerCallback):
                 logger.info("%s", shown.summary())
             logger.debug("%s", shown.table())
             for check in new:
-                if check.word == "WARNING":
+                if check.word in ("WARNING", "overruled"):
                     self.say(check.finding)
+                elif check.word == "FAILED":
+                    self.record(check.finding)
         if proof.failures:
             raise failure(proof)
 
@@ -182,11 +188,12 @@ def worst(checks: Sequence[Check]) -> Check:
 
 def failure(proof: Proof) -> ProofError:
     """All failures in one message."""
-    lines = [f"  {check.code} {check.name}: {check.detail}\n    fix: {check.fix}" for check in proof.failures]
+    found = [check.finding for check in proof.failures]
+    lines = [f"  {each.code} {each.what}\n  fix: {way_on(each)}" for each in found]
     return ProofError(
         f"The proof on the first batch failed in {len(lines)} of {len(proof.checks)} checks, so the run stops:\n"
         + "\n".join(lines)
-        + f"\n`podium explain {proof.failures[0].code}` says more; `prove_first_batch: false` trains without a proof.",
-        code=proof.failures[0].code,
-        findings=[check.finding for check in proof.failures],
+        + f"\n`podium explain {found[0].code}` says more; `prove_first_batch: false` trains without a proof.",
+        code=found[0].code,
+        findings=found,
     )

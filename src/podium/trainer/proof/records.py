@@ -46,6 +46,8 @@ class Check:
     """It passed, but `detail` is worth reading."""
     suspect: bool = False
     """It passed, but the run is probably in vain."""
+    overruled: bool = False
+    """It failed, and the user goes on against it."""
 
     @property
     def word(self) -> str:
@@ -55,7 +57,8 @@ class Check:
         'ok'
         """
         passed = "WARNING" if self.suspect else "note" if self.note else "ok"
-        return {True: passed, False: "FAILED", None: "not checked"}[self.passed]
+        failed = "overruled" if self.overruled else "FAILED"
+        return {True: passed, False: failed, None: "not checked"}[self.passed]
 
     @property
     def is_quiet(self) -> bool:
@@ -64,9 +67,10 @@ class Check:
     @property
     def finding(self) -> Finding:
         """As an error, a warning or a note of the run."""
-        severity: Any = {"FAILED": "error", "WARNING": "warning"}.get(self.word, "note")
+        severity: Any = {"FAILED": "error", "overruled": "error", "WARNING": "warning"}.get(self.word, "note")
         what = f"{self.name}: {self.detail}"
-        return Finding(code=self.code, severity=severity, what=what, fix=self.fix, step=0, changes=self.changes)
+        made = Finding(code=self.code, severity=severity, what=what, fix=self.fix, step=0, changes=self.changes)
+        return made.overruled() if self.overruled else made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,8 @@ class Proof:
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.passed is False)
+        """Checks that stop the run."""
+        return tuple(check for check in self.checks if check.word == "FAILED")
 
     def summary(self) -> str:
         """One line where all is well; every other check that was made has a line below it."""
@@ -101,7 +106,8 @@ class Proof:
         checks = [{**dataclasses.asdict(check), "result": check.word} for check in self.checks]
         for check in checks:
             check.update({k: None for k, v in check.items() if isinstance(v, float) and not math.isfinite(v)})
-        head = {"passed": not self.failures, "step": self.step, "processes": self.processes}
+        passed = all(check.passed is not False for check in self.checks)
+        head = {"passed": passed, "step": self.step, "processes": self.processes}
         text = {**head, "seconds": round(self.seconds, 3), "checks": checks}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(text, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
