@@ -576,16 +576,17 @@ def test_init_takes_the_columns(folder: Path, model: str, now: Callable[[str], N
     from podium.recipe.assume import assume
 
     lines = [f"{line},{number}" for number, line in enumerate(COMMAS.splitlines())]
-    (folder / "t.csv").write_text("\n".join(["frage,antwort,nummer", *lines[1:]]) + "\n")
+    (folder / "t.csv").write_text("\n".join(["satz,loesung,nummer", *lines[1:]]) + "\n")
     init = ["init", "one", "--data", "t.csv", "--yes", "--no-sample"]
     refused = CliRunner().invoke(app, init)
     assert refused.exit_code == 2
     now(refused.stderr)
-    suggested = re.search(r"fix: (--prompt \S+ --answer) \S+, or others of them", " ".join(refused.stderr.split()))
-    flags = [*shlex.split(suggested[1]), "{antwort}"]
+    suggested = re.search(r"fix: (--prompt \S+ \S+ --answer) \S+, or others of them", " ".join(refused.stderr.split()))
+    assert shlex.split(suggested[1]) == ["--prompt", "{satz} {loesung}", "--answer"]
+    flags = ["--prompt", "{satz}", "--answer", "{loesung}"]
     assert CliRunner().invoke(app, [*init, *flags]).exit_code == 0
     recipe = yaml.safe_load((folder / "one" / "run.yaml").read_text())
-    assumed = assume({"dataset": "t.csv", "prompt": "{frage}", "answer": "{antwort}"}, alone=True)
+    assumed = assume({"dataset": "t.csv", "prompt": "{satz}", "answer": "{loesung}"}, alone=True)
     alike = (
         "examples",
         "held_out",

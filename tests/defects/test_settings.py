@@ -319,7 +319,7 @@ def test_a_flag_without_a_value(folder: Path, now: Callable) -> None:
     Path("run.yaml").write_text(yaml.safe_dump(RECIPE))
     [finding] = [each for each in check_recipe("run.yaml", {"max_steps": True}) if each.severity == "error"]
     now(f"{finding.what}; fix: {finding.fix}")
-    assert finding.fix == "--max_steps 100"
+    assert finding.fix == "for example --max_steps 100"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_flags_that_cannot_be_meant_are_refused(line):
         ),
         (
             "train quickstart --learning-rate",
-            "--learning_rate: needs a number behind it. [C003]\n  fix: --learning_rate 1e-06",
+            "--learning_rate: needs a number behind it. [C003]\n  fix: for example --learning_rate 1e-06",
         ),
         ("train quickstart --temprature 2 --num_generations 32", "--temprature: unknown key"),  # no warnings before it
         ("train quickstart --num_gen 4", "--num_gen: unknown key `num_gen`"),

@@ -135,16 +135,35 @@ LONG = [f"A rather long text with the number {n} in it" for n in range(40)]
 
 
 @pytest.mark.parametrize(
-    ("columns", "given", "prompt", "answer", "guessed"),
+    ("columns", "given", "prompt", "answer", "doubtful"),
     [
         ({"question": LONG, "answer": LONG}, (), "{question}", None, False),
         ({"prompt": LONG, "completion": LONG}, (), None, "{completion}", False),
-        ({"label": ["a"] * 40, "text": LONG}, (), "{text}", "{label}", True),
+        ({"label": ["a"] * 40, "text": LONG}, (), "{text}", "{label}", False),
+        ({"noun": LONG, "plural": LONG}, (), "{noun}", "{plural}", True),
+        ({"plural": LONG, "noun": LONG}, (), "{plural}", "{noun}", True),
+        ({"antwort": LONG, "frage": LONG}, (), "{frage}", "{antwort}", False),
+        ({"ticket": LONG, "team": ["a", "b"] * 20}, (), "{ticket}", "{team}", False),
+        (
+            {"word": ["tree"] * 40, "letter": LONG, "answer": ["1", "2"] * 20},
+            (),
+            "word: {word}\nletter: {letter}",
+            None,
+            False,
+        ),
+        (
+            {"word": ["a", "b"] * 20, "letter": ["a"] * 40, "answer": ["1", "2"] * 20},
+            (),
+            "{word} {letter}",
+            None,
+            False,
+        ),
+        ({"id": LONG, "source": LONG, "target": LONG, "date": LONG}, (), "{source}", "{target}", False),
         ({"note": ["a", "b"] * 20, "mail": LONG}, (), "{mail}", "{note}", True),
-        ({"id": LONG, "mail": LONG, "kind": ["a", "b"] * 20}, (), "{mail}", "{kind}", True),
+        ({"id": LONG, "mail": LONG, "kind": ["a", "b"] * 20}, (), "{mail}", "{kind}", False),
         ({"mail": LONG, "from": LONG, "kind": ["a", "b"] * 20}, ("{mail}", None), "{mail}", None, False),
         ({"mail": LONG, "from": LONG, "kind": ["a", "b"] * 20}, ("mail", "kind"), "{mail}", "{kind}", False),
-        ({"a": LONG, "b": LONG, "c": LONG}, ("{a} {b}", None), "{a} {b}", "{c}", True),
+        ({"a": LONG, "b": LONG, "c": LONG}, ("{a} {b}", None), "{a} {b}", "{c}", False),
         ({"question": LONG, "tests": LONG}, (), "{question}", None, False),
     ],
 )
@@ -153,17 +172,57 @@ def test_columns(
     given: tuple[str | None, ...],
     prompt: str | None,
     answer: str | None,
-    guessed: bool,
+    doubtful: bool,
 ) -> None:
     chosen = chosen_columns(list(columns), rows_of(**columns), *given)
-    assert (chosen.prompt, chosen.answer, bool(chosen.remark)) == (prompt, answer, guessed)
+    assert (chosen.prompt, chosen.answer, bool(chosen.other)) == (prompt, answer, doubtful)
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence", "prompt", "answer"),
+    [
+        ("noun plural", "Write the plural of the noun.", "{noun}", "{plural}"),
+        ("noun plural", "Write the noun of the plural.", "{plural}", "{noun}"),
+        ("plural noun", "Give the plural of each noun.", "{noun}", "{plural}"),
+        ("english french", "Translate into French.", "{english}", "{french}"),
+        ("english french", "Translate from French to English.", "{french}", "{english}"),
+        ("word shouted", "Write the word in capital letters.", "{word}", "{shouted}"),
+        ("deutsch französisch", "Übersetze ins Deutsche.", "{französisch}", "{deutsch}"),
+        ("pays capitale", "Donne le pays de la capitale.", "{capitale}", "{pays}"),
+        ("text name city", "Extract name and city as JSON.", "{text}", '{{"name": "{name}", "city": "{city}"}}'),
+    ],
+)
+def test_the_sentence_says_which_column_is_the_answer(names: str, sentence: str, prompt: str, answer: str) -> None:
+    columns = {name: [f"{name} {n}" for n in range(20)] for name in names.split()}
+    chosen = chosen_columns(list(columns), rows_of(**columns), sentence=sentence)
+    assert (chosen.prompt, chosen.answer) == (prompt, answer)
+
+
+def test_the_other_reading_is_flags_that_take_it() -> None:
+    columns = {"noun": LONG, "plural": LONG[1:] + LONG[:1]}
+    chosen = chosen_columns(list(columns), rows_of(**columns))
+    assert chosen.other == '--prompt "{plural}" --answer "{noun}"'
+    turned = chosen_columns(list(columns), rows_of(**columns), "{plural}", "{noun}")
+    assert (turned.prompt, turned.answer, turned.other) == ("{plural}", "{noun}", "")
+
+
+def test_capitals_count_unless_the_labels_or_the_sentence_say_otherwise() -> None:
+    def args_of(answers: list[object], sentence: str = "") -> object:
+        made = propose(table(answers), Given(sentence=sentence), count=len)
+        assert ("capitals aside" in "".join(made.understood)) is ("args" in made.settings["rewards"][0])
+        return made.settings["rewards"][0].get("args")
+
+    assert args_of([f"WORD {'ABCDE'[n % 5]}{n}" for n in range(40)]) is None
+    assert args_of(["yes", "no"] * 20) is None
+    assert args_of(["Yes", "yes", "NO", "no"] * 10) == {"ignore_case": True}
+    assert args_of([f"Town {n}" for n in range(40)], "Name the town; case does not matter.") == {"ignore_case": True}
 
 
 def test_columns_that_cannot_be_told_are_an_error_with_the_flags() -> None:
     columns = {"a": LONG, "b": LONG, "c": LONG}
     with pytest.raises(ConfigError, match="cannot be told; the columns are `a`, `b`, `c`") as caught:
         chosen_columns(list(columns), rows_of(**columns))
-    assert caught.value.fix == '--prompt "{a}" --answer "{c}", or others of them'
+    assert caught.value.fix == '--prompt "{a} {b}" --answer "{c}", or others of them'
     with pytest.raises(ConfigError, match="there is no column `d`"):
         chosen_columns(list(columns), rows_of(**columns), "{a} {d}")
 

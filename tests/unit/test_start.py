@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -149,7 +150,8 @@ def test_columns_and_shape_are_found_in_rows_of_ones_own(cli, tmp_path, monkeypa
     assert recipe["dataset"] == "../mine.csv"
     assert keys.items() <= recipe.items()
     assert (tmp_path / "run" / "README.md").read_text().count(about) == 1
-    assert ("Columns: `frage` as the question" in out) is (name == "other names")
+    assert ("question: {frage}, such as `Wie viel ist 2+2?`" in out) is (name == "other names")
+    assert "In doubt" not in out
     assert not list((tmp_path / "run").glob("data.*"))
 
 
@@ -172,7 +174,7 @@ def test_conversations_get_no_template(cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [
-        ("a,b,c\n1,2,3\n", (), 'cannot be told; the columns are `a`, `b`, `c`.\n  fix: --prompt "{a}" --answer'),
+        ("a,b,c\n1,2,3\n", (), 'cannot be told; the columns are `a`, `b`, `c`.\n  fix: --prompt "{a} {b}" --answer'),
         ("a,b\n1,2\n", ("--prompt", "d"), "--prompt: there is no column `d`; the columns are `a`, `b`."),
         (
             "question,a,b\nWhy?,1,2\n",
@@ -226,8 +228,9 @@ def test_a_table_and_a_sentence_are_a_recipe_in_a_folder_of_its_name(cli, tmp_pa
     reviews(tmp_path)
     code, out, err = cli("init", "reviews.csv", "--task", SENTENCE, "-y")
     assert code == 0, err
-    assert "Columns: `review` as the question and `label` as the answer" in out
-    assert "the answer is one of few labels (bad, good)" in out
+    assert "question: {review}, such as `The film was great.`" in out
+    assert "answer: {label}, one of few labels (bad, good), such as `good`" in out
+    assert "right: equal to the answer, capitals included" in out
     text = (tmp_path / "reviews" / "run.yaml").read_text()
     recipe = yaml.safe_load(text)
     assert recipe["system"] == f"{SENTENCE}."  # it names both labels
@@ -248,6 +251,70 @@ def test_both_ways_to_begin_with_a_table_have_the_same_settings(cli, tmp_path):
     assert {*written} - {*assumed} == {"dataset", "output_dir"}
     written["learning_rate"] = float(written["learning_rate"])
     assert {key: written[key] for key in assumed} == assumed
+
+
+def test_what_is_in_doubt_is_said_with_a_command_that_takes_the_other_way(cli, tmp_path):
+    nouns = [f"{word}{n},{word}{n}s\n" for word in ("cat", "dog", "cow", "hen") for n in "abcdefghij"]
+    (tmp_path / "nouns.csv").write_text("noun,plural\n" + "".join(nouns))
+    code, out, err = cli("init", "nouns.csv", "-y")
+    assert code == 0, err
+    text = (tmp_path / "nouns" / "run.yaml").read_text()
+    assert "# question: {noun}, such as `cata`" in text
+    [command] = [line.partition(": ")[2] for line in out.splitlines() if "the other way" in line]
+    assert command == 'podium init nouns.csv --prompt "{plural}" --answer "{noun}" --to nouns-2'
+    assert cli(*shlex.split(command)[1:], "-y")[0] == 0
+    turned = yaml.safe_load((tmp_path / "nouns-2" / "run.yaml").read_text())
+    assert (turned["prompt"], turned["answer"]) == ("{plural}", "{noun}")
+    sure = cli("init", "nouns.csv", "-y", "--task", "Write the plural of the noun.", "--to", "sure")
+    assert (sure[0], "In doubt" in sure[1]) == (0, False)
+
+
+def test_two_readings_are_asked_about_at_a_terminal(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("podium.cli.start.asking.at_terminal", lambda *, yes: not yes)
+    nouns = [f"{word}{n},{word}{n}s\n" for word in ("cat", "dog", "cow", "hen") for n in "abcdefghij"]
+    (tmp_path / "nouns.csv").write_text("noun,plural\n" + "".join(nouns))
+    for typed, asked in (("\n\n\n", "{noun}"), ("\nplural\n\n", "{plural}")):
+        folder = tmp_path / asked.strip("{}")
+        code, out, err = cli("init", "nouns.csv", "--to", str(folder), stdin=typed)
+        assert code == 0, err
+        assert "Which column is the question" in out
+        assert yaml.safe_load((folder / "run.yaml").read_text())["prompt"] == asked
+
+
+def test_a_file_without_a_header_is_said(cli, tmp_path, monkeypatch):
+    rows = "".join(f"What is {n} + {n % 7}?,{n + n % 7}\n" for n in range(60))
+    (tmp_path / "sums.csv").write_text(rows)
+    code, out, err = cli("init", "sums.csv", "-y")
+    assert code == 0, err
+    assert "In doubt: the first line of sums.csv was taken for the names" in out
+    assert any("D048" in each for each in wrong(tmp_path / "sums", monkeypatch))
+
+
+LENGTHS = [
+    f"Write a sentence of {n} words about {thing}.,{n}" for n in range(3, 12) for thing in ("rain", "tea", "art")
+]
+
+
+@pytest.mark.parametrize("unit", ["words", "letters", "characters", "sentences", "lines"])
+def test_a_number_that_stands_in_the_question_needs_a_reward_of_its_own(cli, tmp_path, monkeypatch, unit):
+    (tmp_path / "n.csv").write_text("\n".join(["question,n_words", *LENGTHS]) + "\n")
+    sentence = f"Write a text with exactly the number of {unit} that is asked for."
+    code, _, err = cli("init", "n.csv", "-y", "--task", sentence)
+    assert code == 2
+    assert "not ready" in err
+    [command] = [line.partition("fix: ")[2].partition(";")[0] for line in err.splitlines() if "fix: " in line]
+    assert not (tmp_path / "n").exists()
+    assert cli("init", "n.csv", "-y", "--task", "number", "--to", "copied")[0] == 0
+    code, _, err = cli(*shlex.split(command)[1:], "-y")
+    assert code == 0, err
+    recipe = yaml.safe_load((tmp_path / "n" / "run.yaml").read_text())
+    assert "number alone" not in recipe["system"]
+    assert recipe["accuracy"] == "right"
+    assert subprocess.run([sys.executable, "test_rewards.py"], cwd=tmp_path / "n", timeout=60).returncode == 0
+    tidy = [sys.executable, "-m", "ruff", "check", "--select", "E,F,W,I,UP,B", "--ignore", "B905,E501", "."]
+    assert subprocess.run(tidy, cwd=tmp_path / "n", timeout=60).returncode == 0
+    if unit == "words":
+        assert not [each for each in wrong(tmp_path / "n", monkeypatch) if each.startswith("error")]
 
 
 def test_a_reward_file_takes_the_place_of_the_accuracy_reward(cli, tmp_path, monkeypatch):
@@ -327,7 +394,7 @@ def test_a_folder_that_is_there_gets_another_name(cli, tmp_path):
 def test_columns_and_the_sentence_are_asked_for_at_a_terminal(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("podium.cli.start.asking.at_terminal", lambda *, yes: not yes)
     (tmp_path / "t.csv").write_text("a,b,c\n" + "".join(f"{n} red?,{n % 2},x\n" for n in range(40)))
-    code, out, err = cli("init", "t.csv", stdin="d\na\nb\nAnswer with 0 or 1.\n")
+    code, out, err = cli("init", "t.csv", stdin="Answer with 0 or 1.\nd\na\nb\n")
     assert code == 0, err
     assert "`d` is none of a, b, c" in out
     recipe = yaml.safe_load((tmp_path / "t" / "run.yaml").read_text())

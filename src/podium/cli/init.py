@@ -66,15 +66,15 @@ def init(
     check_free(folder, "" if target and not data else f"{data} --to")
     wishes = Wishes(prompt=prompt, answer=answer, word=word, sentence=sentence, reward_file=reward_file)
     if data:
-        texts, remarks = _of_table(folder, data, wishes, machine or "cpu", model, yes=yes)
+        texts, remarks, doubts = _of_table(folder, data, wishes, machine or "cpu", model, yes=yes)
     else:
-        texts, remarks = _of_example(folder, wishes, machine, model, yes=yes), []
+        texts, remarks, doubts = _of_example(folder, wishes, machine, model, yes=yes), [], []
     write(folder, texts)
     typer.echo("\n".join([*remarks, f"{folder} has {', '.join(texts)}."]))
     findings = _sample(folder / RECIPE) if sample else []
-    first = [f"python {name}" for name in texts if name.startswith("test_")]
-    commands = (f"cd {shlex.quote(str(folder))}", *first, *_commands(findings))
-    typer.echo("\n  ".join(["Next:", *commands]))
+    typer.echo("".join(f"{doubt}\n" for doubt in doubts), nl=False)
+    first = (f"python {name}" for name in texts if name.startswith("test_"))
+    typer.echo("\n  ".join(["Next:", f"cd {shlex.quote(str(folder))}", *first, *_commands(findings)]))
 
 
 def _rows(target: str, word: str | None, *, yes: bool) -> str:
@@ -107,27 +107,27 @@ def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | Non
 
 def _of_table(
     folder: Path, data: str, wishes: Any, machine: str, model: str | None, *, yes: bool
-) -> tuple[dict[str, str], list[str]]:
-    """The files of a run on a table, and what was chosen, in lines."""
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """The files of a run on a table, what the table was taken for, in lines, and what may be meant otherwise."""
     from podium.cli.start import asking, example_files, own_files
     from podium.cli.start.choices import MACHINES, Choices
-    from podium.cli.start.own_data import from_folder, proposed, rows_of, with_columns
+    from podium.cli.start.own_data import doubts_about, from_folder, proposed, rows_of, with_columns
 
     table, asks = rows_of(data), asking.at_terminal(yes=yes)
     choices = Choices(task=wishes.word or "format", machine=machine, model=model or MACHINES[machine].model)
-    wishes = with_columns(table, wishes, asks=asks)
     if asks and wishes.word is None and not wishes.sentence:
         wishes = wishes.with_sentence(asking.ask("What should the model do? One sentence", "", yes=False))
+    wishes = with_columns(table, wishes, asks=asks)
     made = proposed(table, data, wishes, choices.model)
-    remarks = [f"Columns: {made.remark}."] if made.remark else []
+    doubts = doubts_about(table, data, wishes, made.chosen, folder)
     if wishes.word == "format" or not made.shape:
         own: Mapping[str, Any] = {"dataset": from_folder(data, folder)}
         own = {**own, "prompt": made.settings["prompt"]} if "prompt" in made.settings else own
-        return example_files(folder, choices, own), remarks
-    remarks.append(f"{data}: the answer is {made.about}.")
+        return example_files(folder, choices, own), [], doubts
+    remarks = [f"What {data} was taken for:", *(f"  {line}" for line in made.understood)]
     if empty := made.settings.get("filter"):
         remarks.append(f"Rows with an empty cell are left out: filter: {', '.join(empty)}.")
-    return own_files(folder, choices, data, made, reward_file=wishes.reward_file), remarks
+    return own_files(folder, choices, data, made, reward_file=wishes.reward_file), remarks, doubts
 
 
 def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:

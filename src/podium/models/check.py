@@ -46,7 +46,7 @@ def check_model_name(
     elif _looks_like_a_path(name):
         near = _similar(path)
         as_path = [folder if folder.startswith((".", "/", "~")) else f"./{folder}" for folder in near]
-        fix = as_line("model", as_path[0] if near else BUILTIN)
+        fix = f"a model that is there, such as model: {as_path[0] if near else BUILTIN}"
         raise ModelError(f"There is no folder {name}.{_listed(path, near)}", code="M001", fix=fix)
     else:
         config = _hub_config(name, path)

@@ -27,6 +27,7 @@ from podium.data.templates import parse
 from podium.errors import ModelError
 from podium.models.builtin import BUILTIN, resolve_model
 from podium.recipe.answer_columns import Chosen, chosen_columns
+from podium.recipe.understood import case_is_free, lines
 
 # ---- settings ----
 
@@ -116,8 +117,10 @@ class Proposal:
     """The answers in words: `one of 2 labels (positive, negative)`."""
     settings: Mapping[str, Any]
     """Keys of a recipe, in the order of a file; without `dataset`."""
-    remark: str = ""
-    """The columns, where they were chosen by their content and not by their names."""
+    understood: tuple[str, ...] = ()
+    """The reading in lines: question and answer with an example of each, and what is called right."""
+    chosen: Chosen
+    """The columns, and the other reading where a second one is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,8 @@ class Shape:
     rewards: tuple[Any, ...]
     accuracy: str | None
     """The reward that decides right or wrong; None where the form of the answers allows none."""
+    right: str
+    """What this reward calls right, as the end of a sentence."""
     least_tokens: int = 8
     settings: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float = 2e-5
@@ -207,7 +212,8 @@ def _are_labels(answers: Sequence[Any]) -> bool:
     return few and all(len(label) <= 40 for label in labels)
 
 
-_EXACT: Mapping[str, Any] = {"name": "exact_match", "args": {"ignore_case": True}, "weight": 2}
+_EXACT: Mapping[str, Any] = {"name": "exact_match", "weight": 2}
+_EQUAL = "equal to the answer, capitals included; white space around it does not count"
 _IN_TAGS = "Put the final answer inside tags, like this: <answer>{}</answer>."
 
 SHAPES: Mapping[str, Shape] = {
@@ -224,6 +230,7 @@ SHAPES: Mapping[str, Shape] = {
             {"name": "numeric_match", "weight": 2},
         ),
         accuracy="numeric_match",
+        right="the same number as the answer",
         least_tokens=256,
         settings={"answer_from": "after ####"},
         tagged=True,
@@ -235,6 +242,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with one JSON object with the fields {fields}, and nothing else.",
         rewards=({"name": "json_match", "weight": 2}, "json_format"),
         accuracy="json_match",
+        right="the share of the fields that are equal to the answer's",
     ),
     "number": Shape(
         fits=_every(_is_number),
@@ -242,6 +250,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with the number alone.",
         rewards=({"name": "numeric_match", "weight": 2}, "numeric_closeness"),
         accuracy="numeric_match",
+        right="the same number as the answer",
         learning_rate=1e-5,
     ),
     "choice": Shape(
@@ -250,6 +259,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with the letter alone.",
         rewards=({"name": "multiple_choice", "weight": 2},),
         accuracy="multiple_choice",
+        right="the same letter as the answer, and no other",
         learning_rate=1e-5,
     ),
     "date": Shape(
@@ -258,6 +268,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with the date alone.",
         rewards=(_EXACT, "text_similarity"),
         accuracy="exact_match",
+        right=_EQUAL,
     ),
     "label": Shape(
         fits=_are_labels,
@@ -265,6 +276,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with one of these alone: {labels}.",
         rewards=(_EXACT,),
         accuracy="exact_match",
+        right=_EQUAL,
         learning_rate=1e-5,
     ),
     "list": Shape(
@@ -273,6 +285,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with the list alone.",
         rewards=(_EXACT, {"name": "text_similarity", "args": {"unit": "word"}}),
         accuracy="exact_match",
+        right=_EQUAL,
     ),
     "text": Shape(
         fits=lambda answers: sum(len(str(each)) > LONG for each in answers) <= len(answers) // 10,
@@ -280,6 +293,17 @@ SHAPES: Mapping[str, Shape] = {
         form="Write the answer alone, without an explanation.",
         rewards=(_EXACT, "text_similarity"),
         accuracy="exact_match",
+        right=_EQUAL,
+    ),
+    "length": Shape(
+        fits=lambda answers: False,  # told by the sentence: the number is a setting, and a reward of one's own decides
+        about="a text of the length that the number asks for",
+        form="",
+        rewards=({"function": "rewards.py:near", "weight": 0.5},),
+        accuracy="right",
+        right="what `right` in rewards.py says, a function of yours",
+        least_tokens=96,
+        examples=False,
     ),
     "long": Shape(
         fits=lambda answers: True,
@@ -287,6 +311,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer in about {words} words.",
         rewards=("answer_f1",),
         accuracy=None,
+        right="not decided: words in common with the answer are rewarded",
         least_tokens=64,
     ),
     "code": Shape(
@@ -295,6 +320,7 @@ SHAPES: Mapping[str, Shape] = {
         form="Answer with one Python function in a code block.",
         rewards=({"name": "code_stages", "args": {"extract": "fence", "timeout": 1, "sandbox": "auto"}},),
         accuracy="code_stages",
+        right="passing the tests",
         least_tokens=128,
         examples=False,
     ),
@@ -323,7 +349,8 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     characters. Raises `ConfigError`, with the flags to type, where the columns cannot be told.
     """
     given = given or Given()
-    chosen = chosen_columns(table.names, table.rows[:LOOKED_AT], given.prompt, given.answer)
+    looked_at = table.rows[:LOOKED_AT]
+    chosen = chosen_columns(table.names, looked_at, given.prompt, given.answer, given.sentence)
     columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=given.answer_from or _end(table, chosen))
     answers = [_one(answer) for row in table.rows if (answer := columns(row).get("answer")) is not None]
     split = _split(table, columns)
@@ -333,7 +360,7 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
         settings["answer_from"] = LAST_TURN
     name = given.shape or ("code" if "tests" in table.names else shape_of(answers[:LOOKED_AT]) if answers else "")
     if not name:
-        return Proposal(shape="", about="", settings={**settings, **split, **run}, remark=chosen.remark)
+        return Proposal(shape="", about="", settings={**settings, **split, **run}, chosen=chosen)
     shape = SHAPES[name]
     answers = answers or [""]  # of code the tests decide
     if columns.answer_from is None:
@@ -341,14 +368,17 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     facts = _facts(answers[:LOOKED_AT])
     if not table.rows or _is_bare(columns.question(table.rows[0])):
         settings |= _instructions(table, columns, given, shape, facts, split.get("held_out", 0.0))
-    settings |= {**split, "rewards": [_scaled(reward, answers) for reward in shape.rewards]}
+    free = case_is_free(answers[:LOOKED_AT], name, given.sentence) and _EXACT in shape.rewards
+    settings |= {**split, "rewards": [_fitted(reward, answers, ignore_case=free) for reward in shape.rewards]}
     if shape.accuracy is not None:
         settings["accuracy"] = shape.accuracy
     limit = _limit(shape, answers, count or token_counter(given.model))
     settings |= {**run, "max_completion_length": limit}
     if given.model == BUILTIN:
         settings |= {"learning_rate": shape.learning_rate, "max_steps": steps(limit)}
-    return Proposal(shape=name, about=shape.about.format(**facts), settings=settings, remark=chosen.remark)
+    about, right = shape.about.format(**facts), shape.right.replace("included", "aside") if free else shape.right
+    read = lines(columns, chosen, looked_at, about, right)
+    return Proposal(shape=name, about=about, settings=settings, understood=read, chosen=chosen)
 
 
 def _is_bare(question: Any) -> bool:
@@ -466,8 +496,13 @@ def steps(limit: int) -> int:
     return max(10, 5 * round((148 - 2.1 * limit) / (1.9 + 0.15 * limit) / 5))
 
 
-def _scaled(reward: Any, answers: Sequence[Any]) -> Any:
-    """`numeric_closeness` with a scale of a quarter of the distance between the quartiles of the answers."""
+def _fitted(reward: Any, answers: Sequence[Any], *, ignore_case: bool) -> Any:
+    """`exact_match` that ignores case where it is to; `numeric_closeness` with a scale from the answers.
+
+    The scale is a quarter of the distance between their quartiles.
+    """
+    if reward == _EXACT and ignore_case:
+        return {**_EXACT, "args": {"ignore_case": True}}
     if reward != "numeric_closeness":
         return reward
     numbers = [float(number) for answer in answers if (number := last_number(str(answer))) is not None]

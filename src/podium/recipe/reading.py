@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -32,6 +33,7 @@ from podium.recipe.schema import (
     config_keys,
     field_types,
     key_types,
+    meant,
     members,
     of_flag,
     unknown_key,
@@ -79,7 +81,7 @@ def survey_recipe(
     resume = values.get("resume_from_checkpoint")
     recipe = Recipe(
         name=document.name,
-        model=values.get("model", ""),
+        model=reader.model(),
         model_settings=reader.model_settings(),
         rewards=rewards,
         config=config,
@@ -127,7 +129,8 @@ class _RecipeReader(Reader):
             checked, error = check_key(key, value)
             if error is not None:
                 self.refuse(of_flag(error, key, value) if key in self.overrides else error, key)
-                continue
+                if (checked := meant(key, value)) is None:
+                    continue  # else the other keys are judged beside what was meant
             short = OLD_NAMES.get(key, key)
             if short in self.spelled and self.spelled[short] != key:
                 self.refuse(f"`{key}` and `{self.spelled[short]}` mean the same", key, fix="keep one of them")
@@ -309,6 +312,17 @@ class _RecipeReader(Reader):
                 fix = f"cd {shlex.quote(str(folder))}, then the same command with {Path(self.document.name).name}"
                 error = DataError(what, code="D025", fix=fix)
             self.refuse(error, *place)
+
+    def model(self) -> str:
+        """The model; empty where there is none, or a folder that is named as seen from the recipe."""
+        name, folder = str(self.values.get("model") or ""), self.document.folder
+        if not name or Path(name).expanduser().exists() or not (folder / name / "config.json").is_file():
+            return name
+        near = Path(os.path.relpath(folder / name)).as_posix()
+        what = f"There is no folder {name} as seen from here; there is one as seen from {folder}."
+        fix = as_line("model", near if near.startswith((".", "/")) else f"./{near}")
+        self.refuse(what, "model", code="M001", fix=fix)
+        return ""
 
     def model_settings(self) -> dict[str, Any]:
         """Arguments of `from_pretrained` that have a key of their own."""

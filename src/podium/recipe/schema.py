@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
+import shlex
 import types
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +26,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
 from podium.errors import ConfigError, as_line, did_you_mean
+from podium.recipe.assume import OLD_NAMES
 from podium.recipe.recipe import Recipe
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import CHOICES, GONE, RANGES, SENSIBLE, wrong_value
@@ -148,6 +151,63 @@ def _defaults() -> Mapping[str, Any]:
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
+def meant(key: str, value: Any) -> Any:
+    """The value that another type of value stands for, where it can mean nothing else; None where it may.
+
+    >>> meant("lora", True), meant("learning_rate", "1,5e\u22125"), meant("rewards", {"exact_match": 2.0})
+    ({'r': 16}, 1.5e-05, [{'name': 'exact_match', 'weight': 2.0}])
+    >>> meant("dataset", {"path": "q.csv"}), meant("learning_rate", "small"), meant("max_steps", "1,000")
+    ('q.csv', None, 1000)
+    """
+    short = OLD_NAMES.get(key, key)
+    if key in _MEANT or short in _MEANT:
+        return _MEANT[short](value)
+    types = members(key_types()[key]) if key in key_types() else set()
+    if not isinstance(value, str) or not {int, float} & types:
+        return None
+    text = value.strip().replace("\u2212", "-").replace("\u2013", "-")
+    whole = re.fullmatch(r"\d{1,3}(,\d{3})+", text)
+    if int in types:
+        return int(text.replace(",", "")) if whole or re.fullmatch(r"[-+]?\d+", text) else None
+    number = re.fullmatch(r"[-+]?\d+([.,]\d+)?(e[-+]?\d+)?", text, re.IGNORECASE)
+    return float(text.replace(",", ".")) if number and not whole else None
+
+
+def _adapter_of(value: Any) -> dict[str, int] | None:
+    """An adapter by its rank: `true`, `8`, `[8, 16]`, which is the rank and alpha, or `r=8`."""
+    if value is True or value in ("yes", "on", "true"):
+        return {"r": 16}
+    found = re.fullmatch(r"\[?(?:r=|r: |rank=)?(\d+)(?:, (\d+))?\]?", str(value))
+    given = zip(("r", "lora_alpha"), found.groups() if found else (), strict=False)
+    return {name: int(number) for name, number in given if number} or None
+
+
+def _rewards_of(value: Any) -> list[Any] | None:
+    """Rewards with their weights, where names stand before numbers; one reward that is not in a list."""
+    if not isinstance(value, Mapping) or not value:
+        return None
+    if {"name", "function"} & value.keys():
+        return [dict(value)]
+    numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in value.values())
+    return [{"name": name, "weight": weight} for name, weight in value.items()] if numbers else None
+
+
+def _dataset_of(value: Any) -> Any:
+    if not isinstance(value, Mapping) or not isinstance(value.get("path"), str):
+        return None
+    return value["path"] if len(value) == 1 else [dict(value)]
+
+
+_MEANT: Mapping[str, Callable[[Any], Any]] = {"lora": _adapter_of, "rewards": _rewards_of, "dataset": _dataset_of}
+"""By key, what a value of another type stands for."""
+
+_SAME_WORDS: Mapping[str, Mapping[str, str]] = {
+    "optim": {"adam": "adamw_torch", "adamw": "adamw_torch"},
+    "dtype": {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"},
+}
+"""Other words for a choice of a key; without weight decay, which is the default, Adam is AdamW."""
+
+
 def check_key(key: str, value: Any) -> tuple[Any, ConfigError | None]:
     """The value of a top-level key in its own type, or the error in it."""
     checked, error = check_type(key, value, key_types()[key])
@@ -157,6 +217,9 @@ def check_key(key: str, value: Any) -> tuple[Any, ConfigError | None]:
 def check_value(key: str, value: Any, choices: Sequence[str] = ()) -> ConfigError | None:
     """The error of a value that is none of `choices`, or a number out of its range."""
     words = choices if isinstance(value, str) else ()
+    if words and value not in words and (same := _SAME_WORDS.get(OLD_NAMES.get(key, key), {}).get(value.casefold())):
+        what = f"`{key}` has no `{value}`; it is called `{same}` here."
+        return ConfigError(what, code="C004", fix=as_line(key, same))
     return wrong_value(key, value, choices=words, limits=_LIMITS, fix=default_line)
 
 
@@ -174,12 +237,25 @@ def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, ConfigError 
     else:
         with contextlib.suppress(ValidationError):
             return adapter.validate_python(value), None
-    what, code, fix = f"`{key}`: expected {_in_words(annotation)}, got {shown}", "C003", default_line(key)
-    if int in whole:
+    what, code, fix = f"`{key}`: expected {_in_words(annotation)}, got {shown}", "C003", _for_example(key)
+    if (same := meant(key, value)) is not None:
+        fix = as_line(key, same)
+    elif value is False and bool not in whole:  # none of it
+        fix = as_line(key, None)
+    elif int in whole:
         code, fix = "C002", _whole_line(key, value)
     elif isinstance(value, Mapping) and len(value) == 1 and key in TEMPLATES:  # a template without quotes
         fix = f'{key}: "{{{next(iter(value))}}}"'
     return value, ConfigError(what, code=code, fix=fix)
+
+
+_EXAMPLE = "for example "
+
+
+def _for_example(key: str) -> str:
+    """A line that shows what a key takes; it is no cure, since nobody knows what was meant."""
+    line = default_line(key)
+    return f"{_EXAMPLE}{line}" if line.startswith(f"{key}: ") else "write a value of this kind"
 
 
 def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:
@@ -188,9 +264,10 @@ def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:
     >>> _, error = check_key("learning_rate", True)
     >>> print(of_flag(error, "learning_rate", True))
     needs a number behind it.
-      fix: --learning_rate 1e-06
+      fix: for example --learning_rate 1e-06
     """
-    fix = f"--{key} {error.fix.removeprefix(f'{key}: ')}" if error.fix.startswith(f"{key}: ") else error.fix
+    lead, found, written = error.fix.partition(f"{key}: ")
+    fix = f"{lead}--{key} {shlex.quote(written)}" if found and lead in ("", _EXAMPLE) else error.fix
     what = f"needs {_in_words(key_types()[key])} behind it." if value is True else error.what
     return ConfigError(what, code=error.code, fix=fix)
 
@@ -198,9 +275,9 @@ def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:
 def _whole_line(key: str, value: Any) -> str:
     """The nearest whole number, where there is one."""
     try:
-        return default_line(key) if isinstance(value, bool) else as_line(key, round(float(value)))
+        return _for_example(key) if isinstance(value, bool) else as_line(key, round(float(value)))
     except (TypeError, ValueError, OverflowError):
-        return default_line(key)
+        return _for_example(key)
 
 
 @cache

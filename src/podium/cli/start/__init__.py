@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,18 @@ def own_files(folder: Path, choices: Choices, dataset: str, proposal: Proposal, 
     if reward_file:
         others = [each for each in settings["rewards"] if _name(each) != settings["accuracy"]]
         settings |= {"rewards": [_OWN_REWARD, *others], "accuracy": "right"}
-    head = f"{dataset}: the answer is {proposal.about}. Written by `podium init`."
+    head = [f"{dataset}: the answer is {proposal.about}. Written by `podium init`.", *proposal.understood]
+    if proposal.shape == "length":
+        settings.pop("answer", None)  # the number is no answer, but a column that the reward reads
     values = {
         **_values(folder, choices, proposal.about, settings),
         "num_rows": 0,
+        "number": json.dumps(proposal.chosen.told or "answer"),
+        "unit": next((unit for unit in _UNITS if unit in settings.get("system", "").casefold()), "word"),
         "tested": proposal.settings.get("accuracy") is not None,
     }
     return {
-        RECIPE: recipe_text({**settings, "output_dir": "runs/first"}, " ".join(head.split())),
+        RECIPE: recipe_text({**settings, "output_dir": "runs/first"}, *(" ".join(line.split()) for line in head)),
         **(_own_files("rewards", _TEMPLATES.get(proposal.shape, "plain"), values) if reward_file else {}),
         "README.md": _rendered(
             "README.md.j2", {**values, "own": "rewards", "files": ["rewards.py"] if reward_file else []}
@@ -93,8 +98,10 @@ def own_files(folder: Path, choices: Choices, dataset: str, proposal: Proposal, 
     }
 
 
-_TEMPLATES: Mapping[str, str] = {"worked": "number", "json": "json", "number": "bare-number"}
+_TEMPLATES: Mapping[str, str] = {"worked": "number", "json": "json", "number": "bare-number", "length": "length"}
 """By shape, the reward file that is written; the others compare texts."""
+_UNITS = ("word", "letter", "character", "sentence", "line")
+"""What a length is counted in; the first that the sentence of the task has."""
 
 
 def _name(reward: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError, did_you_mean
-from podium.recipe.answer_columns import chosen_columns
+from podium.recipe.answer_columns import Chosen, chosen_columns
 from podium.recipe.assume import read_table
 from podium.recipe.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
+from podium.recipe.understood import is_a_setting, unnamed_columns
 
 
 def is_dataset(word: str) -> bool:
@@ -78,6 +80,10 @@ class Wishes:
     sentence: str = ""
     reward_file: bool = False
 
+    def chosen(self, table: Table) -> Chosen:
+        """The columns of a table. Raises `ConfigError` where they cannot be told."""
+        return chosen_columns(table.names, table.rows[:LOOKED_AT], self.prompt, self.answer, self.sentence)
+
     def with_sentence(self, sentence: str) -> Wishes:
         """The same with a sentence that was typed."""
         return replace(self, sentence=sentence)
@@ -98,20 +104,25 @@ def of_words(task: str | None) -> tuple[str | None, str]:
 
 
 def with_columns(table: Table, wishes: Wishes, *, asks: bool) -> Wishes:
-    """The same with the columns of question and answer, asked for where they cannot be told.
+    """The same with the columns of question and answer, asked for where they cannot be told, or two readings are left.
 
     Raises `ConfigError`, with the flags to type, where they cannot and no question can be asked.
     """
+    likely = ("", "")
     try:
-        chosen_columns(table.names, table.rows[:LOOKED_AT], wishes.prompt, wishes.answer)
+        chosen = wishes.chosen(table)
+        if not (asks and chosen.other):
+            return wishes
+        likely = (chosen.asked, chosen.told)
     except ConfigError as error:
         if not asks or error.code != "D001":
             raise
-        prompt = wishes.prompt or one_of(f"Which column is the question ({', '.join(table.names)})", table.names)
-        rest = [name for name in table.names if name != prompt]
-        answer = wishes.answer or one_of(f"Which column is the right answer ({', '.join(rest)})", rest)
-        return replace(wishes, prompt=prompt, answer=answer)
-    return wishes
+    names = table.names
+    prompt = wishes.prompt or one_of(f"Which column is the question ({', '.join(names)})", names, likely[0])
+    rest = [name for name in names if name != prompt]
+    usual = likely[1] if likely[1] in rest else rest[0] if likely[0] and len(rest) == 1 else ""
+    answer = wishes.answer or one_of(f"Which column is the right answer ({', '.join(rest)})", rest, usual)
+    return replace(wishes, prompt=prompt, answer=answer)
 
 
 def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
@@ -138,14 +149,44 @@ def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
         raise ConfigError(f"{what} Take --task {better}.")
     if shape == "number" and SHAPES["worked"].fits(answers):
         shape = "worked"
+    if word is None and is_a_setting(_columns(table, wishes), table.rows[:LOOKED_AT], wishes.sentence):
+        if not wishes.reward_file:
+            what = f"not ready: the number in the answer of {name} stands in its question, so that it is a setting of "
+            what += "the task and not what is to be written; whether a text has this length only a function can say."
+            words = ["podium", "init", name, "--task", wishes.sentence, "--reward-file"]
+            raise ConfigError(what, fix=f"{shlex.join(words)}; or, if the number is the answer: --task number")
+        shape = "length"
     given = Given(prompt=wishes.prompt, answer=wishes.answer, sentence=wishes.sentence, shape=shape, model=model)
     return propose(table, given)
 
 
+def doubts_about(table: Table, name: str, wishes: Wishes, chosen: Chosen, folder: Path) -> list[str]:
+    """What may be meant otherwise, each with what to type: the columns, and the first line of a file."""
+    made = []
+    if chosen.other:
+        task = ["--task", wishes.sentence] if wishes.sentence else []
+        command = shlex.join(["podium", "init", name, *task])
+        made = [
+            f"In doubt: `{chosen.asked}` was taken for the question and `{chosen.told}` for the answer: {chosen.why}.",
+            f"  the other way: {command} {chosen.other} --to {shlex.quote(f'{folder}-2')}",
+        ]
+    if not_named := unnamed_columns(table.names, table.rows[:LOOKED_AT]):
+        made += [
+            f"In doubt: the first line of {name} was taken for the names of its columns, and `{not_named}` looks like "
+            "a value; if the line is a row, it is lost.",
+            "  the other way: write a line with names above it, such as question,answer",
+        ]
+    return made
+
+
+def _columns(table: Table, wishes: Wishes) -> Columns:
+    chosen = wishes.chosen(table)
+    return Columns(prompt=chosen.prompt, answer=chosen.answer)
+
+
 def _answers(table: Table, wishes: Wishes) -> list[Any]:
     """The answers that decide."""
-    chosen = chosen_columns(table.names, table.rows[:LOOKED_AT], wishes.prompt, wishes.answer)
-    columns = Columns(prompt=chosen.prompt, answer=chosen.answer)
+    columns = _columns(table, wishes)
     found = (columns(row).get("answer") for row in table.rows[:LOOKED_AT])
     return [answer for answer in found if answer is not None]
 

@@ -46,7 +46,7 @@ _KEYS: Mapping[str, str] = {
     "dtype": "of the model's weights, which stay as they are: the adapter is float32",
     "lora": "an adapter is trained, not the model",
     "dataset": "as seen from this folder",
-    "prompt": "the question: a column, or a text with columns in it",
+    "prompt": "the question: a column in braces, or a text with such columns in it",
     "answer": "the right answer, which rewards get as `answer`",
     "filter": "rows with an empty cell are left out",
     "answer_from": "the place of the answer",
@@ -83,7 +83,7 @@ _FUNCTIONS = "yours: edit it, and its test"
 _REWARDS: Mapping[str, str] = {
     "answer_f1": "words in common with the right answer",
     "code_stages": "0.1 each for code that is there, parses, runs; the rest for tests passed",
-    "exact_match": "1 for the right answer, capitals aside, and nothing around it",
+    "exact_match": "1 where it equals the right answer, white space around it aside",
     "tool_use": "1 for a call without an error: something to learn from at the beginning",
     "json_format": "1 for JSON and nothing around it",
     "json_match": "the share of fields that are right",
@@ -95,8 +95,8 @@ _REWARDS: Mapping[str, str] = {
 }
 
 
-def recipe_text(settings: Mapping[str, Any], head: str) -> str:
-    """The file: `head` as its first comment, then the blocks.
+def recipe_text(settings: Mapping[str, Any], *head: str) -> str:
+    """The file: the lines of `head` as its first comments, then the blocks.
 
     >>> print(recipe_text({"model": "m", "max_steps": 9}, "A run."), end="")
     # A run.
@@ -108,7 +108,10 @@ def recipe_text(settings: Mapping[str, Any], head: str) -> str:
     max_steps: 9                           # optimizer steps; more where the curve still rises
     """
     notes = {**_KEYS, "learning_rate": _ADAPTER_RATE} if "lora" in settings else _KEYS
-    lines = [f"# {head}", "# Any key may be changed, or given as a flag: podium train run.yaml --max_steps 10"]
+    lines = [
+        *(f"# {line}" for line in head),
+        "# Any key may be changed, or given as a flag: podium train run.yaml --max_steps 10",
+    ]
     placed = {key for _, keys in _BLOCKS for key in keys}
     assert settings.keys() <= placed, settings.keys() - placed
     for title, keys in _BLOCKS:

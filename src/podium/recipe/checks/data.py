@@ -22,6 +22,7 @@ from podium.data.templates import parse
 from podium.errors import PodiumError, as_lines
 from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.recipe.stages.completions import Completions
+from podium.recipe.understood import unnamed_columns
 from podium.records import Finding, last_user_turn
 from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.results import excerpt
@@ -50,6 +51,18 @@ def columns(setup: Setup) -> Iterator[Finding]:
         seen.add(names)
 
 
+def without_braces(setup: Setup) -> Iterator[Finding]:
+    """Templates that are the bare name of a column, or name no column: one text for all rows."""
+    names = () if setup.train is None else [*(setup.train.source.columns or ()), *setup.train.columns]
+    for key in ("prompt", "answer"):
+        text = setup.given.get(key)
+        column = str(text).strip("{ }")
+        if column in names and text in (column, f"{{{{{column}}}}}"):
+            what = f"{setup.at(key)} `{text}` is the same text for every row, and there is a column of this name"
+            changes = {key: f"{{{column}}}"}
+            yield warning(code="D052", what=what, fix=as_lines(changes), changes=changes)
+
+
 UNREADABLE = frozenset(
     {"D004", "D024", "D025", "D026", "D027", "D030", "D031", "D034", "D035", "D038", "D039", "D056", "D057", "D058"}
 )
@@ -74,7 +87,7 @@ def without_consequences(setup: Setup, found: list[Finding]) -> list[Finding]:
 def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:
     """The columns that a recipe's `prompt` or `answer` names, as the rows have them."""
     template = setup.given.get(key)
-    return parse(template).columns if isinstance(template, str) and "{" in template else (key,)
+    return (parse(template).columns if isinstance(template, str) else ()) or (key,)
 
 
 _CURES = {
@@ -313,18 +326,15 @@ def _asks(reward: Reward, column: str) -> bool:
 
 
 def no_header(setup: Setup) -> Iterator[Finding]:
-    """Columns whose name is one of their own values: the first row of a file without a header."""
-    if setup.train is None:
+    """A column of a table that has a value for its name: the first row of a file without a header."""
+    survey = setup.train
+    if survey is None or kind_of(Path(survey.name)) != ".csv":
         return
-    rows = setup.train.examples
-    for column in setup.train.columns:
-        count = sum(row.get(column) == column for row in rows)
-        if count >= 2:
-            what = f"{setup.train.name}: the column `{column}` has its own name as its value in {count} of {len(rows)} "
-            what += "rows"
-            why = "the first line of the file is taken for names, and seems to be a row"
-            fix = "write a line with the names above it, such as question,answer; then name these columns"
-            yield warning(code="D048", what=what, why=why, fix=fix)
+    if column := unnamed_columns(list(survey.columns), survey.examples):
+        what = f"{survey.name}: the column `{column}` has a name that looks like one of its values"
+        why = "the first line of the file is taken for names, and seems to be a row, which is lost"
+        fix = "write a line with the names above it, such as question,answer; then name these columns"
+        yield warning(code="D048", what=what, why=why, fix=fix)
 
 
 SAME_ANSWERS = 16

@@ -47,6 +47,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     agents.resets,
     agents.something_to_reward,
     data.columns,
+    data.without_braces,
     data.no_header,
     data.bad_rows,
     data.shapes,
