@@ -100,16 +100,19 @@ class TreeAttention:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._masks: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
+        self._masks_of_parts: dict[torch.dtype, list[Tensor | None]] = {}
         self._found: tuple[tuple[Bucket, ...], Tensor] | None = None
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention of the layout; see `Attends`."""
-        dtype = attention_dtype(query_HTD)
+        dtype = torch.float64 if _needs_float64(query_HTD, key_JTD, shape.scaling) else attention_dtype(query_HTD)
         with without_autocast(query_HTD.device.type):
             query_THD, key_TJD, value_TJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
             if self._can_join(query_THD, shape):
-                joined = Joined.apply(query_THD, key_TJD, value_TJD, *self._parts, shape.scaling)
+                joined = Joined.apply(
+                    query_THD, key_TJD, value_TJD, self._parts, self._part_masks(dtype), shape.scaling
+                )
                 return joined.to(query_HTD.dtype)
             buckets, output_T = self._found = self._found or self.layout.buckets(query_THD.device)
             outputs = [
@@ -126,10 +129,15 @@ class TreeAttention:
         return joins and (shape.window is None or self._reach < shape.window)
 
     @cached_property
-    def _parts(self) -> tuple[tuple[Part, ...], list[Tensor | None]]:
-        """The parts, and their masks of 0 and minus infinity in float32."""
-        parts = self.layout.parts()
-        return parts, [None if part.mask_BLK is None else _additive(part.mask_BLK, torch.float32) for part in parts]
+    def _parts(self) -> tuple[Part, ...]:
+        return self.layout.parts()
+
+    def _part_masks(self, dtype: torch.dtype) -> list[Tensor | None]:
+        """Masks of the parts, of 0 and minus infinity."""
+        if dtype not in self._masks_of_parts:
+            masks = [part.mask_BLK for part in self._parts]
+            self._masks_of_parts[dtype] = [None if mask is None else _additive(mask, dtype) for mask in masks]
+        return self._masks_of_parts[dtype]
 
     @cached_property
     def _reach(self) -> int:
@@ -140,10 +148,28 @@ class TreeAttention:
         window = shape.window if shape.window is not None and self._reach >= shape.window else None
         if bucket.causal and window is None and shape.softcap is None:
             return None
-        if (i, window) not in self._masks:
+        if (i, window, dtype) not in self._masks:
             seen = bucket.seen() if window is None else bucket.seen() & (bucket.distance() < window)
-            self._masks[i, window] = _additive(seen, dtype)
-        return self._masks[i, window]
+            self._masks[i, window, dtype] = _additive(seen, dtype)
+        return self._masks[i, window, dtype]
+
+
+LARGE_SCORE = 128.0
+"""Bound of a layer's scores above which attention on a CPU is computed in float64.
+
+torch's fused backward computes weights again as exp(score - log-sum-exp), and float32 rounds both: by 1e-5 at a score
+of 128, by 1e-2 at 1e5, where the queries' gradients can be wrong by more than their size.
+"""
+
+
+def _needs_float64(query_HTD: Tensor, key_JTD: Tensor, scaling: float) -> bool:
+    """Whether scores may exceed `LARGE_SCORE`, by Cauchy and Schwarz's bound for each head; always False off a CPU."""
+    if not kind_of(query_HTD.device).host_memory:
+        return False
+    with torch.no_grad():
+        longest_H, longest_J = (x.float().norm(dim=-1).amax(-1) for x in (query_HTD, key_JTD))
+        bound = (longest_H.unflatten(0, (len(longest_J), -1)) * longest_J[:, None]).max() * scaling
+        return bool(bound > LARGE_SCORE)
 
 
 def _additive(seen_BLK: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,7 +208,7 @@ class Joined(torch.autograd.Function):
             lse_NH = lse.transpose(1, 2).flatten(0, 1).index_select(0, part.queries_N)
             before_NH = lse_TH.index_select(0, own)
             joined_NH = torch.logaddexp(before_NH, lse_NH)
-            if before_NH[0, 0] > float("-inf"):
+            if part.adds:
                 output_NHD *= (lse_NH - joined_NH).exp_().unsqueeze(-1)
                 output_NHD += output_THD.index_select(0, own) * (before_NH - joined_NH).exp_().unsqueeze(-1)
             output_THD.index_copy_(0, own, output_NHD)
@@ -197,8 +223,10 @@ class Joined(torch.autograd.Function):
         by_query, by_key, by_value = (torch.zeros(x.shape, dtype=x.dtype) for x in (query_THD, key_TJD, value_TJD))
         for part, mask in zip(ctx.parts, ctx.masks, strict=True):
             query, key, value = _gathered(part, query_THD, key_TJD, value_TJD)
-            output, lse = (_rows(x, part.query_BL).transpose(1, 2) for x in (output_THD, lse_TH))
-            grad, causal = _without_padding(part, grads[0]), part.causal
+            output, causal = _rows(output_THD, part.query_BL).transpose(1, 2), part.causal
+            # A padded query is that of another row, whose log-sum-exp knows nothing of this row's keys: their weights
+            # could overflow, and infinity times a gradient of 0 is NaN. Below infinity every weight is 0.
+            grad, lse = _with_padding(part, grads[0], 0.0), _with_padding(part, lse_TH, float("inf"))
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad, query, key, value, output, lse, 0.0, causal, attn_mask=mask, scale=ctx.scaling
             )
@@ -225,14 +253,14 @@ def _rows(x_T: Tensor, places_BL: Tensor) -> Tensor:
     return x_T.index_select(0, places_BL.flatten()).unflatten(0, places_BL.shape)
 
 
-def _without_padding(part: Part, grad_THD: Tensor) -> Tensor:
-    """The outputs' gradients [B, H, L, D], 0 for padding."""
-    gathered_BLHD = _rows(grad_THD, part.query_BL)
+def _with_padding(part: Part, x_TH: Tensor, padding: float) -> Tensor:
+    """Rows of x for the part's queries [B, H, L, ...], `padding` where there is no query."""
+    gathered_BLH = _rows(x_TH, part.query_BL)
     if len(part.queries_N) < part.query_BL.numel():
         real = torch.zeros(part.query_BL.numel(), dtype=torch.bool)
         real[part.queries_N] = True
-        gathered_BLHD[~real.view(part.query_BL.shape)] = 0
-    return gathered_BLHD.transpose(1, 2)
+        gathered_BLH[~real.view(part.query_BL.shape)] = padding
+    return gathered_BLH.transpose(1, 2)
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
@@ -273,5 +301,6 @@ def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: Laye
     """Attention whose scores are squashed to +-softcap, as Gemma 2 does: no fused kernel on every device knows it."""
     cap = shape.softcap or 1.0
     scores = torch.tanh(query @ key.transpose(-1, -2) * (shape.scaling / cap)) * cap
-    weights = (scores + mask).softmax(-1, dtype=torch.float32).to(value.dtype)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = (scores + mask).softmax(-1, dtype=wide).to(value.dtype)
     return F.dropout(weights, shape.dropout) @ value

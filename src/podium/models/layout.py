@@ -76,6 +76,8 @@ class Part:
     mask_BLK: Tensor | None
     """bool; None: causal, or everything is seen."""
     causal: bool
+    adds: bool
+    """Whether its queries were in a part before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,8 @@ class Layout:
 
     def parts(self) -> tuple[Part, ...]:
         """The parts, on the CPU."""
-        return tuple(_part(members) for rows in self.part_rows for members in _by_kind(rows))
+        levels = enumerate(self.part_rows)
+        return tuple(_part(members, adds=level > 0) for level, rows in levels for members in _by_kind(rows))
 
     def reach(self) -> int:
         """The largest distance between a query and a key of its row: a wider sliding window hides nothing."""
@@ -243,7 +246,7 @@ def _stacked_masks(rows: Sequence[_Row], length: int) -> np.ndarray:
     return stacked
 
 
-def _part(rows: Sequence[_Row]) -> Part:
+def _part(rows: Sequence[_Row], *, adds: bool) -> Part:
     query_BL, key_BK = _stacked(rows)
     return Part(
         query_BL=torch.from_numpy(query_BL),
@@ -252,6 +255,7 @@ def _part(rows: Sequence[_Row]) -> Part:
         keys_M=_without_padding([len(row.keys) for row in rows], key_BK.shape[1]),
         mask_BLK=None if rows[0].mask is None else torch.from_numpy(_stacked_masks(rows, query_BL.shape[1])),
         causal=rows[0].causal,
+        adds=adds,
     )
 
 
