@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from podium.algorithm.losses import LossSums, keep_high_entropy, policy_loss
+from podium.algorithm.losses import LossInputs, LossSums, keep_high_entropy, policy_loss
 from podium.models.devices import kind_of
+from podium.models.modes import replaced
 from podium.models.packing import Pack, dummy_pack, pack
 from podium.trainer.assembly import Parts
 from podium.trainer.health import logp_gap
+from podium.trainer.nonfinite import Examination, unexamined, where
 from podium.trainer.processes import Processes
 from podium.trainer.rounds import MicroBatch, loss_inputs
 
@@ -36,6 +39,8 @@ class Gradients:
         """`policy` without a data-parallel wrapper, which would wait for all ranks in every forward."""
         self.processes = processes
         self.policy = policy
+        self.examined: Callable[[Pack], AbstractContextManager[Callable[[LossInputs, Tensor], None]]] = unexamined
+        """A context for each pack; see `nonfinite.Examination`."""
         self._zeros: dict[nn.Parameter, Tensor] = {}
 
     def add(self, model: nn.Module, batch: MicroBatch, parts: Parts, entropy_coef: float) -> list[PackResult]:
@@ -57,13 +62,25 @@ class Gradients:
             dummies = self.processes.num_dummy_backwards(len(packs))
             keeps, num_kept = self._high_entropy(packs, batch, parts, quantile, dummies)
             for i, (packed, keep_N) in enumerate(zip(packs, keeps, strict=True), start=1):
-                with self.processes.accumulating(model, last=i == len(packs) + dummies):
-                    inputs = packed, batch, keep_N, num_kept
-                    results.append(self._backward(model, parts, inputs, entropy_coef))
+                inputs = packed, batch, keep_N, num_kept
+                accumulating = self.processes.accumulating(model, last=i == len(packs) + dummies)
+                with accumulating, self.examined(packed) as look:
+                    results.append(self._backward(model, parts, inputs, entropy_coef, look))
             for i in range(dummies, 0, -1):
                 with self.processes.accumulating(model, last=i == 1):
                     self._dummy_backward(model, parts)
         return results
+
+    def origin(self, model: nn.Module, batches: Sequence[MicroBatch], parts: Parts, entropy_coef: float) -> str:
+        """Where the numbers of a step stop being finite, found by computing it once more; its gradients are lost."""
+        examination = Examination(self.policy, parts.tokenizer.decode)
+        if examination.found is None and not self.processes.in_lockstep:
+            model.zero_grad()
+            once_more = replaced([(self, "examined", examination.of_pack)])
+            with examination.watching(), once_more, self.processes.accelerator.no_sync(model):
+                for batch in batches:
+                    self.add(model, batch, parts, entropy_coef)
+        return where(gather_object([examination.found]))
 
     def _backward(
         self,
@@ -71,8 +88,9 @@ class Gradients:
         parts: Parts,
         batch: tuple[Pack, MicroBatch, Tensor | None, float | None],
         entropy_coef: float,
+        look: Callable[[LossInputs, Tensor], None] = lambda *_: None,
     ) -> PackResult:
-        """One pack: log-probabilities, loss, gradients."""
+        """One pack: log-probabilities, loss, gradients; `look` before the backward."""
         packed, counts, *_ = batch
         out = parts.forward.token_logps(model, packed, router=bool(parts.router_coef))
         old_logps_N = packed.old_logps_N
@@ -85,6 +103,7 @@ class Gradients:
         if out.router_loss is not None:
             loss = loss + parts.router_coef * packed.num_tokens / max(counts.step_tokens, 1) * out.router_loss
             metrics["aux_loss"] = float(out.router_loss)
+        look(inputs, loss)
         self.processes.backward(loss)
         return PackResult(loss.detach(), result.sums, gaps, metrics)
 

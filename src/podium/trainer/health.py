@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +41,15 @@ from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
 from podium.trainer.assembly import Parts, has_prompts
-from podium.trainer.processes import local
+from podium.trainer.processes import local, zero_stage
 from podium.trainer.rules import heeded, ignored_codes
 
 logger = logging.getLogger(__name__)
 
 MOST_ROLLBACKS = 3
+
+MOST_LEFT_OUT = 3
+"""Optimizer steps left out in a row after which a run ends: it learns nothing."""
 
 TENSORS = 24
 VALUES = 2048
@@ -102,6 +106,10 @@ class Health(TrainerCallback):
         self._steps_per_round = steps_per_round(vars(self.args))
         self._spent = 0.0
         self._rollbacks = 0
+        self._left_out = 0
+        """Optimizer steps in a row whose gradient was not finite."""
+        self._said: list[Finding] = []
+        """Findings of this step that are not the monitors'; the same on every process."""
         self._unrecorded: list[Finding] = []
         """Findings from before the record is begun, or cut after a rollback."""
 
@@ -126,6 +134,27 @@ class Health(TrainerCallback):
 
     def saw_gaps(self, gaps: Sequence[Tensor]) -> None:
         self._gaps.extend(gaps)
+
+    def saw_gradient(self, origin: str | None, name: str, step: int) -> None:
+        """A step before it is applied. `origin`: where its gradient or loss, as `name` says, stops being finite (M131);
+        None: both are finite."""
+        self._left_out = 0 if origin is None else self._left_out + 1
+        if origin is None:
+            return
+        apart = zero_stage(self.args) is None
+        done = "the step was left out, nothing has changed" if apart else "DeepSpeed decides whether it is applied"
+        again = f" {self._left_out} steps in a row: nothing is learnt." if self._left_out > 1 else ""
+        finding = Finding(
+            code="M131",
+            severity="error" if self._left_out > 1 else "warning",
+            what=f"The {name} of step {step} is not finite: {done}. {origin}{again}",
+            why="Applied, one NaN or infinity would spread to every weight.",
+            fix="Mend what it began with; weights that are not finite come back with a checkpoint from before.",
+            step=step,
+        )
+        self._said = [*heeded([finding], ignored_codes(self.args))]
+        for each in self._said if self._is_main else ():
+            self.say(each)
 
     # ---- as a callback ----
 
@@ -166,26 +195,25 @@ class Health(TrainerCallback):
         self._learning_rate = kwargs["optimizer"].param_groups[0]["lr"] if kwargs.get("optimizer") else 0.0
 
     def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.args.record and self._probe is not None:
+        if self.args.record and self._probe is not None and not self._left_out:
             with self._timed():
                 self.measured.add("train", self._probe.after())
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if not self.args.record:
-            return
-        decision = None
-        if self._is_main:
+        new, self._said = self._said, []
+        if self.args.record and self._is_main:
             with self._timed():
                 metrics = StepMetrics(step=state.global_step, values=self._step_values(state))
                 self.latest = metrics.values
                 self.folder.add_metrics(metrics)
                 rounds, self._rounds = self._rounds, []
-                new = [*heeded(self._monitor.step(metrics, rounds), ignored_codes(self.args))]
-                for finding in new:
-                    self.say(finding)
-                wishes = {self._wish(finding) for finding in new}
-                decision = next((wish for wish in ("rollback", "stop") if wish in wishes), None)
-        if (self.args.strict or self.args.on_finding) and self.args.world_size > 1:
+                for finding in heeded(self._monitor.step(metrics, rounds), ignored_codes(self.args)):
+                    if finding.code not in {each.code for each in new}:
+                        self.say(finding)
+                        new = [*new, finding]
+        wishes = {self._wish(finding) for finding in new}
+        decision = next((wish for wish in ("rollback", "stop") if wish in wishes), None)
+        if self.args.world_size > 1:
             decision = broadcast_object_list([decision])[0]
         if decision is not None:
             self.decision = decision
@@ -295,8 +323,9 @@ class Health(TrainerCallback):
         logger.log(level, "%s %s Fix: %s%s", finding.code, finding.what, finding.fix, on, extra=extra)
 
     def _wish(self, finding: Finding) -> str | None:
-        strict = "stop" if self.args.strict and finding.severity == "error" else None
-        return self._wishes.get(finding.code) or strict
+        ruined = not math.isfinite(self.latest.get("health/update_ratio", 0.0))
+        ends = self.args.strict or (finding.code == "M131" and (ruined or self._left_out >= MOST_LEFT_OUT))
+        return self._wishes.get(finding.code) or ("stop" if ends and finding.severity == "error" else None)
 
     # ---- rolling back ----
 
@@ -319,7 +348,8 @@ class Health(TrainerCallback):
     def _newest_healthy(self) -> Path | None:
         """The newest undamaged checkpoint from before the finding began; those after it are set aside."""
         bad = next(finding for finding in reversed(self.found) if self._wishes.get(finding.code) == "rollback")
-        began = self._monitor.issues[bad.code].first_step
+        issue = self._monitor.issues.get(bad.code)  # none without a record
+        began = (bad.step or 0) if issue is None else issue.first_step
         folders = checkpoint.checkpoints(self.folder.folder)
         earlier = (folder for folder in folders if checkpoint.step_of(folder) < began)
         healthy = next((folder for folder in earlier if checkpoint.damage(folder) is None), None)

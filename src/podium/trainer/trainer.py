@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -123,6 +124,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
         self._loss: Tensor | float = 0.0
+        self._of_step: tuple[Sequence[MicroBatch], float] = (), 0.0  # what is computed, and its loss on all processes
         self._step_started = time.perf_counter()
         self.health = Health(parts, self._measured)
         self.rollouts = Rollouts()
@@ -222,6 +224,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
                 release_free_memory()
             batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=plan.ranks)
             self.proof.before_step(self._subject, batches, self.scored)
+            self._of_step = batches, 0.0
             if self.args.async_rollouts and self.round is not None:
                 following = order.after(self.round.key, self.state.max_steps)
                 if following is not None:  # sampled while this step is trained, from the weights before it
@@ -306,7 +309,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             self.entropy = self.entropy.after(mean_kept_entropy(trained))
         step_time = time.perf_counter() - self._step_started - self.proof.take_seconds()
         self._measured.add("train", {**values, "step_time": step_time})
-        self._measured.add("step", {"loss": sum(gather_object([float(self._loss)]))})
+        loss = sum(gather_object([float(self._loss)]))
+        self._of_step = self._of_step[0], loss
+        self._measured.add("step", {"loss": loss})
         self._loss, self._step_started = 0.0, time.perf_counter()
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -323,8 +328,19 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             self.parts.completions.write(self.state.global_step)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The Trainer's, which it logs only now and then."""
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if norm is not None:
-            self._measured.add("step", {"grad_norm": float(norm)})
+        """The Trainer's, which it logs only now and then. A step whose gradient or loss is not finite is left out."""
+        norm, (batches, loss) = super()._get_grad_norm(model, grad_norm=grad_norm), self._of_step
+        finite, scaler = norm is None or math.isfinite(norm), self.accelerator.scaler
+        if norm is None or (not finite and scaler is not None and scaler.get_scale() > 1):
+            return norm  # a scaler leaves steps out while it looks for a scale at which float16 does not overflow
+        self._measured.add("step", {"grad_norm": float(norm)})
+        name = "loss" if finite else "gradient"  # the loss alone shows a ratio of NaN, which is cut off
+        if finite and (math.isfinite(loss) or scaler is not None):
+            self.health.saw_gradient(None, name, self.state.global_step + 1)
+            return norm
+        if scaler is None and self.processes.division != "deepspeed":  # which steps in the backward
+            # The optimizer leaves the step out, as between two of them; the Trainer sets this anew for the next.
+            self.accelerator.gradient_state._set_sync_gradients(False)
+        origin = self._gradients.origin(model, batches, self.parts, self._entropy_coef)
+        self.health.saw_gradient(origin, name, self.state.global_step + 1)
         return norm

@@ -20,21 +20,21 @@ TOO_LITTLE = {False: 5e-7, True: 5e-6}
 def non_finite(history: MetricHistory) -> Detection | None:
     """M131: a loss, a gradient or a weight is not a number."""
     now = history.steps[-1].values
-    bad = [name for name in ("loss", "grad_norm", "health/update_ratio") if not np.isfinite(now.get(name, 0.0))]
+    names = ("loss", "grad_norm", "health/update_ratio", "health/logp_gap_mean")
+    bad = [name for name in names if not np.isfinite(now.get(name, 0.0))]
     # A mean over the trained tokens is NaN where all groups were flat, so that there were none.
     if np.isinf(now.get("kl", 0.0)) or (np.isnan(now.get("kl", 0.0)) and np.isfinite(now.get("entropy", np.nan))):
         bad.append("kl")
     if not bad:
         return None
     again = sum(not np.isfinite(each.values.get(bad[0], 0.0)) for each in history.steps[-3:])
-    ruined = "health/update_ratio" in bad or again > 1
-    changes = {**history.settings.slower(10), "max_grad_norm": 1.0}
+    ruined = "health/update_ratio" in bad
     return Detection(
-        severity="error" if ruined else "warning",
-        what=f"{', '.join(bad)} not finite in step {history.step}" + (": the weights are ruined." if ruined else "."),
-        why="A product overflowed (float16), a division by zero in a custom loss or module, or rates far too high.",
-        fix=f"{slowed(changes, 10)}; resume from the checkpoint before; use bf16 instead of fp16.",
-        changes=changes,
+        severity="error" if ruined or again > 1 else "warning",
+        what=f"{', '.join(bad)} not finite in step {history.step}" + (", and weights with it." if ruined else "."),
+        why="A weight, an input of the loss or a product (in float16) is infinite or NaN, and so is all that follows.",
+        fix="Look for the first such number: the finding of a step that was left out names it. If it is a weight, go "
+        "back to a checkpoint from before; use bf16 instead of fp16.",
     )
 
 

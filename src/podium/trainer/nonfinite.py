@@ -1,0 +1,151 @@
+"""Where a training step's numbers stop being finite: the first tensor, and the token it belongs to.
+
+A step whose gradient is not finite is computed once more, watched: weights, what the packs hold, every module's output,
+log-probabilities, loss, and in the backward the gradients of all these. Only then; a healthy step pays nothing.
+
+Shape letters: T positions in a pack, P of them that predict, N trained tokens, R rollouts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from podium.algorithm.losses import LossInputs
+from podium.models.packing import Pack
+from podium.trainer.processes import local
+
+OF_THE_LOSS = {
+    "advantages_R": "the advantages",
+    "token_advantages_N": "the advantages of turns",
+    "ref_logps_N": "the reference's log-probabilities",
+    "old_logps_N": "the log-probabilities of the policy that sampled",
+    "logps_N": "the log-probabilities",
+    "entropy_N": "the entropies",
+}
+"""What a loss is given. The sampler's own log-probabilities may be NaN, which says nothing."""
+
+
+def first_bad(x: Tensor) -> int | None:
+    """The index in the flattened tensor of its first number that is not finite; None: all are.
+
+    >>> first_bad(torch.tensor([[1.0, 2.0], [float("nan"), float("inf")]])), first_bad(torch.ones(2))
+    (2, None)
+    """
+    bad = ~local(x.detach()).isfinite().flatten()
+    return int(bad.int().argmax()) if bool(bad.any()) else None
+
+
+def bad_weight(model: nn.Module) -> str | None:
+    """The first weight that is not finite, and its row where it has rows; None: all are."""
+    for name, weight in model.named_parameters():
+        if (at := first_bad(weight)) is not None:
+            return _row(name, weight, at)
+    return None
+
+
+def _row(name: str, weight: Tensor, at: int) -> str:
+    return f"`{name}`" + (f", row {at // weight.shape[-1]}" if weight.dim() == 2 else "")
+
+
+@contextlib.contextmanager
+def unexamined(_packed: Pack) -> Iterator[Callable[[LossInputs, Tensor], None]]:
+    """What `Examination.of_pack` is in a healthy step."""
+    yield lambda _inputs, _loss: None
+
+
+class Examination:
+    """Watches packs on their way through model, loss and backward; `found` says what was not finite first."""
+
+    def __init__(self, model: nn.Module, decode: Callable[[list[int]], str]) -> None:
+        """`model` without wrappers; `decode` makes text of token ids."""
+        self.model = model
+        self.decode = decode
+        weight = bad_weight(model)
+        self.found = None if weight is None else f"the weight {weight}"
+        self._pack: Pack | None = None
+        self._earlier = 0
+        """Rollouts of the packs before this one."""
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, the outputs of modules and their gradients are looked at."""
+        named = [(name, module) for name, module in self.model.named_modules() if name]
+        handles = [module.register_forward_hook(functools.partial(self._output, name)) for name, module in named]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextlib.contextmanager
+    def of_pack(self, packed: Pack) -> Iterator[Callable[[LossInputs, Tensor], None]]:
+        """Around forward and backward of a pack; call what it gives with the loss and its inputs in between."""
+        self._pack = packed
+        yield self._before_backward
+        for name, weight in reversed(list(self.model.named_parameters())):  # those next to the loss first
+            at = None if weight.grad is None or self.found is not None else first_bad(weight.grad)
+            if at is not None:
+                self.found = f"the gradient of the weight {_row(name, weight, at)}"
+        self._pack = None
+        self._earlier += packed.num_rollouts
+
+    def _before_backward(self, x: LossInputs, loss: Tensor) -> None:
+        for name, words in OF_THE_LOSS.items():
+            self._look(words, getattr(x, name))
+        self._look("the loss", loss)
+        if x.logps_N.requires_grad:
+            x.logps_N.register_hook(functools.partial(self._look, "the gradient of the log-probabilities"))
+
+    def _output(self, name: str, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) and output else output
+        if self._pack is None or not isinstance(output, Tensor) or not output.is_floating_point():
+            return
+        for x in inputs:  # what came to be between two modules
+            self._look(f"the input of `{name}`", x if isinstance(x, Tensor) and x.is_floating_point() else None)
+        self._look(f"the output of `{name}`", output)
+        if output.requires_grad:
+            output.register_hook(functools.partial(self._look, f"the gradient of the output of `{name}`"))
+
+    def _look(self, words: str, x: Tensor | None) -> None:
+        at = None if self.found is not None or x is None else first_bad(x)
+        if x is not None and at is not None and self._pack is not None:
+            self.found = words + self._token(self._pack, x.shape, at)
+
+    def _token(self, packed: Pack, shape: torch.Size, at: int) -> str:
+        """The token of number `at` of a tensor, where its shape tells: [N], [R], [T or P, D], [R, length, D]."""
+        if shape == (packed.num_tokens,):
+            r = int(packed.rollout_N[at])
+            nth = at - int((packed.rollout_N < r).sum())
+            return self._named(packed, r, int(packed.spans_R[r].predicting[nth]) + 1, int(packed.target_N[at]))
+        if shape == (packed.num_rollouts,):
+            return f", completion {self._earlier + at + 1} of the step"
+        if len(shape) not in (2, 3):
+            return ""
+        r, place = divmod(at // shape[-1], shape[-2])
+        if len(shape) == 3 and shape[0] == packed.num_rollouts > 1:  # padded rows
+            tokens = packed.spans_R[r].tokens
+            return self._named(packed, r, place, int(packed.input_ids_T[tokens[place]])) if place < len(tokens) else ""
+        whole = shape[-2] == len(packed.input_ids_T)
+        if not whole and shape[-2] != len(packed.predict_P):
+            return ""
+        t = place if whole else int(packed.predict_P[place])
+        r = next(r for r, span in enumerate(packed.spans_R) if t in span.tokens)
+        return self._named(packed, r, packed.spans_R[r].tokens.tolist().index(t), int(packed.input_ids_T[t]))
+
+    def _named(self, packed: Pack, r: int, place: int, token: int) -> str:
+        """Token `place` of rollout r, counted from 1 within its prompt or its completion."""
+        length = packed.spans_R[r].prompt_length
+        part, nth = ("prompt of completion", place) if place < length else ("completion", place - length)
+        return f", token {nth + 1} ({self.decode([token])!r}) of {part} {self._earlier + r + 1} of the step"
+
+
+def where(found: Sequence[str | None]) -> str:
+    """A sentence of what the processes have found."""
+    first = next((each for each in found if each is not None), None)
+    return f"It began with {first}." if first else "Computed once more it was finite: something in it does not repeat."
