@@ -271,6 +271,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
                 measured.add(result.metrics)
             self._add("train", measured)
             if batch.is_last:
+                self.proof.after_backward()
                 self._finish_step(batch)
         return total * self.accelerator.num_processes  # the log takes the mean over ranks; our shares add up
 

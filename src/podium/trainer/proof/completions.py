@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -44,8 +45,9 @@ def end_tokens(run: Subject) -> Check:
 def rewards(x: Before) -> Check:
     """One finite number or None a completion, and advantages that follow them."""
     problem, flat = "", 0
-    trained = zip(rows_of(x.trained), (a for g in x.trained for a in g.advantages_G), strict=True)
-    advantage = {(row.prompt_ids, row.completion_ids): float(a) for row, a in trained}
+    trained = [*zip(rows_of(x.trained), (a for g in x.trained for a in g.advantages_G), strict=True)]
+    counts = Counter((row.prompt_ids, row.completion_ids) for row, _ in trained)
+    advantage = {key: float(a) for row, a in trained if counts[key := (row.prompt_ids, row.completion_ids)] == 1}
     names = tuple(reward.name for reward in x.run.parts.rewards)
     for scored in x.scored:
         problem = problem or _reward_problem(scored, names) or _advantage_problem(x, scored, advantage)
@@ -66,7 +68,8 @@ def sampled_tokens(x: Before) -> Check:
     """The trained tokens are the sampled ones."""
     sampled = sampled_by_ids(x)
     settings = x.run.now.settings(1, 0)
-    problems = [_completion_problem(x, c, settings.end_ids, settings.max_tokens) for c in sampled.values()]
+    bounds, early = (settings.end_ids, settings.max_tokens), bool(settings.extra)
+    problems = [_completion_problem(x, c, *bounds, early=early) for c in sampled.values()]
     trained = [(row.prompt_ids, row.completion_ids) for row in rows_of(x.trained)]
     problems += [_unsampled(x, *key) for key in trained if key not in sampled]
     problems = [problem for problem in problems if problem]
@@ -90,7 +93,8 @@ def turn_ends(x: Before) -> Check:
     return Check(
         name="completions end with the turn",
         code="P003",
-        passed=None if end is None else not beyond,
+        passed=None if end is None else True,
+        suspect=beyond > 0,
         measured=float(beyond),
         tolerance=0.0,
         detail="no chat template that ends a turn with a token of its own"
@@ -209,10 +213,11 @@ def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, f
     """An advantage that is not finite, or lower for the better completion."""
     settings = x.run.parts.advantage
     reward_G = combine(scored.rewards_GK, settings.weights_K)
+    alike = Counter(((c.prompt or scored.group.prompt).token_ids, c.token_ids) for c in scored.group.completions)
     pairs = [
         (reward, advantage[key])
         for c, reward in zip(scored.group.completions, reward_G.tolist(), strict=True)
-        if (key := ((c.prompt or scored.group.prompt).token_ids, c.token_ids)) in advantage
+        if (key := ((c.prompt or scored.group.prompt).token_ids, c.token_ids)) in advantage and alike[key] == 1
     ]
     if any(not math.isfinite(a) for _, a in pairs):
         return f"an advantage of prompt {scored.group.prompt.id} is not finite"
@@ -223,13 +228,19 @@ def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, f
     return ""
 
 
-def _completion_problem(x: Before, c: Completion, end_ids: frozenset[int], max_tokens: int) -> str:
-    """A contradiction in a sampled completion; empty: there is none."""
+def _completion_problem(
+    x: Before, c: Completion, end_ids: frozenset[int], max_tokens: int, *, early: bool = False
+) -> str:
+    """A contradiction in a sampled completion; empty: there is none.
+
+    `early`: whether more than end tokens may end one, such as `stop_strings`.
+    """
     total, drawn = len(c.token_ids), drawn_runs(c)
     problem = _turn_problem(c, drawn, end_ids)
     if problem:
         return problem
-    if total > max_tokens or (total < max_tokens and drawn[-1][-1] not in end_ids):
+    ends = early or c.finish in ("turns", "context") or drawn[-1][-1] in end_ids
+    if total > max_tokens or (total < max_tokens and not ends):
         return f"a completion of {total} tokens neither ends with an end token nor is {max_tokens} long"
     inside = [i for ids in drawn for i in ids[:-1] if i in end_ids]
     if inside:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from podium.algorithm.losses import policy_loss
+from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, pack, select_completions
 from podium.models.precision import ProductPrecision
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
-from podium.trainer.proof.records import Gradients, Sample, Subject, Trace, Traces
-from podium.trainer.rounds import MicroBatch, Share, TrialSettings, loss_inputs, micro_batches
+from podium.trainer.proof.records import Before, Gradients, Sample, Subject, Trace, Traces
+from podium.trainer.rounds import MicroBatch, Share, TrialSettings, micro_batches
 from podium.trainer.training_groups import training_group
 
 PROMPTS, COMPLETIONS = 2, 2
@@ -46,11 +46,16 @@ HEAD_TOKENS = 64
 """Likeliest next tokens whose rows of the head are moved, besides those of the prompt's tokens."""
 KEPT = 512
 """Numbers kept of every gradient and weight, evenly spread."""
+NUM_WHOLE, WHOLE = 24, 1 << 24
+"""Tensors, and numbers in them, that are compared whole before and after a step."""
 ONE_PACK = 1 << 30
 """Tokens per pack that no sample reaches."""
 
 EXACT, HALF = 5e-3, 0.2
 """Nats: the largest difference in float32; the mean difference where products or weights are in half precision."""
+
+ROUNDINGS = 10.0
+"""Times the difference that rounding of the inputs makes, below which another difference may be rounding, too."""
 
 EFFECT: Mapping[float, float] = {EXACT: 0.2, HALF: 1.0}
 """Nats by which moved weights should move log-probabilities."""
@@ -84,7 +89,10 @@ def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fa
             first, rest, n = groups[0], groups[1:], len(groups[0].completion_ids)
             halves = [[select_completions(first, range(n // 2))], [select_completions(first, range(n // 2, n)), *rest]]
             two_steps = train_on(exact, sample_batches(halves), tokens_per_pack=1)
-        plain_step = plainly_train_on(run, packed, batch, plain)
+        plain_step = plainly_train_on(run, groups, plain)
+        with moved_by_rounding(model):
+            again = plain_logps(model, rows, settings.temperature)
+            again_step = plainly_train_on(run, groups, again)
     return Sample(
         groups=tuple(groups),
         sampled_N=sampled_N,
@@ -96,6 +104,9 @@ def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fa
         one_step=one_step,
         two_steps=two_steps,
         plain=plain_step,
+        again=again_step,
+        again_N=numpy(again.logps_N),
+        against=against_advantages(plain_inputs(run, groups, plain), run.parts.loss),
     )
 
 
@@ -220,25 +231,76 @@ def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: in
         scaler.update(scale / 16)  # the scale of float16 starts high, and comes down by the steps that overflow
 
 
-def plainly_train_on(run: Subject, packed: Pack, batch: MicroBatch, plain: TokenLogps) -> Gradients:
+def plainly_train_on(run: Subject, groups: Sequence[TrainingGroup], plain: TokenLogps) -> Gradients:
     """The same by the plain model and torch's own backward."""
     model = run.model
     model.zero_grad()
 
     def loss_of(out: TokenLogps) -> Tensor:
-        inputs = loss_inputs(out, packed, batch, other_sampler=run.args.use_vllm)
-        return policy_loss(inputs, run.parts.loss, run.entropy_coef).loss
+        return policy_loss(plain_inputs(run, groups, out), run.parts.loss, run.entropy_coef).loss
 
-    loss = plain_backward(model, rows_of(batch.groups), sample_settings(run).temperature, plain, loss_of)
+    loss = plain_backward(model, rows_of(groups), sample_settings(run).temperature, plain, loss_of)
     traces = gradient_traces(model, 1.0)
     model.zero_grad()
     return Gradients(traces, loss)
+
+
+def plain_inputs(run: Subject, groups: Sequence[TrainingGroup], out: TokenLogps) -> LossInputs:
+    """Inputs of the loss made of rows alone, not of the packs or by the function that training takes them from."""
+    device, counts = out.logps_N.device, [len(row.places) for row in rows_of(groups)]
+
+    def joined(arrays: Iterable[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate([*arrays])).to(device)
+
+    refs = [values for group in groups for values in group.ref_logps or ()]
+    return LossInputs(
+        logps_N=out.logps_N,
+        entropy_N=out.entropy_N,
+        advantages_R=joined(group.advantages_G for group in groups),
+        rollout_N=joined([np.repeat(np.arange(len(counts)), counts)]),
+        num_rollouts=len(counts),
+        num_tokens=sum(counts),
+        ref_logps_N=joined(refs) if refs else None,
+        sampled_logps_N=joined(x for group in groups for x in group.sampled_logps) if run.args.use_vllm else None,
+        num_entropy_tokens=sum(counts),
+    )
+
+
+def against_advantages(inputs: LossInputs, settings: LossSettings) -> int:
+    """Tokens whose log-probability the policy term of the loss moves against their advantage."""
+    logps_N = inputs.logps_N.detach().requires_grad_()
+    policy_loss(dataclasses.replace(inputs, logps_N=logps_N), dataclasses.replace(settings, beta=0.0)).loss.backward()
+    return 0 if logps_N.grad is None else int((logps_N.grad * inputs.advantages_N > 0).sum())
+
+
+@contextlib.contextmanager
+def moved_by_rounding(model: nn.Module) -> Iterator[None]:
+    """Inside, the embeddings of tokens are off by a few roundings of their own type."""
+
+    def moved(_module: nn.Module, _args: Any, x: Tensor) -> Tensor:
+        return x + _wave(x.detach(), torch.finfo(x.dtype).eps * (8 if x.dtype == torch.float32 else 1))
+
+    handle = _embedding(model, "input").register_forward_hook(moved)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def gradient_traces(model: nn.Module, scale: float) -> Traces:
     """Gradients of every trained tensor; none counts as zeros."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return {name: trace(torch.zeros_like(p) if p.grad is None else p.grad, scale) for name, p in trained.items()}
+
+
+def whole_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trained tensors spread over the model, of `WHOLE` numbers together; the smallest, if all are larger."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
+    every = max(1, len(trained) // NUM_WHOLE)
+    spread = trained[:: every + (every % 2 == 0)]  # an odd stride: adapters have their matrices in pairs
+    sizes = np.cumsum(sorted(p.numel() for _, p in spread))
+    kept = sum(sizes <= WHOLE)
+    return dict(sorted(spread, key=lambda each: each[1].numel())[: max(1, kept)])
 
 
 def weight_traces(model: nn.Module) -> Traces:
@@ -379,3 +441,9 @@ def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> floa
     apart = np.abs(one_N - other_N)
     value = float(apart.max(initial=0.0) if tolerance == EXACT else apart.mean() if apart.size else 0.0)
     return math.inf if math.isnan(value) else value
+
+
+def with_rounding(x: Before, tolerance: float) -> float:
+    """A tolerance of log-probabilities, or what rounding of the inputs may do to this model, where that is more."""
+    rounding = ROUNDINGS * difference(x.sample.again_N, x.sample.plain_N, tolerance)
+    return max(tolerance, rounding) if math.isfinite(rounding) else tolerance

@@ -10,19 +10,20 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from accelerate.utils import gather_object
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.errors import ProofError, way_on
 from podium.records import Finding, Prompt, ScoredGroup, TrainingGroup
 from podium.trainer.config import GRPOConfig
-from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, enough, reference_logps, shortened
-from podium.trainer.proof.evidence import full_precision, take_sample, telling_prompts, weight_traces
+from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, KEPT_STEPS, reference_logps, shortened
+from podium.trainer.proof.evidence import take_sample, telling_prompts, weight_traces, whole_tensors
 from podium.trainer.proof.plain import first_not_finite
 from podium.trainer.proof.records import After, Before, Check, Proof, Subject
 from podium.trainer.proof.turns import OF_TURNS
@@ -51,6 +52,8 @@ class FirstBatch(TrainerCallback):
         self.waiting = False
         """Whether the first batch is still to be checked."""
         self.after: After | None = None
+        self.gradients: list[Mapping[str, Tensor]] = []
+        """Of the steps since training began, until the weights move."""
         self.may_stand_still = False
         self._since = self._unreported = 0.0
 
@@ -93,11 +96,18 @@ class FirstBatch(TrainerCallback):
                 before = Before(run=run, trained=tuple(groups), scored=tuple(scored), sample=sample)
                 self._show([*BEFORE_STEP, *(OF_TURNS if has_turns else ())], before, final=True)
                 groups = groups or [training_group(each, np.zeros(each.num_completions)) for each in scored]
-            self.after = state_before(run, groups)
+            self.after = state_before(run, groups, self.gradients)
         # Weight decay alone moves an adapter's first matrix, which the second, still zero, hides.
         signal = any(gather_object([any(batch.groups for batch in batches)]))
         rates = [group["lr"] for group in run.optimizer.param_groups]
         self.may_stand_still = not signal or max(rates, default=0.0) == 0
+
+    def after_backward(self) -> None:
+        """Keep the gradients of the step as the backward left them, before callbacks and the optimizer."""
+        if self.after is not None:
+            tensors = {name: p.grad for name, p in whole_tensors(self.after.run.model).items()}
+            self.gradients.append({name: g.detach().clone() for name, g in tensors.items() if g is not None})
+            del self.gradients[:-KEPT_STEPS]
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After the first step that should have moved the weights: one with a learning rate and something to learn."""
@@ -106,7 +116,7 @@ class FirstBatch(TrainerCallback):
         now, before = weight_traces(self.after.run.model), self.after.weights
         if self.args.fp16 and all(np.array_equal(now[n].numbers, t.numbers) for n, t in before.items()):
             return  # a step that overflowed
-        after, self.after = self.after, None
+        after, self.after, self.gradients = self.after, None, []
         with self._undisturbed(after.run):
             self._show(AFTER_STEP, after, final=True)
 
@@ -141,28 +151,33 @@ class FirstBatch(TrainerCallback):
             if shown is proof or not all(check.is_quiet for check in new):
                 logger.info("%s", shown.summary())
             logger.debug("%s", shown.table())
-            for check in new:
-                if check.word in ("WARNING", "overruled"):
-                    self.say(check.finding)
-                elif check.word == "FAILED":
-                    self.record(check.finding)
+        for check in [] if self.args.process_index else new:
+            if check.word in ("WARNING", "overruled"):
+                self.say(check.finding)
+            elif check.word == "FAILED":
+                self.record(check.finding)
         if proof.failures:
             raise failure(proof)
 
 
-def state_before(run: Subject, groups: Sequence[TrainingGroup]) -> After:
+def state_before(run: Subject, groups: Sequence[TrainingGroup], gradients: Sequence[Mapping[str, Tensor]]) -> After:
     """The state that a step which may move the weights is compared with."""
-    short, trained = shortened(groups), enough(groups)
-    with full_precision(run) as exact:
-        trained_logps = policy_logps(run.model, trained, exact.now)
+    short, tensors = shortened(groups), whole_tensors(run.model)
+    rates = {
+        id(p): group["lr"] * group.get("weight_decay", 0.0)
+        for group in run.optimizer.param_groups
+        for p in group["params"]
+    }
     return After(
         run=run,
         weights=weight_traces(run.model),
         groups=short,
         logps=policy_logps(run.model, short, run.now),
         reference=reference_logps(run, short),
-        trained=trained,
-        trained_logps=trained_logps,
+        signal=any(group.advantages_G.any() for group in groups),
+        tensors={name: p.detach().clone() for name, p in tensors.items()},
+        decays={name: rate for name, p in tensors.items() if (rate := rates.get(id(p), 0.0))},
+        gradients=gradients,
     )
 
 

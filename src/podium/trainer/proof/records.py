@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,6 +189,12 @@ class Sample:
     """From two micro-steps that cut a group in two, in the weights' own precision."""
     plain: Gradients
     """From the plain model."""
+    again: Gradients
+    """The same with inputs that rounding has moved: what differs more is no rounding."""
+    again_N: np.ndarray
+    """Log-probabilities of the same."""
+    against: int
+    """Tokens that the loss makes likelier although their advantage is negative, or less likely where it is positive."""
 
     @property
     def doubt(self) -> float:
@@ -219,10 +225,14 @@ class After:
     """Log-probabilities of `groups`, as the run trains on them."""
     reference: list[np.ndarray]
     """The same under the reference; empty without one."""
-    trained: tuple[TrainingGroup, ...]
-    """The groups that the step is trained on, or enough of them to tell its direction."""
-    trained_logps: list[np.ndarray]
-    """Log-probabilities of `trained`, in the weights' own precision."""
+    signal: bool
+    """Whether a completion has an advantage in this step."""
+    tensors: Mapping[str, Tensor]
+    """A few weights, whole tensors, as they were."""
+    decays: Mapping[str, float]
+    """Learning rate x weight decay of the tensors that have any."""
+    gradients: Sequence[Mapping[str, Tensor]]
+    """Gradients of those tensors, as the backward left them: of the steps so far, the latest last."""
 
 
 def named(names: Iterable[str]) -> str:

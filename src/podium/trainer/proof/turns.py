@@ -11,7 +11,14 @@ import numpy as np
 from podium.models.packing import pack, select_completions
 from podium.records import Completion, Prompt, TrainingGroup, clean
 from podium.trainer.proof.completions import sampled_by_ids
-from podium.trainer.proof.evidence import ONE_PACK, difference, drawn_places, sampler_tolerance
+from podium.trainer.proof.evidence import (
+    HALF,
+    ONE_PACK,
+    difference,
+    drawn_places,
+    sampler_tolerance,
+    with_rounding,
+)
 from podium.trainer.proof.plain import Row, rows_of
 from podium.trainer.proof.records import Before, Check, named
 from podium.trainer.rollouts import policy_logps
@@ -82,18 +89,21 @@ def later_turns(x: Before) -> Check:
     pairs = [[x[row.turns > 0] for x in (a, b)] for row, a, b in zip(rows, mine, theirs, strict=True) if fits]
     flat = [np.concatenate(each) for each in zip(*pairs, strict=True)]
     measured = difference(flat[0], flat[1], tolerance) if flat else math.inf
-    passed = None if not chosen else measured <= tolerance
+    allowed = with_rounding(x, tolerance)
+    passed = None if not chosen else measured <= allowed or (tolerance == HALF and math.isfinite(measured))
     last = max((int(row.turns.max()) + 1 for row in rows), default=0)
     return Check(
         name="later turns from the kept cache",
         code="P018",
         passed=passed,
+        suspect=measured > allowed,
         measured=measured if chosen else None,
-        tolerance=tolerance,
+        tolerance=allowed,
         detail="no trained completion has a second turn, or a filter has changed the log-probabilities"
         if not chosen
         else f"{measured:.2g} nats over {sum(int((row.turns > 0).sum()) for row in rows)} tokens of turns 2 to {last} "
-        f"({tolerance:g} allowed)" + ("" if passed or not fits else _first_apart(rows, mine, theirs, tolerance)),
+        f"({allowed:g} allowed)"
+        + ("" if measured <= allowed or not fits else _first_apart(rows, mine, theirs, tolerance)),
         fix="What the engine kept between turns is not what training computes. Set rollout_engine: transformers, which "
         "computes every turn again, and report this model.",
         changes={"rollout_engine": "transformers"},
