@@ -198,11 +198,11 @@ def test_weights_are_not_read_for_an_adapter_that_fits_no_layer(tmp_path: Path) 
 def test_judgements_are_printed_and_the_run_goes_on(
     make: Callable[..., Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """float16 on a CPU is an error of `podium check`; TRL trains."""
+    """float16 on a CPU is slow; it trains."""
     folder = save_tiny_model(tmp_path / "model")
     args = GRPOConfig(str(tmp_path / "run"), model_init_kwargs={"dtype": "float16"}, **SETTINGS)
     found = podium.check(str(folder), f, args, ROWS)
-    assert "M015" in {finding.code for finding in found if finding.severity == "error"}
+    assert "M015" in {finding.code for finding in found if finding.severity == "warning"}
     GRPOTrainer(str(folder), f, args, ROWS)
     assert [each.levelname for each in caplog.records if each.getMessage().startswith("M015 ")] == ["WARNING"]
 

@@ -74,7 +74,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "record_megabytes": (0, math.inf, "`record: false` records nothing"),
     "ddp_timeout": (1, math.inf, "it is in seconds"),
     "beta": (0.0, math.inf, "a negative weight would reward drifting away"),
-    "epsilon": (0.0, 1.0, "it is the distance of the lower clip bound from a ratio of 1"),
+    "epsilon": (0.0, math.inf, "it is the distance of the lower clip bound from a ratio of 1"),
     "epsilon_high": (0.0, math.inf, "it is a distance from a ratio of 1 (for cispo the ratio itself)"),
     "delta": (1.0, math.inf, "it bounds ratios above 1"),
     "max_completion_length": (1, math.inf, "a completion has at least one token"),

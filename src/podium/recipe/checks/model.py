@@ -49,9 +49,20 @@ def vocabulary(setup: Setup) -> Iterator[Finding]:
         what = f"{facts.name}: the embedding has {rows:,} rows, but the tokenizer has {len(tokenizer):,} tokens; "
         what += f"token {len(tokenizer) - 1} (`{token}`) has no row"
         why = "the first prompt with such a token ends in `index out of range`"
+        if is_used := max(_certain_ids(setup), default=0) >= rows:
+            why = "every prompt has such a token, and ends in `index out of range`"
         fix = "take the model's own tokenizer, or once: model.resize_token_embeddings(len(tokenizer)); "
         fix += "model.save_pretrained(folder)"
-        yield fatal(code="M007", what=what, why=why, fix=fix)
+        yield (fatal if is_used else warning)(code="M007", what=what, why=why, fix=fix)
+
+
+def _certain_ids(setup: Setup) -> Iterator[int]:
+    """Tokens that stand in every prompt: those of the chat template, or of the first plain prompt."""
+    rows = setup.train.examples if setup.train is not None else ()
+    prompt = next((row.get("prompt") for row in rows), None)
+    text = prompt if isinstance(prompt, str) else _render(setup, [{"role": "user", "content": ""}], prompt=True)
+    if setup.tokenizer is not None and text:
+        yield from setup.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def special_tokens(setup: Setup) -> Iterator[Finding]:
@@ -175,7 +186,7 @@ def precision(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     at, fix = setup.at("dtype"), setup.line("dtype", "float32")
     if dtype == "float16" and not on_gpu:
         why = "products in float16 are slow or missing on a CPU, and gradients below 6e-8 vanish"
-        yield fatal(code="M015", what=f"{at} is float16, and there is no GPU", why=why, fix=fix)
+        yield warning(code="M015", what=f"{at} is float16, and there is no GPU", why=why, fix=fix)
     if dtype == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
         what = f"{at} is bfloat16, which {torch.cuda.get_device_name()} does not have"
         yield fatal(code="M015", what=what, fix=fix)
@@ -232,7 +243,7 @@ def memory(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         what = f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "
         what += f"{gigabytes(estimate.reference_bytes)}; with it the run takes about {peak}, and {there} are free"
         fix = f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it"
-        yield fatal(code="C015", what=what, why="without the copy it would fit", fix=fix)
+        yield warning(code="C015", what=what, why="by this estimate it would fit without the copy", fix=fix)
     else:
         most = estimate.largest_num_generations
         smaller = setup.line("num_generations", most) if most and most < args.num_generations else "`lora: {r: 16}`"
