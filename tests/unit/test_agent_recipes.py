@@ -264,3 +264,14 @@ def test_chat_runs_the_tools_of_a_run(capsys: Any) -> None:
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "assistant"]
     assert turns[2]["content"] == "9022"
     assert "[calculator: 9022]" in capsys.readouterr().out
+
+
+def test_rows_need_no_prompt_where_an_environment_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("game.py").write_text(GAME.replace("number, **row", "word, **row").replace("int(number)", "0"))
+    Path("words.jsonl").write_text("".join(json.dumps({"word": each}) + "\n" for each in ("apple", "pear") * 20))
+    lines = "model: tiny\ndataset: words.jsonl\nmax_steps: 2\nreport_to: []\n"
+    Path("run.yaml").write_text(lines + "environment: game.py:Game\n")
+    assert "D001" not in {each.code for each in check_recipe("run.yaml")}
+    Path("run.yaml").write_text(lines + "rewards: [answer_match]\n")
+    assert "D001" in {each.code for each in check_recipe("run.yaml")}

@@ -215,6 +215,20 @@ def test_other_environments_of_gymnasium_are_played_by_numbers(tmp_path):
         resolve_environment("gymnasium:Pendulum-v1")()
 
 
+@pytest.mark.parametrize("name", ["CliffWalking-v1", "Taxi-v4", "MountainCar-v0", "FrozenLake-v1", "Blackjack-v1"])
+def test_a_turn_without_an_action_is_no_cheaper_than_a_legal_one(name, tmp_path):
+    [silent] = pools_of(f"gymnasium:{name}", tmp_path).take([None])
+    [random_one] = pools_of(f"gymnasium:{name}", tmp_path).take([None])
+    legal, draws = [], random.Random(0)
+    for seed in range(20):
+        random_one.reset(seed=seed)
+        legal += [random_one.take_step(draws.choice(random_one.actions)).reward for _ in range(1)]
+    silent.reset(seed=1)
+    nothing = silent.take_step("")
+    assert not nothing.done
+    assert nothing.reward <= min(*legal, 0.0)
+
+
 def test_textarena_s_games_draw_apart_in_threads(tmp_path):
     pools = pools_of("textarena:GuessTheNumber-v0?max_number=1000", tmp_path)
     environments = pools.take([None] * 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ import pytest
 import torch
 import trl
 
+from podium.agents.rollout_func import _warn
 from podium.engines.base import RolloutEngine
 from podium.models.packing import pack
+from podium.runs.monitors.drift import sampler_disagrees
+from podium.runs.monitors.history import RunSettings
+from podium.runs.monitors.texts import beyond_the_end
 from podium.testing import tiny_tokenizer
 from podium.trainer.training_groups import training_group
 from tests.unit.agents_setup import Seen, called, make, multiply, one, replied, scripted
@@ -78,11 +83,74 @@ def test_s49_keys_it_must_return(missing: str) -> None:
         ({"completion_ids": [[]] * 4}, "no token for completion 0"),
         ({"env_mask": [[1]] * 4}, "1 entries of `env_mask` for the 9 tokens"),
         ({"logprobs": [[-1.0]] * 4}, "1 `logprobs` for a completion of 9 tokens"),
+        ({"logprobs": [[*[-1.0] * 8, 0.7]] * 4}, "log-probability 0.7 for token 8 of completion 0"),
+        ({"env_mask": [[*[1] * 8, 0.5]] * 4}, "0.5 in `env_mask`, at token 8 of completion 0"),
+        ({"tool_mask": [[1] * 9] * 4}, "`tool_mask`, with an entry for each token, and no `env_mask`"),
+        (
+            {"completion_ids": [[5], [5, 10**6], [5], [5]], "logprobs": None},
+            "id 1000000 in `completion_ids` of compl.* 1",
+        ),
+        ({"prompt_ids": [[5], [5], [5], [-1]]}, "id -1 in `prompt_ids` of completion 3"),
     ],
 )
 def test_entries_of_another_number_are_one_message(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         make(rollout_func=Rollout(**extra)).train()
+
+
+def test_a_forgotten_return_is_one_message() -> None:
+    with pytest.raises(RuntimeError, match="rollout_func returned None; expected a dict"):
+        make(rollout_func=lambda prompts, trainer: None).train()
+
+
+TURNS = [*ids("ask"), EOS], [*ids("\nuser: 42"), EOS, *ids("\n")], [*ids("done"), EOS]
+"""A drawn turn, a given one, a drawn one."""
+HONEST = [int(i != 1) for i, turn in enumerate(TURNS) for _ in turn]
+
+
+@pytest.mark.parametrize(
+    ("mask", "doubt"),
+    [
+        (HONEST, ""),
+        ([0] * len(HONEST), "nothing is trained"),
+        ([1] * len(HONEST), "followed by tokens that `env_mask` calls drawn"),
+        ([1, *HONEST[:-1]], "followed by tokens that `env_mask` calls drawn"),
+        ([*HONEST[1:], 1], "ends in an end token"),
+        ([1 - each for each in HONEST], "ends in an end token"),
+    ],
+    ids=["honest", "zeros", "ones", "shifted", "shifted back", "inverted"],
+)
+def test_a_mask_that_is_odd_is_said(mask: list[int], doubt: str, caplog: pytest.LogCaptureFixture) -> None:
+    _warn.cache_clear()
+    make(
+        rollout_func=Rollout(
+            completion_ids=[[token for turn in TURNS for token in turn]] * 4, logprobs=None, env_mask=[mask] * 4
+        )
+    ).train()
+    said = [record.message for record in caplog.records if "rollout_func: " in record.message]
+    assert bool(said) == bool(doubt), said
+    assert doubt in "".join(said)
+
+
+def test_given_turns_are_not_text_that_goes_on_after_its_end() -> None:
+    turns = {f"text {i}": "4\nuser: no\nassistant: 5" for i in range(3)}
+    rounds = [SimpleNamespace(texts=list(turns.values()), prompts_P=("x",)) for _ in range(3)]
+    for own in (True, False):
+        history: Any = SimpleNamespace(rounds=rounds, settings=RunSettings(rollout_func=own))
+        assert (beyond_the_end(history) is None) == own
+
+
+def test_log_probabilities_of_something_else_are_the_functions_own() -> None:
+    gap = np.array([0.8, 0.8, 0.8])
+    found = {
+        own: sampler_disagrees(SimpleNamespace(series=lambda *_, **__: gap, settings=RunSettings(rollout_func=own)))  # type: ignore[arg-type]
+        for own in (True, False)
+    }
+    assert found[True] is not None
+    assert found[False] is not None
+    assert not found[True].changes
+    assert "completion_ids" in found[True].fix
+    assert found[False].changes
 
 
 def test_s50_the_mask_and_other_keys() -> None:

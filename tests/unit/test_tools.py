@@ -148,7 +148,7 @@ CASES = {
     "surrogate": ("?", ""),
     "big": (f"xxx{CUT_MARK}", ""),
     "big list": (f"x{CUT_MARK}", ""),
-    "generator": ("<generator object", ""),
+    "generator": ("generator, which is no text", "result"),
     "coroutine": ("not awaited", "result"),
     "no text": ("{'error': 'no text'}", "result"),
     "endless text": ("did not return within 0.3 s", "timeout"),

@@ -11,6 +11,7 @@ the turn (the separator, the replies, the header of the next turn) is appended t
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
 import warnings
@@ -102,6 +103,10 @@ class ChatFormat:
         Raises:
             ConfigError: the template does not keep the end of a turn when replies follow.
         """
+        for reply in replies:
+            text = str(reply.get("content", ""))
+            for token in (each for each in self._special.values() if len(each) > 1 and each in text):
+                _warn_of_token(str(reply.get("name", "the environment")), token)
         turn = _turn_before(replies)
         closed = self.render(turn, add_generation_prompt=False)
         answered = self.render([*turn, *replies], add_generation_prompt=True)
@@ -150,6 +155,17 @@ class ChatFormat:
     @cached_property
     def _special(self) -> dict[int, str]:
         return {id: str(token) for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+
+@functools.cache
+def _warn_of_token(name: str, token: str) -> None:
+    """Log, once for each token and tool, that a result speaks in the tokenizer's control tokens."""
+    what = (
+        "A result of %s has the special token %s in its text, which the model reads as such: whoever writes the text "
+    )
+    logger.warning(
+        f"{what}can end a turn or open one. Replace it in the tool, as by `%s %s`.", name, token, token[:1], token[1:]
+    )
 
 
 def tool_format(

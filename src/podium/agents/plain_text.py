@@ -53,6 +53,8 @@ class TextEnvironment(ABC):
     max_turns: ClassVar[int | None] = None
     """The last turn of an episode, as if the environment had ended it there; None: only the trainer's own limit."""
 
+    actions: Sequence[str] = ()
+    """Texts that are legal turns, for a test without a model; empty: not known."""
     row_index: int = -1
     """The dataset row of this episode, for messages; -1: unknown."""
     step_rewards: tuple[float, ...] = ()

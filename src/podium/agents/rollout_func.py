@@ -10,23 +10,32 @@ the policy did not draw; every other key becomes a column for the reward functio
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from podium.engines.base import RolloutEngine, Sampled
 from podium.errors import AgentError, ConfigError
+from podium.isolation.workers.call_result import shown
 from podium.records import Completion, Finish, Group, Message, Prompt, SamplingSettings, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 RolloutFunction = Callable[[list[Any]], Mapping[str, Any]]
 """The user's function with the trainer."""
 
 REQUIRED = ("completion_ids", "logprobs", "prompt_ids")
 """Keys that the dict of a `rollout_func` must have."""
+
+ROUNDING = 0.01
+"""Nats by which a log-probability may be above 0 through rounding in half precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,8 @@ def first_turns(
         raise ConfigError(f"rollout_func must return keys {missing} in its output dict.")
     prompt_ids, completion_ids, logprobs = (output.pop(key) for key in ("prompt_ids", "completion_ids", "logprobs"))
     masks = output.pop("env_mask", None)
+    if masks is None:
+        _check_no_other_mask(output, completion_ids)
     entries = {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs, "env_mask": masks}
     for name, values in entries.items():
         if values is None and name in ("logprobs", "env_mask"):  # they may be absent
@@ -71,13 +82,13 @@ def first_turns(
         ids = [int(token) for token in completion_ids[i]]
         if not ids:
             raise AgentError(f"rollout_func returned no token for completion {i}", fix="return at least an end token")
-        drawn = None if masks is None else tuple(bool(each) for each in masks[i])
+        drawn = None if masks is None else _drawn(masks[i], i)
         if drawn is not None and len(drawn) != len(ids):
             what = (
                 f"rollout_func returned {len(drawn)} entries of `env_mask` for the {len(ids)} tokens of completion {i}"
             )
             raise AgentError(what, fix="return 1 for each token that the policy drew and 0 for the others")
-        logps = _logps(None if logprobs is None else logprobs[i], ids, drawn)
+        logps = _logps(None if logprobs is None else logprobs[i], ids, drawn, i)
         extra = {
             key: values[i] if isinstance(values, list) else values
             for key, values in output.items()
@@ -87,11 +98,86 @@ def first_turns(
         text = prompt.text if own == prompt.token_ids else str(tokenizer.decode(list(own)))
         made = replace(prompt, token_ids=own, text=text, columns={**prompt.columns, **extra})
         turns.append(GivenTurn(prompt=made, token_ids=ids, logps=logps, drawn=drawn))
+    for doubt in _doubts(turns, settings):
+        _warn(doubt)
     count = settings.num_completions
     return [turns[start : start + count] for start in range(0, len(turns), count)]
 
 
-def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None) -> list[float]:
+def with_known_ids(output: Any, model: Any) -> Mapping[str, Any]:
+    """What a `rollout_func` returned, if it is a dict whose token ids the model has. Raises `AgentError`."""
+    if not isinstance(output, Mapping):
+        fix = f"return a dict with {', '.join(f'`{name}`' for name in REQUIRED)}"
+        raise AgentError(f"rollout_func returned {shown(output)}; expected a dict", fix=fix)
+    size = model.get_input_embeddings().num_embeddings
+    for name in ("prompt_ids", "completion_ids"):
+        for i, ids in enumerate(output.get(name) or ()):
+            unknown = next((int(token) for token in ids if not 0 <= int(token) < size), None)
+            if unknown is not None:
+                what = f"rollout_func returned the token id {unknown} in `{name}` of completion {i}; the model has the "
+                raise AgentError(f"{what}ids 0 to {size - 1}", fix="return ids of the trainer's tokenizer, unpadded")
+    return output
+
+
+def _check_no_other_mask(columns: Mapping[str, Any], completion_ids: Any) -> None:
+    """Raise `AgentError` for a mask of tokens under another name than `env_mask`."""
+    for name, values in columns.items():
+        pairs = zip(values, completion_ids, strict=False) if isinstance(values, list) else ()
+        sizes = [isinstance(mask, Sized) and len(mask) == len(ids) for mask, ids in pairs]
+        if name.endswith("_mask") and sizes and all(sizes):
+            what = f"rollout_func returned `{name}`, with an entry for each token, and no `env_mask`"
+            fix = "call it `env_mask`: 1 for each token that the policy drew; a column for rewards by another name"
+            raise AgentError(what, fix=fix)
+
+
+def _drawn(mask: Sequence[Any], completion: int) -> tuple[bool, ...]:
+    """An `env_mask` as bools. Raises `AgentError` for an entry that is neither 0 nor 1."""
+    odd = next((i for i, each in enumerate(mask) if each not in (0, 1)), None)
+    if odd is not None:
+        what = f"rollout_func returned {shown(mask[odd])} in `env_mask`, at token {odd} of completion {completion}"
+        raise AgentError(what, fix="return 1 for each token that the policy drew and 0 for the others")
+    return tuple(bool(each) for each in mask)
+
+
+def _doubts(turns: Sequence[GivenTurn], settings: SamplingSettings) -> Iterator[str]:
+    """What is odd about the entries of a round, where nothing proves it wrong."""
+    if turns and not any(turn.drawn is None or any(turn.drawn) for turn in turns):
+        yield "`env_mask` is 0 for every token of all completions, so that nothing is trained"
+    before, inside = [], []  # whether drawn tokens end where given ones follow; end tokens with drawn ones after them
+    for turn in turns:
+        of_policy = turn.drawn or (True,) * len(turn.token_ids)
+        spans = [
+            [token for token, _ in span]
+            for own, span in groupby(zip(turn.token_ids, of_policy, strict=True), key=lambda each: each[1])
+            if own
+        ]
+        given_last = not of_policy[-1]
+        before += [span[-1] in settings.end_ids for span in (spans if given_last else spans[:-1])]
+        inside += [
+            token in settings.end_ids and after not in settings.end_ids for s in spans for token, after in pairwise(s)
+        ]
+    if before and not any(before):
+        yield (
+            f"none of {len(before)} spans of drawn tokens ends in an end token before given tokens follow: `env_mask` "
+            "may be shifted or inverted, or the function takes end tokens away"
+        )
+    if any(inside):
+        yield (
+            f"{sum(inside)} end tokens are followed by tokens that `env_mask` calls drawn: given text may be trained "
+            "as the policy's own"
+        )
+    longest = max((len(turn.token_ids) for turn in turns), default=0)
+    if longest > settings.max_tokens:
+        yield f"a completion has {longest:,} tokens, more than max_completion_length {settings.max_tokens:,}"
+
+
+@functools.cache
+def _warn(doubt: str) -> None:
+    """Log a doubt, each once."""
+    logger.warning("rollout_func: %s.", doubt)
+
+
+def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None, completion: int) -> list[float]:
     """The log-probabilities of the drawn tokens; NaN where there are none."""
     count = len(token_ids) if drawn is None else sum(drawn)
     if values is None:
@@ -99,6 +185,10 @@ def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None
     values = [
         math.nan if each is None else float(each[0] if isinstance(each, list | tuple) else each) for each in values
     ]
+    above = next((i for i, value in enumerate(values) if value > ROUNDING), None)
+    if above is not None and (drawn is None or len(values) != len(token_ids) or drawn[above]):
+        what = f"rollout_func returned the log-probability {values[above]:g} for token {above} of completion "
+        raise AgentError(f"{what}{completion}: above 0", fix="return logarithms of probabilities, natural ones")
     if len(values) == len(token_ids) and drawn is not None:
         return [value for value, own in zip(values, drawn, strict=True) if own]
     if len(values) != count:

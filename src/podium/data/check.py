@@ -116,10 +116,19 @@ def _column_names(dataset: Any) -> list[str]:
     return list(first) if isinstance(first, Mapping) else ["prompt"] * (first is not None)
 
 
-def column_problems(columns: Sequence[str], name: str, *, by_keys: bool = False) -> list[Finding]:
-    """Problems of the columns of a dataset; `by_keys`: the fix is keys of a recipe, else Python."""
+def column_problems(
+    columns: Sequence[str], name: str, *, by_keys: bool = False, needs_prompt: bool = True
+) -> list[Finding]:
+    """Problems of the columns of a dataset.
+
+    Args:
+        columns: their names.
+        name: of the dataset in messages.
+        by_keys: whether the fix is keys of a recipe, else Python.
+        needs_prompt: whether rows must have a prompt; False where environments make it.
+    """
     findings, taken = [], set[str | None]()
-    if "prompt" not in columns:
+    if "prompt" not in columns and needs_prompt:
         fix = as_flags(columns) if by_keys else rename(columns, name)
         what = f"no `prompt` column; the columns are {listed(columns)}"
         findings.append(row_problem("D001", None, what, fix))

@@ -402,6 +402,7 @@ class Health(TrainerCallback):
                 zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
             ),
             "accuracy": parts.accuracy,
+            "rollout_func": parts.agents.rollout_func is not None,
             "settings": without_secrets(self.args.to_dict()),
         }
 

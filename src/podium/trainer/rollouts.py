@@ -28,7 +28,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import nn
 
-from podium.agents.rollout_func import RolloutFunction
+from podium.agents.rollout_func import RolloutFunction, with_known_ids
 from podium.agents.setup import Acted, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
@@ -74,7 +74,7 @@ class PolicyState:
         """The state of a trainer at this moment."""
         same = {name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights")}
         given = trainer.parts.agents.rollout_func
-        function = None if given is None else lambda prompts: given(prompts, trainer)
+        function = None if given is None else lambda prompts: with_known_ids(given(prompts, trainer), trainer.model)
         return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state, rollout_func=function)
 
     @property

@@ -2,6 +2,9 @@
 
 FrozenLake, CliffWalking, Taxi and Blackjack are described in words and played by naming an action; other environments
 with discrete actions are played by its number. The last action in a turn counts.
+
+A turn without an action is worth as much as the worst step that a few random steps have shown, and never more than 0:
+were it cheaper than a legal step, a policy would learn to name no action.
 """
 
 from __future__ import annotations
@@ -64,8 +67,30 @@ GAMES = {
 """By the name of the environment without its version."""
 
 
+PROBED_STEPS = 200
+"""Random steps, from seed 0, among which the worst reward is looked for."""
+
+
+@functools.cache
+def worst_reward(name: str, arguments: tuple[tuple[str, Any], ...]) -> float:
+    """The least reward of a step among `PROBED_STEPS` random ones, at most 0; the same in every process."""
+    import gymnasium
+
+    env = gymnasium.make(name, **dict(arguments))
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    worst = 0.0
+    for _ in range(PROBED_STEPS):
+        _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        worst = min(worst, float(reward))
+        if terminated or truncated:
+            env.reset()
+    env.close()
+    return worst
+
+
 class Gymnasium(TextEnvironment):
-    """An environment of gymnasium. A turn without an action costs nothing and changes nothing, but is a turn."""
+    """An environment of gymnasium. A turn without an action changes nothing, and costs what the worst step costs."""
 
     def __init__(self, name: str, **arguments: Any) -> None:
         import gymnasium
@@ -83,7 +108,8 @@ class Gymnasium(TextEnvironment):
         numbers = tuple(str(int(space.start) + number) for number in range(int(space.n)))
         plain = Game("Choose an action by its number.", numbers, lambda _, observation: str(observation))
         self._game = GAMES.get(name.rpartition("-v")[0] or name, plain)
-        self._first = int(space.start)
+        self._first, self._worst = int(space.start), worst_reward(name, tuple(sorted(arguments.items())))
+        self.actions = self._game.actions
         self._choice = f"Choose one of: {', '.join(self._game.actions)}."
 
     def reset(self, seed: int | None = None, **row: Any) -> str:
@@ -95,7 +121,7 @@ class Gymnasium(TextEnvironment):
         """The last action that is named."""
         named = re.findall(rf"\b({'|'.join(self._game.actions)})\b", text.lower())
         if not named:
-            return f"There is no action in this. {self._choice}", 0.0, False, {"invalid": True}
+            return f"There is no action in this. {self._choice}", self._worst, False, {"invalid": True}
         action = self._first + self._game.actions.index(named[-1])
         observation, reward, terminated, truncated, info = self._env.step(action)
         return self._told(observation), float(reward), bool(terminated or truncated), dict(info)

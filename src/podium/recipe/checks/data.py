@@ -47,7 +47,8 @@ def columns(setup: Setup) -> Iterator[Finding]:
     for survey in _surveys(setup):
         names = survey.source.columns or tuple(survey.columns)
         if names and names not in seen:
-            yield from _named(survey, column_problems(names, "dataset", by_keys=bool(setup.given)))
+            how = {"by_keys": bool(setup.given), "needs_prompt": not setup.has_environment}
+            yield from _named(survey, column_problems(names, "dataset", **how))
         seen.add(names)
 
 

@@ -102,6 +102,14 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
         return None
     served = len(history.series("sampling/sampling_logp_difference/mean", last=3)) > 0
     changes = {"use_vllm": False} if served else {"rollout_engine": "live"}
+    if history.settings.rollout_func:
+        return Detection(
+            severity="warning",
+            what=f"The `logprobs` of `rollout_func` differ by {mean(gap):.2f} nats from those of the policy.",
+            why="They are of other ids, of another prompt, of another temperature, or taken after a filter.",
+            fix="Return those of just these completion_ids after just these prompt_ids, at the run's temperature; "
+            "or None.",
+        )
     return Detection(
         severity="error" if mean(gap) > 0.5 else "warning",
         what=f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training.",

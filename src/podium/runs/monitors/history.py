@@ -193,6 +193,8 @@ class RunSettings:
     max_tool_calling_iterations: int | None = None
     max_turns: int | None = None
     max_tool_result_tokens: int | None = None
+    rollout_func: bool = False
+    """Whether the user's own function samples: texts of completions may hold tokens that the policy did not draw."""
     best_kept: Mapping[str, Any] = field(default_factory=dict)
     """Settings that end the run with the weights of its best evaluation; empty where there is none."""
 
@@ -254,6 +256,7 @@ def run_settings(environment: Mapping[str, Any]) -> RunSettings:
         weights=dict(environment.get("reward_weights", {})),
         accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
         adaptive=bool(given.get("adaptive_rewards")),
+        rollout_func=bool(environment.get("rollout_func")),
         narrowed={name: drawn[name] for name, narrows in narrow.items() if narrows},
         best_kept={} if evaluated is None else {**best, **evaluated},
     )

@@ -174,7 +174,9 @@ def _no_format(history: MetricHistory, name: str, count: int) -> Detection:
 
 
 def beyond_the_end(history: MetricHistory) -> Detection | None:
-    """M147: the model writes on after its answer: another turn."""
+    """M147: the model writes on after its answer: another turn. A `rollout_func` is judged by its mask instead."""
+    if history.settings.rollout_func:
+        return None
     shares = _shares(history, lambda text: TURN.search(text) is not None)
     if min(shares, default=0.0) < 0.2:
         return None
