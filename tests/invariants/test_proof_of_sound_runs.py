@@ -134,3 +134,28 @@ def test_parts_that_text_does_not_use(checked: Callable) -> None:
     model = tiny_model()
     model.tower = nn.Linear(4, 4)
     assert checked(model)["P008"] == "WARNING"
+
+
+@pytest.mark.parametrize("kind", ["opt", "seed_oss"])
+def test_dropout_that_is_no_layer(checked: Callable, kind: str) -> None:
+    """Rates that a module keeps as a number and applies in its forward."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "ffn_dim": 64, "word_embed_proj_dim": 32, "head_dim": 8}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    vocabulary = {"vocab_size": len(tiny_tokenizer()), "pad_token_id": 0, "eos_token_id": 2, "bos_token_id": None}
+    config = AutoConfig.for_model(kind, **sizes, **layers, **vocabulary, dropout=0.3, residual_dropout=0.3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    assert set(checked(model).values()) <= {"note"}
+
+
+def test_a_model_that_draws_random_numbers_in_training(checked: Callable) -> None:
+    """Its gradients differ from one time to the next: that is said, and is no fault of the batch."""
+    model = tiny_model()
+
+    def noisy(module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * (1 + torch.randn_like(output)) if module.training else output
+
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(noisy)
+    assert set(checked(model).values()) <= {"note"}

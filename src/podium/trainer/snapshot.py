@@ -47,11 +47,12 @@ def same_random_numbers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """No dropout inside, in training mode either: neither of layers nor of attention."""
+    """No dropout inside, in training mode either: of layers, of attention, of whole layers, of routers' inputs."""
     changed: list[tuple[Any, str, float]] = []
     for module in model.modules():
-        names = ["p"] if isinstance(module, nn.Dropout) else ["attention_dropout", "attn_dropout"]
-        changed += [(module, name, rate) for name in names if isinstance(rate := getattr(module, name, None), float)]
+        rates = {name: x for name, x in vars(module).items() if isinstance(x, float)}
+        named = [name for name in rates if "drop" in name or "jitter" in name]
+        changed += [(module, name, rates[name]) for name in (["p"] if isinstance(module, nn.Dropout) else named)]
     for module, name, _ in changed:
         setattr(module, name, 0.0)
     try:

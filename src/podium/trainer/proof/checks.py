@@ -38,6 +38,8 @@ TRAINED_TOKENS = 32
 EXACT_GRADIENT, HALF_GRADIENT = 1e-2, 0.5
 """Largest difference of a gradient, relative to it: of every tensor in float32, of all together in half precision."""
 
+RANDOM = 1e-2
+"""Difference of two gradients of the same step, relative to them, above which training is random."""
 LEAST_DOUBT = 1e-2
 """Below it, gradients of float32 log-probabilities are known to fewer digits than are compared."""
 LEAST_SHIFT = 1e-5
@@ -191,7 +193,7 @@ def batch_invariance(x: Before) -> Check:
     problems, measured, limit = [], 0.0, 0.0
     for name, (traces, loss), exact in (("two micro-steps", s.two_steps, True), ("one micro-step", s.one_step, False)):
         tight = tolerance_of(x.run, exact=exact) == EXACT
-        error, length, worst = gradient_error(traces, s, each=tight)
+        error, length, worst = gradient_error(traces, s.plain.traces, s.again.traces, each=tight)
         tolerance = EXACT_GRADIENT if tight else HALF_GRADIENT
         measured, limit = max((measured, limit), (error, tolerance), key=lambda pair: pair[0] / (pair[1] or 1))
         if not error <= tolerance:
@@ -199,6 +201,9 @@ def batch_invariance(x: Before) -> Check:
         if not abs(loss - s.plain.loss) <= tolerance * max(1.0, abs(s.plain.loss)):
             problems.append(f"{name}: the loss is {loss:.4g}, not {s.plain.loss:.4g}")
     certain = _certain(s) if s.doubt < LEAST_DOUBT else ""
+    once, twice = s.one_step.traces, s.repeated.traces
+    if problems and gradient_error(twice, once, once, each=False)[0] > RANDOM:
+        certain = "the same step gives another gradient every time: layers of this model draw random numbers"
     return Check(
         name="cutting the batch changes nothing",
         code="P007",
@@ -441,12 +446,12 @@ AFTER_STEP: tuple[Callable[[After], Check], ...] = (weights_changed, logps_chang
 # ---- shared by checks ----
 
 
-def gradient_error(traces: Traces, s: Sample, *, each: bool) -> tuple[float, float, str]:
+def gradient_error(traces: Traces, plain: Traces, again: Traces, *, each: bool) -> tuple[float, float, str]:
     """Distance of gradients from the plain ones, their relative length, and the tensor that differs most.
 
-    `each`: the largest error of a tensor, relative to it; else that of all together. What rounding may do is left out.
+    `each`: the largest error of a tensor, relative to it; else that of all together. What rounding may do is left out:
+    `again` are the plain ones with inputs that it has moved.
     """
-    plain, again = s.plain.traces, s.again.traces
     apart = {n: max(0.0, _apart(traces[n], t) - ROUNDINGS * _apart(t, again[n])) for n, t in plain.items()}
     sizes = {name: float(np.linalg.norm(t.numbers)) for name, t in plain.items()}
     scale = max(sizes.values(), default=0.0)

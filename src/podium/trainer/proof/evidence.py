@@ -84,7 +84,7 @@ def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fa
         agree = all(difference(x, plain_N, tolerance) <= tolerance for x in (packed_N, sampled_N))
         at_1 = None if agree else numpy(plain_logps(model, rows, 1.0).logps_N)
         [batch] = sample_batches([groups])
-        one_step = train_on(run, [batch], tokens_per_pack=ONE_PACK)
+        one_step, repeated = (train_on(run, [batch], tokens_per_pack=ONE_PACK) for _ in range(2))
         with full_precision(run) as exact:
             first, rest, n = groups[0], groups[1:], len(groups[0].completion_ids)
             halves = [[select_completions(first, range(n // 2))], [select_completions(first, range(n // 2, n)), *rest]]
@@ -102,6 +102,7 @@ def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fa
         before_N=numpy(plain_logps(model, rows, settings.temperature).logps_N),
         misplaced=misplaced(forwards, packed, groups),
         one_step=one_step,
+        repeated=repeated,
         two_steps=two_steps,
         plain=plain_step,
         again=again_step,

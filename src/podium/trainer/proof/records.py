@@ -185,6 +185,8 @@ class Sample:
     """A token that stands at a wrong position of the packed forward; empty: none."""
     one_step: Gradients
     """From one micro-step of one pack, in the precision of the run."""
+    repeated: Gradients
+    """From the same once more: where it differs, training is random."""
     two_steps: Gradients
     """From two micro-steps that cut a group in two, in the weights' own precision."""
     plain: Gradients
