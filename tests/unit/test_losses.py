@@ -174,6 +174,34 @@ def test_extreme_ratios_give_no_nan(loss_type: str, level: str) -> None:
             assert loss.isfinite(), (advantage, settings)
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", OBJECTIVES)
+def test_no_difference_of_log_probabilities_gives_an_infinite_gradient(loss_type: str, level: str, beta: float) -> None:
+    """Up to the largest exponents in float32 (88.7) and beyond, in ratio, reference and sampler, and in their products."""
+    nats = torch.tensor([-1e4, -700.0, -88.0, -50.0, 0.0, 20.0, 50.0, 87.0, 88.0, 88.5, 88.7, 89.0, 700.0, 1e4])
+    ratios, references = (x.flatten() for x in torch.meshgrid(nats, nats, indexing="ij"))
+    samplers = ratios.roll(5)
+    for advantage in (-10.0, -1.0, 0.5, 10.0):
+        for correction in (None, *losses.CORRECTIONS.values()):
+            logps = torch.full_like(ratios, -2.0).requires_grad_()
+            x = LossInputs(
+                logps_N=logps,
+                entropy_N=torch.ones_like(ratios),
+                advantages_R=torch.full_like(ratios, advantage),
+                rollout_N=torch.arange(len(ratios)),
+                num_rollouts=float(len(ratios)),
+                num_tokens=float(len(ratios)),
+                old_logps_N=-2.0 - ratios,
+                ref_logps_N=-2.0 + references,
+                sampled_logps_N=-2.0 + samplers,
+            )
+            settings = LossSettings(loss_type=loss_type, level=level, beta=beta, correction=correction)
+            policy_loss(x, settings).loss.backward()
+            assert logps.grad is not None
+            assert logps.grad.isfinite().all()
+
+
 def test_extreme_ratios_under_a_mask_give_no_nan() -> None:
     x = pack([(-1.0, [1.0, 1.0]), (-1.0, [1.0])])
     x = dataclasses.replace(x, old_logps_N=torch.tensor([-500.0, -1.0, -1.0]), sampled_logps_N=torch.zeros(3))

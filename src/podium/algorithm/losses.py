@@ -241,7 +241,7 @@ def kl_to_reference(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     assert x.ref_logps_N is not None, "beta is not 0, so LossInputs.ref_logps_N is needed"
     log_r_N = x.ref_logps_N - x.logps_N
     kl_N = _exp(log_r_N) - log_r_N - 1
-    return kl_N * ratio_N if s.use_bias_correction_kl else kl_N
+    return kl_N * _at_most(ratio_N, kl_N) if s.use_bias_correction_kl else kl_N
 
 
 def policy_mask(x: LossInputs, s: LossSettings) -> Tensor | None:
@@ -335,7 +335,8 @@ def clipped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     `delta` bounds what PPO leaves open, a large ratio with a negative advantage (INTELLECT-2, arXiv:2505.07291).
     """
     clipped_N = ratio_N.clamp(1 - s.epsilon_low, 1 + s.epsilon_high)
-    return -torch.minimum(_bounded(ratio_N, s) * x.advantages_N, clipped_N * x.advantages_N)
+    open_N = _at_most(_bounded(ratio_N, s), x.advantages_N)
+    return -torch.minimum(open_N * x.advantages_N, clipped_N * x.advantages_N)
 
 
 def capped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
@@ -549,6 +550,11 @@ def _extreme(x_X: Tensor, counts_X: Tensor, none: float) -> Tensor:
 
 def _bounded(ratio_N: Tensor, s: LossSettings) -> Tensor:
     return ratio_N if s.delta is None else ratio_N.clamp(max=s.delta)
+
+
+def _at_most(ratio_N: Tensor, factor_N: Tensor) -> Tensor:
+    """Ratios, bounded where their product with the factor would be infinite; no finite product changes."""
+    return ratio_N.clamp(max=0.999 * torch.finfo(ratio_N.dtype).max / factor_N.detach().abs().clamp(min=1.0))
 
 
 def _exp(log_x: Tensor) -> Tensor:

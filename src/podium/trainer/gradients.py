@@ -17,7 +17,7 @@ from podium.models.modes import replaced
 from podium.models.packing import Pack, dummy_pack, pack
 from podium.trainer.assembly import Parts
 from podium.trainer.health import logp_gap
-from podium.trainer.nonfinite import Examination, unexamined, where
+from podium.trainer.nonfinite import WEIGHTS_ALONE, Examination, unexamined, where
 from podium.trainer.processes import Processes
 from podium.trainer.rounds import MicroBatch, loss_inputs
 
@@ -74,7 +74,9 @@ class Gradients:
     def origin(self, model: nn.Module, batches: Sequence[MicroBatch], parts: Parts, entropy_coef: float) -> str:
         """Where the numbers of a step stop being finite, found by computing it once more; its gradients are lost."""
         examination = Examination(self.policy, parts.tokenizer.decode)
-        if examination.found is None and not self.processes.in_lockstep:
+        if self.processes.in_lockstep:
+            return where(gather_object([examination.found]), WEIGHTS_ALONE)
+        if examination.found is None:
             model.zero_grad()
             once_more = replaced([(self, "examined", examination.of_pack)])
             with examination.watching(), once_more, self.processes.accelerator.no_sync(model):

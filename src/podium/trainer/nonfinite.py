@@ -145,7 +145,11 @@ class Examination:
         return f", token {nth + 1} ({self.decode([token])!r}) of {part} {self._earlier + r + 1} of the step"
 
 
-def where(found: Sequence[str | None]) -> str:
+WEIGHTS_ALONE = "All weights are finite; nothing else was looked at, as they are divided over processes."
+NOT_AGAIN = "Computed once more it was finite: something in it does not repeat."
+
+
+def where(found: Sequence[str | None], otherwise: str = NOT_AGAIN) -> str:
     """A sentence of what the processes have found."""
     first = next((each for each in found if each is not None), None)
-    return f"It began with {first}." if first else "Computed once more it was finite: something in it does not repeat."
+    return f"It began with {first}." if first else otherwise
