@@ -201,9 +201,9 @@ def count_trained_tokens() -> Callable[[Any], list[int]]:
         sizes: list[int] = []
         inner = trainer._gradients._backward
 
-        def counted(model: Any, parts: Any, batch: Any, entropy_coef: float) -> Any:
+        def counted(model: Any, parts: Any, batch: Any, *others: Any) -> Any:
             sizes.append(batch[0].num_tokens)
-            return inner(model, parts, batch, entropy_coef)
+            return inner(model, parts, batch, *others)
 
         trainer._gradients._backward = counted
         return sizes

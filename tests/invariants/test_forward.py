@@ -15,11 +15,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from transformers import GPT2Config
 
 from podium.models import attention, forward
 from podium.models.attention import attention_implementation, tree_attention
 from podium.models.devices import KINDS
-from podium.models.forward import choose_path, token_logps
+from podium.models.forward import choose_path, head_logps, token_logps
 from podium.models.packing import Places, pack
 from podium.records import TrainingGroup
 from podium.testing import tiny_model
@@ -434,3 +435,37 @@ def test_a_head_whose_weight_is_given_away_after_the_forward_still_has_a_backwar
         logps_N.sum().backward()
         grads.append(hidden_ND.grad)
     assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
+@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize(("size", "offset"), [(1.0, 0.0), (1.0, 100.0), (1.0, 1e5), (300.0, 0.0), (1e5, 0.0)])
+def test_large_logits_are_as_exact_as_torchs_log_softmax(
+    size: float, offset: float, blocks: int, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits that are far apart, or that all lie as far from 0: the distance to float64 is that of plain float32."""
+    torch.manual_seed(0)
+    places, target_N = Places.of(np.arange(40), "cpu"), torch.randint(0, 300, (40,))
+    monkeypatch.setitem(KINDS, "cpu", dataclasses.replace(KINDS["cpu"], logits_bytes=4 * 300 * 40 // blocks))
+    hidden_PD, weight_VD = torch.randn(40, 16), torch.randn(300, 16) * size
+    hidden_PD[:, 0], weight_VD[:, 0] = 1.0, offset
+    upstream_2N = torch.randn(2, 40)
+    config = GPT2Config(final_logit_softcapping=cap)
+
+    def plain(hidden_PD: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
+        z = head(hidden_PD)
+        logp_PV = (z if cap is None else torch.tanh(z / cap) * cap).log_softmax(-1)
+        return logp_PV[torch.arange(40), target_N], -(logp_PV.exp() * logp_PV).sum(-1)
+
+    def chunked(hidden_PD: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
+        return head_logps(head, hidden_PD, places, target_N, config, 1.0)
+
+    found = []
+    for run, dtype in ((plain, torch.float64), (plain, torch.float32), (chunked, torch.float32)):
+        head, hidden = nn.Linear(16, 300, bias=False).to(dtype), hidden_PD.detach().clone().to(dtype).requires_grad_()
+        head.weight.data.copy_(weight_VD)
+        outputs = run(hidden, head)
+        sum((x * up).sum() for x, up in zip(outputs, upstream_2N, strict=True)).backward()
+        found.append([x.double() for x in (*outputs, hidden.grad, head.weight.grad)])
+    for exact, usual, mine in zip(*found, strict=True):
+        assert (mine - exact).norm() <= 2 * (usual - exact).norm() + 1e-6 * exact.norm()

@@ -20,6 +20,7 @@ from podium.algorithm import losses
 from podium.errors import RewardError
 from podium.models.packing import pack
 from podium.records import TrainingGroup
+from podium.runs.doctor import examine
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer.nonfinite import Examination, first_bad
 
@@ -241,6 +242,8 @@ def test_a_run_without_a_step_ends_and_says_how_to_go_on(
     assert trainer.state.global_step == 3
     assert trainer.health.decision == "stop"
     assert all(torch.equal(x, y) for x, y in zip(before, trainer.model.parameters(), strict=True))
+    if trainer.args.record:
+        assert examine(trainer.args.output_dir).issues[0].finding.code == "M131"
     [ended] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "on_finding: {M131: ignore}" in ended.getMessage()
 

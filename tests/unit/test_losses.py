@@ -178,7 +178,7 @@ def test_extreme_ratios_give_no_nan(loss_type: str, level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", OBJECTIVES)
 def test_no_difference_of_log_probabilities_gives_an_infinite_gradient(loss_type: str, level: str, beta: float) -> None:
-    """Up to the largest exponents in float32 (88.7) and beyond, in ratio, reference and sampler, and in their products."""
+    """Up to the largest exponents in float32 (88.7) and beyond, in ratio, reference, sampler, and their products."""
     nats = torch.tensor([-1e4, -700.0, -88.0, -50.0, 0.0, 20.0, 50.0, 87.0, 88.0, 88.5, 88.7, 89.0, 700.0, 1e4])
     ratios, references = (x.flatten() for x in torch.meshgrid(nats, nats, indexing="ij"))
     samplers = ratios.roll(5)

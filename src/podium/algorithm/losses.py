@@ -241,7 +241,7 @@ def kl_to_reference(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     assert x.ref_logps_N is not None, "beta is not 0, so LossInputs.ref_logps_N is needed"
     log_r_N = x.ref_logps_N - x.logps_N
     kl_N = _exp(log_r_N) - log_r_N - 1
-    return kl_N * _at_most(ratio_N, kl_N) if s.use_bias_correction_kl else kl_N
+    return _finite(kl_N * ratio_N) if s.use_bias_correction_kl else kl_N
 
 
 def policy_mask(x: LossInputs, s: LossSettings) -> Tensor | None:
@@ -335,8 +335,7 @@ def clipped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     `delta` bounds what PPO leaves open, a large ratio with a negative advantage (INTELLECT-2, arXiv:2505.07291).
     """
     clipped_N = ratio_N.clamp(1 - s.epsilon_low, 1 + s.epsilon_high)
-    open_N = _at_most(_bounded(ratio_N, s), x.advantages_N)
-    return -torch.minimum(open_N * x.advantages_N, clipped_N * x.advantages_N)
+    return _finite(-torch.minimum(_bounded(ratio_N, s) * x.advantages_N, clipped_N * x.advantages_N))
 
 
 def capped(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
@@ -552,9 +551,9 @@ def _bounded(ratio_N: Tensor, s: LossSettings) -> Tensor:
     return ratio_N if s.delta is None else ratio_N.clamp(max=s.delta)
 
 
-def _at_most(ratio_N: Tensor, factor_N: Tensor) -> Tensor:
-    """Ratios, bounded where their product with the factor would be infinite; no finite product changes."""
-    return ratio_N.clamp(max=0.999 * torch.finfo(ratio_N.dtype).max / factor_N.detach().abs().clamp(min=1.0))
+def _finite(product_N: Tensor) -> Tensor:
+    """Products with a ratio, without infinity and with a gradient of 0 there; all below 0.999 of the largest stay."""
+    return product_N.clamp(max=0.999 * torch.finfo(product_N.dtype).max)
 
 
 def _exp(log_x: Tensor) -> Tensor:

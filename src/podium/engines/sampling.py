@@ -83,17 +83,19 @@ def draw(
     if not settings.greedy and settings.temperature != 1:
         logits_RV = logits_RV.div_(settings.temperature)
     if settings.greedy or settings.filtered:
-        lse_R = logits_RV.logsumexp(-1)
+        top_R = logits_RV.amax(-1)
+        rest_R = (logits_RV - top_R[:, None]).logsumexp(-1)
         choices = filtered(logits_RV, settings, seen_RV) if settings.filtered else logits_RV
         token_M = choices.argmax(-1)[row_M] if settings.greedy else invert(choices, uniform_ML, row_M)[0]
     else:
-        token_M, lse_R = invert(logits_RV, uniform_ML, row_M)
-    return Drawn(token_M, logits_RV[row_M, token_M] - lse_R[row_M])
+        token_M, (top_R, rest_R) = invert(logits_RV, uniform_ML, row_M)
+    return Drawn(token_M, logits_RV[row_M, token_M] - top_R[row_M] - rest_R[row_M])
 
 
-def invert(logits_RV: Tensor, uniform_ML: Tensor, row_M: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def invert(logits_RV: Tensor, uniform_ML: Tensor, row_M: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A token of row `row_M`'s distribution by the numbers `uniform_ML`, and log sum exp of every row.
 
+    The latter in two parts, whose sum would round: the largest logit, and log sum exp of the distances from it.
     Without `row_M` each line of numbers is for a row of its own.
 
     One exp and one sum over the vocabulary serve both. Tokens are the leaves of a tree: first a branch by its mass,
@@ -116,7 +118,7 @@ def invert(logits_RV: Tensor, uniform_ML: Tensor, row_M: Tensor | None = None) -
         numbers = torch.arange(branches, device=row_M.device, dtype=torch.int32)
         last = (of_node > 0).int().mul_(numbers).amax(-1)  # where a number rounds up to 1
         node_M = node_M * branches + torch.minimum(chosen, last)
-    return node_M, top_R1[:, 0] + masses[-1].sum(-1).log()
+    return node_M, (top_R1[:, 0], masses[-1].sum(-1).log())
 
 
 def filtered(logits_RV: Tensor, settings: SamplingSettings, seen_RV: Tensor | None) -> Tensor:

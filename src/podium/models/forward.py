@@ -230,24 +230,24 @@ class ChunkedLogps(torch.autograd.Function):
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         rows, needed = len(hidden_PD), any(ctx.needs_input_grad)
-        lse_P, entropy_P = (hidden_PD.new_empty(rows, dtype=torch.float32) for _ in range(2))
+        top_P, log_total_P, entropy_P = (hidden_PD.new_empty(rows, dtype=torch.float32) for _ in range(3))
         logps_N = hidden_PD.new_empty(len(target_N), dtype=torch.float32)
         only = None
         with without_autocast(hidden_PD.device.type):
             for part, tokens, at in _row_chunks(rows, chunk, places):
                 z = _logits(hidden_PD[part], factor_VD, bias_V, adjust)
-                lse_P[part], expected = _lse_and_mean(z)
-                logps_N[tokens] = z[at, target_N[tokens]] - lse_P[part][at]
-                entropy_P[part] = lse_P[part] - expected
+                top_P[part], log_total_P[part], expected = _shifted(z)
+                logps_N[tokens] = z[at, target_N[tokens]] - log_total_P[part][at]
+                entropy_P[part] = log_total_P[part] - expected
                 only = z if needed and rows <= chunk else None
-        ctx.save_for_backward(hidden_PD, weight_VD, bias_V, target_N, lse_P, entropy_P, only)
+        ctx.save_for_backward(hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, only)
         ctx.places, ctx.adjust, ctx.chunk, ctx.factor_VD = places, adjust, chunk, factor_VD
         ctx.set_materialize_grads(False)
         return logps_N, entropy_P
 
     @staticmethod
     def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_P: Tensor | None) -> tuple[Any, ...]:
-        hidden_PD, weight_VD, bias_V, target_N, lse_P, entropy_P, only = ctx.saved_tensors
+        hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, only = ctx.saved_tensors
         factor_VD = ctx.factor_VD
         needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         grad_hidden = torch.empty_like(hidden_PD) if needs_hidden else None
@@ -255,10 +255,11 @@ class ChunkedLogps(torch.autograd.Function):
 
         def add_chunks(total_VD: Tensor | None) -> None:
             for part, tokens, at in _row_chunks(len(hidden_PD), ctx.chunk, ctx.places):
-                z = _logits(hidden_PD[part], factor_VD, bias_V, ctx.adjust) if only is None else only
+                top_1 = top_P[part, None]
+                z = _logits(hidden_PD[part], factor_VD, bias_V, ctx.adjust).sub_(top_1) if only is None else only
                 of_targets = None if grad_logps_N is None else (at, target_N[tokens], grad_logps_N[tokens])
                 of_entropy = None if grad_entropy_P is None else (entropy_P[part, None], grad_entropy_P[part, None])
-                grad = _grad_logits(z, lse_P[part, None], ctx.adjust, of_targets, of_entropy)
+                grad = _grad_logits(z, (top_1, log_total_P[part, None]), ctx.adjust, of_targets, of_entropy)
                 if grad_bias is not None:
                     grad_bias.add_(grad.sum(0))
                 grad = grad.to(factor_VD.dtype)
@@ -298,33 +299,37 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, adjust: LogitAd
     return adjust.forward(logits if bias is None else logits.add_(bias))
 
 
-def _lse_and_mean(z: Tensor) -> tuple[Tensor, Tensor]:
-    """log sum_j exp z_j and sum_j p_j z_j of every row, with one more block of memory; -inf counts nothing."""
+def _shifted(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every row's largest logit, which is taken from z in place, then log sum_j exp z_j and sum_j p_j z_j of the rest.
+
+    Apart, since their sum rounds: a log-sum-exp of 1000 by 3e-5, and so every p. One more block of memory; a logit of
+    minus infinity counts nothing.
+    """
     top = z.amax(-1, keepdim=True)
-    mass = (z - top).exp_()
+    mass = z.sub_(top).exp()
     total = mass.sum(-1)
-    lse = top[:, 0] + total.log()
     if kind_of(z.device).immediate:
         mean = torch.bmm(mass[:, None], z[:, :, None])[:, 0, 0] / total
         if bool(mean.isfinite().all()):
-            return lse, mean
-    return lse, torch.where(mass > 0, mass.mul_(z), 0.0).sum(-1) / total
+            return top[:, 0], total.log(), mean
+    return top[:, 0], total.log(), torch.where(mass > 0, mass.mul_(z), 0.0).sum(-1) / total
 
 
 def _grad_logits(
     z: Tensor,
-    lse: Tensor,
+    lse: tuple[Tensor, Tensor],
     adjust: LogitAdjustment,
     of_targets: tuple[Tensor, Tensor, Tensor] | None,
     of_entropy: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """d loss / d logits, in the memory of z where nothing else needs z.
 
-    `of_targets`: rows, targets and upstream gradients of the log-probabilities; `of_entropy`: entropy and upstream
-    gradient of every row.
+    `lse`: largest logits, which were taken from z, and log-sum-exps of z. `of_targets`: rows, targets and upstream
+    gradients of the log-probabilities; `of_entropy`: entropy and upstream gradient of every row.
     """
-    adjusted = z.clone() if adjust.cap is not None else z
-    logp = z.sub_(lse)
+    top, log_total = lse
+    adjusted = z + top if adjust.cap is not None else z
+    logp = z.sub_(log_total)
     if of_entropy is not None:
         entropy, upstream = of_entropy
         p = logp.exp()
@@ -332,7 +337,7 @@ def _grad_logits(
     grad = logp.exp_()
     if of_targets is not None:
         rows, targets, upstream = of_targets
-        total = torch.zeros_like(lse[:, 0]).index_add_(0, rows, upstream)
+        total = torch.zeros_like(top[:, 0]).index_add_(0, rows, upstream)
         grad.mul_(-total[:, None]).index_put_((rows, targets), upstream, accumulate=True)
     else:
         grad.zero_()
