@@ -193,11 +193,13 @@ def with_layer(check: Check, evidence: Any) -> Check:
 
 
 def worst(checks: Sequence[Check]) -> Check:
-    """The result of one check on all processes: the first failure, with its process, else the first result."""
-    for rank, check in enumerate(checks):
-        if check.passed is False:
-            where = f"process {rank}: " if len(checks) > 1 else ""
-            return dataclasses.replace(check, detail=f"{where}{check.detail}")
+    """The result of one check on all processes: the first failure or warning, with its process, else the first result.
+    """
+    for word in ("FAILED", "WARNING"):
+        for rank, check in enumerate(checks):
+            if check.word == word:
+                where = f"process {rank}: " if len(checks) > 1 else ""
+                return dataclasses.replace(check, detail=f"{where}{check.detail}")
     return next((check for check in checks if check.passed is not None), checks[0])
 
 
