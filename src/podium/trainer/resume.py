@@ -43,7 +43,7 @@ _SHAPES = ("peft_type", "r", "target_modules", "modules_to_save", "use_dora", "r
 
 
 def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
-    """Compare a run with the one that wrote a checkpoint: errors where it cannot continue from there, else a note.
+    """Compare a run with the one that wrote a checkpoint: errors where it cannot continue from there, else less.
 
     `now` is as `Health.made_of`; parts that are not known are left out.
     """
@@ -59,8 +59,10 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
             yield _refused(what, {key: was})
     was, is_now = (str((each.get("model") or {}).get("name") or "") for each in (state, now))
     if Path(was).name != Path(is_now).name and not any("checkpoint-" in name or not name for name in (was, is_now)):
-        what = f"model is {is_now}, and {folder.name} holds the weights of a run on {was}, which would be gone on from"
-        yield _refused(what, {"model": was})
+        what = f"model is {is_now}, and {folder.name} holds the weights of a run on {was}, which are gone on from"
+        why = "only the names were compared: it may be the same model in another place"
+        changes = {"model": was}
+        yield Finding(code="K004", severity="warning", what=what, why=why, fix=as_lines(changes), changes=changes)
     changed = [
         f"{key} {saved.get(key)} -> {value}"
         for key, value in settings.items()

@@ -193,8 +193,7 @@ def with_layer(check: Check, evidence: Any) -> Check:
 
 
 def worst(checks: Sequence[Check]) -> Check:
-    """The result of one check on all processes: the first failure or warning, with its process, else the first result.
-    """
+    """The result of one check on all processes: the first failure or warning, with its process, else the first."""
     for word in ("FAILED", "WARNING"):
         for rank, check in enumerate(checks):
             if check.word == word:
