@@ -129,8 +129,8 @@ def test_a_recipe_whose_sum_prefers_the_format_is_found(folder: Path) -> None:
     longer = "\ndef longer(completions):\n    return [len(each[0]['content']) / 1000 for each in completions]\n"
     (folder / "my_rewards.py").write_text(LENIENT + longer)
     result = typed("test", "run.yaml", "--json")
-    assert [finding["code"] for finding in json.loads(result.stdout)["together"]] == ["W121"]
-    assert result.exit_code == 1
+    found = json.loads(result.stdout)["together"]
+    assert [(finding["code"], finding["severity"]) for finding in found] == [("W121", "warning")]
 
 
 def test_a_negative_weight_of_a_sound_reward_is_found() -> None:

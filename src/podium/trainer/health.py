@@ -30,7 +30,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from podium.agents.setup import user_code
 from podium.algorithm.metrics import MetricsBuffer
 from podium.data.survey import EXAMPLES, is_read_once
-from podium.errors import RewardError, overrule, way_on
+from podium.errors import RewardError, overrule, way_on, with_fix
 from podium.records import Finding, ScoredGroup, StepMetrics
 from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
@@ -262,7 +262,7 @@ class Health(TrainerCallback):
     # ---- findings ----
 
     def _report_reward_test(self) -> None:
-        """The rewards tested without a model. Raises `RewardError` for an error with `strict`.
+        """The rewards tested without a model. Raises `RewardError` for an error, as `podium train` does.
 
         W111 is left to the first round, which has real completions. Log records have a code: the command line, which
         has made the test before, leaves those out.
@@ -275,15 +275,17 @@ class Health(TrainerCallback):
         found = [replace(each, step=1) for each in told]
         if self.args.record:
             self.folder.write_json(REWARD_TEST, as_plain(test))
+        wrong = [finding for finding in found if finding.severity == "error"]
         for finding in found:
-            self._log(finding, extra={"code": finding.code})
+            if finding not in wrong:
+                self._log(finding, extra={"code": finding.code})
             if finding.severity != "note":
                 self.add(finding)
         if test.table is not None:
             logger.info("%s", "\n".join(["Rewards before training", *test.table.as_text()]), extra={"code": "W121"})
-        wrong = [finding for finding in found if finding.severity == "error"]
-        if wrong and self.args.strict:
-            raise RewardError(f"{wrong[0].what} (strict: true)", code=wrong[0].code, fix=way_on(wrong[0]))
+        if wrong:
+            lines = "\n".join(with_fix(f"{each.what} [{each.code}]", way_on(each)) for each in wrong)
+            raise RewardError(lines, code=wrong[0].code)
 
     def overrules(self, finding: Finding) -> bool:
         """Whether the user goes on against a finding from before the run; then it is said, and recorded later."""

@@ -9,19 +9,18 @@ calls in order, `rules` turns the results into findings.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from podium.errors import ConfigError, RewardError, did_you_mean
-from podium.records import Finding
+from podium.records import Finding, Severity
 from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewards, resolve_weights
 from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, WorkerCaller
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
-from podium.rewards.tester.gather import TimeLimits, gather
+from podium.rewards.tester.gather import gather
 from podium.rewards.tester.report import RewardReport, check_sum, report_of
 from podium.rewards.tester.rules import evaluate_basic_rules, evaluate_rules
 
@@ -46,10 +45,8 @@ class ExamineSettings:
     num_rows: int = 8
     limit_seconds: float = 10.0
     """Limit of a call; the first may take 30 s."""
-    budget_seconds: float = 60.0
-    """Slow functions get fewer rows and numbers, so that they take about as long."""
-    most_seconds: float = math.inf
-    """Seconds of a completion beyond which only the first two calls are made."""
+    budget_seconds: float = 120.0
+    """Time of all calls together; a function that takes longer is not tested."""
     is_thorough: bool = True
     """False: right and wrong answers alone, as for rewards whose other scores are known."""
     forms: tuple[str, ...] = ()
@@ -146,9 +143,11 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
         tries = {column: make_cases(dataset, column, settings.num_rows) for column in candidates}
         prompts = [case.prompt for case in tries[candidates[0]]]
         forms = forms_for(prompts, settings.forms, code=info.code_text, keys=asked if len(asked) == 1 else ())
-        blank = [Evidence(info=info, cases=tries[each], column=each, forms=forms, asked=asked) for each in candidates]
-        time = TimeLimits(settings.budget_seconds, settings.most_seconds)
-        evidence = gather(caller, blank, time, is_thorough=settings.is_thorough)
+        blank = [
+            Evidence(info=info, cases=tries[each], column=each, forms=forms, asked=asked, given=given is not None)
+            for each in candidates
+        ]
+        evidence = gather(caller, blank, settings.budget_seconds, is_thorough=settings.is_thorough)
     finally:
         caller.close()
     found = evaluate_rules(evidence) if settings.is_thorough else evaluate_basic_rules(evidence)
@@ -161,4 +160,5 @@ def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:
         return []
     what = f"`{evidence.info.name}` scores right answers higher, but its weight is {weight:g}"
     fix = f"write `weight: {-weight:g}`"
-    return [Finding(code="W102", severity="error", what=what, why="wrong answers are what this trains", fix=fix)]
+    severity: Severity = "error" if evidence.is_judge else "warning"
+    return [Finding(code="W102", severity=severity, what=what, why="wrong answers are what this trains", fix=fix)]

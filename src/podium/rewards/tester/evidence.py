@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
+from podium.data.columns import GOLD
 from podium.records import Finding, Severity
 from podium.rewards.tester.callers import RewardInfo
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, columns_of
@@ -21,6 +22,12 @@ Texts = Mapping[str, Sequence[str | None]]
 
 MOST = 0.5
 """Share of the rows from which on a finding is no accident."""
+
+LEAST_ROWS = 4
+"""Rows below which no function is called wrong, but by an error that it raised."""
+
+AS_IT_IS = "the column as it is"
+"""Name of the right answers that are the answer column's own texts."""
 
 ENDLESS = frozenset({"W002", "W003", "W004", "W005", "W016", "W012", "W014"})
 """Findings that hold of every call, so that nothing more can be learnt."""
@@ -69,16 +76,28 @@ class Diagnosis:
 
     matrix: Mapping[str, np.ndarray]
     """By form, [row, j]: the right answer of row j, as the completion of the row."""
-    prompt_numbers: Mapping[str, Scores]
-    """`first` and `last` number of the question, by form; NaN where it is the right answer."""
+    prompt_numbers: Mapping[str, tuple[Scores, Scores]]
+    """`first` and `last` number of the question, by form, NaN where it is the right answer; and the same texts as
+    completions of another row."""
     variants: Mapping[str, Scores]
     """Right answers by form, where the answer column is as in `VARIANTS`."""
     other_kind: tuple[Scores, Scores]
     """Right and wrong answers by form, chat prompts made plain and plain ones chats."""
-    depends: bool
-    """Whether any score changes when rows are given each other's answers."""
+    usual: Scores
+    """Right answers by form."""
+    swapped: Sequence[Scores]
+    """The same texts where rows are given each other's answers, each time of other rows."""
     looks: bool
     """Whether a function that takes everything misses the column when it is not there."""
+
+    @property
+    def depends(self) -> bool:
+        """Whether any score changes when rows are given each other's answers."""
+        return any(differ(each, self.usual) for each in self.swapped)
+
+    def changes(self, name: str) -> np.ndarray:
+        """By how much a right answer scores more than where its row has another's answer: [swap, row] of a form."""
+        return np.nan_to_num(np.array([self.usual[name] - each[name] for each in self.swapped]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +111,14 @@ class Evidence:
     forms: tuple[ReturnFormat, ...]
     asked: tuple[str, ...] = ()
     """Columns of the data that the function reads, as far as its code shows."""
+    given: bool = False
+    """Whether the user named that place."""
     gold: Scores = field(default_factory=dict)
     wrong: Scores = field(default_factory=dict)
+    elsewhere: Scores = field(default_factory=dict)
+    """Right answers by form, as completions of another row."""
+    foreign: np.ndarray = field(default_factory=lambda: np.array([]))
+    """Right answers in the form that scores best, where the row has another one's answer and is as it was otherwise."""
     form: ReturnFormat | None = None
     """The one in which right answers score best above wrong ones; None: none."""
     probes: Scores = field(default_factory=dict)
@@ -103,8 +128,8 @@ class Evidence:
     seconds_per_completion: float = 0.0
     is_cut: bool = False
     """Whether there was no time for all."""
-    num_skipped: int = 0
-    """Completions that there was no time for; 0 also where only the first two calls were made."""
+    num_planned: int = 0
+    """Completions of a whole test, at most."""
     repeats: Repeats = field(default_factory=Repeats)
     diagnosis: Diagnosis | None = None
 
@@ -117,6 +142,38 @@ class Evidence:
     def names_answer(self) -> bool:
         """Whether the function reads the columns of the answer, as far as its code shows."""
         return bool(self.columns) and set(self.columns) <= set(self.asked)
+
+    @property
+    def knows_answer(self) -> bool:
+        """Whether the place holds right answers: by its usual name, or since the user named it.
+
+        Any other column that a function reads may be a setting of the task: a number of words, a letter.
+        """
+        return bool(self.columns) and (self.given or any(name in GOLD for name in self.columns))
+
+    @property
+    def is_judge(self) -> bool:
+        """Whether the function is shown to tell right from wrong answers and to look at nothing else.
+
+        Only then a score is called wrong. A list of texts may be one of which all are wanted.
+        """
+        values = [case.columns.get(name) for case in self.cases for name in self.columns]
+        return self.knows_answer and self.is_binary and not any(isinstance(each, (list, tuple)) for each in values)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether every right answer gets one score and every wrong one, in every form, another.
+
+        And the same text gets less where the answer of its row is another's.
+        """
+        if self.form is None or len(self.cases) < LEAST_ROWS or not self.has_gold:
+            return False
+        right, wrong = self.gold[self.form.name], np.array([*self.wrong.values()])
+        better = right > self.wrong[self.form.name]
+        if better.sum() < LEAST_ROWS or not (self.foreign < right)[better].all():
+            return False
+        wrong, right = wrong[~np.isnan(wrong)], right[better]
+        return bool(np.ptp(wrong) <= 1e-6 * np.ptp([*wrong, *right]) >= np.ptp(right))
 
     @property
     def has_gold(self) -> bool:
@@ -136,7 +193,7 @@ class Evidence:
     def is_correctness(self) -> bool:
         """Whether the reward is about the right answer: by its scores, its signature, or a column that it misses."""
         looks = self.diagnosis is not None and self.diagnosis.looks
-        return self.form is not None or self.names_answer or self.depends or looks
+        return self.form is not None or (self.knows_answer and (self.names_answer or self.depends or looks))
 
     @property
     def show_form(self) -> str:
@@ -188,6 +245,15 @@ def mean(values: ArrayLike) -> float:
     known = np.asarray(values, float)
     known = known[~np.isnan(known)]
     return float(known.mean()) if known.size else math.nan
+
+
+def significant(value: float) -> float:
+    """A score to six significant digits, so that rounding in batches makes no difference.
+
+    >>> significant(1.00000004e-9)
+    1e-09
+    """
+    return float(f"{value:.6g}")
 
 
 def shown(value: float) -> str:

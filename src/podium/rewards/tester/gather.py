@@ -1,17 +1,16 @@
 """Results of one reward function, from few calls: right and wrong answers in every form, probes, repetitions.
 
-    evidence = gather(caller, [Evidence(info=caller.info, cases=cases, column="answer", forms=FORMS)], TimeLimits(60.0))
+    evidence = gather(caller, [Evidence(info=caller.info, cases=cases, column="answer", forms=FORMS)], 60.0)
 
 `rules` interprets them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from podium.records import Group, Message, last_user_turn
 from podium.rewards.tester.callers import RewardCaller
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, as_number, gold_of
 from podium.rewards.tester.evidence import (
+    AS_IT_IS,
     Diagnosis,
     Evidence,
     Repeats,
@@ -27,6 +27,7 @@ from podium.rewards.tester.evidence import (
     differ,
     gains_of,
     mean,
+    significant,
 )
 from podium.rewards.tester.probes import PROBES, Probe, number_probes
 from podium.rewards.tester.session import Session, group_of
@@ -49,32 +50,29 @@ VARIANTS: Mapping[str, Callable[[Any], Any]] = {
 """Changes to the answer column after which the function may be able to compare with it."""
 
 
-class TimeLimits(NamedTuple):
-    """Seconds of calls."""
-
-    budget: float
-    """Approximate time of all calls, in seconds."""
-    most: float = math.inf
-    """Seconds a completion beyond which only the first calls are made."""
+_NUMBERS = number_probes()
 
 
 def gather(
-    caller: RewardCaller, candidates: Sequence[Evidence], time: TimeLimits, *, is_thorough: bool = True
+    caller: RewardCaller, candidates: Sequence[Evidence], budget_seconds: float, *, is_thorough: bool = True
 ) -> Evidence:
     """Score, in order: one answer a row; every form; whatever can show why answers do not score; repeats; probes.
+
+    Which completions are scored does not depend on time. Where the first calls show that all would take longer than
+    the budget, or where they did, `is_cut` is set and the scores are those of no whole test.
 
     Args:
         candidates: one for each possible place of the answers; the first whose answers score is taken, else the first.
         is_thorough: whether more than right and wrong answers is scored.
     """
     evidence = candidates[0]
-    session = Session(caller=caller, cases=evidence.cases, budget_seconds=time.budget)
+    session = Session(caller=caller, cases=evidence.cases, budget_seconds=budget_seconds)
     session.warm_up()
-    too_slow = session.seconds_per_completion > time.most
+    count = num_planned(evidence, is_thorough=is_thorough)
+    too_slow = session.seconds_per_completion * count > budget_seconds
     if not session.failed_for_good and not too_slow:
         if len(candidates) > 1:
-            share = time.budget / len(candidates)
-            evidence = next((each for each in candidates if scores_in_a_form(caller, each, share)), evidence)
+            evidence = next((each for each in candidates if _scores_in_a_form(session, each)), evidence)
             session.cases = evidence.cases
         evidence = _with_forms(session, evidence)
         if not session.is_over and is_thorough:
@@ -86,27 +84,63 @@ def gather(
         failures=tuple(session.failures),
         mutated=session.mutated,
         seconds_per_completion=session.seconds_per_completion,
-        is_cut=session.is_over or too_slow,
-        num_skipped=session.num_skipped,
+        is_cut=bool(session.num_skipped) or too_slow,
+        num_planned=count,
     )
 
 
-def scores_in_a_form(caller: RewardCaller, evidence: Evidence, budget_seconds: float) -> bool:
+def num_planned(evidence: Evidence, *, is_thorough: bool) -> int:
+    """Completions that a whole test scores, at most."""
+    a_row = 3 * len(evidence.forms)
+    if is_thorough:
+        a_row += 15 * len(evidence.forms) + len(PROBES) + len(_NUMBERS)
+    return a_row * len(evidence.cases)
+
+
+def _scores_in_a_form(session: Session, evidence: Evidence) -> bool:
     """Whether right answers from its column, or its template, score above wrong ones in any form."""
-    session = Session(caller=caller, cases=evidence.cases, budget_seconds=budget_seconds)
-    session.warm_up()
+    left = session.budget_seconds - session.spent_seconds
+    trial = Session(caller=session.caller, cases=evidence.cases, budget_seconds=left)
+    trial.warm_up()
     # As if the function named no column: then more rows must agree.
-    return not session.failures and _with_forms(session, replace(evidence, asked=())).form is not None
+    found = not trial.failures and _with_forms(trial, replace(evidence, asked=())).form is not None
+    session.spent_seconds += trial.spent_seconds
+    session.num_skipped += trial.num_skipped
+    return found
 
 
 def _with_forms(session: Session, evidence: Evidence) -> Evidence:
-    rows = session.affordable_rows(2 * len(evidence.forms), 0.3)
-    columns = [(case.gold, case.columns.get(evidence.column or "")) for case in rows]
+    cases = evidence.cases
+    columns = [(case.gold, case.columns.get(evidence.column or "")) for case in cases]
     as_it_is = [value if isinstance(value, str) and value.strip() != gold else None for gold, value in columns]
-    right = {**_in_forms(evidence, [case.gold for case in rows]), "the column as it is": as_it_is}
-    wrong = _in_forms(evidence, [case.wrong for case in rows])
-    evidence = replace(evidence, gold=session.scores(right), wrong=session.scores(wrong))
-    return replace(evidence, form=best_form(evidence))
+    answers = _in_forms(evidence, [case.gold for case in cases])
+    wrong = _in_forms(evidence, [case.wrong for case in cases])
+    evidence = replace(
+        evidence,
+        gold=session.scores({**answers, AS_IT_IS: as_it_is}),
+        wrong=session.scores(wrong),
+        elsewhere=session.scores(answers, [_in_place_of(case, evidence, whole=True) for case in cases], quietly=True),
+    )
+    evidence = replace(evidence, form=best_form(evidence))
+    if evidence.form is None:
+        return evidence
+    name = evidence.form.name
+    others = [_in_place_of(case, evidence, whole=False) for case in cases]
+    return replace(evidence, foreign=session.scores({name: answers[name]}, others, quietly=True)[name])
+
+
+def _in_place_of(case: ProbeCase, evidence: Evidence, *, whole: bool) -> ProbeCase:
+    """The row with the answer of one for which its own answer is wrong; `whole`: with all that this one has.
+
+    What a completion gains by its own row it loses there, unless its score has nothing to do with the row.
+    """
+    other = next((each for each in evidence.cases if each.gold == case.wrong and each.gold != case.gold), None)
+    if other is None:  # all rows have one answer
+        return replace(case, columns={**case.columns, **dict.fromkeys(evidence.columns, case.wrong)})
+    if whole:
+        return replace(case, prompt=other.prompt, columns=other.columns)
+    answered = {name: other.columns.get(name) for name in evidence.columns}
+    return replace(case, columns={**case.columns, **answered})
 
 
 def _in_forms(evidence: Evidence, answers: Sequence[str]) -> dict[str, list[str | None]]:
@@ -114,18 +148,23 @@ def _in_forms(evidence: Evidence, answers: Sequence[str]) -> dict[str, list[str 
 
 
 def best_form(evidence: Evidence) -> ReturnFormat | None:
-    """The form in which right answers score most, of those in which they beat wrong ones in half the rows or more."""
+    """The form in which right answers score most, of those in which they beat wrong ones in half the rows or more.
+
+    And the same texts, as completions of another row, which is what tells an answer from a length.
+    """
     if evidence.info.is_model or not evidence.has_gold:
         return None
     ranked = []
+    needed = 0.5 if evidence.names_answer else 0.75
     for place, form in enumerate(evidence.forms):
         gains = gains_of(evidence.gold, evidence.wrong, form.name)
+        here = gains_of(evidence.gold, evidence.elsewhere, form.name)
         won = (gains > 0).sum()
-        needed = 0.5 if evidence.names_answer else 0.75
-        enough = gains.size and won >= needed * gains.size and gains.sum() > 1e-9
-        if enough and (evidence.names_answer or evidence.info.wants is None or gains.min() >= 0):
+        enough = gains.size and won >= needed * gains.size and gains.sum() > 1e-9 * np.abs(gains).max()
+        reads = here.size and (here > 0).sum() >= needed * here.size
+        if enough and reads and (evidence.names_answer or evidence.info.wants is None or gains.min() >= 0):
             # The more rows, the higher the score; where that is equal a marked form tells more than a bare one.
-            ranked.append((won / gains.size, round(mean(evidence.gold[form.name]), 6), place > 0, -place))
+            ranked.append((won / gains.size, significant(mean(evidence.gold[form.name])), place > 0, -place))
     return evidence.forms[-max(ranked)[-1]] if ranked else None
 
 
@@ -146,6 +185,8 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
 
     scores = partial(session.scores, quietly=True)
 
+    elsewhere = [_in_place_of(case, evidence, whole=True) for case in cases]
+
     def changed(change: Callable[[Any], Any] = lambda value: value, shift: int = 0) -> list[ProbeCase]:
         """The rows with the answer changed, of the row `shift` places on."""
         others = [*cases[shift:], *cases[:shift]]
@@ -158,16 +199,18 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     without = [replace(case, columns=columns) for case, columns in zip(cases, kept, strict=True)]
     turned = [replace(case, prompt=_other_kind(case)) for case in cases]
     takes_all = wants is None and evidence.column is not None
+    asked = {
+        which: {form.name: [probe.make(case, form.write) for case in cases] for form in evidence.forms}
+        for which in ("first", "last")
+        for probe in PROBES
+        if probe.name == f"{which} number of the question"
+    }
     return Diagnosis(
         looks=takes_all and differ(scores(texts, without), usual),
-        depends=any(differ(each, usual) for each in swapped),
-        matrix=_matrix(session, evidence),
-        prompt_numbers={
-            which: scores({form.name: [probe.make(case, form.write) for case in cases] for form in evidence.forms})
-            for which in ("first", "last")
-            for probe in PROBES
-            if probe.name == f"{which} number of the question"
-        },
+        usual=usual,
+        swapped=swapped,
+        matrix=_matrix(session, evidence) if any(differ(each, usual) for each in swapped) else {},
+        prompt_numbers={which: (scores(each), scores(each, elsewhere)) for which, each in asked.items()},
         variants={name: scores(texts, changed(change)) for name, change in VARIANTS.items()} if answers else {},
         other_kind=(scores(texts, turned), scores(wrong, turned)),
     )
@@ -179,9 +222,9 @@ def _other_kind(case: ProbeCase) -> str | list[Message]:
 
 
 def _matrix(session: Session, evidence: Evidence) -> dict[str, np.ndarray]:
-    """Fewer forms where calls are slow."""
+    """Of the forms that come first, in tags among them, and of the last, which the run itself shows."""
     cases = session.cases
-    forms = evidence.forms[: max(2, session.affordable(0.2) // len(cases) ** 2)]
+    forms = dict.fromkeys([*evidence.forms[:6], *evidence.forms[-1:]])
     texts = {f"{form.name}|{j}": [form.write(case.gold)] * len(cases) for form in forms for j, case in enumerate(cases)}
     scores = session.scores(texts, quietly=True)
     return {form.name: np.stack([scores[f"{form.name}|{j}"] for j in range(len(cases))], axis=1) for form in forms}
@@ -241,10 +284,8 @@ def _remembers(session: Session, groups: Sequence[Group]) -> bool | None:
 
 def _with_probes(session: Session, evidence: Evidence) -> Evidence:
     write = evidence.write
-    probes = session.scores(_texts(PROBES, session.affordable_rows(len(PROBES), 0.5), write))
-    rows = session.affordable_rows(101, 0.5)
-    step = 1 if session.affordable(0.5) >= 101 * len(rows) else 10
-    return replace(evidence, probes=probes, numbers=session.scores(_texts(number_probes(step), rows, write)))
+    probes, numbers = (session.scores(_texts(each, session.cases, write)) for each in (PROBES, _NUMBERS))
+    return replace(evidence, probes=probes, numbers=numbers)
 
 
 def _texts(probes: Sequence[Probe], cases: Sequence[ProbeCase], write: Callable[[str], str]) -> Texts:

@@ -45,7 +45,7 @@ class RewardReport:
     where: str = ""
     kind: str = ""
     """`correctness`, where the score is about the answer; `style`, where the function reads no column of the data;
-    `unknown`, where it reads some; empty where it could not be called."""
+    `unknown`, where it reads some; empty where it was not tested."""
     column: str | None = None
     """Place of the right answers."""
     asked: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def report_of(evidence: Evidence, findings: Sequence[Finding]) -> RewardReport:
     return RewardReport(
         name=evidence.info.name,
         where=evidence.info.where,
-        kind="correctness" if evidence.is_correctness else "unknown" if evidence.asked else "style",
+        kind=_kind(evidence),
         column=evidence.column,
         asked=evidence.asked,
         form=evidence.form.name if evidence.form else "",
@@ -72,6 +72,12 @@ def report_of(evidence: Evidence, findings: Sequence[Finding]) -> RewardReport:
         lines=tuple(_lines(evidence)),
         findings=tuple(findings),
     )
+
+
+def _kind(evidence: Evidence) -> str:
+    if evidence.is_cut:
+        return ""
+    return "correctness" if evidence.is_correctness else "unknown" if evidence.asked else "style"
 
 
 def _lines(evidence: Evidence) -> Iterator[ScoreLine]:
@@ -114,6 +120,8 @@ def check_sum(reports: Sequence[RewardReport], weights: Sequence[float]) -> list
 def sum_finding(names: Sequence[str], form: str, right: np.ndarray, wrong: Mapping[str, np.ndarray]) -> Finding | None:
     """W121, where a text without the right answer reaches the right one's weighted sum in half the rows; else None.
 
+    A warning: a sum of rewards of style may be meant so.
+
     Args:
         names: of the rewards.
         form: name of the right answer's line.
@@ -126,7 +134,7 @@ def sum_finding(names: Sequence[str], form: str, right: np.ndarray, wrong: Mappi
     shown = ", ".join(f"{text} {value:.3g}" for text, value in sorted(better, key=lambda pair: -pair[1])[:5])
     return Finding(
         code="W121",
-        severity="error",
+        severity="warning",
         what=f"the weighted sum of {', '.join(names)} gives texts without the right answer as much as the right one "
         f"({form}: {mean(right):.3g}): {shown}",
         why="what the sum likes best is what training makes",
@@ -137,4 +145,4 @@ def sum_finding(names: Sequence[str], form: str, right: np.ndarray, wrong: Mappi
 def _reaches(values: np.ndarray, right: np.ndarray) -> bool:
     """In half the rows or more."""
     known = ~np.isnan(values + right)
-    return bool(known.any()) and (values[known] >= right[known] - 1e-9).mean() >= 0.5
+    return bool(known.any()) and (values[known] >= right[known] - 1e-9 * np.abs(right[known])).mean() >= 0.5

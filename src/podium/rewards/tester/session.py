@@ -1,4 +1,7 @@
-"""Calls of one reward function within a budget of time, and those that failed."""
+"""Calls of one reward function, and those that failed.
+
+What is called does not depend on the time that calls take: where it runs out, nothing is known.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,9 @@ from podium.rewards.tester.evidence import ENDLESS, Failure, Scores, Texts
 
 MOST_LETTERS = 100_000
 """Greatest number of characters of one call."""
+
+MOST_COMPLETIONS = 128
+"""Greatest number of completions of one call."""
 
 MODEL_LETTERS = 300
 """Greatest length of a text for a reward model, which may have no positions for longer ones."""
@@ -47,8 +53,8 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether calls took more than twice the budget."""
-        return self.spent_seconds > 2 * self.budget_seconds
+        """Whether calls took more than the budget."""
+        return self.spent_seconds > self.budget_seconds
 
     @property
     def failed_for_good(self) -> bool:
@@ -82,14 +88,6 @@ class Session:
             seconds = min([result.seconds, *(self.call(groups).seconds for _ in range(repeats))])
             self.seconds_per_completion = seconds / len(self.cases)
 
-    def affordable(self, share: float) -> int:
-        """Completions that fit into a share of the budget."""
-        return int(share * self.budget_seconds / max(self.seconds_per_completion, 1e-5))
-
-    def affordable_rows(self, num_texts: int, share: float) -> tuple[ProbeCase, ...]:
-        """As many rows as can be scored with that many texts each, two at least."""
-        return self.cases[: max(2, self.affordable(share) // num_texts)]
-
     def scores(self, texts: Texts, cases: Sequence[ProbeCase] = (), *, quietly: bool = False) -> Scores:
         """Rows one after the other for each name, each completion a group of its own.
 
@@ -102,12 +100,11 @@ class Session:
         return found
 
     def _calls(self, texts: Texts) -> list[Texts]:
-        """Names that go into one call: seconds of work, and not more than a batch in training has of letters."""
-        most = max(len(self.cases), min(512, int(2.5 / max(self.seconds_per_completion, 1e-5))))
+        """Names that go into one call: not more than a batch in training has of completions and of letters."""
         calls: list[dict[str, Sequence[str | None]]] = [{}]
         for name, made in texts.items():
             together = [text for each in (*calls[-1].values(), made) for text in each if text is not None]
-            if calls[-1] and (len(together) > most or sum(map(len, together)) > MOST_LETTERS):
+            if calls[-1] and (len(together) > MOST_COMPLETIONS or sum(map(len, together)) > MOST_LETTERS):
                 calls.append({})
             calls[-1][name] = made
         return list(calls)
@@ -124,24 +121,25 @@ class Session:
         if result.values is not None:
             for (name, row, _), value in zip(entries, result.values, strict=True):
                 into[name][row] = value
-        elif not quietly:
-            before = len(self.failures)
-            if len(entries) > 1 and not self.is_over and not self._is_hopeless:
-                names = [list(part) for _, part in groupby(entries, key=lambda entry: entry[0])]
-                for part in names if len(names) > 1 else [[entry] for entry in entries]:
-                    if len(names) > 1 or len(self.failures) == before:  # of one name the first failure is enough
-                        self._score(part, into, quietly=False)
-            if len(self.failures) == before and result.code:  # it fails alone, or only together
-                name, row, group = entries[0]
-                failure = Failure(
-                    probe=name,
-                    row=self.cases[row].row,
-                    text=group.completions[0].text,
-                    code=result.code,
-                    message=result.message,
-                    fix=result.fix,
-                )
-                self.failures.append(failure)
+            return
+        before = len(self.failures)
+        names = [list(part) for _, part in groupby(entries, key=lambda entry: entry[0])]
+        parts = names if len(names) > 1 else [[entry] for entry in entries] * (not quietly)
+        if len(parts) > 1 and not self.is_over and not self._is_hopeless:
+            for part in parts:
+                if len(names) > 1 or len(self.failures) == before:  # of one name the first failure is enough
+                    self._score(part, into, quietly=quietly)
+        if len(self.failures) == before and result.code and not quietly:  # it fails alone, or only together
+            name, row, group = entries[0]
+            failure = Failure(
+                probe=name,
+                row=self.cases[row].row,
+                text=group.completions[0].text,
+                code=result.code,
+                message=result.message,
+                fix=result.fix,
+            )
+            self.failures.append(failure)
 
     @property
     def _is_hopeless(self) -> bool:

@@ -227,7 +227,7 @@ def _marks(values: Scores, kinds: Mapping[str, str]) -> dict[str, str]:
     marks = dict.fromkeys(kinds, "")
     for name, kind in kinds.items():
         least = right if name == WRONG else wrong + LIKE * (right - wrong) if right > wrong else right
-        if kind == _WRONG and means[name] >= least - 1e-9:
+        if kind == _WRONG and means[name] >= least - 1e-9 * abs(least):
             marks[name] = LIKE_RIGHT
         if kind == _VARIED and right > wrong and means[name] <= wrong + (1 - LIKE) * (right - wrong):
             marks[name] = LIKE_WRONG

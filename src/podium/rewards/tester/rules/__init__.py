@@ -27,10 +27,11 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
         found.extend(more)
         return bool(more)
 
-    add(false_negatives.other_kind, calls.failures)
+    add(*[false_negatives.other_kind] * (not evidence.is_cut), calls.failures)
     add(calls.mutation)
     add(calls.slow, unless=("W016",))
-    add(false_negatives.out_of_time)
+    if add(false_negatives.out_of_time):
+        return found
     is_stable = not add(calls.unstable)
     if is_stable:
         explained = add(
@@ -50,7 +51,7 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
             )
         add(calls.order, calls.company, unless=("W103",))
     add(calls.answer_in_prompt)
-    if is_stable:
+    if is_stable and (evidence.knows_answer or evidence.is_binary):
         if not add(false_positives.of("W105")):
             add(false_positives.of("W117"), unless=("W116",))
             add(false_positives.of("W104"), unless=("W104",))

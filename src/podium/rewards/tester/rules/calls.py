@@ -29,19 +29,23 @@ def answer_in_prompt(evidence: Evidence) -> Iterator[Finding]:
         around = f"row {case.row}: {excerpt(case.prompt_text[max(0, match.start() - 30) : match.end()])}"
         what = f"the prompt says the answer in {len(held)} of {len(golds)} rows, for example {around}"
         why = "the model learns to copy; its score says nothing of what it can do"
-        yield evidence.finding("W116", "error", what, why, "take the solution out of the `prompt` column")
+        yield evidence.finding("W116", "warning", what, why, "take the solution out of the `prompt` column")
 
 
 def constant(evidence: Evidence) -> Iterator[Finding]:
-    """W008: within a row all texts score alike, so that no group has anything to learn from."""
+    """W008: within a row all texts score alike, so that no group has anything to learn from.
+
+    A warning: the texts that the test does not have may score otherwise.
+    """
     tables = (evidence.gold, evidence.wrong, evidence.probes, evidence.numbers)
     scores = np.array([values for table in tables for values in table.values()]).T
     known = [row[~np.isnan(row)] for row in scores]
     failed = any(failure.code in ENDLESS or failure.probe in evidence.gold for failure in evidence.failures)
     if scores.size < 20 or evidence.is_cut or failed or (evidence.failures and np.isnan(scores).all()):
         return
-    if not all(np.all(close(values, values[:1])) for values in (*known, np.array(evidence.repeats.base))):
-        return
+    for values in (*known, np.array(evidence.repeats.base)):
+        if not np.allclose(values, values[:1], rtol=1e-4, atol=0.0, equal_nan=True):
+            return
     every = {float(row[0]) for row in known if row.size}
     text = "None for everything" if not every else f"{min(every):g} for everything"
     text = "the same for all texts of a row" if len(every) > 1 else text
@@ -50,14 +54,16 @@ def constant(evidence: Evidence) -> Iterator[Finding]:
     if every == {0.0} and evidence.names_answer:  # no text was right, so the comparison is what to look at
         clean = "before comparing, strip white space from both sides (`.strip()`) and fold their case (`.casefold()`)"
         fix = f"{clean}; {evidence.show_form}"
-    # 0 for everything may be a form, or rows of a kind, that the test does not have.
-    certain = any(every) or (not every and evidence.has_gold)
-    severity: Severity = "error" if evidence.is_correctness and certain else "warning"
-    yield evidence.finding("W008", severity, what, "in a group where all score alike nothing is learnt", fix)
+    yield evidence.finding("W008", "warning", what, "in a group where all score alike nothing is learnt", fix)
 
 
 def failures(evidence: Evidence) -> Iterator[Finding]:
-    """Values that the boundary refused, and errors that were raised: one finding for each kind, at its first place."""
+    """Values that the boundary refused, and errors that were raised: one finding for each kind, at its first place.
+
+    A warning where other texts get their values: the run may do without such a text.
+    """
+    tables = (evidence.gold, evidence.wrong)
+    works = any(not np.isnan(values).all() for table in tables for values in table.values())
     kinds: dict[tuple[str, str], list[Failure]] = {}
     for failure in evidence.failures:
         frames = _frames(failure.message)  # else the message without what changes from text to text
@@ -69,7 +75,8 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         place = f"row {first.row}, {first.probe}: {excerpt(first.text)}{others}"
         what = f"{first.message.splitlines()[0]}\n  at {place}"
         fix = first.fix or "try it with such texts; return a list with one number (or None) for each completion"
-        yield Finding(code=code, severity="error", what=what, why="".join(_frames(first.message)[-1:]), fix=fix)
+        severity: Severity = "warning" if works and code not in ENDLESS | {"W017"} else "error"
+        yield Finding(code=code, severity=severity, what=what, why="".join(_frames(first.message)[-1:]), fix=fix)
 
 
 def _frames(message: str) -> list[str]:
@@ -116,7 +123,7 @@ def order(evidence: Evidence) -> Iterator[Finding]:
     if found := change(evidence.repeats.base, evidence.repeats.shuffled):
         what = f"the score of a text depends on its place in the batch ({found})"
         why = "groups and completions come in any order"
-        yield evidence.finding("W109", "error", what, why, "score each completion by itself")
+        yield evidence.finding("W109", "warning", what, why, "score each completion by itself")
 
 
 def company(evidence: Evidence) -> Iterator[Finding]:

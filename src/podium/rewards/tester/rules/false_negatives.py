@@ -9,9 +9,9 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from podium.data.columns import GOLD, NOT_ASKED
-from podium.records import Finding
+from podium.records import Finding, Severity
 from podium.rewards.results import excerpt
-from podium.rewards.tester.evidence import MOST, Evidence, Scores, gains_of, mean, shown
+from podium.rewards.tester.evidence import AS_IT_IS, LEAST_ROWS, Evidence, Scores, gains_of, mean, shown
 
 
 def _rows_beaten(evidence: Evidence, scores: Scores, wrong: Scores | None = None) -> int:
@@ -21,19 +21,27 @@ def _rows_beaten(evidence: Evidence, scores: Scores, wrong: Scores | None = None
 
 
 def other_rows(evidence: Evidence) -> Iterator[Finding]:
-    """W103: the answers of a neighbour, or of one row for all."""
+    """W103: the answers of a neighbour, or of one row for all, where the own row's gains nothing."""
     if evidence.diagnosis is None or not evidence.diagnosis.depends:
         return
+    gains = np.array([evidence.diagnosis.changes(form.name).max(axis=0) for form in evidence.forms])
+    if (gains.max(axis=0) > 0).sum() > 1:  # of the first row the answer is its own
+        return
+    severity: Severity = "error" if evidence.knows_answer and len(evidence.cases) >= LEAST_ROWS else "warning"
     for name, matrix in evidence.diagnosis.matrix.items():
-        if shift := _scored_against(matrix):
-            what = f"a completion is scored against {shift}, not against its own row's answer (form: {name})"
+        if (against := _scored_against(matrix)) is not None:
+            shift, columns = against
+            row, other = evidence.cases[1], evidence.cases[columns[1]]
+            what = f"a completion is scored against {shift}, not against its own row's answer (form: {name}): in row "
+            what += f"{row.row} {excerpt(other.gold, 40)} scores {shown(matrix[1, columns[1]])}, the right answer "
+            what += f"{excerpt(row.gold, 40)} {shown(matrix[1, 1])}"
             fix = "`for completion, gold in zip(completions, answer, strict=True)`: lists run side by side"
-            yield evidence.finding("W103", "error", what, "columns have one value for each completion", fix)
+            yield evidence.finding("W103", severity, what, "columns have one value for each completion", fix)
             return
 
 
-def _scored_against(matrix: np.ndarray) -> str | None:
-    """The row whose answer scores: `the answer of the next row`, of the first; None where it is not so clear."""
+def _scored_against(matrix: np.ndarray) -> tuple[str, np.ndarray] | None:
+    """The row whose answer scores, in words (`the answer of the next row`) and by row; None where it is not clear."""
     rows = np.arange(len(matrix))
     places = {
         "the answer of the next row": (np.roll(rows, -1), 0.75),
@@ -46,21 +54,22 @@ def _scored_against(matrix: np.ndarray) -> str | None:
         others[rows, columns] = -np.inf
         wins = matrix[rows, columns] > others.max(axis=1)  # the answer of that row scores more than all others
         if len(rows) >= 3 and wins.mean() >= least:
-            return words
+            return words, columns
     return None
 
 
 def prompt_number(evidence: Evidence) -> Iterator[Finding]:
-    """W104 where the right answer does not score, but a number of the question does."""
+    """W104 where the right answer does not score, but a number of the question does, and nowhere but in its own row."""
     if evidence.diagnosis is None:
         return
-    for which, scores in evidence.diagnosis.prompt_numbers.items():
+    for which, (scores, elsewhere) in evidence.diagnosis.prompt_numbers.items():
         for form in evidence.forms:
             gains = gains_of(scores, evidence.gold, form.name)
-            if gains.size >= 2 and (gains > 0).mean() >= 0.75:
+            reads = gains_of(scores, elsewhere, form.name)
+            if gains.size >= 2 and (gains > 0).mean() >= 0.75 and (reads > 0).mean() >= 0.75:
                 what = f"the {which} number of the question scores more than the right answer (form: {form.name})"
                 fix = f"compare with the column {evidence.named}, not with what stands in the prompt"
-                yield evidence.finding("W104", "error", what, "the reward reads its answer from the prompt", fix)
+                yield evidence.finding("W104", "warning", what, "the reward reads its answer from the prompt", fix)
                 return
 
 
@@ -70,7 +79,10 @@ def other_kind(evidence: Evidence) -> Iterator[Finding]:
         return
     gold, wrong = evidence.diagnosis.other_kind
     silent = not _has_values(evidence.gold) and _has_values(gold)
-    if silent or (evidence.form is None and _rows_beaten(evidence, gold, wrong) >= 0.75 * len(evidence.cases)):
+    several = len({case.gold for case in evidence.cases}) > 1  # else a wrong one may only be longer
+    if silent or (
+        several and evidence.form is None and _rows_beaten(evidence, gold, wrong) >= 0.75 * len(evidence.cases)
+    ):
         if isinstance(evidence.cases[0].prompt, str):
             what = "it scores message lists only, but the prompts are plain, so completions are strings"
             why = "the prompts are plain strings"
@@ -79,7 +91,7 @@ def other_kind(evidence: Evidence) -> Iterator[Finding]:
         else:
             what = "it scores strings only, but the prompts are conversations, so completions are message lists"
             why, fix = 'a completion is `[{"role": "assistant", "content": text}]`', 'use `completion[0]["content"]`'
-        yield evidence.finding("W012", "error", what, why, fix)
+        yield evidence.finding("W012", "error" if silent else "warning", what, why, fix)
 
 
 def _has_values(scores: Scores) -> bool:
@@ -99,32 +111,44 @@ def column_unfit(evidence: Evidence) -> Iterator[Finding]:
     what = f"right answers score in {now} of {len(evidence.cases)} rows, with {evidence.named} {name} in {then}"
     why = f"row {row.row} has {type(value).__name__} {excerpt(value, 40) if isinstance(value, str) else repr(value)}"
     fix = "clean both sides before comparing: `str(gold).strip() == text.strip()`; or clean the column once"
-    yield evidence.finding("W113", "error" if now < MOST * len(evidence.cases) else "warning", what, why, fix)
+    as_it_is = evidence.gold.get(AS_IT_IS, np.array([]))
+    never = evidence.knows_answer and len(evidence.cases) >= LEAST_ROWS and not now and np.isnan(as_it_is).all()
+    yield evidence.finding("W113", "error" if never else "warning", what, why, fix)
 
 
 def wrong_sign(evidence: Evidence) -> Iterator[Finding]:
-    """W102: wrong answers beat the right one."""
-    if evidence.form is not None or evidence.column is None:
+    """W102: the same text scores less where it is right."""
+    if evidence.form is not None or evidence.column is None or evidence.diagnosis is None:
         return
     for form in evidence.forms:
-        gains = gains_of(evidence.gold, evidence.wrong, form.name)
-        if gains.size and (gains < 0).mean() >= 0.75 and gains.sum() < -1e-9:
+        changes = evidence.diagnosis.changes(form.name)
+        lost = (changes < 0).any(axis=0)
+        if lost.mean() >= 0.75 and not (changes > 0).any():
             right, wrong = mean(evidence.gold[form.name]), mean(evidence.wrong[form.name])
-            what = f"wrong answers score {shown(wrong)}, the right one {shown(right)} (form: {form.name})"
-            yield evidence.finding("W102", "error", what, "training raises what scores more", "turn the sign round")
+            case = evidence.cases[int(lost.argmax())]
+            here, there = (
+                evidence.diagnosis.usual[form.name],
+                np.array([s[form.name] for s in evidence.diagnosis.swapped]),
+            )
+            what = f"wrong answers score {shown(wrong)}, the right one {shown(right)} (form: {form.name}): in row "
+            what += f"{case.row} {excerpt(form.write(case.gold), 40)} scores {shown(here[lost.argmax()])}, and "
+            what += f"{shown(there[:, lost.argmax()].max())} where the row has another one's answer"
+            sure = evidence.knows_answer and len(evidence.cases) >= LEAST_ROWS and lost.all()
+            why = "training raises what scores more"
+            yield evidence.finding("W102", "error" if sure else "warning", what, why, "turn the sign round")
             return
 
 
 def right_scores_nothing(evidence: Evidence) -> Iterator[Finding]:
     """W101: no form helps, or not in all rows."""
-    if not evidence.is_correctness or not evidence.has_gold:
+    if not evidence.is_correctness or not evidence.has_gold or not (evidence.knows_answer or evidence.is_binary):
         return
     if evidence.form is None:
         if evidence.depends:
             best, name = max((mean(evidence.gold[form.name]), form.name) for form in evidence.forms)
             what = f"the right answer scores no more than a wrong one in any of {len(evidence.forms)} forms"
             why = f"the best form for the right answer is {name}, with {shown(best)} on average"
-            yield evidence.finding("W101", "error", what, why, evidence.show_form)
+            yield evidence.finding("W101", "warning", what, why, evidence.show_form)
         return
     gold, wrong = evidence.gold[evidence.form.name], evidence.wrong[evidence.form.name]
     rows = zip(evidence.cases, gold, wrong, strict=True)
@@ -149,7 +173,7 @@ def never_compared(evidence: Evidence) -> Iterator[Finding]:
     what = f"takes {evidence.named}, but no score changed when rows were given each other's answers"
     why = "right and wrong answers score alike, so the model is not taught to be right"
     fix = f"compare with {evidence.named}; {evidence.show_form}"
-    yield evidence.finding("W120", "error", f"{what}{_length_rule(evidence)}", why, fix)
+    yield evidence.finding("W120", "warning", f"{what}{_length_rule(evidence)}", why, fix)
 
 
 def _length_rule(evidence: Evidence) -> str:
@@ -167,16 +191,22 @@ def _length_rule(evidence: Evidence) -> str:
 
 def untested(evidence: Evidence) -> Iterator[Finding]:
     """W122: nothing is known about right and wrong answers, so that no test of them was made."""
-    if evidence.form is not None or evidence.repeats.is_relative or evidence.failures or evidence.is_cut:
+    is_answer = evidence.knows_answer or evidence.is_binary
+    is_tested = evidence.form is not None and is_answer
+    if is_tested or evidence.repeats.is_relative or evidence.failures or evidence.is_cut:
         return
     what = "not tested on right and wrong answers: "
     why = "tested were its calls, their repetition and order; texts that should not score could not be told"
     if evidence.info.is_model:
         fix = "look in the table at what right and wrong answers score"
         yield evidence.finding("W122", "note", f"{what}a reward model's scores are a matter of degree", why, fix)
+    elif evidence.form is not None:
+        what += f"{evidence.named} may be a setting of the task as well as the right answer"
+        fix = f"none, if it is a setting; if it has the right answer: --answer-column {evidence.asked[0]}"
+        yield evidence.finding("W122", "note", what, why, fix)
     elif evidence.asked:
         what += f"with {evidence.named} no text that was tried scores as right"
-        yield evidence.finding("W122", "warning", what, why, evidence.show_form)
+        yield evidence.finding("W122", "warning" if evidence.knows_answer else "note", what, why, evidence.show_form)
     else:
         what += "it reads no column of the data" + " that could be found in its code" * (evidence.info.wants is None)
         column = next((name for name in evidence.cases[0].columns if name not in NOT_ASKED), "COLUMN")
@@ -185,14 +215,13 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
 
 
 def out_of_time(evidence: Evidence) -> Iterator[Finding]:
-    """W122: calls were so slow that a part of the test, or all of it, was left out."""
+    """W122: calls were so slow that the test was not made. What it found until then is not said."""
     if not evidence.is_cut:
         return
-    seconds = f"a completion takes {evidence.seconds_per_completion:.2g} s"
-    if evidence.num_skipped:
-        what = f"tested in part: {evidence.num_skipped:,} completions could not be scored, as {seconds}"
-    else:
-        what = f"not tested on right and wrong answers: {seconds}"
+    what = (
+        f"not tested on right and wrong answers: a completion takes {evidence.seconds_per_completion:.2g} s, and the "
+    )
+    what += f"test has up to {evidence.num_planned:,}"
     fix = "podium rewards test takes more time; `--rows 4` needs less"
     yield evidence.finding("W122", "warning", what, "a test of what was not called finds nothing", fix)
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from podium.data.columns import GOLD
 from podium.records import Finding, Severity
+from podium.rewards.results import excerpt
 from podium.rewards.tester.evidence import MOST, Evidence, Scores, mean, shown
-from podium.rewards.tester.probes import PROBES
+from podium.rewards.tester.probes import PROBES, number_probes
 
 LIKE = 0.9
 """Least part of the way from the wrong answer's score to the right one's at which a text scores like the right one."""
@@ -85,16 +86,41 @@ def of(code: str) -> Callable[[Evidence], Iterator[Finding]]:
             told = [name for name in GOLD if name in evidence.cases[0].columns]
             if code == "W117" and evidence.asked and told and not {*told, *evidence.columns[1:]} & {*evidence.asked}:
                 fix = f"compare with the column `{told[0]}`, which has the right answer, not with {evidence.named}"
-            yield evidence.finding(code, "error", f"{what}: {_listed(hits)}", _reached(evidence), fix)
+            names = [each.name for each in hits]
+            severity, shows = _demonstration(evidence, names, [evidence.probes[name] for name in names])
+            yield evidence.finding(code, severity, f"{what}: {_listed(hits)}{shows}", _reached(evidence), fix)
 
     return rule
+
+
+def _demonstration(evidence: Evidence, names: Sequence[str], scores: Sequence[np.ndarray]) -> tuple[Severity, str]:
+    """An error, with a completion that gets as much as the right answer of its row; else a warning.
+
+    An error needs a function that judges right and wrong alone (`Evidence.is_judge`), and a text that is no right
+    answer: a copy of a prompt that has the answer in it may be.
+    """
+    if evidence.form is None or not evidence.is_judge:
+        return "warning", ""
+    right, foreign = evidence.gold[evidence.form.name], evidence.foreign
+    better = right > evidence.wrong[evidence.form.name]
+    for name, values in zip(names, scores, strict=True):
+        make = next(probe.make for probe in (*PROBES, *number_probes()) if probe.name == name)
+        copies = "question" in name or "prompt" in name
+        for place in np.flatnonzero(better & (values >= right)):
+            case = evidence.cases[place]
+            if not (copies and case.gold.casefold() in case.prompt_text.casefold()):
+                text = excerpt(make(case, evidence.form.write) or "", 40)
+                shows = f"; in row {case.row} {text} scores {shown(values[place])}, as much as the right answer "
+                shows += f"{excerpt(case.gold, 40)} ({shown(right[place])}), which scores {shown(foreign[place])} "
+                return "error", f"{shows}where the row has another answer"
+    return "warning", ""
 
 
 def wrong_answers(evidence: Evidence) -> Iterator[Finding]:
     """W115; one more and one less alone may be a tolerance that is meant."""
     meant = {each.name for each in _hits_with(evidence, "W115")} <= {"one more", "one less"}
     for found in of("W115")(evidence):
-        yield replace(found, severity="warning" if meant else "error")
+        yield replace(found, severity="warning") if meant else found
 
 
 def any_number(evidence: Evidence) -> Iterator[Finding]:
@@ -107,8 +133,7 @@ def any_number(evidence: Evidence) -> Iterator[Finding]:
         names = [each.name.removeprefix("number ") for each in all_hits if each.places.size]
         some = ", ".join(names[:6])
         what = f"{hit} of {asked} wrong numbers from 0 to 100 score like the right answer, among them {some}"
-        severity: Severity = "error" if hit > 0.2 * asked else "warning"
-        yield evidence.finding("W115", severity, what, _reached(evidence), _COMPARE)
+        yield evidence.finding("W115", "warning", what, _reached(evidence), _COMPARE)
 
 
 def first_counts(evidence: Evidence) -> Iterator[Finding]:
@@ -121,8 +146,9 @@ def first_counts(evidence: Evidence) -> Iterator[Finding]:
         fix = 'read the last: `re.findall(...)[-1]`, `text.rfind("<answer>")`'
         yield evidence.finding("W108", "warning", what, why, fix)
     elif first.share >= MOST and not _hits_with(evidence, "W106"):
-        what = f"of two answers any may be right: {_listed([first, last])}"
-        yield evidence.finding("W106", "error", what, _reached(evidence), _ONE_ANSWER)
+        severity, shows = _demonstration(evidence, [first.name], [evidence.probes[first.name]])
+        what = f"of two answers any may be right: {_listed([first, last])}{shows}"
+        yield evidence.finding("W106", severity, what, _reached(evidence), _ONE_ANSWER)
 
 
 _UNIT = re.compile(r"\d\s*(?:[kMGTPmnpfµ]?(?:[WVAJNKFHTBbLlgmsC]|Hz|Pa|eV|Wh|bit|mol|cal))(?:/\w+)?$")
