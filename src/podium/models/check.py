@@ -20,6 +20,7 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
+INDEX = "model.safetensors.index.json"
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the class names of models that write text, in a config's `architectures`."""
 
@@ -127,7 +128,7 @@ def _no_config_error(folder: Path) -> ModelError:
 
 
 def _check_weights_exist(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.is_file():
         missing = sorted({file for file in _read_json(index)["weight_map"].values() if not (folder / file).is_file()})
         if missing:
@@ -159,6 +160,19 @@ def safetensors_header(file: Path) -> tuple[int, dict[str, Any]] | None:
         except ValueError:
             return None
     return 8 + length, {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def stored_entries(folder: Path) -> dict[str, Any]:
+    """Descriptions of all tensors by name, from the headers of the safetensors files that transformers would load."""
+    index, single = folder / INDEX, folder / "model.safetensors"
+    if single.is_file():
+        files = {single}
+    elif index.is_file():
+        files = {folder / name for name in _read_json(index)["weight_map"].values()}
+    else:
+        files = set(folder.glob("*.safetensors"))
+    headers = [header for file in sorted(files) if file.is_file() and (header := safetensors_header(file))]
+    return {name: entry for _, entries in headers for name, entry in entries.items()}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    ProcessorMixin,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -31,7 +31,8 @@ from podium.errors import ConfigError, ModelError, way_on
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, own_code
 from podium.models.forward import base_model, is_quantized
-from podium.models.weights import judged
+from podium.models.weights import judged, with_ignored
+from podium.models.whole import freeze_outside, load, only_inside, outside, remember
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +117,10 @@ def bits_of(quantization: Mapping[str, Any]) -> int:
 
 
 def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer passed in, or the model's own; with a pad token (its end token, if it has none).
+    """The tokenizer passed in, or in a processor, or the model's own; with a pad token (its end token if it has none).
 
     Raises:
-        ModelError: a processor of images, a model without a name, code of its own that is not trusted, or neither a
-            pad token nor an end token.
+        ModelError: a model without a name, code of its own that is not trusted, or no pad token and no end token.
     """
     if given is None:
         source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
@@ -134,11 +134,9 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
             if "trust_remote_code" not in str(error):
                 raise
             raise own_code(f"The tokenizer of {source}") from error
-    if hasattr(given, "tokenizer"):
-        raise ModelError(
-            f"processing_class is a {type(given).__name__}, which also takes images; Podium trains on text only.",
-            fix="Pass its tokenizer: processing_class=processor.tokenizer.",
-        )
+    if isinstance(given, ProcessorMixin) and hasattr(given, "tokenizer"):
+        template, given = getattr(given, "chat_template", None), given.tokenizer
+        given.chat_template = given.chat_template or template
     if not isinstance(given, PreTrainedTokenizerBase):
         raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
     if given.pad_token is None:
@@ -152,9 +150,11 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
 def should_train(policy: nn.Module, *, by_name: bool) -> frozenset[str]:
     """Names of the parameters that a run on this policy trains, whatever is frozen later.
 
-    Those of the active adapter; or all, for a model given `by_name`; or what the caller left trainable.
+    Those of the active adapter; or all, for a model given `by_name`; or what the caller left trainable. None of them is
+    outside the language model.
     """
-    named = {name: p for name, p in policy.named_parameters() if p.is_floating_point()}
+    left = outside(policy)
+    named = {name: p for name, p in policy.named_parameters() if p.is_floating_point() and name not in left}
     trained = {name for name, p in named.items() if p.requires_grad}
     if isinstance(policy, PeftModel):
         return frozenset(trained | {name for name in named if f".{policy.active_adapter}." in f"{name}."})
@@ -170,15 +170,16 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     """
     _check_given(model, settings)
     frozen = settings.peft_config is not None
-    policy = _from_name(model, settings, frozen=frozen) if isinstance(model, str) else model
+    policy = _from_name(model, settings, frozen=frozen) if isinstance(model, str) else _as_given(model)
     quantized = is_quantized(policy)
     if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
         what = "Quantized weights cannot be trained themselves."
         raise ModelError(what, fix="Pass peft_config=LoraConfig(...) to train an adapter.")
     if settings.peft_config is not None:
-        policy = _with_adapter(policy, settings.peft_config)
+        policy = _with_adapter(policy, only_inside(policy, settings.peft_config))
     elif isinstance(policy, PeftModel) and settings.needs_reference and not has_reference_adapter(policy):
         add_reference_adapter(policy)
+    freeze_outside(policy)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ModelError(
             "The model has no parameter to train: all of them are frozen.",
@@ -238,6 +239,17 @@ def _check_given(model: Any, settings: LoadSettings) -> None:
         raise ConfigError("An adapter on `lm_head` is not supported.", fix="Take it out of target_modules.")
 
 
+def _as_given(policy: Any) -> Any:
+    """A model that the caller has loaded, with what is outside its language model frozen."""
+    base, frozen = base_model(policy), freeze_outside(policy)
+    if not hasattr(base, "podium_stored"):
+        remember(base, resolve_model(base.config._name_or_path) if base.config._name_or_path else "")
+    if frozen:
+        what = "%s parameters outside the language model are frozen: rows of text do not reach them."
+        logger.warning(what, f"{frozen:,}")
+    return policy
+
+
 def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrainedModel:
     kwargs = dict(settings.init_kwargs)
     if settings.quantization_config is not None:
@@ -253,11 +265,13 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
         dtype = getattr(torch, dtype)
     kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, info = AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype=dtype, **kwargs)
+    source = resolve_model(name)
+    model, info = load(source, dtype=dtype, **kwargs)
     if not hasattr(model.config, "quantization_config"):
-        for found in judged(name, info, model.state_dict()):
+        for found in judged(name, with_ignored(info, model, model.podium_stored.types), model.state_dict()):
             if found.severity == "error" and found.code not in settings.ignored:
                 raise ModelError(f"{found.what}: {found.why}.", code=found.code, fix=way_on(found))
+            logger.warning("%s; %s. [%s]", found.what, found.why, found.code)
     return model
 
 

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from podium.models.builtin import quiet_transformers
-from podium.models.check import safetensors_header
+from podium.models.check import stored_entries
+from podium.models.whole import auto_class
 from podium.records import Finding
-
-INDEX = "model.safetensors.index.json"
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor by its name, from the headers of the safetensors files that transformers would load."""
-    index, single = folder / INDEX, folder / "model.safetensors"
-    if single.is_file():
-        files = [single]
-    elif index.is_file():
-        files = [folder / name for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())]
-    else:
-        files = list(folder.glob("*.safetensors"))
-    headers = [header for file in sorted(files) if (header := safetensors_header(file))]
-    return {name: tuple(entry["shape"]) for _, entries in headers for name, entry in entries.items()}
+    return {name: tuple(entry["shape"]) for name, entry in stored_entries(folder).items()}
 
 
 def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
@@ -40,14 +30,26 @@ def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int,
     if not shapes or hasattr(config, "quantization_config"):
         return
     try:
-        kind = AutoModelForCausalLM._model_mapping[type(config)]
+        kind = auto_class(config)._model_mapping[type(config)]
         empty = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
         with quiet_transformers():
             asked = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
-            _, info = kind.from_pretrained(None, config=config, state_dict=empty, **asked)
+            model, info = kind.from_pretrained(None, config=config, state_dict=empty, **asked)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError):
         return
-    yield from judged(name, info, shapes)
+    yield from judged(name, with_ignored(info, model, shapes), shapes)
+
+
+def with_ignored(info: Mapping[str, Any], model: Any, stored: Collection[str]) -> dict[str, Any]:
+    """The loader's report with the left-over tensors that it does not report, as the model's class has it.
+
+    Constants that a model computes by itself are not among them.
+    """
+    constants = ("inv_freq", *(f".{'.'.join(name.split('.')[-2:])}" for name, _ in model.named_buffers()))
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ignored = {key for key in stored if any(re.search(pattern, key) for pattern in patterns)}
+    left = {key for key in ignored - set(model.state_dict()) if not key.endswith(constants)}
+    return {**info, "unexpected_keys": {*info["unexpected_keys"], *left}}
 
 
 def judged(name: str, info: Mapping[str, Any], known: Collection[str] = ()) -> Iterator[Finding]:
@@ -83,8 +85,8 @@ def judged(name: str, info: Mapping[str, Any], known: Collection[str] = ()) -> I
         yield Finding(
             code="M022",
             severity="note",
-            what=f"{name}: the files hold {_some(unexpected)} not part of the language model, and left out",
-            why="files may hold more than one model, such as an encoder of images",
+            what=f"{name}: the files hold {_some(unexpected)} not part of the model that is trained, and left out",
+            why="a model saved by this run will not have them",
         )
 
 

@@ -131,9 +131,10 @@ def portable_name(base: str) -> str:
 def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tuple[Any, Any]:
     """Model and tokenizer, in evaluation mode, on the accelerator if there is one. Dtype "auto" is the stored one."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = with_adapter(AutoModelForCausalLM.from_pretrained(source.base, dtype=dtype), source)
+    from podium.models.whole import load
+
+    model = with_adapter(load(source.base, dtype=dtype), source)
     tokenizer = load_tokenizer(source)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     return model.to(device).eval(), tokenizer

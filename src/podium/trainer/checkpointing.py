@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from peft import PeftModel
 from safetensors.torch import load_model, save_model
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -27,7 +28,9 @@ from transformers.trainer_callback import ExportableState
 from podium.algorithm.losses import EntropyControl
 from podium.errors import CheckpointError, way_on
 from podium.models import loading
+from podium.models.forward import unwrap
 from podium.models.precision import ProductPrecision
+from podium.models.whole import as_stored, write_processor
 from podium.records import Call, Completion, Group, Prompt, ScoredGroup, TrainingGroup, Turn
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
@@ -96,7 +99,9 @@ class AtomicCheckpointMixin(Trainer):
         try:
             staged = folder.name.startswith(checkpoint.STAGING)  # the checkpoint's own message is the better one
             with contextlib.nullcontext() if staged else checkpoint.storing(folder / "model.safetensors"):
-                super()._save(output_dir, state_dict=state_dict)
+                plain = None if isinstance(self.model, PeftModel) else unwrap(self.model)
+                super()._save(output_dir, state_dict=state_dict if plain is None else as_stored(plain, state_dict))
+                write_processor(plain, folder)
                 checkpoint.copy_permissions(folder / "training_args.bin", folder)
         finally:
             self.args.hub_token = token

@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 import torch
 from packaging.version import InvalidVersion, Version
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 from trl.import_utils import is_vllm_available
 
 import podium
@@ -25,6 +25,7 @@ from podium.engines.vllm.settings import VllmSettings
 from podium.engines.vllm.transfer import Folder, Nccl, Transfer
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
+from podium.models.whole import auto_class
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
         logger.warning("The vLLM server serves %s, which cannot be looked at from here; %s is trained.", root, model)
         return
     with torch.device("meta"):  # where no weight takes memory
-        models = [AutoModelForCausalLM.from_config(each) for each in (config, theirs)]
+        models = [auto_class(each).from_config(each) for each in (config, theirs)]
     ours, other = ({name: p.shape for name, p in each.named_parameters()} for each in models)
     different = sorted(name for name in ours.keys() | other.keys() if ours.get(name) != other.get(name))
     if different:

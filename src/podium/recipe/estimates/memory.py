@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from podium.isolation.machine import group_memory
 from podium.models.devices import DeviceKind, kind_of
@@ -31,6 +31,7 @@ from podium.models.memory import (
     needs_checkpointing,
 )
 from podium.models.precision import NARROW, can_pack, families_of, rounds_products
+from podium.models.whole import auto_class, freeze_outside, only_inside
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.settings import half_dtype
@@ -323,11 +324,12 @@ def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = No
         dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
     with torch.device("meta"):
         trusted = bool(args.trust_remote_code)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted)
+        model: Any = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
         if peft_config is not None:
             from peft import get_peft_model
 
-            model = get_peft_model(model, copy.deepcopy(peft_config))  # it writes the names of the layers into it
+            model = get_peft_model(model, only_inside(model, copy.deepcopy(peft_config)))  # it writes names into it
+    freeze_outside(model)
     return model
 
 

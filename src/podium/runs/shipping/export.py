@@ -106,7 +106,7 @@ def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
     import torch
 
     try:
-        return _prove_and_save(source, out, _stored_type(source, dtype))
+        return _prove_and_save(source, out, _stored_type(source, dtype), as_in_base=dtype is None)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"The accelerator has not enough memory for {base_named(source.base).name} in float32.",
@@ -114,21 +114,25 @@ def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
         ) from error
 
 
-def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype) -> Export:
+def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_in_base: bool) -> Export:
+    """`as_in_base`: whether each tensor gets the type that it has in the base's files."""
     import torch
 
     from podium.models.merging import TEXTS, expect, prove
+    from podium.models.whole import as_stored
 
     run = run_of(source)
     trained, tokenizer, base = _on_its_base(source, run)
     expected = expect(trained, tokenizer, (*_texts(run), *TEXTS))
-    model = _merged(trained, expected, base).to(stored)
+    model = _merged(trained, expected, base)
+    state = as_stored(model, dtype=stored) if as_in_base else None
+    model.to(stored)
     del trained
     _set_end_tokens(model, tokenizer)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(out) as staging:
-        _save(model, tokenizer, staging)
-        del model
+        _save(model, tokenizer, staging, state)
+        del model, state
         saved, _ = load_model(ModelSource(base=str(staging)), dtype=torch.float32)
         proof = prove(saved, expected, stored, base)  # in float32: the rounding of weights alone
         name = str(stored).removeprefix("torch.")
@@ -253,10 +257,13 @@ def _set_end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
         model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
 
 
-def _save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save model and tokenizer, without names of this machine."""
-    model.save_pretrained(folder)
+def _save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, state: Any = None) -> None:
+    """Save model, with the tensors of `state` where there is one, and tokenizer, without names of this machine."""
+    from podium.models.whole import write_processor
+
+    model.save_pretrained(folder, state_dict=state)
     tokenizer.save_pretrained(folder)
+    write_processor(model, folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     kept = {name: value for name, value in config.items() if name not in LOCAL_KEYS}

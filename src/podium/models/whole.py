@@ -1,0 +1,178 @@
+"""Checkpoints that hold more than a language model, such as an encoder of images, trained on text.
+
+They load as the class that their configuration names. What is outside the language model is frozen and gets no adapter,
+and is saved under its names, in its types and with its values, beside the files of its processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers.core_model_loading import revert_weight_conversion
+
+from podium.models.check import stored_entries
+from podium.models.forward import base_model
+
+PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""Files of a processor besides those of its tokenizer."""
+
+_AUTO = (AutoModelForCausalLM, AutoModelForImageTextToText)
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The auto class that makes the model which a configuration names.
+
+    That is the class in `architectures`; where neither auto class knows it, the first that knows the configuration.
+    """
+    kinds = {auto: auto._model_mapping.get(type(config), None) for auto in _AUTO}
+    named = [auto for auto, kind in kinds.items() if getattr(kind, "__name__", "") in (config.architectures or ())]
+    return next(iter(named or [auto for auto, kind in kinds.items() if kind is not None]), AutoModelForCausalLM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What training leaves alone in the files that a model was loaded from."""
+
+    types: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """By the tensors' names in the files."""
+    processor: Mapping[str, bytes] = field(default_factory=dict)
+    """Contents of `PROCESSOR` files by name."""
+
+
+def load(name: str, *, revision: str | None = None, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """`from_pretrained` of the class that the model's configuration names; the files are remembered for `as_stored`."""
+    own = {"revision": revision, "trust_remote_code": trust_remote_code}
+    loaded = auto_class(AutoConfig.from_pretrained(name, **own)).from_pretrained(name, **own, **kwargs)
+    remember(loaded[0] if isinstance(loaded, tuple) else loaded, name, revision)
+    return loaded
+
+
+def remember(model: Any, name: str, revision: str | None = None) -> None:
+    """Keep with a model what `Stored` says of the folder, or the cached files, that `name` stands for."""
+    folder = files_of(name, revision)
+    entries = {} if folder is None else stored_entries(folder)
+    types = {tensor: _TYPES[entry["dtype"]] for tensor, entry in entries.items() if entry["dtype"] in _TYPES}
+    here = [] if folder is None else [path for path in map(folder.joinpath, PROCESSOR) if path.is_file()]
+    model.podium_stored = Stored(types=types, processor={path.name: path.read_bytes() for path in here})
+
+
+def files_of(name: str, revision: str | None = None) -> Path | None:
+    """The folder of a model's files: its own, or the hub's cache; None: neither."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if name and (folder := Path(name).expanduser()).is_dir():
+        return folder
+    with contextlib.suppress(ValueError):  # no possible name of the hub
+        if isinstance(cached := try_to_load_from_cache(name, "config.json", revision=revision), str):
+            return Path(cached).parent
+    return None
+
+
+def outside(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of a model that are neither of its language model nor of its head, by name; often none."""
+    base = base_model(model)
+    if not hasattr(base, "get_decoder") or base.config.get_text_config() is base.config:
+        return {}
+    head = base.get_output_embeddings()
+    inside = {id(p) for part in (base.get_decoder(), head) if part is not None for p in part.parameters()}
+    return {name: p for name, p in model.named_parameters() if id(p) not in inside}
+
+
+def freeze_outside(model: nn.Module) -> int:
+    """Freeze what `outside` finds; the number of parameters that were trainable."""
+    found = [p for p in outside(model).values() if p.requires_grad]
+    for parameter in found:
+        parameter.requires_grad_(False)
+    return sum(p.numel() for p in found)
+
+
+def only_inside(model: nn.Module, config: Any) -> Any:
+    """An adapter's configuration whose targets leave out the layers outside the language model, if there are any."""
+    paths = {name.rpartition(".")[0] for name in outside(model)} - {""}
+    if not paths or not hasattr(config, "exclude_modules"):
+        return config
+    tops = sorted(paths - {path for path in paths if any(path.startswith(f"{other}.") for other in paths)})
+    inner = base_model(model).get_decoder()
+    parents = {name for name, m in model.named_modules() if any(x is inner for x in m.modules())}
+    shortest = {next(p for p in _prefixes(top) if p not in parents) for top in tops if top not in parents}
+    patterns = [rf"{re.escape(path)}(\..*)?" for path in sorted(shortest)]
+    given = config.exclude_modules or []
+    patterns += [given] if isinstance(given, str) else [rf"(.*\.)?{re.escape(name)}" for name in given]
+    config = copy.deepcopy(config)
+    config.exclude_modules = "|".join(patterns)
+    return config
+
+
+def _prefixes(path: str) -> list[str]:
+    """The path's own beginnings, shortest first.
+
+    >>> _prefixes("model.visual.merger")
+    ['model', 'model.visual', 'model.visual.merger']
+    """
+    parts = path.split(".")
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+@torch.no_grad()
+def as_stored(
+    model: Any, state: Mapping[str, Tensor] | None = None, *, dtype: torch.dtype | None = None
+) -> dict[str, Tensor] | None:
+    """A model's tensors for saving, what is outside its language model in the types of the files it came from.
+
+    Args:
+        model: without an adapter.
+        state: its tensors, where they are not in it; None: its own.
+        dtype: the type of all others that the files lack, the rest of which are cast to their types there; None: they
+            stay as they are.
+
+    Returns:
+        `state`, where nothing is known of the files or all tensors are of the language model.
+    """
+    stored, found = getattr(model, "podium_stored", Stored()), outside(model)
+    if not stored.types or (dtype is None and not found):
+        return None if state is None else dict(state)
+    given: Mapping[str, Tensor] = model.state_dict() if state is None else state
+    names = saved_names(model, given)
+    cast: dict[tuple[int, Any, torch.dtype], Tensor] = {}  # tied tensors stay one
+
+    def one(name: str, tensor: Tensor) -> Tensor:
+        asked = stored.types.get(names.get(name, name), dtype)
+        if asked is None or not tensor.is_floating_point() or (dtype is None and name not in found):
+            return tensor
+        new = cast.setdefault((tensor.data_ptr(), tensor.shape, asked), tensor.to(asked))
+        return new if dtype is not None or torch.equal(new.to(tensor.dtype), tensor) else tensor
+
+    return {name: one(name, tensor) for name, tensor in given.items()}
+
+
+def saved_names(model: Any, names: Mapping[str, Any]) -> dict[str, str]:
+    """The name that each tensor has in a saved file, where it is saved alone and not as a part of another."""
+    marks = {name: torch.empty(number, device="meta") for number, name in enumerate(names)}
+    try:
+        renamed = {len(mark): new for new, mark in revert_weight_conversion(model, marks).items() if mark.dim() == 1}
+    except (RuntimeError, ValueError, IndexError):  # tensors that are split or joined, which marks cannot be
+        return {}
+    return {name: renamed[number] for number, name in enumerate(names) if number in renamed}
+
+
+def write_processor(model: Any, folder: Path) -> None:
+    """Write the processor's files into a folder with a saved model, except those that are there."""
+    for name, content in getattr(model, "podium_stored", Stored()).processor.items():
+        if not (folder / name).exists():
+            (folder / name).write_bytes(content)
+
+
+_TYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+}
