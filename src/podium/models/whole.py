@@ -164,6 +164,13 @@ def saved_names(model: Any, names: Mapping[str, Any]) -> dict[str, str]:
     return {name: renamed[number] for number, name in enumerate(names) if number in renamed}
 
 
+def load_renamed(model: Any, folder: Path) -> None:
+    """Load a saved model into one of its class, where tensors have other names in the files, or are split or joined."""
+    names = set(stored_entries(folder)) if (folder / "config.json").is_file() else set()
+    if names - set(model.state_dict()):
+        model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
+
+
 def write_processor(model: Any, folder: Path) -> None:
     """Write the processor's files into a folder with a saved model, except those that are there."""
     for name, content in getattr(model, "podium_stored", Stored()).processor.items():

@@ -30,7 +30,7 @@ from podium.errors import CheckpointError, way_on
 from podium.models import loading
 from podium.models.forward import unwrap
 from podium.models.precision import ProductPrecision
-from podium.models.whole import as_stored, write_processor
+from podium.models.whole import as_stored, load_renamed, write_processor
 from podium.records import Call, Completion, Group, Prompt, ScoredGroup, TrainingGroup, Turn
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
@@ -105,6 +105,15 @@ class AtomicCheckpointMixin(Trainer):
                 checkpoint.copy_permissions(folder / "training_args.bin", folder)
         finally:
             self.args.hub_token = token
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """As the Trainer, which leaves out every tensor that has another name in its file than in the model."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        load_renamed(unwrap(self.model if model is None else model), Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        load_renamed(unwrap(self.model), Path(self.state.best_model_checkpoint))
 
     def _save_own(self, staging: Path) -> None:
         """Files of a checkpoint besides the Trainer's."""

@@ -13,6 +13,7 @@ import torch
 
 from podium.models.packing import select_completions
 from podium.models.precision import ROUNDED
+from podium.models.whole import outside
 from podium.records import TrainingGroup
 from podium.trainer.processes import optimized_by
 from podium.trainer.proof.completions import end_tokens, own_language, rewards, sampled_tokens, turn_ends
@@ -90,8 +91,10 @@ def trained_tensors(run: Subject) -> Check:
     still = {id(p) for group, rate in zip(groups, rates, strict=True) if not rate for p in group["params"]}
     at_rest = [name for name, p in tensors.items() if p.requires_grad and id(p) in still] if any(rates) else []
     off = [name for name, p in tensors.items() if p.is_floating_point() and not p.requires_grad]
-    by_caller = [] if run.kind == "adapter" else off
+    apart = outside(run.model)
+    by_caller = [] if run.kind == "adapter" else [name for name in off if name not in apart]
     note = f"; frozen by the caller: {named(by_caller)}" if by_caller else ""
+    note += f"; frozen, outside the language model: {named(sorted(apart))}" if apart else ""
     note += f"; learning rate 0: {named(at_rest)}" if at_rest else ""
     none = not trained or all(id(p) not in optimized for p in trained)
     return Check(
