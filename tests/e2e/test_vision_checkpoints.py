@@ -36,8 +36,9 @@ def odd(completions: list[Any], **_: Any) -> list[float]:
 
 
 def trainer(model: Any, out: Path, *, lora: Any = None, rows: Any = ROWS, **settings: Any) -> GRPOTrainer:
-    rates: dict[str, Any] = {"per_device_train_batch_size": 4, "num_generations": 2, "learning_rate": 1e-2 if lora else 1e-3}
-    args = GRPOConfig(str(out), max_completion_length=4, report_to="none", disable_tqdm=True, **rates, **settings)
+    settings |= {"per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 4}
+    settings |= {"learning_rate": 1e-2 if lora else 1e-3, "report_to": "none", "disable_tqdm": True}
+    args = GRPOConfig(str(out), **settings)
     return GRPOTrainer(model=model, reward_funcs=odd, args=args, train_dataset=rows, peft_config=lora)
 
 
