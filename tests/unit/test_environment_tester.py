@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -244,6 +245,31 @@ class PaysForAttendance(Maze):
         return 1.0
 
 
+class NamesItsNumber(Guess):
+    def step(self, text: str) -> Any:
+        observation, *rest = super().step(text)
+        return (observation and f"{observation}; debug: target={self.number}"), *rest
+
+
+class Remembers(Guess):
+    seen: ClassVar[list[str]] = []
+
+    def step(self, text: str) -> Any:
+        self.seen.append(text)
+        observation, *rest = super().step(text)
+        return (observation and f"{observation}, {len(self.seen)} tries"), *rest
+
+
+class PaysTheFirst(Guess):
+    solved: ClassVar[set[int]] = set()
+
+    def step(self, text: str) -> Any:
+        observation, reward, done, info = super().step(text)
+        paid = bool(reward) and self.number not in self.solved
+        self.solved |= {self.number} if paid else set()
+        return observation, float(paid), done, info
+
+
 BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "E001 no reset": (HasNoReset, {}),
     "E001 cannot be made": (CannotBeMade, {}),
@@ -254,6 +280,8 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "E004 nan": (PaysNaN, {}),
     "E005 hangs": (Hangs, {"limit": 0.3}),
     "E006 shared state": (SharesAList, {}),
+    "E006 a list that grows": (Remembers, {}),
+    "E006 pays the first instance": (PaysTheFirst, {}),
     "E007 chance in reset": (ResetsByChance, {}),
     "E008 ignores the row": (IgnoresTheRow, {}),
     "E009 forgets to reset": (ForgetsToReset, {}),
@@ -268,6 +296,7 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "E017 dice": (RollsDice, {}),
     "E018 never ends": (NeverEnds, {}),
     "E019 attendance": (PaysForAttendance, {}),
+    "E020 names its number": (NamesItsNumber, {}),
 }
 
 
@@ -287,7 +316,140 @@ def test_every_code_has_a_bug_and_a_page() -> None:
             assert f"## {section}" in findings.page(code), code
 
 
+# ---- games that pay for the wrong thing, with and without an oracle ----
+
+
+class Broken(Guess):
+    """A turn is paid by a rule of its own."""
+
+    most = 3
+
+    def paid(self, text: str) -> float:
+        raise NotImplementedError
+
+    def step(self, text: str) -> Any:
+        self.tries += 1
+        reward = float(self.paid(text))
+        return ("no" if self.tries < self.most else None), reward, self.tries >= self.most, {}
+
+
+def broken(paid: Callable[[Any, str], float], **members: Any) -> type:
+    return type("Broken", (Broken,), {"paid": lambda self, text: paid(self, text), **members})
+
+
+def names_it(self: Any, **row: Any) -> str:
+    return f"{Guess.reset(self, **row)} [number={self.number}]"
+
+
+GAMES: dict[str, tuple[type, str, str]] = {  # with the code without an oracle and with one; empty: doubt alone
+    "cannot be won": (broken(lambda game, text: text == game.number), "", "E013"),
+    "punishes the right answer": (broken(lambda game, text: -(text == str(game.number))), "", "E013"),
+    "pays by length": (broken(lambda game, text: len(text) / 100), "E011", "E013"),
+    "a list of all numbers": (broken(lambda game, text: str(game.number) in text.split()), "E011", "E011"),
+    "the prompt": (broken(lambda game, text: "Guess my number" in text), "E011", "E013"),
+    "please": (broken(lambda game, text: "please" in text or text == str(game.number)), "E011", "E011"),
+    "every turn": (broken(lambda game, text: text == str(game.number)), "E012", "E012"),
+    "an exclamation mark in turn 2": (broken(lambda game, text: "!" in text and game.tries == 2), "E011", "E013"),
+    "a substring": (broken(lambda game, text: str(game.number) in text), "E011", "E011"),
+    "in the prompt": (type("InPrompt", (Guess,), {"reset": names_it}), "E020", "E020"),
+    "in an observation": (NamesItsNumber, "E020", "E020"),
+    "a file": (broken(lambda game, text: os.path.exists("paid") or text == str(game.number)), "E012", "E012"),
+    "the clock": (broken(lambda game, text: time.time_ns() // 10**6 % 10**9 == 7), "", "E013"),
+}
+
+
+def says_it(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Any:
+    return str(row["number"]) if len(messages) == 1 else None
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_nothing_found_is_never_said_of_a_broken_game(name: str) -> None:
+    game, alone, judged = GAMES[name]
+    for code, oracle in ((alone, None), (judged, says_it)):
+        report = examine(game, ROWS, oracle=oracle)
+        found = {each.code for each in report.findings}
+        assert not code or code in found, (oracle, report.findings)
+        assert "nothing found" not in report.closing
+        assert f"policies x {len(ROWS)} rows" in report.closing
+        assert ("give --oracle" in report.closing) or oracle is not None
+        assert "clocks" in report.closing
+
+
+def test_what_nobody_has_won_is_said() -> None:
+    assert "No policy has earned anything: whether" in examine(NeverPays, ROWS).closing
+    assert "No policy has earned" not in examine(Guess, ROWS).closing
+    assert "Without an oracle" in examine(Guess, ROWS).closing
+    assert "oracle it is" not in examine(Guess, ROWS, oracle=halves).closing
+    assert "Nothing was played" in examine(CannotBeMade, ROWS).closing
+
+
 # ---- sound ones ----
+
+
+class Shop(Maze):
+    """Not buying is right for half of the rows."""
+
+    def reset(self, number: int = 3, **row: Any) -> str:
+        self.good, self.bought = number < 4, False
+        return f" The lamp costs {number}."
+
+    def walk(self, steps: int) -> str:
+        """
+        Buy lamps.
+
+        Args:
+            steps: Number of lamps.
+        """
+        self.bought = True
+        return "Bought."
+
+    def get_reward(self) -> float:
+        return float(self.bought == self.good)
+
+
+class Bandit(TextEnvironment):
+    """Eight rounds, each paid."""
+
+    max_turns = 8
+
+    def reset(self, **row: Any) -> str:
+        return "Choose 1 or 2."
+
+    def step(self, text: str) -> Any:
+        return "A coin." if text == "1" else "Nothing.", float(text == "1"), False, {}
+
+
+class Copies(TextEnvironment):
+    """The task is to copy."""
+
+    def reset(self, number: int = 3, **row: Any) -> str:
+        self.number = number
+        return f"Copy: {number}"
+
+    def step(self, text: str) -> Any:
+        return None, float(text == str(self.number)), True, {}
+
+
+def buys(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Any:
+    return ("walk", {"steps": 1}) if row["number"] < 4 and messages[-1]["role"] == "user" else None
+
+
+@pytest.mark.parametrize(
+    ("target", "oracle"),
+    [(Shop, buys), (Shop, None), (Bandit, lambda row, messages: "1"), (Copies, says_it), (Copies, None)],
+)
+def test_no_sound_one_is_an_error(target: Any, oracle: Any) -> None:
+    found = [each for each in examine(target, ROWS, oracle=oracle).findings if each.severity == "error"]
+    assert not found, found
+
+
+def test_few_rows_prove_nothing() -> None:
+    assert codes(NeverPays, ROWS, oracle=halves)["E013"] == "error"
+    assert codes(NeverPays, ROWS[:2], oracle=halves)["E013"] == "warning"
+
+
+def test_chance_is_not_called_shared_state() -> None:
+    assert "E006" not in codes(RollsDice)
 
 
 def multiply(a: int, b: int) -> int:
@@ -425,6 +587,19 @@ def test_the_command_gives_json_and_an_exit_code(files: Path) -> None:
     assert report["errors"] == 1
     assert report["findings"][0]["code"] == "E003"
     assert [each["name"] for each in report["tested"]] == ["game.py:Ends"]
+
+
+def test_an_error_is_overruled_by_its_code(files: Path) -> None:
+    Path("lost.py").write_text(
+        "from game import Guess\n\nclass Lost(Guess):\n    def step(self, text):\n        return 'no', 1 / 0, 1, {}\n"
+    )
+    called = ["environments", "test", "lost.py:Lost", "--data", "rows.jsonl"]
+    done = CliRunner().invoke(app, called)
+    assert done.exit_code == 1, done.output
+    assert "--ignore E003" in done.output
+    done = CliRunner().invoke(app, [*called, "--ignore", "E003"])
+    assert done.exit_code == 0, done.output
+    assert "E003" in done.output
 
 
 def test_a_recipe_is_tested_on_its_own_rows(files: Path) -> None:

@@ -32,6 +32,9 @@ def try_out(
     rows: Annotated[int, typer.Option("--rows", min=1, max=64, help="Rows to test with.")] = 6,
     turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="Turns of an episode, at most.")] = 8,
     limit: Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that a call may take.")] = 10.0,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="A code whose errors do not count, such as E013.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
 ) -> None:
     """Play a tool or an environment with silence, noise and repetition; report what it pays for and its mistakes.
@@ -48,13 +51,17 @@ def try_out(
     names, folder, given = _of_recipe(target) if is_recipe(target) else ([target], Path(), None)
     sample = _rows(data, given, rows)
     reports = [examine_source(each, sample, oracle=oracle, folder=folder, settings=settings) for each in names]
-    found = [finding for report in reports for finding in report.findings]
+    found = [
+        each.overruled() if each.code in (ignore or ()) and each.severity == "error" else each
+        for report in reports
+        for each in report.findings
+    ]
     if as_json:
         print_json(_as_json(reports, found))
     else:
         for report in reports:
             _print(report)
-        _print_findings(found)
+        _print_findings(found, [report.closing for report in reports])
         if found:
             print_next("environments test, findings", code=found[0].code)
     fail_on_errors(found)
@@ -91,7 +98,10 @@ def _as_json(reports: Sequence[EnvironmentReport], found: Sequence[Finding]) -> 
     return {
         "findings": as_dicts(found),
         **{f"{kind}s": sum(finding.severity == kind for finding in found) for kind in ("error", "warning")},
-        "tested": [{**dataclasses.asdict(report), "findings": as_dicts(report.findings)} for report in reports],
+        "tested": [
+            {**dataclasses.asdict(report), "findings": as_dicts(report.findings), "closing": report.closing}
+            for report in reports
+        ],
     }
 
 
@@ -130,10 +140,13 @@ def _print(report: EnvironmentReport) -> None:
         console.print(plain_text(f"{report.name}: {kinds[report.kind]}; {rows}"))
 
 
-def _print_findings(found: Sequence[Finding]) -> None:
+def _print_findings(found: Sequence[Finding], closings: Sequence[str]) -> None:
+    """The findings, how many there are, how an error is overruled, and what was played."""
     from podium.cli.terminal import console, counted, plain_text
 
-    for text in (*(f"\n{finding}" for finding in found), f"\n{counted(found)}."):
+    wrong = [each.code for each in found if each.severity == "error"]
+    ways = [f"If it is right as it is: --ignore {wrong[0]}"] if wrong else []
+    for text in (*(f"\n{each}" for each in found), *([f"\n{counted(found)}."] if found else [""]), *ways, *closings):
         console.print(plain_text(text))
 
 

@@ -104,6 +104,10 @@ class Subject:
     has_reward: bool = False
     limit: float = 10.0
     """Seconds of a call."""
+    actions: tuple[str, ...] = ()
+    """Texts that are legal turns; empty: not known."""
+    made: type | None = None
+    """Class of the environment."""
 
     def tools_of(self, environment: Any) -> tuple[Tool, ...]:
         """The tools of one instance: methods that have a schema."""
@@ -333,6 +337,8 @@ def subject_of(target: Any, *, limit: float = 10.0) -> tuple[Subject, list[Failu
         kind="text" if is_text else "environment",
         has_reward=callable(getattr(type(first), "get_reward", None)),
         limit=limit,
+        actions=tuple(getattr(first, "actions", ())) if is_text else (),
+        made=type(first),
     )
     return subject, failures
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from podium.agents.tester.actors import Failure, Play, Policy, Subject, finished, playing
+from podium.agents.tester.policies import COLUMN
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,8 +24,10 @@ class Evidence:
     failures: list[Failure] = field(default_factory=list)
     plays: dict[str, list[Play]] = field(default_factory=dict)
     """By policy, one for each row, each with an environment of its own."""
-    again: list[Play] = field(default_factory=list)
-    """The noise once more."""
+    again: list[tuple[Play, Play]] = field(default_factory=list)
+    """Plays of the noise, of columns and of the oracle, each with the same once more in a new environment."""
+    shared: tuple[Play, Play, str] | None = None
+    """Two plays that differ, until variables outside the instances, which are named, are set back."""
     after: list[Play] = field(default_factory=list)
     """The noise in an environment that has played before."""
     beside: list[Play] = field(default_factory=list)
@@ -32,21 +38,24 @@ class Evidence:
 
     def every(self) -> Iterator[Play]:
         """All episodes."""
-        for plays in (*self.plays.values(), self.again, self.after, self.beside):
+        for plays in (*self.plays.values(), [second for _, second in self.again], self.after, self.beside):
             yield from plays
 
 
-EPISODES = 12
-"""Episodes of a row, about."""
+MORE_EPISODES = 10
+"""Episodes of a row beside one of each policy, about."""
+
+LARGEST = 10_000
+"""Entries of a variable that is looked at, at most."""
 
 
 def gather(evidence: Evidence, policies: Mapping[str, Policy], budget: float) -> None:
     """Play everything; after a call that hung, nothing more. Slow ones get fewer rows, for about `budget` seconds."""
-    noise, start = policies["noise"], time.perf_counter()
+    noise, variables, start = policies["noise"], _variables(evidence.subject), time.perf_counter()
     evidence.plays["noise"] = [_played(evidence, 0, noise)]
     if _hung(evidence):
         return
-    affordable = int(budget / EPISODES / max(time.perf_counter() - start, 1e-6))
+    affordable = int(budget / (len(policies) + MORE_EPISODES) / max(time.perf_counter() - start, 1e-6))
     evidence.rows = evidence.rows[: max(1, affordable)]
     evidence.plays.clear()
     for name, policy in policies.items():
@@ -55,14 +64,68 @@ def gather(evidence: Evidence, policies: Mapping[str, Policy], budget: float) ->
             if _hung(evidence):
                 return
     for index in range(len(evidence.rows)):
-        evidence.again.append(_played(evidence, index, noise))
-        if evidence.subject.make is not None:
-            evidence.after.append(_played_after(evidence, index, policies))
-            evidence.beside.append(_played_beside(evidence, index, noise))
+        _compare(evidence, index, policies, variables)
         if _hung(evidence):
             return
     if evidence.subject.has_reward:
         evidence.repeated += _repeated(evidence, policies["repetition"])
+
+
+def _compare(evidence: Evidence, index: int, policies: Mapping[str, Policy], variables: Variables) -> None:
+    """Play a row once more: in a new environment, in one that has played before, and beside another one."""
+    noise = policies["noise"]
+    for name in (each for each in policies if each in ("noise", "oracle") or each.startswith(COLUMN)):
+        first, second = evidence.plays[name][index], _played(evidence, index, policies[name])
+        evidence.again.append((first, second))
+        if first.outcome != second.outcome and evidence.shared is None:
+            evidence.shared = _shared(evidence, index, policies[name], variables)
+    if evidence.subject.make is not None:
+        alone = evidence.plays["noise"][index]
+        evidence.after.append(_repeatable(alone, lambda: _played_after(evidence, index, policies)))
+        evidence.beside.append(_repeatable(alone, lambda: _played_beside(evidence, index, noise)))
+
+
+def _repeatable(alone: Play, play: Callable[[], Play]) -> Play:
+    """An episode; where it differs from the one played alone, only if it does so twice in the same way."""
+    played = play()
+    return played if played.outcome in (alone.outcome, play().outcome) else alone
+
+
+Variables = dict[tuple[Any, str], Any]
+"""Copies of plain values by their class or module, and name."""
+
+
+def _variables(subject: Subject) -> Variables:
+    """The plain data on the classes of an environment and in their modules, which all instances share."""
+    kinds = [] if subject.made is None else subject.made.__mro__
+    kinds = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("builtins", "abc", "podium")]
+    owners = dict.fromkeys(
+        [*kinds, *(sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules)]
+    )
+    found: Variables = {}
+    for owner in owners:
+        for name, value in vars(owner).items():
+            small = isinstance(value, (int, float)) or (
+                isinstance(value, (str, list, dict, set)) and len(value) < LARGEST
+            )
+            if small and not name.startswith("__"):
+                with contextlib.suppress(Exception):  # what cannot be copied is not looked at
+                    found[owner, name] = copy.deepcopy(value)
+    return found
+
+
+def _shared(evidence: Evidence, index: int, policy: Policy, before: Variables) -> tuple[Play, Play, str] | None:
+    """Shows that variables, and not chance, decide: an episode now, and twice the same other one with them set back."""
+    plays, changed = [_played(evidence, index, policy)], dict[str, None]()
+    for _ in range(2):
+        for (owner, name), value in before.items():
+            if getattr(owner, name, None) != value:
+                changed[f"{owner.__name__}.{name}"] = None
+                setattr(owner, name, copy.deepcopy(value))
+        plays.append(_played(evidence, index, policy))
+    now, first, second = plays
+    demonstrated = changed and first.outcome == second.outcome != now.outcome
+    return (first, now, ", ".join(changed)) if demonstrated else None
 
 
 def _repeated(evidence: Evidence, policy: Policy) -> Iterator[tuple[float, ...]]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from podium.agents.tester.actors import POLICIES, scripted, subject_of
+from podium.agents.tester.actors import scripted, subject_of
 from podium.agents.tester.evidence import Evidence, gather
-from podium.agents.tester.rules import evaluate_rules
+from podium.agents.tester.policies import again, policies_of
+from podium.agents.tester.rules import ORACLE, evaluate_rules
 from podium.records import SEVERITIES, Finding
 
 
@@ -60,6 +61,26 @@ class EnvironmentReport:
     earned: tuple[Earned, ...] = ()
     measured: tuple[Measured, ...] = ()
     findings: tuple[Finding, ...] = ()
+    has_reward: bool = False
+
+    @property
+    def closing(self) -> str:
+        """How much the findings rest on: what was played on how many rows, what it earned, and what is not known."""
+        names = [each.policy for each in self.earned]
+        if not names:
+            return "Nothing was played to its end: nothing else is known."
+        many = f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)} in {len(names)} policies x "
+        lines = [f"{many}{self.num_rows} row{'s' * (self.num_rows != 1)}: {', '.join(names)}."]
+        silent = next((each.rewards for each in self.earned if each.policy == "silence"), ())
+        best = max((reward for each in self.earned for reward in each.rewards), default=0.0)
+        if self.has_reward and best <= max([0.0, *silent]):
+            more = " more than silence" * (best > 0)
+            lines.append(
+                f"No policy has earned anything{more}: whether the game can be won is not known; give --oracle."
+            )
+        elif self.has_reward and ORACLE not in names:
+            lines.append("Without an oracle it is not known whether what is right is paid most: give --oracle.")
+        return " ".join([*lines, "Other turns, files, clocks and longer episodes were not tried."])
 
 
 def report_of(
@@ -70,13 +91,17 @@ def report_of(
     chosen = [dict(row) for row in islice(rows, settings.num_rows)] or [{}]
     evidence = Evidence(subject=subject, rows=chosen, turns=settings.turns, failures=failures)
     if not any(failure.code in ("E001", "E005") for failure in failures):
-        policies = {**POLICIES, **({} if oracle is None else {"oracle": scripted(oracle, settings.limit)})}
+        policies = policies_of(chosen, subject.actions)
+        if oracle is not None:
+            solves = scripted(oracle, settings.limit)
+            policies |= {ORACLE: solves, f"{ORACLE}, its last turn again": again(solves)}
         gather(evidence, policies, settings.budget)
     found = sorted(evaluate_rules(evidence), key=lambda finding: SEVERITIES.index(finding.severity))
     return EnvironmentReport(
         name=subject.name,
         kind=subject.kind,
-        num_rows=len(chosen),
+        num_rows=len(evidence.rows),
+        has_reward=subject.has_reward,
         earned=tuple(_earned(evidence)),
         measured=tuple(_measured(evidence)),
         findings=tuple(found),

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
-from podium.agents.tester.actors import Event, Play
+from podium.agents.tester.actors import POLICIES, Event, Play
 from podium.agents.tester.evidence import Evidence
+from podium.agents.tester.policies import COLUMN
 from podium.records import Finding, Severity, clean
 
 SLOW_SECONDS = 0.25
@@ -16,6 +17,10 @@ LONG_RESULT = 4000
 """Characters of a result, about a thousand tokens."""
 HIGH = 0.5
 """A mean reward that senseless turns should not reach, where no oracle shows what can be earned."""
+ROWS = 3
+"""Rows below which nothing about rewards is called wrong."""
+ORACLE, LEGAL = "oracle", "legal actions"
+"""Names of policies that know the task, or its actions."""
 PAID = 1e-9
 """Rewards that differ by less are equal."""
 
@@ -39,7 +44,7 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
         return found
     if not chance and not has_addresses:
         found += (each for rule in (shared, leftovers, ignored_rows) for each in rule(evidence))
-    return found + [each for rule in (endless, payments) for each in rule(evidence)]
+    return found + [each for rule in (endless, payments, leaks, paid_again) for each in rule(evidence)]
 
 
 def _finding(code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
@@ -61,7 +66,8 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         same = [failure for failure in found if failure.code == code]
         for first in same if code == "E002" else same[:1]:
             more = f"; {len(same) - 1} more episodes end so" if len(same) > 1 and code != "E002" else ""
-            yield _finding(code, "error", first.what + more, "", first.fix)
+            severity: Severity = "warning" if code == "E005" else "error"  # a slow machine is no mistake
+            yield _finding(code, severity, first.what + more, "", first.fix)
 
 
 def failing_tools(evidence: Evidence) -> Iterator[Finding]:
@@ -124,8 +130,11 @@ def seconds(evidence: Evidence) -> Iterator[Finding]:
 
 
 def unstable(evidence: Evidence) -> Iterator[Finding]:
-    """E007 and E017: the same row, or the same turns, give something else the second time."""
-    pairs = [*zip(evidence.plays["noise"], evidence.again, strict=False)]
+    """E006, E007 and E017: the same row, or the same turns, give something else the second time."""
+    if evidence.shared is not None:
+        yield _not_apart(f"of {evidence.shared[2]} outside of them", *evidence.shared[:2])
+        return
+    pairs = evidence.again
     starts = [(a, b) for a, b in pairs if a.prompt != b.prompt]
     if starts:
         a, b = starts[0]
@@ -142,12 +151,14 @@ def unstable(evidence: Evidence) -> Iterator[Finding]:
 def shared(evidence: Evidence) -> Iterator[Finding]:
     """E006: another instance changes the outcome."""
     if differ := _differ(evidence.plays["noise"], evidence.beside):
-        what = (
-            f"two instances share state: beside another one, an episode has another outcome: {_difference(*differ[0])}"
-        )
-        why = "completions are played at the same time, each in an instance of its own"
-        fix = "set state on `self`, in `reset`: not on the class, in a module or in a default argument"
-        yield _finding("E006", "error", what, why, fix)
+        yield _not_apart("beside another one", *differ[0])
+
+
+def _not_apart(how: str, a: Play, b: Play) -> Finding:
+    what = f"instances share state ({how}): the same turns have another outcome: {_difference(a, b)}"
+    why = "completions are played at the same time, each in an instance of its own"
+    fix = "set state on `self`, in `reset`: not on the class, in a module or in a default argument"
+    return _finding("E006", "error", what, why, fix)
 
 
 def leftovers(evidence: Evidence) -> Iterator[Finding]:
@@ -164,7 +175,8 @@ def ignored_rows(evidence: Evidence) -> Iterator[Finding]:
     columns = [{key: value for key, value in row.items() if key != "prompt"} for row in evidence.rows]
     if len({str(each) for each in columns}) < 2 or len({str(row.get("prompt")) for row in evidence.rows}) > 1:
         return
-    tables = [[play.outcome for play in plays] for plays in evidence.plays.values()]
+    blind = {*POLICIES, ORACLE}  # other policies say something of the row
+    tables = [[play.outcome for play in plays] for name, plays in evidence.plays.items() if name in blind]
     if all(len(set(map(str, outcomes))) == 1 for outcomes in tables):
         what = (
             f"`reset` ignores the row: {len(evidence.rows)} rows that differ in {', '.join(columns[0])} give the same "
@@ -222,17 +234,22 @@ def payments(evidence: Evidence) -> Iterator[Finding]:
     }
     if not means:
         return
-    table = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
-    oracle, others = means.get("oracle"), {name: x for name, x in means.items() if name != "oracle"}
-    best = max(others.values())
-    if oracle is not None and oracle <= best + PAID:
+    told = {name: x for name, x in means.items() if name in (*POLICIES, ORACLE, LEGAL)}
+    table = ", ".join(f"{name} {value:.3g}" for name, value in told.items())
+    oracle, others = means.get(ORACLE), {name: x for name, x in means.items() if name in POLICIES}
+    best = max(others, key=others.__getitem__)
+    if oracle is not None and oracle <= others[best] + PAID:
+        pairs = [*zip(evidence.plays[ORACLE], evidence.plays["silence"], strict=False)]
+        never = len(pairs) >= ROWS and all((a.reward or 0.0) <= (b.reward or 0.0) + PAID for a, b in pairs)
         why = "what solves the task must earn more than what does not"
         fix = "look at what `step` or `get_reward` compares; or the oracle is wrong: print its turns"
-        yield _finding("E013", "error", f"the oracle earns no more than senseless turns: {table}", why, fix)
+        more = f", and on none of {len(pairs)} rows more than silence" * never
+        what = f"the oracle earns no more than {best}{more}: {table}"
+        yield _finding("E013", "error" if never else "warning", what, why, fix)
         return
     yield from _inaction(means, oracle, table)
     yield from _senseless(evidence, means, oracle, table)
-    if oracle is None and len(means) > 1 and max(means.values()) - min(means.values()) <= PAID and best > PAID:
+    if oracle is None and len(means) > 1 and max(means.values()) - min(means.values()) <= PAID and others[best] > PAID:
         why = "where all episodes earn the same nothing is learnt"
         yield _finding("E019", "warning", f"everything earns the same: {table}", why, "reward what solves the task")
 
@@ -241,24 +258,78 @@ def _inaction(means: dict[str, float], oracle: float | None, table: str) -> Iter
     if "silence" not in means:
         return
     tried = [means[name] for name in ("noise", "repetition") if name in means]
+    least = means.get(LEGAL, min(tried, default=means["silence"]))
     why = "a policy that is rarely right learns to do nothing, and rewards of a group become equal"
     fix = "give silence the lowest reward of all, or a wrong try no less than none"
     paid = oracle is not None and means["silence"] >= 0.5 * oracle > 0
     if paid or (means["silence"] > PAID and means["silence"] >= max(tried, default=0.0)):
-        yield _finding("E010", "error" if paid else "warning", f"silence is paid: {table}", why, fix)
-    elif tried and means["silence"] > max(tried) + PAID:
+        yield _finding("E010", "warning", f"silence is paid: {table}", why, fix)
+    elif means["silence"] > least + PAID:
         yield _finding("E010", "warning", f"a try costs more than silence: {table}", why, fix)
 
 
 def _senseless(evidence: Evidence, means: dict[str, float], oracle: float | None, table: str) -> Iterator[Finding]:
-    silent = means.get("silence", 0.0)
-    for name, code in (("noise", "E011"), ("repetition", "E012")):
-        value = means.get(name, 0.0)
-        much = value >= 0.5 * oracle if oracle is not None and oracle > 0 else value > HIGH
-        grows = [row for row in evidence.repeated if row[0] + PAID < row[1] < row[2] - PAID] if name != "noise" else []
-        if (much and value > silent + PAID) or grows:
-            more = f"; after 2, 4 and more turns it has {', '.join(f'{x:.3g}' for x in grows[0])}" if grows else ""
-            what = f"{'senseless turns are' if name == 'noise' else 'repetition is'} paid: {table}{more}"
-            why = "what is paid without sense is learnt before the task"
-            fix = "pay for the result, once, at the end" if grows else "compare the whole answer, not its form"
-            yield _finding(code, "warning" if oracle is None and not grows else "error", what, why, fix)
+    least = means.get("silence", 0.0) + PAID
+    enough = 0.5 * oracle if oracle is not None and oracle > 0 else HIGH + PAID
+    paid = {n: x for n, x in means.items() if x >= enough and x > least and n != LEGAL and not _is_informed(n)}
+    why = "what is paid without sense is learnt before the task"
+    if senseless := [f"{name} {value:.3g}" for name, value in paid.items() if name != "repetition"]:
+        what = f"turns without sense are paid: {', '.join(senseless)}; beside them {table}"
+        yield _finding("E011", "warning", what, why, "compare the whole answer, not its form or a part of it")
+    grows = [row for row in evidence.repeated if row[0] + PAID < row[1] < row[2] - PAID]
+    if grows or "repetition" in paid:
+        more = f"; after 2, 4 and more turns it has {', '.join(f'{x:.3g}' for x in grows[0])}" if grows else ""
+        fix = "pay for the result, once, at the end" if grows else "compare the whole answer, not its form"
+        yield _finding("E012", "warning", f"repetition is paid: {table}{more}", why, fix)
+
+
+def _is_informed(name: str) -> bool:
+    """Whether a policy knows the row."""
+    return name.startswith((ORACLE, COLUMN, "silence"))
+
+
+def paid_again(evidence: Evidence) -> Iterator[Finding]:
+    """E012: what has been paid is paid once more: for the oracle's last turn, or a column's value, said again."""
+    pairs = [
+        *zip(evidence.plays.get(ORACLE, ()), evidence.plays.get(f"{ORACLE}, its last turn again", ()), strict=False)
+    ]
+    more = [(b.events[-1].action, a.reward, b.reward) for a, b in pairs if (b.reward or 0.0) > (a.reward or 0.0) + PAID]
+    informed = [play for name, plays in evidence.plays.items() if _is_informed(name) for play in plays]
+    for play in informed:
+        paid = [(each.action, each.content) for each in play.events if (each.reward or 0.0) > PAID and each.action]
+        more += [(action, 1, paid.count((action, text))) for action, text in paid[:1] if paid.count((action, text)) > 1]
+    if more:
+        action, once, often = more[0]
+        what = f"the turn {action[:40]!r} is paid again when it is said again: {often:g} in place of {once:g}"
+        fix = "end the episode, or pay once; right as it is where every turn is a task of its own"
+        yield _finding("E012", "warning", what, "the policy learns to say it until the episode ends", fix)
+
+
+def leaks(evidence: Evidence) -> Iterator[Finding]:
+    """E020: what is paid stands at the same place of every prompt, or of every observation."""
+    if evidence.subject.kind != "text" or len(evidence.rows) < 2:
+        return
+    noise, oracle = evidence.plays["noise"], evidence.plays.get(ORACLE)
+    texts = {"the prompt": [play.prompt for play in noise]}
+    texts["an observation"] = [play.events[0].content if play.events else "" for play in noise]
+    for name in (each for each in evidence.plays if each.startswith(COLUMN)):
+        values = [str(row.get(name.removeprefix(COLUMN))) for row in evidence.rows]
+        said = [play.events[-1].action if play.events else "" for play in oracle or ()]
+        gains = [(p.reward or 0.0) - (q.reward or 0.0) for p, q in zip(evidence.plays[name], noise, strict=True)]
+        earns = min(gains) >= -PAID and max(gains) > PAID
+        paid = earns or (oracle is not None and all(v in text for v, text in zip(values, said, strict=False)))
+        for where, seen in texts.items():
+            if paid and len(set(values)) > 1 and (before := _place(values, seen)) is not None:
+                what = f"what is paid, column `{name.removeprefix(COLUMN)}`, stands in {where}, behind "
+                what += f"{before!r} in all {len(seen)} rows: {_short(seen[0])}"
+                fix = "leave it out of what the model reads; right as it is where copying is the task"
+                yield _finding("E020", "warning", what, "a policy that copies it solves every row", fix)
+
+
+def _place(values: Sequence[str], texts: Sequence[str]) -> str | None:
+    """The characters before a value, where they are the same in every text; None: it is not always there."""
+    found = []
+    for value, text in zip(values, texts, strict=True):
+        matches = re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text)
+        found.append({text[max(0, each.start() - 8) : each.start()] for each in matches})
+    return min(set.intersection(*found), default=None)

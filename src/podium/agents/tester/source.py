@@ -15,7 +15,7 @@ from podium.agents.tester.report import Earned, EnvironmentReport, ExamineSettin
 from podium.data.query import parse_query
 from podium.errors import ConfigError, PodiumError
 from podium.isolation.workers.process import Lost, Worker
-from podium.records import Finding
+from podium.records import Finding, Severity
 
 TEST_SECONDS = 600.0
 """Limit of a whole test: for code that holds the interpreter, which no limit of a call can end."""
@@ -48,7 +48,8 @@ def examine_source(
         code = "E005" if reply.is_overrun else "E003"
         what = "\n  ".join([f"`{target}` {reply.how}", *reply.trace[-2:], *reply.output[-4:]])
         fix = "end nothing but the call: no os._exit, no signal" if code == "E003" else "bound what it waits for"
-        return EnvironmentReport(name=target, findings=(Finding(code=code, severity="error", what=what, fix=fix),))
+        severity: Severity = "error" if code == "E003" else "warning"  # a slow machine is no mistake
+        return EnvironmentReport(name=target, findings=(Finding(code=code, severity=severity, what=what, fix=fix),))
     if "refused" in reply:
         raise ConfigError(reply["refused"], fix=reply["fix"])
     lists = {"earned": Earned, "measured": Measured, "findings": Finding}

@@ -1,0 +1,97 @@
+"""Policies that know no task: what words, copies and columns of a row earn.
+
+policies = policies_of(rows, actions=())
+policies["every candidate"](Situation(row, messages, tools, turn))
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from podium.agents.tester.actors import POLICIES, WORDS, Action, Policy, Situation, arguments_of
+from podium.agents.tools import Tool
+from podium.records import content_of
+
+MOST_COLUMNS = 6
+"""Columns of a row that are tried as answers."""
+
+COLUMN = "column "
+"""Prefix of the policies that say the value of a column."""
+
+
+def policies_of(rows: Sequence[Mapping[str, Any]], actions: Sequence[str]) -> dict[str, Policy]:
+    """All policies by name; those of columns come last.
+
+    Args:
+        rows: of the test, for candidates and columns.
+        actions: legal turns; empty: not known.
+    """
+    short = {k: None for row in rows for k, v in row.items() if k != "prompt" and isinstance(v, (str, int, float))}
+    names = [*short][:MOST_COLUMNS]
+    texts: dict[str, Callable[[Situation], str]] = {
+        "polite words": lambda now: "please",
+        "punctuation": lambda now: "!",
+        "long noise": lambda now: " ".join(WORDS * 20),
+        "words of the prompt": _word_of_prompt,
+        "the prompt": lambda now: content_of(now.messages[0]) if now.messages else "",
+        "the observation": lambda now: content_of(now.messages[-1]) if now.messages else "",
+    }
+    if names:
+        texts["every candidate"] = lambda now: _every_candidate(now, rows, names)
+    if actions:
+        texts["legal actions"] = lambda now: actions[(now.turn + now.number) % len(actions)]
+    texts |= {f"{COLUMN}{name}": lambda now, name=name: str(now.row.get(name)) for name in names}  # type: ignore[misc]
+    return {**POLICIES, **{name: _saying(text) for name, text in texts.items()}}
+
+
+def again(policy: Policy) -> Policy:
+    """A policy that says its last turn once more where it would leave."""
+
+    def play(now: Situation) -> Action:
+        action, mine = policy(now), [each for each in now.messages if each["role"] == "assistant"]
+        if action is not None or not mine:
+            return action
+        calls = mine[-1].get("tool_calls")
+        return (calls[0]["function"]["name"], calls[0]["function"]["arguments"]) if calls else content_of(mine[-1])
+
+    return play
+
+
+def _saying(text_of: Callable[[Situation], str]) -> Policy:
+    """Says the text; with tools, calls each of them once with the text in every argument that takes it."""
+
+    def play(now: Situation) -> Action:
+        text = text_of(now)
+        if not now.tools:
+            return text
+        return _called_with(now.tools[now.turn], text) if now.turn < len(now.tools) else None
+
+    return play
+
+
+def _called_with(tool: Tool, text: str) -> Action:
+    given = arguments_of(tool, 0)
+    kinds = {"string": str, "integer": int, "number": float}
+    for name, schema in tool.schema["function"].get("parameters", {}).get("properties", {}).items():
+        try:
+            given[name] = given[name] if "enum" in schema else kinds[str(schema.get("type"))](text)
+        except (KeyError, ValueError):  # another type keeps its sample
+            continue
+    return tool.name, given
+
+
+def _word_of_prompt(now: Situation) -> str:
+    words = re.findall(r"\w+", content_of(now.messages[0])) if now.messages else []
+    return words[now.turn % len(words)] if words else ""
+
+
+def _every_candidate(now: Situation, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """All values of the columns, the row's own in the middle, since the first or the last one may be what counts."""
+    listed = []
+    for name in names:
+        others = [*dict.fromkeys(str(row.get(name)) for row in rows if row.get(name) != now.row.get(name))]
+        half = len(others) // 2
+        listed += ["0", *others[:half], str(now.row.get(name)), *others[half:], "0"]
+    return (", " if now.turn % 2 else " ").join(listed)
