@@ -94,7 +94,7 @@ def report_of(
         policies = policies_of(chosen, subject.actions)
         if oracle is not None:
             solves = scripted(oracle, settings.limit)
-            policies |= {ORACLE: solves, f"{ORACLE}, its last turn again": again(solves)}
+            policies |= {ORACLE: solves, f"{ORACLE} repeated": again(solves)}
         gather(evidence, policies, settings.budget)
     found = sorted(evaluate_rules(evidence), key=lambda finding: SEVERITIES.index(finding.severity))
     return EnvironmentReport(

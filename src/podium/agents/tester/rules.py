@@ -290,9 +290,7 @@ def _is_informed(name: str) -> bool:
 
 def paid_again(evidence: Evidence) -> Iterator[Finding]:
     """E012: what has been paid is paid once more: for the oracle's last turn, or a column's value, said again."""
-    pairs = [
-        *zip(evidence.plays.get(ORACLE, ()), evidence.plays.get(f"{ORACLE}, its last turn again", ()), strict=False)
-    ]
+    pairs = [*zip(evidence.plays.get(ORACLE, ()), evidence.plays.get(f"{ORACLE} repeated", ()), strict=False)]
     more = [(b.events[-1].action, a.reward, b.reward) for a, b in pairs if (b.reward or 0.0) > (a.reward or 0.0) + PAID]
     informed = [play for name, plays in evidence.plays.items() if _is_informed(name) for play in plays]
     for play in informed:
