@@ -201,6 +201,22 @@ def killed(folder: Path) -> None:
     leave(folder, "killed", again)
 
 
+def not_finite(folder: Path) -> None:
+    """The last process computes NaN in steps 2, 4, 5 and 6."""
+    spoilt = trainer("adam", str(folder / "not_finite"), max_steps=9)
+
+    def spoil(module: torch.nn.Module, _: Any, output: torch.Tensor) -> torch.Tensor:
+        state, last = spoilt.state, spoilt.args.process_index == spoilt.args.world_size - 1
+        return output * float("nan") if last and module.training and state.global_step in (1, 3, 4, 5) else output
+
+    layers = [module for name, module in spoilt.model.named_modules() if name.endswith("layers.0.mlp")]
+    for layer in layers:
+        layer.register_forward_hook(spoil)
+    spoilt.train()
+    assert spoilt.health.decision == "stop"
+    leave(folder, "not_finite", spoilt)
+
+
 def sampled(folder: Path) -> None:
     sampler = trainer("full", str(folder / "sampled"))
     answer = sampler.generate_completions(ROWS[:3], num_generations=2)
@@ -212,6 +228,7 @@ def sampled(folder: Path) -> None:
 OTHERS: Mapping[str, Callable[[Path], None]] = {
     **{f"{name}-resumed": functools.partial(resumed, name=name) for name in RESUMED},
     "killed": killed,
+    "not_finite": not_finite,
     "sampled": sampled,
 }
 
@@ -219,7 +236,7 @@ OTHERS: Mapping[str, Callable[[Path], None]] = {
 def main(folder: Path, names: Sequence[str]) -> None:
     if names and names[0].endswith(":fsdp"):
         BASE["fsdp"], names = True, [name.removesuffix(":fsdp") for name in names]
-    for name in names or [name for name in (*RUNS, *OTHERS) if name not in ("killed", "long")]:
+    for name in names or [name for name in (*RUNS, *OTHERS) if name not in ("killed", "long", "not_finite")]:
         if name in OTHERS:
             OTHERS[name](folder)
         else:

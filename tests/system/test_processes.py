@@ -296,6 +296,18 @@ def test_fifty_steps_without_a_hang(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", TOGETHER, ids=str)
+def test_a_gradient_that_is_not_finite_on_one_process_is_applied_on_none(world: World, tmp_path: Path) -> None:
+    """The run ends on all of them after three such steps in a row."""
+    done = launch(tmp_path, world, "not_finite")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert max(entry["step"] for entry in logs(tmp_path, "not_finite")) == 6
+    found = [json.loads(line) for line in (tmp_path / "not_finite/findings.jsonl").read_text().splitlines()]
+    assert [finding["step"] for finding in found if finding["code"] == "M131"] == [2, 4, 5, 6]
+    assert all(weight.isfinite().all() for weight in load_file(tmp_path / "not_finite.safetensors").values())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS[:2], ids=str)
 def test_a_killed_process_ends_the_run_which_resumes_bit_equal(world: World, tmp_path: Path) -> None:
     undisturbed = launch(tmp_path, world, "adam")
