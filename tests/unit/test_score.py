@@ -46,6 +46,21 @@ def values(*functions, groups=GROUPS):
 # --- what a function is called with ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["reward", "loss", "kl", "rewards/right/mean", "eval_reward", "learning_rate"])
+def test_a_metric_of_podiums_own_name_is_recorded_beside_it(name, caplog):
+    def right(completions, log_metric):
+        log_metric(name, 99.0)
+        log_metric("reward_of_my_own", 1.0)
+        return [0.0] * len(completions)
+
+    logged = {}
+    with caplog.at_level(logging.WARNING, logger="podium"):
+        for _ in range(2):
+            run(right, log_metric=logged.__setitem__)
+    assert logged == {f"custom/{name}": 99.0, "reward_of_my_own": 1.0}
+    assert sum(f"`{name}`" in message for message in caplog.messages) == 1
+
+
 def test_one_call_for_the_round_with_all_that_trl_gives():
     calls = []
     state, metrics = SimpleNamespace(global_step=3), []

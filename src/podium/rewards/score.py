@@ -15,6 +15,7 @@ the run with a `RewardError` that names the function, the row and the start of t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -83,6 +84,8 @@ def score(
     calls = []
     for reward in rewards:
         own = services | {"log_extra": _extra_logger(reward, extras, len(batch))}
+        if log_metric is not None and not _is_podiums(reward):
+            own["log_metric"] = functools.partial(_log_own, reward, log_metric)
         calls.append(Call(reward.function, _arguments(reward, batch, own), str(reward)))
     results_K = _results(calls, rewards, batch, settings, log_seconds or _ignore)
     rewards_RK = np.array([result.values for result in results_K], np.float64).reshape(len(rewards), len(batch)).T
@@ -123,6 +126,34 @@ def _extra_logger(
         columns[key] = values
 
     return log_extra
+
+
+def _is_podiums(reward: Reward) -> bool:
+    """Whether a function comes with Podium, and so may log under names of Podium's metrics."""
+    function = unwrapped(reward.function)
+    module = getattr(function, "__module__", "")
+    return not isinstance(function, FileReward) and str(module).startswith("podium.rewards.")
+
+
+_renamed: set[str] = set()
+
+
+def _log_own(reward: Reward, log_metric: LogMetric, name: str, value: float) -> None:
+    """A user's metric, as `custom/NAME` where Podium writes NAME itself: the two would be averaged together."""
+    from podium.algorithm.metrics import describe
+
+    if describe(name) is None and name not in _OF_TRANSFORMERS:
+        log_metric(name, value)
+        return
+    if name not in _renamed:
+        _renamed.add(name)
+        what = f"{reward} logs the metric `{name}`, a name that Podium writes itself; it is recorded as `custom/{name}`"
+        logger.warning("%s. Give it a name of its own, such as `my_%s`.", what, name.rpartition("/")[2])
+    log_metric(f"custom/{name}", value)
+
+
+_OF_TRANSFORMERS = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss", "train_runtime", "eval_loss")
+"""Names that the base trainer writes."""
 
 
 def _ignore(name: str, value: float) -> None:
