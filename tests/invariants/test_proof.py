@@ -194,7 +194,7 @@ def test_adapter_not_applied_in_sampling(make: Callable, monkeypatch: pytest.Mon
 def test_temperature_ignored_in_training(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     of = podium.models.forward.LogitAdjustment.of
     monkeypatch.setattr(podium.models.forward.LogitAdjustment, "of", lambda config, _temperature: of(config, 1.0))
-    message = failed(make(temperature=1.5), "P005", "P007")
+    message = failed(make(temperature=1.5), "P004", "P005", "P007")
     assert "these are log-probabilities at temperature 1, not 1.5" in message
 
 
@@ -235,7 +235,7 @@ def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.Mo
 
     trainer = make()
     monkeypatch.setitem(podium.models.forward.FORWARDS, "shared", shifted)
-    assert re.search(r"token (\d+) of completion 0 stands at position (?!\1 )", failed(trainer, "P005"))
+    assert re.search(r"token (\d+) of completion 0 stands at position (?!\1 )", failed(trainer, "P005", "P004"))
 
 
 def test_one_end_id_missing(make: Callable) -> None:

@@ -22,6 +22,7 @@ from podium.trainer.proof.evidence import (
     HALF,
     ROUNDINGS,
     difference,
+    is_no_rounding,
     nudge_names,
     perturbed,
     sampler_tolerance,
@@ -128,7 +129,7 @@ def rollout_logps(x: Before) -> Check:
     return Check(
         name="rollout and training log-probabilities",
         code="P004",
-        passed=None if not groups else measured <= allowed or (tolerance == HALF and math.isfinite(measured)),
+        passed=None if not groups else measured <= allowed or not is_no_rounding(x.run, groups, flat[0], measured),
         suspect=measured > allowed,
         measured=measured,
         tolerance=allowed,
@@ -150,7 +151,7 @@ def sampler_synced(x: Before) -> Check:
     what = x.run.kind
     stale = difference(s.sampled_N, s.before_N, tolerance) <= allowed < measured
     at_1 = _temperature(x, s.sampled_N, tolerance)
-    shown = stale or at_1 or not x.run.parts.engine.casts_weights or not math.isfinite(measured)
+    fact = stale or at_1 or not x.run.parts.engine.casts_weights or not math.isfinite(measured)
     reason = (
         f"the {what} do{'es' if what == 'adapter' else ''} not reach the sampler: its log-probabilities are those from "
         f"before a change that moves them by {effect:.3g} nats"
@@ -160,7 +161,7 @@ def sampler_synced(x: Before) -> Check:
     return Check(
         name=f"the {what} reach{'es' if what == 'adapter' else ''} the sampler",
         code="P006" if stale else "P004",
-        passed=not shown if measured > allowed else effect > 2 * allowed or None,
+        passed=not fact if measured > allowed else effect > 2 * allowed or None,
         suspect=measured > allowed,
         measured=measured,
         tolerance=allowed,
@@ -396,11 +397,11 @@ def reference_kept(x: After) -> Check:
     shift = largest_shift(mine, x.logps)
     follows, moved = x.run.args.sync_ref_model, moved_by >= 0.5 * shift
     is_policy = all(np.array_equal(a, b) for a, b in zip(theirs, mine, strict=False))
-    shown = tolerance_of(x.run, exact=False) == EXACT or is_policy  # else the same forward may give other last bits
+    fact = tolerance_of(x.run, exact=False) == EXACT or is_policy  # else the same forward may give other last bits
     return Check(
         name="the reference stays where it is",
         code="P016",
-        passed=None if not theirs or follows or shift <= LEAST_SHIFT else not (moved and shown),
+        passed=None if not theirs or follows or shift <= LEAST_SHIFT else not (moved and fact),
         suspect=moved,
         measured=moved_by,
         detail="beta is 0: there is none"

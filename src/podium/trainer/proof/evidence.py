@@ -27,6 +27,7 @@ from podium.models.precision import ProductPrecision
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
 from podium.trainer.proof.records import Before, Gradients, Sample, Subject, Trace, Traces
+from podium.trainer.rollouts import policy_logps
 from podium.trainer.rounds import MicroBatch, Share, TrialSettings, micro_batches
 from podium.trainer.training_groups import training_group
 
@@ -442,6 +443,20 @@ def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> floa
     apart = np.abs(one_N - other_N)
     value = float(apart.max(initial=0.0) if tolerance == EXACT else apart.mean() if apart.size else 0.0)
     return math.inf if math.isnan(value) else value
+
+
+def is_no_rounding(run: Subject, groups: Sequence[TrainingGroup], mine_N: np.ndarray, measured: float) -> bool:
+    """Whether `measured`, above its tolerance, cannot be rounding: `mine_N` are training's log-probabilities.
+
+    In half precision, where it is ten times what that precision changes in training itself, for the same tokens.
+    """
+    if sampler_tolerance(run, exact=False) == EXACT or not math.isfinite(measured):
+        return True
+    if sampler_tolerance(run, exact=True) == HALF:
+        return False
+    with full_precision(run) as exact:
+        exact_N = np.concatenate(policy_logps(run.model, groups, exact.now))
+    return measured > ROUNDINGS * difference(mine_N, exact_N, HALF)
 
 
 def with_rounding(x: Before, tolerance: float) -> float:

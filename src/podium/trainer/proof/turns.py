@@ -12,10 +12,10 @@ from podium.models.packing import pack, select_completions
 from podium.records import Completion, Prompt, TrainingGroup, clean
 from podium.trainer.proof.completions import sampled_by_ids
 from podium.trainer.proof.evidence import (
-    HALF,
     ONE_PACK,
     difference,
     drawn_places,
+    is_no_rounding,
     sampler_tolerance,
     with_rounding,
 )
@@ -90,7 +90,9 @@ def later_turns(x: Before) -> Check:
     flat = [np.concatenate(each) for each in zip(*pairs, strict=True)]
     measured = difference(flat[0], flat[1], tolerance) if flat else math.inf
     allowed = with_rounding(x, tolerance)
-    passed = None if not chosen else measured <= allowed or (tolerance == HALF and math.isfinite(measured))
+    passed = (
+        None if not chosen else measured <= allowed or not is_no_rounding(x.run, chosen, np.concatenate(mine), measured)
+    )
     last = max((int(row.turns.max()) + 1 for row in rows), default=0)
     return Check(
         name="later turns from the kept cache",
