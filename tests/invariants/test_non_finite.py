@@ -126,8 +126,8 @@ def spoil_output(name: str) -> Callable[[Any, float, pytest.MonkeyPatch], None]:
 PLACES: dict[str, tuple[Callable[..., None], str, dict[str, Any]]] = {
     "a weight": (spoil_weight, "the weight `model.layers.0.mlp.down_proj.weight`, row 3", {}),
     "an embedding": (spoil_embedding, "the weight `model.embed_tokens.weight`, row", {}),
-    "advantages": (spoil_group("advantages_G"), "the advantages, completion 1 of the step", {}),
-    "the reference": (spoil_group("ref_logps"), "the reference's log-probabilities, token 1 (", {"beta": 0.1}),
+    "advantages": (spoil_group("advantages_G"), "`advantages` of the loss, completion 1 of the step", {}),
+    "the reference": (spoil_group("ref_logps"), "`ref_logps` of the loss, token 1 (", {"beta": 0.1}),
     "a gradient": (spoil_gradient, "the gradient of the weight `model.layers.1.mlp.up_proj.weight`, row 0", {}),
     "a loss": (spoil_loss, "the loss", {}),
     "attention": (spoil_output("model.layers.0.self_attn"), "the output of `model.layers.0.self_attn`, token 1 (", {}),
@@ -178,7 +178,7 @@ def test_an_old_log_probability_that_is_not_finite_is_said(
     trainer.train()
     [finding] = [finding for finding in trainer.health.found if finding.code == "M131"]
     assert "loss of step 2 is not finite" in finding.what
-    assert "the log-probabilities of the policy that sampled, token 1 (" in finding.what
+    assert "`old_logps` of the loss, token 1 (" in finding.what
     assert torch.equal(seen.weights[0], seen.weights[1])
     assert not torch.equal(seen.weights[1], seen.weights[2])
 

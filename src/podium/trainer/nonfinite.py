@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,14 +20,7 @@ from podium.algorithm.losses import LossInputs
 from podium.models.packing import Pack
 from podium.trainer.processes import local
 
-OF_THE_LOSS = {
-    "advantages_R": "the advantages",
-    "token_advantages_N": "the advantages of turns",
-    "ref_logps_N": "the reference's log-probabilities",
-    "old_logps_N": "the log-probabilities of the policy that sampled",
-    "logps_N": "the log-probabilities",
-    "entropy_N": "the entropies",
-}
+OF_THE_LOSS = ("advantages_R", "token_advantages_N", "ref_logps_N", "old_logps_N", "logps_N", "entropy_N")
 """What a loss is given. The sampler's own log-probabilities may be NaN, which says nothing."""
 
 
@@ -41,16 +34,10 @@ def first_bad(x: Tensor) -> int | None:
     return int(bad.int().argmax()) if bool(bad.any()) else None
 
 
-def bad_weight(model: nn.Module) -> str | None:
-    """The first weight that is not finite, and its row where it has rows; None: all are."""
-    for name, weight in model.named_parameters():
-        if (at := first_bad(weight)) is not None:
-            return _row(name, weight, at)
-    return None
-
-
-def _row(name: str, weight: Tensor, at: int) -> str:
-    return f"`{name}`" + (f", row {at // weight.shape[-1]}" if weight.dim() == 2 else "")
+def _first_row(named: Iterable[tuple[str, Tensor | None]]) -> str | None:
+    """The first tensor that is not finite, and its row where it has rows; None: all are."""
+    bad = ((name, x, at) for name, x in named if x is not None and (at := first_bad(x)) is not None)
+    return next((f"`{name}`" + (f", row {at // x.shape[-1]}" if x.dim() == 2 else "") for name, x, at in bad), None)
 
 
 @contextlib.contextmanager
@@ -66,8 +53,8 @@ class Examination:
         """`model` without wrappers; `decode` makes text of token ids."""
         self.model = model
         self.decode = decode
-        weight = bad_weight(model)
-        self.found = None if weight is None else f"the weight {weight}"
+        weight = _first_row(model.named_parameters())
+        self.found = weight and f"the weight {weight}"
         self._pack: Pack | None = None
         self._earlier = 0
         """Rollouts of the packs before this one."""
@@ -88,19 +75,18 @@ class Examination:
         """Around forward and backward of a pack; call what it gives with the loss and its inputs in between."""
         self._pack = packed
         yield self._before_backward
-        for name, weight in reversed(list(self.model.named_parameters())):  # those next to the loss first
-            at = None if weight.grad is None or self.found is not None else first_bad(weight.grad)
-            if at is not None:
-                self.found = f"the gradient of the weight {_row(name, weight, at)}"
+        gradients = [(name, weight.grad) for name, weight in self.model.named_parameters()]
+        weight = None if self.found else _first_row(reversed(gradients))  # those next to the loss first
+        self.found = self.found or (weight and f"the gradient of the weight {weight}")
         self._pack = None
         self._earlier += packed.num_rollouts
 
     def _before_backward(self, x: LossInputs, loss: Tensor) -> None:
-        for name, words in OF_THE_LOSS.items():
-            self._look(words, getattr(x, name))
+        for name in OF_THE_LOSS:
+            self._look(f"`{name[:-2]}` of the loss", getattr(x, name))
         self._look("the loss", loss)
         if x.logps_N.requires_grad:
-            x.logps_N.register_hook(functools.partial(self._look, "the gradient of the log-probabilities"))
+            x.logps_N.register_hook(functools.partial(self._look, "the gradient of `logps` of the loss"))
 
     def _output(self, name: str, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         output = output[0] if isinstance(output, tuple) and output else output
