@@ -34,6 +34,7 @@ RolloutFunction = Callable[[list[Any]], Mapping[str, Any]]
 REQUIRED = ("completion_ids", "logprobs", "prompt_ids")
 """Keys that the dict of a `rollout_func` must have."""
 
+SHIFTED = "`env_mask` may be shifted or inverted, or the function takes end tokens away"
 ROUNDING = 0.01
 """Nats by which a log-probability may be above 0 through rounding in half precision."""
 
@@ -157,15 +158,9 @@ def _doubts(turns: Sequence[GivenTurn], settings: SamplingSettings) -> Iterator[
             token in settings.end_ids and after not in settings.end_ids for s in spans for token, after in pairwise(s)
         ]
     if before and not any(before):
-        yield (
-            f"none of {len(before)} spans of drawn tokens ends in an end token before given tokens follow: `env_mask` "
-            "may be shifted or inverted, or the function takes end tokens away"
-        )
+        yield f"none of {len(before)} drawn spans ends in an end token before given tokens follow: {SHIFTED}"
     if any(inside):
-        yield (
-            f"{sum(inside)} end tokens are followed by tokens that `env_mask` calls drawn: given text may be trained "
-            "as the policy's own"
-        )
+        yield f"{sum(inside)} end tokens are followed by tokens that `env_mask` calls drawn: given text may be trained"
     longest = max((len(turn.token_ids) for turn in turns), default=0)
     if longest > settings.max_tokens:
         yield f"a completion has {longest:,} tokens, more than max_completion_length {settings.max_tokens:,}"

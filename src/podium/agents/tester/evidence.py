@@ -46,7 +46,7 @@ MORE_EPISODES = 10
 """Episodes of a row beside one of each policy, about."""
 
 LARGEST = 10_000
-"""Entries of a variable that is looked at, at most."""
+"""Characters of a variable that is looked at, at most."""
 
 
 def gather(evidence: Evidence, policies: Mapping[str, Policy], budget: float) -> None:
@@ -99,18 +99,14 @@ def _variables(subject: Subject) -> Variables:
     """The plain data on the classes of an environment and in their modules, which all instances share."""
     kinds = [] if subject.made is None else subject.made.__mro__
     kinds = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("builtins", "abc", "podium")]
-    owners = dict.fromkeys(
-        [*kinds, *(sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules)]
-    )
+    modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
     found: Variables = {}
-    for owner in owners:
-        for name, value in vars(owner).items():
-            small = isinstance(value, (int, float)) or (
-                isinstance(value, (str, list, dict, set)) and len(value) < LARGEST
-            )
-            if small and not name.startswith("__"):
-                with contextlib.suppress(Exception):  # what cannot be copied is not looked at
-                    found[owner, name] = copy.deepcopy(value)
+    every = [(owner, *item) for owner in dict.fromkeys([*kinds, *modules]) for item in vars(owner).items()]
+    for owner, name, value in every:
+        is_plain = isinstance(value, (int, float, str, list, dict, set)) and not name.startswith("__")
+        if is_plain and len(str(value)) < LARGEST:
+            with contextlib.suppress(Exception):  # what cannot be copied is not looked at
+                found[owner, name] = copy.deepcopy(value)
     return found
 
 

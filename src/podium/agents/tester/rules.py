@@ -177,6 +177,10 @@ def ignored_rows(evidence: Evidence) -> Iterator[Finding]:
         return
     blind = {*POLICIES, ORACLE}  # other policies say something of the row
     tables = [[play.outcome for play in plays] for name, plays in evidence.plays.items() if name in blind]
+    if any(
+        min(gains) > PAID for name in evidence.plays if name.startswith(COLUMN) and (gains := _gains(evidence, name))
+    ):
+        return  # other turns are paid in other rows
     if all(len(set(map(str, outcomes))) == 1 for outcomes in tables):
         what = (
             f"`reset` ignores the row: {len(evidence.rows)} rows that differ in {', '.join(columns[0])} give the same "
@@ -239,12 +243,12 @@ def payments(evidence: Evidence) -> Iterator[Finding]:
     oracle, others = means.get(ORACLE), {name: x for name, x in means.items() if name in POLICIES}
     best = max(others, key=others.__getitem__)
     if oracle is not None and oracle <= others[best] + PAID:
-        pairs = [*zip(evidence.plays[ORACLE], evidence.plays["silence"], strict=False)]
-        never = len(pairs) >= ROWS and all((a.reward or 0.0) <= (b.reward or 0.0) + PAID for a, b in pairs)
+        gains = _gains(evidence, ORACLE, "silence")
+        never = len(gains) >= ROWS and max(gains) <= PAID
         why = "what solves the task must earn more than what does not"
         fix = "look at what `step` or `get_reward` compares; or the oracle is wrong: print its turns"
-        more = f", and on none of {len(pairs)} rows more than silence" * never
-        what = f"the oracle earns no more than {best}{more}: {table}"
+        less = f"silence on any of {len(gains)} rows" if never else best
+        what = f"the oracle earns no more than {less}: {table}"
         yield _finding("E013", "error" if never else "warning", what, why, fix)
         return
     yield from _inaction(means, oracle, table)
@@ -288,19 +292,24 @@ def _is_informed(name: str) -> bool:
     return name.startswith((ORACLE, COLUMN, "silence"))
 
 
+def _gains(evidence: Evidence, name: str, base: str = "noise") -> list[float]:
+    """The rewards of a policy above those of another one, by row."""
+    pairs = zip(evidence.plays.get(name, ()), evidence.plays.get(base, ()), strict=False)
+    return [(a.reward or 0.0) - (b.reward or 0.0) for a, b in pairs]
+
+
 def paid_again(evidence: Evidence) -> Iterator[Finding]:
     """E012: what has been paid is paid once more: for the oracle's last turn, or a column's value, said again."""
-    pairs = [*zip(evidence.plays.get(ORACLE, ()), evidence.plays.get(f"{ORACLE} repeated", ()), strict=False)]
-    more = [(b.events[-1].action, a.reward, b.reward) for a, b in pairs if (b.reward or 0.0) > (a.reward or 0.0) + PAID]
-    informed = [play for name, plays in evidence.plays.items() if _is_informed(name) for play in plays]
-    for play in informed:
+    gains = _gains(evidence, f"{ORACLE} repeated", ORACLE)
+    pairs = zip(gains, evidence.plays.get(f"{ORACLE} repeated", ()), strict=False)
+    said = [repr(play.events[-1].action[:40]) for gain, play in pairs if gain > PAID]
+    for play in (play for name, plays in evidence.plays.items() if _is_informed(name) for play in plays):
         paid = [(each.action, each.content) for each in play.events if (each.reward or 0.0) > PAID and each.action]
-        more += [(action, 1, paid.count((action, text))) for action, text in paid[:1] if paid.count((action, text)) > 1]
-    if more:
-        action, once, often = more[0]
-        what = f"the turn {action[:40]!r} is paid again when it is said again: {often:g} in place of {once:g}"
+        said += [repr(action[:40]) for action, _ in paid[:1] if len(paid) > len(set(paid))]
+    if said:
+        why = "the policy learns to say it until the episode ends"
         fix = "end the episode, or pay once; right as it is where every turn is a task of its own"
-        yield _finding("E012", "warning", what, "the policy learns to say it until the episode ends", fix)
+        yield _finding("E012", "warning", f"the turn {said[0]} is paid again when it is said again", why, fix)
 
 
 def leaks(evidence: Evidence) -> Iterator[Finding]:
@@ -313,7 +322,7 @@ def leaks(evidence: Evidence) -> Iterator[Finding]:
     for name in (each for each in evidence.plays if each.startswith(COLUMN)):
         values = [str(row.get(name.removeprefix(COLUMN))) for row in evidence.rows]
         said = [play.events[-1].action if play.events else "" for play in oracle or ()]
-        gains = [(p.reward or 0.0) - (q.reward or 0.0) for p, q in zip(evidence.plays[name], noise, strict=True)]
+        gains = _gains(evidence, name)
         earns = min(gains) >= -PAID and max(gains) > PAID
         paid = earns or (oracle is not None and all(v in text for v, text in zip(values, said, strict=False)))
         for where, seen in texts.items():

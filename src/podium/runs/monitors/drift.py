@@ -102,20 +102,19 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
         return None
     served = len(history.series("sampling/sampling_logp_difference/mean", last=3)) > 0
     changes = {"use_vllm": False} if served else {"rollout_engine": "live"}
+    fix = f"Set {as_lines(changes)}, so that the trained weights sample; or keep one precision for both, and refresh a "
+    fix += "served model in each step."
     if history.settings.rollout_func:
-        return Detection(
-            severity="warning",
-            what=f"The `logprobs` of `rollout_func` differ by {mean(gap):.2f} nats from those of the policy.",
-            why="They are of other ids, of another prompt, of another temperature, or taken after a filter.",
-            fix="Return those of just these completion_ids after just these prompt_ids, at the run's temperature; "
-            "or None.",
+        changes, fix = (
+            {},
+            "Return from rollout_func the logprobs of just these completion_ids after just these prompt_ids, ",
         )
+        fix += "at the run's temperature, before any filter; or None."
     return Detection(
         severity="error" if mean(gap) > 0.5 else "warning",
         what=f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training.",
         why="The sampler has other weights, precision or template than the trainer, so gradients are biased.",
-        fix=f"Set {as_lines(changes)}, so that the trained weights sample; or keep one precision for both, "
-        "and refresh a served model in each step.",
+        fix=fix,
         changes=changes,
     )
 
