@@ -512,3 +512,35 @@ def test_idle_workers_end_once_nothing_refers_to_them(tmp_path: Path) -> None:
         file_reward(f"{file}:good")
     assert held._pool.workers[0].alive
     assert not dropped.alive
+
+
+def test_a_file_that_changed_and_a_worker_that_ended_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def version(number: int) -> str:
+        own = f"def f(completions):\n    return [float({number})] * len(completions)\n"
+        return f"import os\n{own}def g(completions):\n    return [float(os.getpid())]\n"
+
+    file = tmp_path / "mine.py"
+    file.write_text(version(1))
+    reward, number = file_reward(f"{file}:f"), file_reward(f"{file}:g")
+
+    def end_worker() -> None:
+        process = int(number(completions=["a"])[0] or 0)
+        os.kill(process, signal.SIGKILL)
+        [worker] = reward._workers().take(1)
+        assert worker.process is not None
+        worker.process.wait(timeout=30)
+
+    assert reward(completions=["a"]) == [1.0]
+    file.write_text(version(22))
+    assert reward(completions=["a"]) == [1.0], "the worker has the code that it loaded"
+    assert caplog.messages == []
+    for _ in range(2):
+        end_worker()
+        assert reward(completions=["a"]) == [22.0]
+    own = [message for message in caplog.messages if "(f)" in message or "SHA-256" in message]
+    assert len(own) == 2
+    assert "is started again" in own[0]
+    assert str(file) in own[1]
+    assert "new code" in own[1]

@@ -10,7 +10,10 @@ in C code and `os._exit` end the worker, and the next call starts a fresh one.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
+import logging
+import os
 import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +27,8 @@ from podium.isolation.user_files import find_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.call_result import CallResult, Failure, result_from
 from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
+
+logger = logging.getLogger(__name__)
 
 SERVICES = ("log_extra", "log_metric")
 
@@ -52,6 +57,10 @@ class FileReward:
         self.env = tuple(env)
         self._function = (str(self.path), attribute, pickle.dumps(dict(args or {})), shown or self.path.name)
         self.where = ""
+        self._digest = _digest(self.path)
+        self._changes_said: set[str] = set()
+        self._process_id = 0
+        """The process whose workers have loaded the file; a forked one has its own."""
         described = self._load(1)
         self.__name__ = str(described["name"])
         self.where = str(described["where"])
@@ -127,7 +136,26 @@ class FileReward:
         """Has the file imported in the first `count` workers, so that no call's limit pays for it."""
         workers = self._workers().take(count)
         fresh = [worker for worker in workers if not worker.alive or not self.where]
+        if fresh and self._process_id == os.getpid():
+            self._say_restart(is_new=all(worker.process is None for worker in fresh))
+        self._process_id = os.getpid()
         return load(fresh, {"function": self._function}, self._function[3])
+
+    def _say_restart(self, *, is_new: bool) -> None:
+        """Say once that a worker ended, and once for each version of the file that is another than at the start."""
+        now = _digest(self.path)
+        if not is_new and "" not in self._changes_said:
+            self._changes_said.add("")
+            logger.warning("The worker process of %s (%s) ended, and is started again.", self.path.name, self.__name__)
+        if now != self._digest and now not in self._changes_said:
+            self._changes_said.add(now)
+            logger.warning(
+                "%s has changed since this run began (SHA-256 %s, now %s): from here on its new code scores. Rewards "
+                "of before and after are not of one function; end the run, or put the file back.",
+                self.path,
+                self._digest[:12],
+                now[:12] or "gone",
+            )
 
 
 def file_reward(
@@ -153,6 +181,14 @@ def file_reward(
     file, _, attribute = name.rpartition(":")
     path = find_file(file, folder or Path())
     return FileReward(path, attribute, args=args, row_wise=row_wise, env=env, shown=file)
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _shares(num_completions: int, num_workers: int) -> list[range]:

@@ -71,7 +71,7 @@ class Session:
         return result
 
     def warm_up(self) -> None:
-        """Make a first call, which imports what it needs, and time the next: the fastest of three, unless slow.
+        """Make a first call, which imports what it needs, and time the next: the fastest of seven, unless slow.
 
         On a machine that is busy, one call alone may take many times as long as it needs.
         """
@@ -84,7 +84,7 @@ class Session:
             groups = [entry[2] for entry in self._entries(texts, self.cases)]
             result = self.call(groups, check_inputs=True)
             self.mutated = result.mutated
-            repeats = 2 if result.seconds < REPEATED_SECONDS else 0
+            repeats = 6 if result.seconds < REPEATED_SECONDS else 0
             seconds = min([result.seconds, *(self.call(groups).seconds for _ in range(repeats))])
             self.seconds_per_completion = seconds / len(self.cases)
 

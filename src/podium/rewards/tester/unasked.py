@@ -31,9 +31,9 @@ from podium.rewards.tester.truth import Subject, TruthTable, score_truths
 
 NUM_ROWS = 8
 
-SETTINGS = ExamineSettings(num_rows=NUM_ROWS, limit_seconds=10.0, budget_seconds=20.0)
+SETTINGS = ExamineSettings(num_rows=NUM_ROWS, limit_seconds=10.0, budget_seconds=30.0)
 
-SECONDS = 45.0
+SECONDS = 60.0
 """Wall-clock time for each reward, after which the process that calls them is killed."""
 
 
