@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.legitimate_rewards import REWARDS
 from podium import GRPOConfig, check
 from podium.cli.terminal import counted
 from podium.errors import RewardError, overrule
@@ -194,6 +195,16 @@ def test_a_healthy_reward_is_not_warned_of(name: str) -> None:
     reward, rows = HEALTHY[name]
     test = result_of(reward, rows=rows)
     assert [finding for finding in test.findings if finding.severity != "note"] == []
+
+
+ODD = ("brevity", "exact_count", "length_modulo", "cosine_length", "keyword_share", "tiny", "penalty_only")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n.partition(",")[0] in ODD else [pytest.mark.slow]) for n in REWARDS]
+)
+def test_a_legitimate_reward_is_never_called_wrong(name: str) -> None:
+    assert codes(result_of(REWARDS[name].make(), rows=REWARDS[name].rows()), "error") == set()
 
 
 # ---- what it leaves behind, and how long it takes ----
