@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -120,7 +121,10 @@ HONEST = [int(i != 1) for i, turn in enumerate(TURNS) for _ in turn]
     ],
     ids=["honest", "zeros", "ones", "shifted", "shifted back", "inverted"],
 )
-def test_a_mask_that_is_odd_is_said(mask: list[int], doubt: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mask_that_is_odd_is_said(
+    mask: list[int], doubt: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("podium"), "propagate", True)  # a command may have shown its notes before
     _warn.cache_clear()
     make(
         rollout_func=Rollout(
