@@ -90,8 +90,11 @@ def test_columns_are_found_by_their_usual_names(folder: Path) -> None:
     odd = [{"frage": row["prompt"], "thema": row["prompt"][::-1], "answer": row["answer"]} for row in rows]
     (folder / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
     result = typed("test", "numeric_match", "--data", "odd.jsonl")
+    assert result.exit_code == 0, "the left column is the question"
+    (folder / "none.jsonl").write_text("".join(json.dumps({"answer": row["answer"]}) + "\n" for row in rows))
+    result = typed("test", "numeric_match", "--data", "none.jsonl")
     assert result.exit_code == 2
-    assert "rows have no `prompt`, but frage, thema, answer.\n  fix: Rename the column" in result.stderr
+    assert "rows have no `prompt`, but answer.\n  fix: Rename the column" in result.stderr
 
 
 def test_rows_for_a_recipe_have_its_columns(folder: Path) -> None:
