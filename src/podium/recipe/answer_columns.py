@@ -135,7 +135,7 @@ class _Table:
     free: Sequence[str]
     rows: Sequence[Mapping[str, Any]]
     roles: Mapping[str, str]
-    """By column that the sentence names: `asked`, `told`, or `named`, where it does not say which."""
+    """By column that the sentence names, what `role_in` says of it."""
     wants_object: bool
     """Whether the sentence asks for JSON, and no column has any."""
 
@@ -165,15 +165,16 @@ class _Table:
     def reading(self) -> _Reading:
         """Question and answer by the sentence, else by names, else by order; empty where nothing tells them."""
         question, target = _by_names(self.free)
-        asked, told = self.said("asked"), self.said("told")[:1]
+        forms = self.said("form")
+        asked = self.said("asked") or forms
+        told = (self.said("told") or (forms if asked != forms else []))[:1]
         if self.wants_object:
             asked = _first(question, asked, self.free[:1])
             rest = [name for name in self.free if name not in asked]
             return _Reading(asked, [name for name in rest if name in self.roles] or rest)
         by_names = bool(question and target and not {question, target} & {*asked, *told})
         if asked and told and not by_names:
-            turned = self.free.index(told[0]) < self.free.index(asked[0]) or target in asked
-            return self._by_sentence(self._with_companions(asked, told), told, doubtful=turned and target not in told)
+            return self._by_sentence(self._with_companions(asked, told), told, doubtful=target in asked)
         if question and target:
             return _Reading(self._with_companions([question], [target]), [target])
         if target or told:
@@ -316,7 +317,7 @@ _SKIPPED = _words(
 """Words between a column and the word that says what is done with it."""
 _WRITTEN = _words(
     "write give name say find tell return output predict guess determine state produce generate is are was what which "
-    "choose pick extract with into as form schreibe gib nenne bilde bestimme finde sage ins donne ecris écris nomme "
+    "choose pick extract into as form schreibe gib nenne bilde bestimme finde sage ins donne ecris écris nomme "
     "trouve dis da escribe di nombra encuentra al wie als vers"
 )
 _WRITTEN_ALONE = _words("to in en auf nach zu a")
@@ -329,7 +330,9 @@ _FORMS = _words("in into as to with without backwards again")
 
 
 def role_in(name: str, sentence: str) -> str:
-    """What the sentence of a task says of a column: `told`, `asked`, `named` where it does not say which, or nothing.
+    """What the sentence of a task says of a column: `told`, `asked`, `form`, `named` without a role, or nothing.
+
+    `form` is of a text that is written in some form: what is asked, unless that is another column.
 
     >>> [role_in(name, "Write the plural of the noun.") for name in ("plural", "noun", "id")]
     ['told', 'asked', '']
@@ -355,7 +358,9 @@ def _role_at(words: Sequence[str], start: int, end: int) -> str:
         return ""
     cue, after = words[before], words[end] if end < len(words) else ""
     if cue in _WRITTEN:
-        return "asked" if after in _FORMS else "told"
+        return "form" if after in _FORMS else "told"
+    if cue == "with":
+        return "told" if before < 2 else "asked"
     if cue in _WRITTEN_ALONE:
         return "told" if before == start - 1 else "asked" if cue in _READ else ""
     if cue in _READ:
