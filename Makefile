@@ -27,7 +27,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health tables
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -106,6 +106,9 @@ bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds
 
 bench-cures: .venv/.ok ## planted mistakes of beginners, named and cured, on three seeds: an hour and a half
 	$(BIN)/python -m benchmarks.cures
+
+tables: .venv/.ok ## sixty everyday tables, and what podium init takes each of them for
+	$(BIN)/python -m benchmarks.tables
 
 health: .venv/.ok ## health monitors on real runs: false alarms and misses, half an hour
 	$(BIN)/python -m benchmarks.health

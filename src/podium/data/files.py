@@ -9,6 +9,7 @@ compression, encoding and the character between columns. `pandas` and `datasets`
 
 from __future__ import annotations
 
+import ast
 import bz2
 import contextlib
 import csv
@@ -388,7 +389,7 @@ def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int,
 
 
 def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
-    """Fields are text, empty ones null: guessed types make `007` a 7, and all answers `7.0` where one is missing.
+    """Fields are text or messages, empty ones null: guessed types make `007` a 7, answers `7.0` where one is missing.
 
     Columns without a name (an index, separators at the ends of lines) and lines without a field are left out.
     """
@@ -413,7 +414,22 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             fix = f'quote fields that hold {SEPARATORS.get(separator, separator)} in line {start}: "1{separator}5"'
             yield start, row_problem("D027", None, what, fix)
             continue
-        yield start, {name: field or None for name, field in zip(names, fields, strict=False) if name}
+        yield start, {name: _cell(field) for name, field in zip(names, fields, strict=False) if name}
+
+
+def _cell(field: str) -> Any:
+    """The text of a field, null where it is empty; a conversation where it is one, as JSON or as pandas writes it.
+
+    >>> _cell("[{'role': 'user', 'content': 'What is 1+1?'}]"), _cell("[1, 2]"), _cell("")
+    ([{'role': 'user', 'content': 'What is 1+1?'}], '[1, 2]', None)
+    """
+    if field.startswith("[{"):
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                turns = read(field)
+                if all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in turns):
+                    return turns
+    return field or None
 
 
 def _text_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:

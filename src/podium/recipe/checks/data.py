@@ -182,6 +182,22 @@ def turns(setup: Setup) -> Iterator[Finding]:
             yield warning(code="D044", what=what, why=why, fix=fix)
 
 
+def written_as_text(setup: Setup) -> Iterator[Finding]:
+    """Prompts that are the text of a list of messages, and not the list."""
+    for survey in _surveys(setup):
+        asked = (last_user_turn(row["prompt"]) for row in survey.examples if row.get("prompt"))
+        texts = [text for text in asked if _MESSAGES.match(text)]
+        if texts:
+            what = f"{survey.name}: {len(texts)} of {len(survey.examples)} prompts are the text of a list of messages, "
+            what += f"{excerpt(texts[0])}"
+            why = "the model is asked with brackets, roles and quotes in one message"
+            fix = "write the list itself, in a .jsonl file or as dataset.map(lambda row: "
+            fix += '{"prompt": json.loads(row["prompt"])})'
+            yield warning(code="D059", what=what, why=why, fix=fix)
+
+
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
+
 _INSTRUCT = re.compile(r"instruct|chat|[-_]it\b", re.IGNORECASE)
 """In the names of models that were trained on conversations."""
 

@@ -53,6 +53,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     data.shapes,
     data.turns,
     data.unasked_in_chat,
+    data.written_as_text,
     data.room,
     data.enough,
     data.streams,
