@@ -214,9 +214,10 @@ def test_two_models_by_category_and_on_a_second_set(cli: Cli, tmp_path: Path) ->
 def test_what_differs_besides_the_models_is_said(cli: Cli) -> None:
     one = said(cli, "eval model --recipe run.yaml --json --temperature 0.5")["completions"]
     other = said(cli, "eval model --recipe run.yaml --json --eval_rows 20 --greedy")["completions"]
-    code, _, err = cli(f"compare {one} {other}")
+    code, out, err = cli(f"compare {one} {other}")
     assert code == 0
-    assert "`greedy` differs, False and True" in err
+    assert "`greedy` differs" not in err
+    assert "Not the models alone were compared: `greedy` False and True" in out
     assert "10 prompts are left out: 10 only A has answered, 0 only B" in err
 
 

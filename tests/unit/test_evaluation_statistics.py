@@ -254,3 +254,12 @@ def test_other_rewards_are_not_compared() -> None:
         compare(one, other, names=NAMES)
     with pytest.raises(ConfigError, match=r"--by difficulty: no such column.* There are: none"):
         compare(one, one, names=NAMES, by="difficulty")
+
+
+def test_a_rise_under_other_settings_is_called_neither_better_nor_worse() -> None:
+    low, high = np.zeros(40), np.ones(40)
+    for a, b in ((low, high), (high, low)):
+        said = verdict(paired_difference(a, b), "accuracy", NAMES, differing=["`max_tokens` 3 and 60"])
+        assert said.startswith("Under different settings: accuracy")
+        assert "Not the models alone were compared: `max_tokens` 3 and 60." in said
+    assert verdict(paired_difference(low, high), "accuracy", NAMES).startswith("Better: ")

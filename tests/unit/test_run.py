@@ -13,6 +13,7 @@ import pytest
 import podium
 from podium.errors import DataError
 from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
+from podium.runs import checkpoint
 from podium.runs.environment import _hidden_flags
 from podium.runs.recording import FILES_TO_JOIN, RunFolder, rollout_rows
 from podium.runs.redaction import without_secrets
@@ -194,3 +195,48 @@ def test_a_damaged_list_of_stages_leads_nowhere(stages: Any, tmp_path: Path) -> 
     (tmp_path / "stages.json").write_text(json.dumps({"stages": stages}))
     assert Run.load(tmp_path).parts == ()
     assert Run.load(tmp_path).history == ()
+
+
+def test_a_damaged_record_is_read_as_far_as_it_goes_or_said(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1}\n{"step": 2, "values": {"reward": 1}}\n{"step": "x", "values": {}}\n{"step": 3, "values": [1]}\n'
+    )
+    (tmp_path / "findings.jsonl").write_text('{"code": "M101", "what": "half a pair: \\ud800"}\n')
+    assert [(each.step, each.values) for each in Run.load(tmp_path).history] == [(2, {"reward": 1.0})]
+    assert len(Run.load(tmp_path).metrics) == 1
+    assert list(Run.load(tmp_path).findings["what"]) == ["half a pair: ?"]
+    for broken in (b"a: [", b"\xff\xfe\xff"):
+        (tmp_path / "config.yaml").write_bytes(broken)
+        with pytest.raises(DataError, match=r"config.yaml cannot be read"):
+            _ = Run.load(tmp_path).config
+
+
+STORED = (
+    "model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "podium_state.json",
+    "trainer_state.json",
+)
+
+
+def stored(folder: Path, names: tuple[str, ...]) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("{}")
+    checkpoint.write_manifest(folder)
+    return folder
+
+
+def test_a_manifest_names_every_file_that_resuming_needs(tmp_path: Path) -> None:
+    assert checkpoint.damage(stored(tmp_path / "checkpoint-1", STORED)) is None
+    weights_alone = ("model.safetensors", "trainer_state.json")  # `save_only_model`
+    assert checkpoint.damage(stored(tmp_path / "checkpoint-2", weights_alone)) is None
+    for step, lost in enumerate(STORED[1:], 3):
+        names = tuple(name for name in STORED if name != lost)
+        wrong = checkpoint.damage(stored(tmp_path / f"checkpoint-{step}", names))
+        assert wrong is not None
+        assert lost.split(".")[0] in wrong
+    (tmp_path / "checkpoint-1" / "manifest.json").write_text('{"files": {}}')
+    assert checkpoint.damage(tmp_path / "checkpoint-1") == "its manifest.json does not name any file"

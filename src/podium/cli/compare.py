@@ -182,10 +182,11 @@ def _compared(pair: tuple[Saved, Saved], by: str | None) -> Comparison:
     names = (a.settings.model, b.settings.model)
     if names[0] == names[1]:
         names = (f"{names[0]}, {a.path.stem}", f"{names[1]}, {b.path.stem}")
-    return compare_scores(a.scores(), b.scores(), names=names, by=by)
+    return compare_scores(a.scores(), b.scores(), names=names, by=by, differing=a.differing(b))
 
 
-_SHOULD_AGREE = ("data", "num_completions", "greedy", "temperature", "max_tokens", "seed", "engine", "products")
+_SHOULD_AGREE = ("data", "num_completions", "seed", "engine", "products")
+"""Settings that do not turn the verdict; those that do are in it."""
 
 
 def _notes(a: Saved, b: Saved, comparison: Comparison) -> Iterator[str]:

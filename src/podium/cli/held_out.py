@@ -17,6 +17,7 @@ from podium.evaluation.held_out import evidence
 from podium.evaluation.saved import EvalSettings, save, write_json
 from podium.records import ScoredGroup
 from podium.runs import run
+from podium.runs.environment import reward_source
 from podium.trainer.rollouts import EVALUATION
 from podium.trainer.settings import call_settings, sampling_settings
 
@@ -86,6 +87,7 @@ def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: 
         names=measured.names_K,
         weights=tuple(map(float, measured.weights_K)),
         accuracy=measured.accuracy,
+        code=tuple(reward_source(reward).get("sha256", "") for reward in parts.rewards),
         products="" if rounded is None else "bfloat16" if rounded else "float32",
         **how(sampling, parts.engine),
     )

@@ -76,10 +76,13 @@ class Comparison:
         return self.verdict.startswith(("Better:", "Reward rose:"))
 
 
-def compare(a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | None = None) -> Comparison:
+def compare(
+    a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | None = None, differing: Sequence[str] = ()
+) -> Comparison:
     """B against A on the prompts that both have answered.
 
-    `by` is a column of the dataset, for differences by its values; None: `category`, where there is one. Raises
+    `by` is a column of the dataset, for differences by its values; None: `category`, where there is one. `differing`
+    says what else than the model was not the same: the verdict names it and judges neither model. Raises
     `ConfigError` for evaluations by other reward functions and for no such column, `DataError` for no common prompt.
     """
     _check_same_rewards(a, b)
@@ -96,7 +99,7 @@ def compare(a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | N
     return Comparison(
         names=names,
         metric=metric,
-        verdict=verdict(main, metric, names, b),
+        verdict=verdict(main, metric, names, b, differing=differing),
         main=main,
         mcnemar_p_value=None if a.accuracy is None else mcnemar_p_value(a.main_PG[:, 0], b.main_PG[:, 0]),
         numbers={name: paired_difference(of_a[name], of_b[name]) for name in of_a},
@@ -121,11 +124,19 @@ def pair(a_P: Sequence[str], b_P: Sequence[str]) -> tuple[list[int], list[int]]:
     return [i for i, _ in pairs], [j for _, j in pairs]
 
 
-def verdict(found: Difference, metric: str, names: tuple[str, str], b: EvalScores | None = None) -> str:
+def verdict(
+    found: Difference,
+    metric: str,
+    names: tuple[str, str],
+    b: EvalScores | None = None,
+    *,
+    differing: Sequence[str] = (),
+) -> str:
     """One sentence, which may be that no difference was shown, and reasons to doubt it.
 
     Args:
         b: the scores of the second model, for the signs in its completions and its baselines.
+        differing: settings under which the two were not evaluated alike.
     """
     doubts, strict, beside = ([], [], "") if b is None else _reasons(b)
     rise = found.shown and found.change.value > 0
@@ -142,6 +153,9 @@ def verdict(found: Difference, metric: str, names: tuple[str, str], b: EvalScore
             "No reward tells right from wrong, so whether the answers are better is not known: `accuracy: NAME`."
         )
     more += [f"Accuracy may be higher: {sign}." for sign in strict]
+    if differing:
+        more = [f"Not the models alone were compared: {'; '.join(differing)}.", *more]
+        head = "Under different settings"
     return " ".join([_verdict(found, metric, names, head), *more])
 
 

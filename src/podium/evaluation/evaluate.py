@@ -42,6 +42,7 @@ from podium.models.precision import release_free_memory, rounds_products
 from podium.records import Prompt, SamplingSettings, ScoredGroup
 from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
+from podium.runs.environment import reward_source
 from podium.runs.find_model import ModelSource
 from podium.trainer.assembly import Given, agents_of, engine_for, has_prompts, load_settings, prompt_builder
 from podium.trainer.config import GRPOConfig
@@ -206,6 +207,7 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
         names=tuple(reward.name for reward in task.rewards),
         weights=tuple(map(float, task.weights_K)),
         accuracy=task.accuracy,
+        code=tuple(reward_source(reward).get("sha256", "") for reward in task.rewards),
         products=task.args.product_precision if not kind_of(task.args.device).autocast else "",
         **how(sampling, loaded.engine),
     )

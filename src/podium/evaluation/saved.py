@@ -27,6 +27,10 @@ _TEXTS = ("prompt", "place", "row")
 """Columns that `scores` does not read."""
 
 
+_DECIDING = ("greedy", "temperature", "max_tokens")
+"""Settings by which one and the same model scores otherwise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
     """Settings of an evaluation that two of them must share to be compared fairly."""
@@ -46,6 +50,8 @@ class EvalSettings:
     engine: str
     products: str
     """Precision of matrix products on a CPU; empty elsewhere."""
+    code: tuple[str, ...] = ()
+    """sha256 of each reward function's file, empty where it has none; no entry in files of earlier versions."""
 
 
 def save(path: Path, settings: EvalSettings, parts: Iterable[Sequence[ScoredGroup]]) -> None:
@@ -91,8 +97,16 @@ class Saved:
         if _KEY not in metadata:
             raise DataError(f"{path} is a Parquet file, but no evaluation; `podium eval` writes those.")
         fields = json.loads(metadata[_KEY])
-        listed = {name: tuple(fields[name]) for name in ("names", "weights")}
+        listed = {name: tuple(fields.get(name, ())) for name in ("names", "weights", "code")}
         return cls(path=path, settings=EvalSettings(**{**fields, **listed}))
+
+    def differing(self, other: Saved) -> list[str]:
+        """Settings, with both values, that make another evaluation one of something else than another model."""
+        ours, theirs = self.settings, other.settings
+        pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in _DECIDING}
+        found = [f"`{name}` {a} and {b}" for name, (a, b) in pairs.items() if a != b]
+        code = zip(ours.names, ours.code, theirs.code, strict=False)
+        return found + [f"the code of `{name}` has changed between them" for name, a, b in code if a and b and a != b]
 
     def scores(self) -> EvalScores:
         """Its numbers."""

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,15 +148,39 @@ def damage(folder: Path) -> str | None:
         expected = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {MANIFEST} cannot be read"
+    return next(_damaged(folder, expected), None)
+
+
+def _damaged(folder: Path, expected: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    """Differences of a folder from its manifest, which gives size and sha256 by name."""
+    if unnamed := _unnamed(folder, expected):
+        yield f"its {MANIFEST} does not name {unnamed}"
     for name, (size, digest) in expected.items():
         path = folder / name
         if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size:,} bytes where {size:,} were written"
-        if _sha256(path) != digest:
-            return f"{name} has other contents than were written (sha256)"
-    return None
+            yield f"{name} is missing"
+        elif path.stat().st_size != size:
+            yield f"{name} has {path.stat().st_size:,} bytes where {size:,} were written"
+        elif _sha256(path) != digest:
+            yield f"{name} has other contents than were written (sha256)"
+
+
+_RESUMED = ("optimizer", "scheduler", "rng_state")
+"""Beginnings of the files that a checkpoint has together, or, with `save_only_model`, not at all."""
+
+
+def _unnamed(folder: Path, names: Collection[str]) -> str | None:
+    """A file that every folder of this kind holds and its manifest does not name; None: all are named."""
+    if not names:
+        return "any file"
+    if not folder.name.startswith(PREFIX) or any(name.startswith("global_step") for name in names):  # DeepSpeed's own
+        return None
+    if "trainer_state.json" not in names:
+        return "trainer_state.json"
+    missing = [part for part in _RESUMED if not any(name.startswith(part) for name in names)]
+    own = {"podium_state.json", "sft_state.json"} & {*names}
+    missing += [] if own else ["podium_state.json"]
+    return missing[0] if 0 < len(missing) <= len(_RESUMED) else None
 
 
 def checkpoints(folder: Path) -> list[Path]:

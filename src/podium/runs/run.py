@@ -131,7 +131,7 @@ class Run:
         if self.parts:
             return tuple(_renumbered(self.parts))
         values: dict[int, dict[str, float]] = {}
-        for line in _lines(self.folder / METRICS):
+        for line in _steps(self.folder / METRICS):
             values.setdefault(int(line["step"]), {}).update(
                 {name: math.nan if value is None else float(value) for name, value in line["values"].items()}
             )
@@ -144,7 +144,7 @@ class Run:
 
         files = [(part.offset, part.run.folder / METRICS) for part in self.parts] or [(0, self.folder / METRICS)]
         times = {
-            offset + int(line["step"]): line.get("time", math.nan) for offset, path in files for line in _lines(path)
+            offset + int(line["step"]): line.get("time", math.nan) for offset, path in files for line in _steps(path)
         }
         rows = [{"step": each.step, "time": times[each.step], **each.values} for each in self.history]
         return pd.DataFrame(rows, columns=None if rows else ["step", "time"])
@@ -192,7 +192,11 @@ class Run:
         import yaml
 
         path = self.folder / CONFIG
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+        try:
+            given = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            what = f"{path} cannot be read: {' '.join(str(error).split())}."
+            raise DataError(what, fix="Restore it, or remove it: the record is readable without.") from error
         return given if isinstance(given, dict) else {}
 
     @cached_property
@@ -277,6 +281,14 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             yield from filter(None, map(json_object, file))
 
 
+def _steps(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The lines of a file of metrics that have a step and numbers; others are left out."""
+    for line in _lines(path):
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            values = {str(name): None if x is None else float(x) for name, x in line["values"].items()}
+            yield {**line, "step": int(line["step"]), "values": values}
+
+
 def _json(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         return json_object(path.read_text(encoding="utf-8", errors="replace"))
@@ -287,6 +299,8 @@ def json_object(text: str) -> dict[str, Any]:
     """The object in a JSON text; empty if there is none."""
     try:
         value = json.loads(text)
+        if "\\ud" in text.casefold():  # half of a surrogate pair, which is no text
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
