@@ -29,6 +29,7 @@ from podium.recipe.schema import key_types
 from podium.rewards import LIBRARY
 from podium.rewards.registry import settings_of_reward
 from podium.runs.findings import codes
+from podium.runs.monitors import DETECTORS
 from podium.trainer.attributes import NOT_HERE
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import REFUSED
@@ -272,3 +273,20 @@ def test_the_skill_says_what_every_family_of_findings_asks_for() -> None:
     found = [[code for code in codes() if low <= code <= high] for low, high in ranges]
     assert all(found), "a row without a code"
     assert sorted(code for row in found for code in row) == sorted(codes())
+
+
+def test_the_front_matter_of_the_skill_is_yaml() -> None:
+    """As programs that load skills read it: two lines of dashes, and plain keys between them."""
+    before, front, rest = re.split(r"^---$", BY_NAME["SKILL.md"], maxsplit=2, flags=re.MULTILINE)
+    assert (before, rest[:4]) == ("", "\n\n# ")
+    matter = yaml.safe_load(front)
+    assert matter.keys() == {"name", "description"}
+    assert re.fullmatch(r"[a-z0-9-]{1,64}", matter["name"])
+    assert 0 < len(matter["description"]) <= 1024
+
+
+def test_the_number_of_detectors_is_that_of_the_table() -> None:
+    said = {name: re.findall(r"(\w+) detectors (?:watch|look|and ranks)", text) for name, text in BY_NAME.items()}
+    said = {name: numbers for name, numbers in said.items() if numbers}
+    assert set(said) == {"README.md", "guide.md", "health.md"}
+    assert {number for numbers in said.values() for number in numbers} == {str(len(DETECTORS))}
