@@ -122,21 +122,29 @@ def test_findings_are_said_recorded_and_tracked(make_trainer: Callable, caplog: 
     assert examine(trainer.args.output_dir).issues[0].finding.code == "M102"
 
 
-@pytest.mark.parametrize("settings", [{"strict": True}, {"on_finding": {"M102": "stop"}}])
-def test_a_finding_stops_the_run_with_a_checkpoint(make_trainer: Callable, settings: dict[str, Any]) -> None:
-    trainer = make_trainer(one, max_steps=9, **settings)
+def test_a_finding_stops_the_run_with_a_checkpoint(make_trainer: Callable) -> None:
+    trainer = make_trainer(one, max_steps=9, on_finding={"M102": "stop"})
     trainer.train()
     assert trainer.state.global_step == 3
     assert trainer.health.decision == "stop"
     assert (Path(trainer.args.output_dir) / "checkpoint-3/trainer_state.json").is_file()
 
 
-def test_what_is_ignored_does_not_stop(make_trainer: Callable) -> None:
-    trainer = make_trainer(
-        one, max_steps=4, strict=True, on_finding={"M102": "ignore", "M101": "ignore", "M141": "ignore"}
-    )
+@pytest.mark.parametrize(("wish", "steps"), [({}, 3), ({"M138": "ignore"}, 4)])
+def test_strict_stops_at_an_error_that_is_not_ignored(make_trainer: Callable, wish: Any, steps: int) -> None:
+    """There are gradients, and no weight moves; the warnings of the same run (M102) end nothing."""
+    trainer = make_trainer(max_steps=4, strict=True, on_finding=wish)
+    trainer.create_optimizer()
+    trainer.optimizer.step = lambda *_, **__: None
+    trainer.train()
+    assert trainer.state.global_step == steps
+
+
+def test_strict_does_not_stop_at_a_warning(make_trainer: Callable) -> None:
+    trainer = make_trainer(one, max_steps=4, strict=True)
     trainer.train()
     assert trainer.state.global_step == 4
+    assert "M102" in podium.Run.load(trainer.args.output_dir).findings["code"].tolist()
 
 
 def test_a_finding_sends_the_run_back_to_a_healthy_checkpoint(make_trainer: Callable) -> None:

@@ -153,12 +153,17 @@ def test_only_judgements_are_overruled(code: str, left: str) -> None:
 
 def test_strict_and_a_monitor(make_trainer: Callable, caplog: pytest.LogCaptureFixture) -> None:
     """A stop by `strict` prints the line; with it the run goes on, and the finding stays as a warning."""
-    broken = {"learning_rate": 1.0, "optim": "adamw_torch", "max_steps": 12, "strict": True}
-    trainer = make_trainer(**broken)
-    trainer.train()
+
+    def frozen(**settings: Any) -> Any:
+        trainer = make_trainer(max_steps=4, strict=True, **settings)
+        trainer.create_optimizer()
+        trainer.optimizer.step = lambda *_, **__: None
+        trainer.train()
+        return trainer
+
+    trainer = frozen()
     assert trainer.health.decision == "stop"
     [code] = {finding.code for finding in trainer.health.found if finding.severity == "error"}
     assert overrule(code) in caplog.text
-    trainer = make_trainer(**broken, on_finding={code: "ignore"})
-    trainer.train()
+    trainer = frozen(on_finding={code: "ignore"})
     assert [f.severity for f in trainer.health.found if f.code == code] == ["warning"]

@@ -99,7 +99,7 @@ def _issues(run: Run) -> list[Issue]:
     found = diagnose(run.history, rounds_of(run), run_settings(run.environment))
     for other in (Finding(**row) for row in run.findings.to_dict("records") if row["code"] not in DETECTORS):
         at = _whole(other.step) or 0
-        found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, in_a_row=1, said=other.severity))
+        found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, said=other.severity))
     return found
 
 

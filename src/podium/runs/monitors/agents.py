@@ -90,7 +90,6 @@ def no_calls(history: MetricHistory) -> Detection | None:
         return None  # M175: they are written, and not as the template has them
     fell = f"; it was {max(before):.1f} a completion" if max(before) > 10 * NO_CALLS else ""
     return Detection(
-        severity="error",
         what=f"No completion calls a tool: {mean(calls):.2g} calls a completion over {WINDOW} steps{fell}.",
         why="A call that is never sampled is never rewarded, so it is not learnt: the policy answers without.",
         fix="Show a call in the prompt (a worked example), name the tools in the system message, or reward a "
@@ -106,7 +105,6 @@ def only_calls(history: MetricHistory) -> Detection | None:
         return None
     turns = mean(np.array([len(e.turns) for e in endless]))
     return Detection(
-        severity="error",
         what=f"{percent(len(endless) / len(episodes))} of completions end in a call and never answer, after "
         f"{turns:.1f} turns of calls on average, {_over(len(episodes))}.",
         why="An answer that is never given gets no reward; where calls are paid, calling on is what was learnt.",
@@ -127,7 +125,6 @@ def unknown_names(history: MetricHistory) -> Detection | None:
     near = {name: match[0] for name in unknown if (match := get_close_matches(name, known, n=1))}
     meant = "".join(f"; `{near[name]}` is there" for name in list(unknown)[:1] if name in near)
     return Detection(
-        severity="error" if share > 0.5 else "warning",
         what=f"{percent(share)} of {len(calls)} calls are of tools that do not exist: {some(listed, 3)}{meant}.",
         why="The model calls what it knows from elsewhere, or from an example in the prompt with other names.",
         fix="Give the tools the names that the model calls, or correct the names in the prompt and its examples.",
@@ -143,7 +140,6 @@ def same_call(history: MetricHistory) -> Detection | None:
     worst = max(stuck, key=_most_in_a_row)
     call = max((_key(c) for c in worst.calls), key=[_key(c) for c in worst.calls].count)
     return Detection(
-        severity="error" if len(stuck) > 0.7 * len(episodes) else "warning",
         what=f"{percent(len(stuck) / len(episodes))} of completions with {SAME_IN_A_ROW} calls or more repeat one that "
         f"has just given the same result, up to {_most_in_a_row(worst)} times in a row: {clean(call[0])[:80]}.",
         why="Its result does not help, or the policy does not read it: an error that names no cure, or an empty list.",
@@ -173,7 +169,6 @@ def void_turns(history: MetricHistory) -> Detection | None:
     example = repr(clean(content_of((malformed or [void[0][1]])[0].message))[:80])
     kinds = f"{len(malformed)} of {len(void)} are calls that cannot be parsed, as {example}"
     return Detection(
-        severity="error" if share > 0.6 else "warning",
         what=f"{percent(share)} of completions have a turn that is neither a call nor an answer, "
         f"{_over(len(episodes))}: {kinds if malformed else 'all of these are empty'}.",
         why="Such turns are improbable tokens with large gradients, from which runs with tools have collapsed "
@@ -192,7 +187,6 @@ def inaction_pays(history: MetricHistory) -> Detection | None:
     early, late = found
     acts = "calls" if early.calls > 2 * late.calls else "turns"
     return Detection(
-        severity="error",
         what=f"The policy has stopped acting: {acts} a completion fell from {getattr(early, acts):.1f} to "
         f"{getattr(late, acts):.1f} while the spread of rewards in a group fell from {early.spread:.2g} to "
         f"{late.spread:.2g}, at a mean reward of {late.reward:.2g} (its best was {_best(history):.2g}).",
@@ -235,7 +229,6 @@ def right_without_tools(history: MetricHistory) -> Detection | None:
         return None
     beside = f", with a call {percent(with_call.mean())}" if len(with_call) else ""
     return Detection(
-        severity="warning",
         what=f"The tools are not needed: without a call {percent(without.mean())} of {len(without)} completions are "
         f"right{beside}.",
         why="Where the answer is known, or can be read in the prompt, a call earns nothing and is unlearnt.",
@@ -261,7 +254,6 @@ def slow_tools(history: MetricHistory) -> Detection | None:
     which = f"; `{clean(slowest)[:40]}` takes {np.mean(seconds[slowest]):.2g} s a call" if slowest else ""
     which += f", and {late} calls reached the time limit" if late else ""
     return Detection(
-        severity="warning",
         what=f"Tools are slower than the model: {waited / len(turns):.2g} s a turn are spent waiting for them and "
         f"{drew / len(turns):.2g} s on drawing its tokens{which}.",
         why="Rows whose tools have not answered do not decode, and a round ends with its slowest episode.",
@@ -280,7 +272,6 @@ def results_cut(history: MetricHistory) -> Detection | None:
     changes = {"max_tool_result_tokens": int(limit + np.quantile(lost, 0.9))} if limit else {}
     room = f"set {as_lines(changes)}" if changes else "raise max_tool_result_tokens"
     return Detection(
-        severity="warning",
         what=f"{percent(len(cut) / len(calls))} of {len(calls)} results are cut off, by {np.median(lost):.0f} tokens "
         f"in the middle one: {some([f'`{name}` ({count})' for name, count in names.most_common()], 3)}.",
         why="What was cut off may be the answer that the policy has called for.",
@@ -298,7 +289,6 @@ def prompts_differ(history: MetricHistory) -> Detection | None:
     if share <= 0.1:
         return None
     return Detection(
-        severity="warning",
         what=f"In {percent(share)} of {len(differ)} groups the completions have different prompts.",
         why="`reset` draws by chance. A group's rewards are compared with their mean: where tasks differ, the luck of "
         "an easy one counts as merit.",
@@ -321,7 +311,6 @@ def failures_stay(history: MetricHistory) -> Detection | None:
     messages = Counter(clean(str(call.content))[:80] for call in failed)
     common = f", most often {messages.most_common(1)[0][0]}" if messages else ""
     return Detection(
-        severity="warning",
         what=f"Failures do not fall: {percent(early)} of calls failed at first and {percent(late)} do now, after "
         f"{len(failures)} rounds{common}.",
         why="Failing costs nothing, or the error does not say what a right call is.",

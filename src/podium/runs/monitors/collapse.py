@@ -104,7 +104,7 @@ def duplicates(history: MetricHistory) -> Detection | None:
     if not narrowed:
         changes = _sampling_cure(history) if sampled else {**_sampling_cure(history), **history.settings.slower(3)}
     return Detection(
-        severity="note" if better else "error" if share >= 0.95 else "warning",
+        severity="note" if better else "warning",
         what=f"{percent(share)} of completions repeat another of their group, over {len(shares)} rounds"
         + (f", although the policy is unsure (entropy {entropy:.2f} nats a token)." if sampled else "."),
         why="Completions are not sampled but chosen: the likeliest token, or one random number for all."
@@ -131,7 +131,6 @@ def too_cold(history: MetricHistory) -> Detection | None:
     if same < 0.4 and not flat > 0.5:
         return None
     return Detection(
-        severity="error",
         what=f"At temperature {temperature:g}, {percent(same)} of completions repeat another of their group, and "
         f"{percent(flat)} of groups have equal rewards.",
         why="Below about 0.3 nearly always the likeliest token is drawn, so there is nothing to compare.",
@@ -148,7 +147,7 @@ def entropy_collapse(history: MetricHistory) -> Detection | None:
     reward_early, reward_late = history.change("reward", 3)
     changes = {**history.settings.slower(3), "epsilon_high": 0.28}
     return Detection(
-        severity="error" if reward_late <= reward_early else "note",
+        severity="warning" if reward_late <= reward_early else "note",
         what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from {reward_early:.3f} "
         f"to {reward_late:.3f}.",
         why="A policy that is sure writes the same again and again: equal rewards, no advantage, no learning.",
@@ -164,7 +163,6 @@ def entropy_explodes(history: MetricHistory) -> Detection | None:
         return None
     changes = {**history.settings.slower(10), "max_grad_norm": 0.2, **history.settings.tempered(late)}
     return Detection(
-        severity="error" if late > 5 else "warning",
         what=f"Entropy rose from {early:.2f} to {late:.2f} nats a token (as of {np.exp(late):,.0f} equal tokens).",
         why="Steps are too large: the model forgets how to write.",
         fix=f"{slowed(changes, 10)}; next beta: 0.04.",
@@ -182,7 +180,6 @@ def repetition(history: MetricHistory) -> Detection | None:
         return None
     changes = history.settings.slower(3)
     return Detection(
-        severity="error" if late > 0.7 else "warning",
         what=f"{percent(late)} of four-word sequences repeat in their completion ({percent(early)} at first).",
         why="The policy loops: long texts are rewarded, or it has been damaged by large steps.",
         fix=f"{slowed(changes, 3)}; add a repetition penalty reward, or lower max_completion_length.",

@@ -17,7 +17,6 @@ from podium.runs.monitors.history import MetricHistory
 class Detection(NamedTuple):
     """A finding before it has a code and a step."""
 
-    severity: Severity
     what: str
     """One sentence with the evidence in numbers."""
     why: str
@@ -25,6 +24,9 @@ class Detection(NamedTuple):
     """The setting to change."""
     changes: Mapping[str, Any] = MappingProxyType({})
     """The changed settings, as in `podium.records.Finding`."""
+    severity: Severity = "warning"
+    """A threshold or a trend gives a warning at most; an error is a fact: numbers that are not finite (M131), weights
+    that do not move under a gradient (M138)."""
 
 
 Detector: TypeAlias = Callable[[MetricHistory], Detection | None]

@@ -10,8 +10,8 @@ from podium.errors import as_lines
 from podium.runs.monitors.detection import Detection, mean, percent, slowed, trend
 from podium.runs.monitors.history import MetricHistory, usual_rate
 
-TOO_FAR = {False: (0.006, 0.02), True: (0.08, 0.16)}
-"""By whether an adapter is trained: change of the weights in one step, relative to their size, that warns and errs."""
+TOO_FAR = {False: 0.006, True: 0.08}
+"""By whether an adapter is trained: change of the weights in one step, relative to their size, that is much."""
 
 TOO_LITTLE = {False: 5e-7, True: 5e-6}
 """By the same: change below which a run of ordinary length goes nowhere."""
@@ -49,7 +49,6 @@ def kl_explodes(history: MetricHistory) -> Detection | None:
         return None
     changes = {**history.settings.slower(10), "max_grad_norm": 0.2}
     return Detection(
-        severity="error" if now > 1.0 else "warning",
         what=f"KL divergence from the reference is {now:.2f} nats a token; at first it was {mean(kl[:2]):.3f}.",
         why="Steps are too large for beta to hold the policy back; beyond 0.5 it no longer writes as it was taught.",
         fix=f"{slowed(changes, 10)}; or raise beta (now {history.settings.beta or 0:g}).",
@@ -64,7 +63,6 @@ def clips_much(history: MetricHistory) -> Detection | None:
         return None
     changes = history.settings.slower(3)
     return Detection(
-        severity="warning",
         what=f"{percent(mean(share))} of token ratios are clipped, over {len(share)} steps.",
         why="The policy moves far while one round is trained on, and clipped tokens carry no gradient.",
         fix=f"{slowed(changes, 3)}; or lower num_iterations or steps_per_generation.",
@@ -111,7 +109,6 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
         )
         fix += "at the run's temperature, before any filter; or None."
     return Detection(
-        severity="error" if mean(gap) > 0.5 else "warning",
         what=f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training.",
         why="The sampler has other weights, precision or template than the trainer, so gradients are biased.",
         fix=fix,
@@ -127,17 +124,16 @@ def _rate(rate: float) -> dict[str, Any]:
 def steps_too_large(history: MetricHistory) -> Detection | None:
     """M136: a step changes the weights by a large share of themselves."""
     moved, rates = history.series("health/update_ratio", last=50), history.series("learning_rate", last=50)
-    warns, errs = TOO_FAR[history.settings.adapter]
-    if len(moved) < 2 or not np.isfinite(moved).any() or np.nanmax(moved) < warns:
+    much = TOO_FAR[history.settings.adapter]
+    if len(moved) < 2 or not np.isfinite(moved).any() or np.nanmax(moved) < much:
         return None
     size, rate = float(np.nanmax(moved)), float(np.nanmax(rates)) if np.isfinite(rates).any() else np.nan
     flat = history.series("frac_reward_zero_std")
     ruined = mean(flat[-3:]) > 0.95 and flat[0] < 0.9
-    changes = _rate(rate * warns / size / 10)
+    changes = _rate(rate * much / size / 10)
     return Detection(
-        severity="error" if size > errs or ruined else "warning",
         what=f"One step changed the weights by {100 * size:.1f} % of their size, at learning rate {rate:.1e}"
-        + ("; since then all groups have equal rewards." if ruined else f"; {100 * warns:.1f} % is much."),
+        + ("; since then all groups have equal rewards." if ruined else f"; {100 * much:.1f} % is much."),
         why="Such steps overwrite what the model knows faster than rewards can tell what to keep.",
         fix=f"Set {as_lines(changes) or 'a lower learning_rate'}.",
         changes=changes,
@@ -158,7 +154,6 @@ def steps_too_small(history: MetricHistory) -> Detection | None:
     share = mean(history.series("health/moved_share", last=10))
     lost = share < 0.5
     return Detection(
-        severity="error" if size < 0.5 * little else "warning",
         what=f"Each step changes the weights by {size:.1e} of their size, at learning rate {rate:.1e}"
         + (f"; only {percent(share)} of weights change at all." if lost else "."),
         why="The weights' precision swallows such updates."
@@ -179,7 +174,7 @@ def weights_frozen(history: MetricHistory) -> Detection | None:
     norm = mean(np.array([row.get("grad_norm", np.nan) for row in signal]))
     what = "adapter" if history.settings.adapter else "weights"
     return Detection(
-        severity="error",
+        severity="error" if norm > 0 else "warning",  # without a gradient nothing had to move
         what=f"The {what} did not move in {len(signal)} steps with signal in their groups (gradient norm {norm:.3g}).",
         why="The optimizer holds other parameters than the model trains (it was made before the adapter was added), or "
         "gradients are stopped on their way."
@@ -196,7 +191,6 @@ def adapter_rate_low(history: MetricHistory) -> Detection | None:
         return None
     changes = _rate(usual_rate(history.settings.num_parameters, adapter=True))
     return Detection(
-        severity="warning",
         what=f"learning_rate is {rate:.1e} with a LoRA adapter.",
         why="Adapters need about ten times the rate of full fine-tuning: few weights do the work.",
         fix=f"Set {as_lines(changes)}.",

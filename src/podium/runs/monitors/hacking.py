@@ -35,7 +35,6 @@ def held_out_falls(history: MetricHistory) -> Detection | None:
         return None
     changes = history.settings.best_kept
     return Detection(
-        severity="warning",
         what=f"The training reward rose by {gained:.3f}, the held-out reward fell by {lost:.3f} over {len(held_out)} "
         "evaluations.",
         why="The policy learns the training prompts, or a weakness of the reward, instead of the task.",
@@ -54,7 +53,6 @@ def held_back_falls(history: MetricHistory) -> Detection | None:
         watched = history.series(f"rewards/{name}/mean", last=60)
         if not weight and len(watched) >= 20 and trend(watched) < -2.5:
             return Detection(
-                severity="warning",
                 what=f"The reward rose to {mean(reward[-5:]):.3f}, while {name} (weight 0, only watched) fell from "
                 f"{mean(watched[:5]):.3f} to {mean(watched[-5:]):.3f}.",
                 why="What is paid for is won at the cost of what is wanted: the usual picture of a hacked reward.",
@@ -78,7 +76,6 @@ def pays_for_length(history: MetricHistory) -> Detection | None:
     if abs(r) < 0.9:
         return None
     return Detection(
-        severity="error" if abs(r) > 0.95 else "warning",
         what=f"Reward is length: in the median of {len(telling[unit])} groups it correlates {r:.2f} with the number of "
         f"{unit}, over {len(rounds)} rounds.",
         why=f"{'Longer' if r > 0 else 'Shorter'} completions are paid whatever they say, so that is what is learnt.",
@@ -113,7 +110,6 @@ def pays_for_a_phrase(history: MetricHistory) -> Detection | None:
         r = correlation(np.concatenate([view.within(x) for view, x in zip(rounds, has, strict=True)]), reward)
         if r > 0.8:
             return Detection(
-                severity="warning",
                 what=f"Reward is a phrase: '{phrase}', in {percent(count / total)} of completions and in no prompt, "
                 f"correlates {r:.2f} with the reward within groups.",
                 why="The policy has found words that a reward function or model likes, whatever else is written.",
@@ -130,9 +126,7 @@ def differs_on_the_same(history: MetricHistory) -> Detection | None:
         if len(spread) < LEAST_EQUALS or len(differ) < 0.2 * len(spread):
             continue
         size = float(np.ptp(history.rewards(k)))
-        large = float(np.mean(spread)) > 0.1 * size
         return Detection(
-            severity="error" if large else "warning",
             what=f"{name} does not repeat: {len(differ)} of {len(spread)} texts that stand twice or more in a group "
             f"got different rewards, {np.mean(differ):.2g} apart on average (all its rewards span {size:.2g}).",
             why="What is drawn by chance, or depends on the order of a batch, teaches nothing about the text.",
@@ -178,7 +172,6 @@ def pays_for_the_prompt(history: MetricHistory) -> Detection | None:
         else f"{percent(whole)} of the completions with the highest reward copy it"
     )
     return Detection(
-        severity="error" if r > 0.9 else "warning",
         what=f"Reward is the prompt: {said}, as in {example[:80]!r}.",
         why="Copying the question is the easiest way to such a reward, so that is what is learnt.",
         fix="Take the prompt's own words out before the completion is scored; pay for what the prompt does not hold.",
@@ -258,10 +251,8 @@ def _detected(
     rows = [str(row) for row in rows_of(history, sign)]
     where = f" (row{'s' * (len(rows) > 1)} {', '.join(rows)})" if rows else ""
     reward = mean(history.series("reward", last=3))
-    flat = mean(history.series("frac_reward_zero_std", last=3)) > 0.9
     changes = history.settings.slower(3) if sign.kind in slower else {}
     return Detection(
-        severity="error" if flat else "warning",
         what=f"{sign.what}{where}, over 3 rounds; the reward is {reward:.3f}.",
         why=why,
         fix=f"{slowed(changes, 3)}. {fix}" if sign.kind in slower else fix,

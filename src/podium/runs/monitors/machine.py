@@ -22,7 +22,6 @@ def memory_creeps(history: MetricHistory) -> Detection | None:
         # Allocators give back and take again by hundreds of megabytes, so the rise has to be large and sure.
         if trend(used) > 2.6 and certainty > 4 and grown > 0.06 * used[0] and per_step > 4e6:
             return Detection(
-                severity="error" if grown > 0.12 * used[0] else "warning",
                 what=f"Memory of {where} grows by {per_step / 1e6:.0f} MB a step: by {grown / 1e9:.2f} to "
                 f"{used[-1] / 1e9:.2f} GB in {len(used)} steps.",
                 why="Something keeps what each step makes: a reward function or callback that appends to a list, "
@@ -54,7 +53,6 @@ def speed_falls(history: MetricHistory) -> Detection | None:
     if late > 0.5 * early or trend(speed) > -3:
         return None
     return Detection(
-        severity="warning",
         what=f"Speed fell from {early:,.0f} to {late:,.0f} tokens a second.",
         why="Completions have become longer, another program uses the machine, or memory is swapped.",
         fix="Compare the time/... metrics of early and late steps; see also M161.",
@@ -75,7 +73,6 @@ def slow_reward(history: MetricHistory) -> Detection | None:
     slowest = max(each, key=lambda name: each[name], default="")
     name = slowest.removeprefix("time/reward/").removesuffix("_seconds")
     return Detection(
-        severity="warning",
         what=f"Reward functions take {percent(share)} of a step: {seconds:.1f} s each round"
         + (f", most of it {name} ({each[slowest]:.1f} s)." if each else "."),
         why="They call something slow (a model, a sandbox, the network, `sleep`) one completion after the other.",

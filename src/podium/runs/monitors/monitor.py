@@ -42,70 +42,68 @@ class DetectorRow(NamedTuple):
     detect: Detector
     rank: int
     """Among findings of one severity the lowest rank comes first: causes before their consequences."""
-    grows_after: int | None = None
-    """Steps in a row after which a note becomes a warning and a warning an error; None: never."""
 
 
 DETECTORS: Mapping[str, DetectorRow] = {
-    "M101": DetectorRow(signal.no_signal, 80, 20),
-    "M102": DetectorRow(signal.constant_reward, 30),
+    "M101": DetectorRow(signal.no_signal, 80),
+    "M102": DetectorRow(signal.constant_reward, 22),
     "M103": DetectorRow(signal.silent_reward, 32),
     "M104": DetectorRow(signal.reward_flat, 90),
-    "M105": DetectorRow(signal.one_reward_carries, 92, 60),
-    "M106": DetectorRow(signal.rewards_cancel, 26, 10),
+    "M105": DetectorRow(signal.one_reward_carries, 92),
+    "M106": DetectorRow(signal.rewards_cancel, 26),
     "M107": DetectorRow(signal.flipped_reward, 7),
-    "M108": DetectorRow(signal.one_prompt_dominates, 60, 20),
-    "M109": DetectorRow(signal.repeated_prompt, 6, 6),
+    "M108": DetectorRow(signal.one_prompt_dominates, 60),
+    "M109": DetectorRow(signal.repeated_prompt, 6),
     "M110": DetectorRow(signal.stuck_prompts, 94),
-    "M111": DetectorRow(signal.reward_falls, 50, 20),
-    "M112": DetectorRow(hacking.not_credited, 31, 20),
+    "M111": DetectorRow(signal.reward_falls, 50),
+    "M112": DetectorRow(hacking.not_credited, 31),
     "M121": DetectorRow(collapse.spread_vanishes, 70),
-    "M122": DetectorRow(collapse.duplicates, 22, 8),
+    "M122": DetectorRow(collapse.duplicates, 30),
     "M123": DetectorRow(collapse.too_cold, 4),
-    "M124": DetectorRow(collapse.entropy_collapse, 40, 20),
-    "M125": DetectorRow(collapse.repetition, 42, 20),
-    "M126": DetectorRow(collapse.entropy_explodes, 16, 10),
+    "M124": DetectorRow(collapse.entropy_collapse, 40),
+    "M125": DetectorRow(collapse.repetition, 42),
+    "M126": DetectorRow(collapse.entropy_explodes, 16),
     "M131": DetectorRow(drift.non_finite, 0),
-    "M132": DetectorRow(drift.kl_explodes, 10, 10),
-    "M133": DetectorRow(drift.clips_much, 46, 20),
+    "M132": DetectorRow(drift.kl_explodes, 10),
+    "M133": DetectorRow(drift.clips_much, 46),
     "M134": DetectorRow(drift.gradient_spikes, 72),
-    "M135": DetectorRow(drift.sampler_disagrees, 5, 10),
-    "M136": DetectorRow(drift.steps_too_large, 12, 20),
-    "M137": DetectorRow(drift.steps_too_small, 14, 20),
+    "M135": DetectorRow(drift.sampler_disagrees, 5),
+    "M136": DetectorRow(drift.steps_too_large, 12),
+    "M137": DetectorRow(drift.steps_too_small, 14),
     "M138": DetectorRow(drift.weights_frozen, 2),
     "M139": DetectorRow(drift.adapter_rate_low, 62),
-    "M141": DetectorRow(texts.truncated, 24, 20),
-    "M142": DetectorRow(texts.length_grows, 44, 20),
-    "M143": DetectorRow(texts.length_collapses, 48, 20),
-    "M144": DetectorRow(texts.empty, 28, 20),
-    "M145": DetectorRow(texts.wrong_language, 52, 20),
-    "M146": DetectorRow(texts.format_ignored, 18, 20),
-    "M147": DetectorRow(texts.beyond_the_end, 54, 40),
-    "M151": DetectorRow(hacking.held_out_falls, 34, 60),
-    "M152": DetectorRow(hacking.pays_for_length, 20, 10),
-    "M153": DetectorRow(hacking.pays_for_a_phrase, 36, 20),
-    "M154": DetectorRow(hacking.held_back_falls, 38, 40),
+    "M141": DetectorRow(texts.truncated, 24),
+    "M142": DetectorRow(texts.length_grows, 44),
+    "M143": DetectorRow(texts.length_collapses, 48),
+    "M144": DetectorRow(texts.empty, 28),
+    "M145": DetectorRow(texts.wrong_language, 52),
+    "M146": DetectorRow(texts.format_ignored, 18),
+    "M147": DetectorRow(texts.beyond_the_end, 54),
+    "M151": DetectorRow(hacking.held_out_falls, 34),
+    "M152": DetectorRow(hacking.pays_for_length, 20),
+    "M153": DetectorRow(hacking.pays_for_a_phrase, 36),
+    "M154": DetectorRow(hacking.held_back_falls, 38),
     "M155": DetectorRow(labels.answers_elsewhere, 8),
     "M156": DetectorRow(labels.suspicious_labels, 9),
     "M157": DetectorRow(hacking.differs_on_the_same, 3),
-    "M158": DetectorRow(hacking.pays_for_the_prompt, 13, 20),
-    "M159": DetectorRow(hacking.one_for_all, 21, 20),
-    "M160": DetectorRow(hacking.form_alone, 19, 20),
-    "M161": DetectorRow(machine.memory_creeps, 56, 12),
+    "M158": DetectorRow(hacking.pays_for_the_prompt, 13),
+    "M159": DetectorRow(hacking.one_for_all, 21),
+    "M160": DetectorRow(hacking.form_alone, 19),
+    "M161": DetectorRow(machine.memory_creeps, 56),
     "M162": DetectorRow(machine.speed_falls, 96),
     "M163": DetectorRow(machine.slow_reward, 58),
     "M171": DetectorRow(agents.no_calls, 25),
     "M172": DetectorRow(agents.only_calls, 23),
-    "M173": DetectorRow(agents.unknown_names, 11, 20),
-    "M174": DetectorRow(agents.same_call, 17, 20),
-    "M175": DetectorRow(agents.void_turns, 15, 20),
+    "M173": DetectorRow(agents.unknown_names, 11),
+    "M174": DetectorRow(agents.same_call, 17),
+    "M175": DetectorRow(agents.void_turns, 15),
     "M176": DetectorRow(agents.inaction_pays, 1),
     "M177": DetectorRow(agents.slow_tools, 57),
-    "M178": DetectorRow(agents.results_cut, 35, 20),
+    "M178": DetectorRow(agents.results_cut, 35),
     "M179": DetectorRow(agents.right_without_tools, 37),
     "M180": DetectorRow(agents.prompts_differ, 27),
     "M181": DetectorRow(agents.failures_stay, 33),
-    "M182": DetectorRow(agents.ended_by_limits, 29, 20),
+    "M182": DetectorRow(agents.ended_by_limits, 29),
 }
 """Every detector by its code; `podium explain CODE` shows the page of each."""
 
@@ -120,7 +118,6 @@ class Issue:
     last_step: int
     num_steps: int
     """Steps in which it was detected."""
-    in_a_row: int
     said: Severity
     """The severity it was last reported with."""
 
@@ -180,15 +177,11 @@ class Monitor:
         before = self.issues.get(code)
         recent = self._steps[-FORGET_AFTER - 2 :]
         gap = 0 if before is None else sum(each.step > before.last_step for each in recent)  # 1: detected a step ago
-        in_a_row = before.in_a_row + 1 if before is not None and gap <= 1 else 1
         finding = Finding(code=code, step=step, **{**detection._asdict(), "changes": dict(detection.changes)})
-        after = DETECTORS[code].grows_after
-        if after is not None and in_a_row >= after:
-            finding = dataclasses.replace(finding, severity=WORSE[finding.severity])
         level = SEVERITIES.index(finding.severity)
         if before is None:
             self.issues[code] = Issue(
-                finding=finding, first_step=step, last_step=step, num_steps=1, in_a_row=1, said=finding.severity
+                finding=finding, first_step=step, last_step=step, num_steps=1, said=finding.severity
             )
             return finding
         is_new = gap > FORGET_AFTER or level < SEVERITIES.index(before.said)
@@ -197,13 +190,9 @@ class Monitor:
             first_step=before.first_step,
             last_step=step,
             num_steps=before.num_steps + 1,
-            in_a_row=in_a_row,
             said=finding.severity if is_new else before.said,
         )
         return finding if is_new else None
-
-
-WORSE: Mapping[Severity, Severity] = {"note": "warning", "warning": "error", "error": "error"}
 
 
 def rank(finding: Finding) -> tuple[int, float]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from podium.algorithm.advantages import FLAT
 from podium.errors import as_lines
-from podium.records import Severity
 from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, slowed, some, trend
 from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signs import doubt_about
@@ -54,11 +53,7 @@ def no_signal(history: MetricHistory) -> Detection | None:
     said += f". {doubt}" if doubt else ""
     fix = "mend the reward first (M158, M159, M160)" if doubt else cure["right" if right > wrong else "wrong"]
     return Detection(
-        severity="error"
-        if mean(shares) >= 0.999 and right < SOLVED
-        else "warning"
-        if right < SOLVED or doubt
-        else "note",
+        severity="warning" if right < SOLVED or doubt else "note",
         what=f"In {percent(mean(shares))} of groups all rewards are equal{said}, over {len(shares)} steps.",
         why="An advantage compares completions of one prompt: where all are equal, nothing is learnt.",
         fix=fix if doubt else f"{fix}; dynamic_sampling: true replaces such groups.",
@@ -107,7 +102,6 @@ def constant_reward(history: MetricHistory) -> Detection | None:
         return None
     said = some([f"{name} = {x[0]:.4g}" for name, x in same.items()])
     return Detection(
-        severity="error" if alone else "warning",
         what=f"Constant reward: {said} for all of {len(next(iter(same.values())))} completions.",
         why="A reward that is the same whatever the model writes prefers nothing, so its advantages are all zero.",
         fix="Score a few different texts by hand: `podium sample RECIPE -n 4` shows each completion with each reward.",
@@ -125,7 +119,6 @@ def silent_reward(history: MetricHistory) -> Detection | None:
     right = int(np.nansum(contains))
     missed = alone and right >= max(3, MISSED * len(contains))
     return Detection(
-        severity="error" if alone else "warning",
         what=f"Never fired: {some(list(silent))} gave 0 to all of {len(next(iter(silent.values())))} completions"
         + (f", although {right} contain their row's answer." if missed else "."),
         why="The function does not accept right answers: white space, a form that it wants, another column."
@@ -184,7 +177,6 @@ def reward_falls(history: MetricHistory) -> Detection | None:
     if z > -2.6 or drop < 2 * float(np.nanstd(np.diff(reward))) / np.sqrt(3):
         return None
     return Detection(
-        severity="warning",
         what=f"The reward falls: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} "
         f"(Mann-Kendall z = {z:.1f}).",
         why="Steps are so large that the policy is damaged, or the weight of a reward has the wrong sign.",
@@ -236,7 +228,6 @@ def rewards_cancel(history: MetricHistory) -> Detection | None:
         left = float(np.nanstd(x + y)) / max(np.nanstd(x), np.nanstd(y), 1e-12)
         if r < -0.8 and left < 0.5:
             return Detection(
-                severity="warning",
                 what=f"{first} and {second} cancel: correlation {r:.2f} within groups; their sum has {percent(left)} "
                 "of the spread of the larger.",
                 why="What one reward prefers the other punishes, so the sum prefers nothing.",
@@ -255,13 +246,12 @@ def flipped_reward(history: MetricHistory) -> Detection | None:
     num_right = int(right.sum())
     if num_right < 3:
         return None
-    for name, reward, severity in _about_answers(history):
+    for name, reward, is_named in _about_answers(history):
         r = correlation(contains[telling], reward[telling])
         certain = num_right >= 6 and r < -0.2 and r * np.sqrt(telling.sum()) < -3.3
-        if certain or (severity == "error" and r < -0.9):
+        if certain or (is_named and r < -0.9):
             gap = float(np.nanmean(reward[right]) - np.nanmean(reward[telling & ~right]))
             return Detection(
-                severity=severity,
                 what=f"{name} punishes right answers: the {num_right} completions that contain their row's answer got "
                 f"{gap:+.3f} against the others of their groups (correlation {r:.2f}).",
                 why="A minus sign is wrong: in the function, in its weight, or in a distance taken for a score.",
@@ -270,14 +260,14 @@ def flipped_reward(history: MetricHistory) -> Detection | None:
     return None
 
 
-def _about_answers(history: MetricHistory) -> list[tuple[str, np.ndarray, Severity]]:
+def _about_answers(history: MetricHistory) -> list[tuple[str, np.ndarray, bool]]:
     """Rewards that are about answers by their names, and last the total, which may have reasons of its own."""
-    found: list[tuple[str, np.ndarray, Severity]] = [
-        (name, part, "error")
+    found = [
+        (name, part, True)
         for name, part in zip(history.names_K, _weighted(history), strict=True)
         if names_one_of(ANSWER_WORDS, name) and not names_one_of(FORMAT_WORDS, name)
     ]
-    return [*found, ("The total reward", history.pooled(lambda view: view.within(view.reward_PG)), "warning")]
+    return [*found, ("The total reward", history.pooled(lambda view: view.within(view.reward_PG)), False)]
 
 
 def one_prompt_dominates(history: MetricHistory) -> Detection | None:
@@ -290,7 +280,6 @@ def one_prompt_dominates(history: MetricHistory) -> Detection | None:
     if len(shares) < 5 or min(shares) < 0.75:
         return None
     return Detection(
-        severity="warning",
         what=f"One prompt made {percent(min(shares))} or more of all advantages in {len(shares)} steps in a row.",
         why="The step follows a single prompt, which is as noisy as a batch of one.",
         fix="More prompts a step (per_device_train_batch_size), dynamic_sampling: true, or scale_rewards: group.",
@@ -310,7 +299,6 @@ def repeated_prompt(history: MetricHistory) -> Detection | None:
         return None
     every = {text for pairs in drawn for _, text in pairs}
     return Detection(
-        severity="error" if len(every) == 1 else "warning",
         what=f"Prompts repeat: {rows} rows drawn in {len(rounds)} steps have only {len(every)} different "
         f"prompt{'s' * (len(every) > 1)}.",
         why="The dataset holds the same prompt many times, or its prompt column does not vary.",

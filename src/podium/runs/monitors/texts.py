@@ -38,12 +38,11 @@ def truncated(history: MetricHistory) -> Detection | None:
     doubt = doubt_about(history)
     if doubt:  # more room would be more room for it
         fix = "Mend the reward first (M158, M159, M160): more tokens would be filled in the same way."
-        return Detection(severity="warning", what=f"{what}. {doubt}.", why="Running on is paid.", fix=fix)
+        return Detection(what=f"{what}. {doubt}.", why="Running on is paid.", fix=fix)
     if entropy_explodes(history) is not None:
         fix = "Set what M126 names: a policy of noise does not end its text, however long it may be."
-        return Detection(severity="warning", what=f"{what}.", why="The policy dissolves into noise.", fix=fix)
+        return Detection(what=f"{what}.", why="The policy dissolves into noise.", fix=fix)
     return Detection(
-        severity="error" if min(share) > 0.95 else "warning",
         what=f"{what}.",
         why="A completion without its end rarely gets a reward, so the policy is told that nothing it writes is good."
         + (" So few tokens hold no answer." if short else ""),
@@ -70,7 +69,6 @@ def length_grows(history: MetricHistory) -> Detection | None:
     if not (late >= 1.5 * early and late >= early + 16 and pays >= 0.5):
         return None
     return Detection(
-        severity="warning",
         what=f"Completions grew from {early:.0f} to {late:.0f} tokens, and length is paid: correlation {pays:.2f} with "
         "the reward.",
         why="Where longer means better paid, the policy learns to write more, not better.",
@@ -86,7 +84,6 @@ def length_collapses(history: MetricHistory) -> Detection | None:
     if not (late <= 0.4 * early and pays <= -0.5):
         return None
     return Detection(
-        severity="warning",
         what=f"Completions shrank from {early:.0f} to {late:.0f} tokens, and shortness is paid: correlation {pays:.2f} "
         "with the reward.",
         why="Where shorter means better paid, the policy learns to say less and less.",
@@ -106,7 +103,6 @@ def empty(history: MetricHistory) -> Detection | None:
     if min(shares, default=0.0) < 0.2:
         return None
     return Detection(
-        severity="error" if min(shares) > 0.8 else "warning",
         what=f"{percent(float(np.mean(shares)))} of completions are empty, over {len(shares)} rounds.",
         why="The model ends at once: the chat template already closes the turn, or saying nothing is paid best.",
         fix="Look at a prompt's end (`podium sample RECIPE`); give empty completions less than wrong ones.",
@@ -136,7 +132,6 @@ def wrong_language(history: MetricHistory) -> Detection | None:
     if len(shares) < 3 or min(shares) < 0.3:
         return None
     return Detection(
-        severity="warning",
         what=f"{percent(float(np.mean(shares)))} of completions are in another script than their prompt ({example}).",
         why="Nothing in the reward asks for the prompt's language, and the policy drifts to where it is surest.",
         fix="Add a reward for the language (weight 0.1 to 0.5), or set beta: 0.04.",
@@ -159,13 +154,11 @@ def _no_format(history: MetricHistory, name: str, count: int) -> Detection:
     seen = some([f"{tag} in {percent(number / total)}" for tag, number in counts.most_common(3)])
     if looks_misspelt(history, name):
         return Detection(
-            severity="error",
             what=f"{name} gave 0 to all of {count} completions, although they do have tags: {seen}.",
             why="The tag in the reward's pattern is spelt otherwise than in the prompt.",
             fix=f"Compare the pattern in {name} with the tags above, letter by letter.",
         )
     return Detection(
-        severity="warning",
         what=f"{name} gave 0 to all of {count} completions; few have any tag{': ' if seen else ''}{seen}.",
         why="The model does not know the format, so it never gets the reward that would teach it.",
         fix="Show the format in the system prompt, with worked examples (examples: 2); partial credit for each tag.",
@@ -182,7 +175,6 @@ def beyond_the_end(history: MetricHistory) -> Detection | None:
         return None
     plain = not any(TURN.search(prompt) for view in history.rounds[-3:] for prompt in view.prompts_P)
     return Detection(
-        severity="warning",
         what=f"{percent(float(np.mean(shares)))} of completions go on with another turn after their answer.",
         why="Prompts are plain text, which the model continues as a dialogue."
         if plain
