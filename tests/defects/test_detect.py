@@ -305,7 +305,7 @@ def test_solved_only_where_it_is_known(text: str | None, accuracy: str | None, s
         lambda s: {"reward_std": 0.5 if s < 7 else 0.01, "reward": 0.1 * min(s, 10)},
         accuracy=accuracy,
     )["M121"]
-    assert ("The prompts are solved, by" in said.why) is solved
+    assert ("are right." in said.why) is solved
     now(said.why)
 
 
@@ -369,12 +369,12 @@ def report(steps: int, reward: float, **more: Any) -> HealthReport:
         (report(3, 0.5), "in 3 steps, which is too few for most of them"),
         (report(FEW_STEPS, 0.5, has_completions=False), "those that read completions had none"),
         (report(40, 0.5), "No reward tells right from wrong"),
-        (report(40, 0.5, accuracy="score"), "Nothing is the matter that"),
+        (report(40, 0.5, accuracy="score"), "in 40 steps and their recorded completions."),
     ],
 )
 def test_the_doctor_says_no_more_than_it_saw(made: HealthReport, words: str, now: Now) -> None:
     assert words in made.nothing
-    assert made.nothing.startswith("Nothing is the matter") is (words == "Nothing is the matter that")
+    assert made.nothing.endswith("recorded completions.") is (words == "in 40 steps and their recorded completions.")
     now(made.nothing)
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import pytest
 
 from benchmarks.legitimate_rewards import REWARDS
 from podium import GRPOConfig, check
+from podium.cli.rewards_report import nothing
 from podium.cli.terminal import counted
 from podium.errors import RewardError, overrule
 from podium.records import Finding
 from podium.rewards import library_reward, resolve_rewards
-from podium.rewards.tester import unasked
+from podium.rewards.tester import RewardReport, examine, unasked
 from podium.rewards.tester.unasked import RewardTest, pretest
 from podium.testing import tiny_model, tiny_tokenizer
 
@@ -109,7 +111,21 @@ def test_a_bad_reward_is_never_nothing_found(name: str) -> None:
     reward, expected, severity = BAD[name]
     test = result_of(reward)
     assert expected <= codes(test, severity)
-    assert counted(test.findings) != "nothing found"
+    assert counted(test.findings)
+
+
+def test_nothing_found_counts_the_scores() -> None:
+    """And without a score it is not said."""
+    rows = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(20, 40)]
+    tested = examine(library_reward("exact_match"), rows)
+    assert not tested.findings
+    known = sum(value == value for line in tested.lines for value in line.values)
+    assert nothing([tested]).startswith(
+        f"nothing found in {known:,} scores of {len(tested.lines)} kinds of completions"
+    )
+    assert nothing([tested]).endswith("for 8 rows")
+    for empty in ([], [RewardReport(name="refused")], [replace(tested, lines=())]):
+        assert "nothing found" not in nothing(empty)
 
 
 # ---- healthy ones ----

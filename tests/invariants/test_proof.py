@@ -30,6 +30,7 @@ from podium.records import Completion, Group, Prompt, ScoredGroup
 from podium.testing import tiny_tokenizer
 from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
 from podium.trainer.proof.evidence import telling_prompts
+from podium.trainer.proof.records import Check, Proof
 
 pytestmark = pytest.mark.usefixtures("both_devices")
 
@@ -664,6 +665,15 @@ def test_a_stale_head(make: Callable, monkeypatch: pytest.MonkeyPatch, now: Call
     monkeypatch.setattr(trainer.rollouts, "generate", with_the_old_head)
     message = failed(trainer, "P004")
     now(message.splitlines()[1].strip())
+
+
+def test_the_line_counts_what_passed_alone() -> None:
+    made = {"ok": {}, "note": {"note": True}, "WARNING": {"suspect": True}}
+    checks = [Check(name=word, code="P001", passed=True, detail="", **more) for word, more in made.items()]
+    checks += [Check(name="a", code="P002", passed=None, detail="")]
+    checks += [Check(name="b", code="P003", passed=False, detail="", overruled=yes) for yes in (True, False)]
+    said = Proof(checks=tuple(checks), step=0, processes=1, seconds=1.0).summary().splitlines()[0]
+    assert "2 checks passed, 1 failed, 1 overruled, 1 warning, 1 not checked" in said
 
 
 def test_nothing_to_train_on_proves_nothing(make: Callable) -> None:

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 import podium
 from podium.data.selection import fingerprint
 from podium.recipe.changes import apply_changes
-from podium.recipe.checks import check_recipe
+from podium.recipe.checks import check_recipe, examine
+from podium.recipe.checks.table import RULES
 from podium.recipe.estimates import memory
 from podium.runs import findings
 from podium.testing import CHATML, save_tiny_model
@@ -543,6 +544,18 @@ def test_twenty_of_a_kind_and_the_rest_counted(tmp_path: Path, saved: Path, monk
     assert len(nulls) == 21
     assert nulls[0].startswith("rows.jsonl:41, row 40")
     assert nulls[-1] == "rows.jsonl: 5 more rows like these 20"
+
+
+def test_nothing_found_says_in_what(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out(Case(code="", says=(), cure=""), tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    checked = examine("run.yaml")
+    assert (checked.num_checks, checked.num_rows) == (len(RULES), len(ROWS))
+    assert checked.nothing == f"nothing found in {len(RULES)} checks of the settings and {len(ROWS)} rows"
+    (tmp_path / "run.yaml").write_text("model: [")
+    unread = examine("run.yaml")
+    assert unread.findings
+    assert (unread.num_checks, unread.num_rows) == (0, 0)
 
 
 # ---- memory: C015, C028 ----

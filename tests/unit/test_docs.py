@@ -290,3 +290,13 @@ def test_the_number_of_detectors_is_that_of_the_table() -> None:
     said = {name: numbers for name, numbers in said.items() if numbers}
     assert set(said) == {"README.md", "guide.md", "health.md"}
     assert {number for numbers in said.values() for number in numbers} == {str(len(DETECTORS))}
+
+
+def test_every_good_word_has_a_test_in_which_it_is_not_said() -> None:
+    rows = marked("evaluation.md", "good words").splitlines()[2:]
+    assert len(rows) >= 15
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
+        assert named, row
+        for file, name in named:
+            assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (file, name)

@@ -75,7 +75,7 @@ def check(
     if as_json:
         print_json({"findings": as_dicts(found), **extra})
     else:
-        print_wrapped(console, plain_text(f"{path}: {counted(found)}"))
+        print_wrapped(console, plain_text(f"{path}: {counted(found) or checked.nothing}"))
         _print_next(context.args, found, rollouts=bool(rollouts))
     fail_on_errors(found)
 

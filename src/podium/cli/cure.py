@@ -45,7 +45,7 @@ def cure(
     prescribed = prescribe(wanted)
     text = _text(document)
     changed = differences(document.values, {**flags, **prescribed.changes})
-    console.print(plain_text(f"{document}: {counted(found)}"), soft_wrap=True)
+    console.print(plain_text(f"{document}: {counted(found) or 'no findings'}"), soft_wrap=True)
     _print(prescribed, document)
     if left := dict.fromkeys(each.code for each in found if each.changes and each not in wanted):
         console.print(f"Not applied without --codes: {', '.join(left)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -109,8 +110,22 @@ def print_reports(reports: Sequence[RewardReport], found: Sequence[Finding]) -> 
     tested = [report for report in reports if report.lines]
     if tested:
         console.print(score_table(tested))
-    for text in (*map(_summary, tested), *(f"\n{finding}" for finding in found), f"\n{counted(found)}."):
+    for text in (
+        *map(_summary, tested),
+        *(f"\n{finding}" for finding in found),
+        f"\n{counted(found) or nothing(reports)}.",
+    ):
         console.print(plain_text(text))
+
+
+def nothing(reports: Sequence[RewardReport]) -> str:
+    """The sentence for rewards without findings: how many scores were looked at, if any."""
+    scores = sum(not math.isnan(value) for report in reports for line in report.lines for value in line.values)
+    texts = len({(line.group, line.text) for report in reports for line in report.lines})
+    rows = len({row for report in reports for row in report.rows})
+    if not scores:
+        return "No reward was tested, so nothing is known"
+    return f"nothing found in {scores:,} scores of {texts} kinds of completions, for {rows} row{'s' * (rows != 1)}"
 
 
 def _summary(report: RewardReport) -> str:

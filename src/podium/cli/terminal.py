@@ -107,10 +107,10 @@ def _cure(finding: Finding) -> tuple[object, ...]:
 
 
 def counted(found: Sequence[Finding]) -> str:
-    """`1 error, 2 warnings`, or `nothing found`."""
+    """`1 error, 2 warnings`; empty where nothing was found, of which the caller says in what."""
     counts = {severity: sum(finding.severity == severity for finding in found) for severity in STYLES}
     listed = (f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count)
-    return ", ".join(listed) or "nothing found"
+    return ", ".join(listed)
 
 
 def fail_on_errors(found: Iterable[Finding]) -> None:

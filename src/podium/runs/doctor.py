@@ -64,7 +64,7 @@ class HealthReport:
         if self.accuracy is None:
             unknown = "No reward tells right from wrong, so whether the model is better is not known: `accuracy: NAME`."
             return f"{said}. {unknown}"
-        return f"Nothing is the matter that {len(DETECTORS)} detectors know."
+        return f"{said} in {len(self.history)} steps and their recorded completions."
 
 
 def examine(path: str | Path) -> HealthReport:

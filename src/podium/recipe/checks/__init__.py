@@ -41,6 +41,14 @@ class Checked:
     """Errors first."""
     tables: tuple[TruthTable, ...] = ()
     """Scores of right and wrong answers by the rewards; of stages, those that differ."""
+    num_checks: int = 0
+    num_rows: int = 0
+    """Rows that were read, to train on and held out; of stages, of all."""
+
+    @property
+    def nothing(self) -> str:
+        """The sentence for a recipe without findings."""
+        return f"nothing found in {self.num_checks} checks of the settings and {self.num_rows:,} rows"
 
 
 def check(
@@ -147,7 +155,7 @@ def examine(
     with process_as_it_was(variables(document, overrides)):
         from podium.recipe.checks.rewards import with_reward_test
         from podium.recipe.checks.setup import findings_of, from_recipe
-        from podium.recipe.checks.table import findings_in
+        from podium.recipe.checks.table import RULES, findings_in
         from podium.recipe.stages.plan import survey, whole
 
         try:
@@ -155,11 +163,17 @@ def examine(
             alone = surveyed[0].stage is None
             setups = [with_reward_test(from_recipe(each, keep_rows=keep_rows and alone)) for each in surveyed]
             found = findings_in(surveyed, setups)
+            rows = [each.num_rows for setup in setups for each in (setup.train, setup.evaluation) if each]
+            looked_at: dict[str, Any] = {
+                "num_checks": len(RULES) * len(setups),
+                "num_rows": sum(rows),
+                "tables": _tables(setups),
+            }
             if any(finding.severity == "error" for finding in found):
-                return Checked(findings=found, tables=_tables(setups))
+                return Checked(findings=found, **looked_at)
             recipe = whole(document, overrides, surveyed)
             recipe = replace(recipe, rows=setups[0].loaded()) if alone else recipe
-            return Checked(recipe=recipe, findings=found, tables=_tables(setups))
+            return Checked(recipe=recipe, findings=found, **looked_at)
         except PodiumError as error:
             return Checked(findings=findings_of(error))
 

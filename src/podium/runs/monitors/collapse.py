@@ -38,7 +38,8 @@ def spread_vanishes(history: MetricHistory) -> Detection | None:
         severity="note" if solved or unknown else "warning",
         what=f"reward_std fell from {early:.3f} to {late:.3f}, while the reward went from {reward_early:.3f} to "
         f"{reward_late:.3f}.",
-        why="The prompts are solved, by the reward that tells right from wrong."
+        why=f"By the reward that tells right from wrong, {percent(float(np.mean(known)))} of completions of the last "
+        f"{len(known)} rounds are right."
         if solved
         else "The highest reward is reached: the prompts are solved, or the reward has been outwitted; no reward tells "
         "right from wrong."

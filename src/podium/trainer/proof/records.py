@@ -90,9 +90,10 @@ class Proof:
 
     def summary(self) -> str:
         """One line where all is well; every other check that was made has a line below it."""
-        counts = Counter(check.passed for check in self.checks)
-        skipped = f", {counts[None]} not checked" if counts[None] else ""
-        head = f"proof on the first batch: {counts[True]} checks passed{skipped}, {self.seconds:.1f} s"
+        counts = Counter({"ok": "passed", "note": "passed"}.get(check.word, check.word) for check in self.checks)
+        words = ("FAILED", "overruled", "WARNING", "not checked")
+        others = "".join(f", {counts[word]} {word.lower()}" for word in words if counts[word])
+        head = f"proof on the first batch: {counts['passed']} checks passed{others}, {self.seconds:.1f} s"
         lines = (f"  {check.word}  {check.name}  {check.detail}" for check in self.checks if not check.is_quiet)
         return "\n".join([head, *lines])
 
