@@ -272,7 +272,7 @@ def test_all_right_only_where_it_is_known(now: Now) -> None:
         return {"frac_reward_zero_std": 0.25 if step == 1 else 1.0}
 
     wrong = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 0.0), flat)["M101"]
-    assert wrong.severity == "error"
+    assert wrong.severity == "warning"
     assert "100 % all wrong" in wrong.what
     contained = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 1.0), flat)["M101"]
     assert "right" not in contained.what, "a text that lists every answer contains the right one"
