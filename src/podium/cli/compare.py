@@ -14,7 +14,7 @@ from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_record
 from podium.cli.next_command import print_next
 from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError, did_you_mean
-from podium.runs.run import Run
+from podium.runs.run import RECORD, Run
 
 if TYPE_CHECKING:
     from podium.cli.targets import NamedModel
@@ -56,9 +56,14 @@ def compare(
         pairs = [(Saved.load(names[0]), Saved.load(names[1]))]
     else:
         pairs = _evaluate(names, request, also, output, by)
-    _show(pairs, by=by, examples=examples, as_json=as_json)
-    if not as_json and Path(names[-1]).is_dir():
-        print_next("compare", run=names[-1], merged=f"{Path(names[-1]).resolve().name}-merged")
+    is_better = _show(pairs, by=by, examples=examples, as_json=as_json)
+    folder = Path(names[-1])
+    if as_json or not folder.is_dir():
+        return
+    if is_better:
+        print_next("compare", run=names[-1], merged=f"{folder.resolve().name}-merged")
+    elif any((folder / name).exists() for name in RECORD):
+        print_next("compare, no better", run=names[-1])
 
 
 def _check_only_saved(names: Sequence[str], request: EvalRequest, also: str) -> None:
@@ -143,7 +148,8 @@ def _whose_rewards(targets: Sequence[NamedModel], measuring: NamedModel) -> str:
 # ---- shown ----
 
 
-def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int, as_json: bool) -> None:
+def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int, as_json: bool) -> bool:
+    """Print both models beside each other; whether the second one is better."""
     from podium.cli.comparison import categories, changed_prompts, counts, differences
     from podium.evaluation import numbers
     from podium.evaluation.comparison import regression_check
@@ -161,7 +167,7 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
             for each, pair in zip(found, pairs, strict=True)
         )
         print_json({**main, "also": {**rest[0], "verdict": checks[1]} if rest else None})
-        return
+        return comparison.is_better
     console.print(differences(comparison, data[0]))
     console.print(plain_text(counts(comparison)), soft_wrap=True)
     if comparison.categories:
@@ -173,6 +179,7 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
         console.print(differences(each, name))
         console.print(plain_text(check), soft_wrap=True)
     console.print(plain_text(comparison.verdict), soft_wrap=True)
+    return comparison.is_better
 
 
 def _compared(pair: tuple[Saved, Saved], by: str | None) -> Comparison:

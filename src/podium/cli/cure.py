@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.terminal import console, counted, plain_text, quiet
+from podium.cli.next_command import print_next
+from podium.cli.terminal import console, counted, plain_text, print_findings, quiet
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def cure(
 
     RUN_OR_RECIPE is the folder of a run, whose findings and settings are read, or a recipe, which is checked. Where
     two findings disagree about a setting, the graver one decides. Notes are left alone but for those that --codes
-    names. Nothing is overwritten.
+    names, and so is a run that is solved. What is written is checked; nothing is overwritten.
     """
     from podium.cli.words import recipe_and_flags
     from podium.recipe.changes import differences
@@ -40,7 +42,7 @@ def cure(
 
     given, flags = recipe_and_flags(context.args, "cure")
     quiet()
-    document, found, folder = _of_run(given, flags) if _is_folder(given) else _of_recipe(given, flags, rollouts)
+    document, found, folder = _of_run(given, codes) if _is_folder(given) else _of_recipe(given, flags, rollouts)
     wanted = _wanted(found, codes)
     prescribed = prescribe(wanted)
     text = _text(document)
@@ -63,28 +65,48 @@ def cure(
         return
     with target.open("x", encoding="utf-8") as file:
         file.write(text)
-    console.print(plain_text(f"Written: {target}. Next: podium train {target}"), soft_wrap=True)
+    _check_again(target)
+
+
+def _check_again(target: Path) -> None:
+    """Say what `podium check` finds in the recipe that was written, and what to type next."""
+    from podium.recipe.checks import check_recipe
+    from podium.recipe.cure import wanted
+
+    found = check_recipe(target)
+    left = wanted(found)
+    console.print(plain_text(f"Written: {target}. `podium check` of it: {counted(found)}"), soft_wrap=True)
+    print_findings(console, left)
+    worst = next((finding.code for finding in left if finding.severity == "error"), "")
+    print_next("check, errors" if worst else "pilot", recipe=shlex.quote(str(target)), code=worst)
 
 
 def _is_folder(given: str | Document) -> bool:
     return isinstance(given, str) and Path(given).expanduser().is_dir()
 
 
-def _of_run(given: Any, flags: Any) -> tuple[Document, list[Finding], Path]:
-    """The settings and the findings of a run, most important first; the folder that its own is in."""
-    from podium.recipe.document import read_document
+def _of_run(given: Any, codes: str) -> tuple[Document, list[Finding], Path]:
+    """The settings and the findings of a run, most important first; the folder that its own is in.
+
+    A run that is solved has none, unless `codes` names some.
+    """
+    from podium.recipe.cure import recipe_of_run
     from podium.runs.doctor import examine
     from podium.runs.run import CONFIG
 
     folder = Path(given).expanduser()
-    found = [issue.finding for issue in examine(folder).issues]
+    report = examine(folder)
+    found = [issue.finding for issue in report.issues]
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} has no {CONFIG}, so there is no recipe to change.", fix="podium cure RECIPE")
-    document = read_document(folder / CONFIG, str(folder))
-    if not {"dataset", "datasets", "dataset_name"} & document.values.keys():
+    document = recipe_of_run(folder)
+    if document is None:
         what = f"{folder / CONFIG} names no dataset: a script started the run, and no recipe could."
         listed = " ".join(each.fix for each in found if each.changes)
         raise ConfigError(what, fix=listed and f"Change the script: {listed}")
+    if report.outcome == "solved" and not codes:
+        console.print(plain_text(f"The run is done: {report.verdict}"), soft_wrap=True)
+        found = []
     return document, found, folder.resolve().parent
 
 
@@ -92,6 +114,7 @@ def _of_recipe(given: Any, flags: Any, rollouts: int) -> tuple[Document, list[Fi
     """A recipe and what `podium check` finds, most important first; the folder for another one."""
     from podium.recipe.checks import examine
     from podium.recipe.document import SHIPPED, open_document
+    from podium.runs.agreement import agreed
     from podium.runs.monitors import rank
 
     document = open_document(given)
@@ -104,15 +127,17 @@ def _of_recipe(given: Any, flags: Any, rollouts: int) -> tuple[Document, list[Fi
         from podium.cli.rollouts import sample_groups
 
         found = [*found, *sample_groups(checked.recipe, rollouts)[0].findings]
-    return document, sorted(found, key=rank), Path() if document.folder == SHIPPED else document.folder
+    return document, agreed(sorted(found, key=rank)), Path() if document.folder == SHIPPED else document.folder
 
 
 def _wanted(found: Sequence[Finding], codes: str) -> list[Finding]:
-    wanted = {code.strip().upper() for code in codes.split(",") if code.strip()}
-    if missing := sorted(wanted - {finding.code for finding in found}):
+    from podium.recipe.cure import wanted
+
+    named = {code.strip().upper() for code in codes.split(",") if code.strip()}
+    if missing := sorted(named - {finding.code for finding in found}):
         there = ", ".join(dict.fromkeys(finding.code for finding in found)) or "none"
         raise ConfigError(f"--codes: {', '.join(missing)} was not found here; found: {there}.")
-    return [each for each in found if (each.code in wanted if wanted else each.severity != "note")]
+    return [each for each in found if each.code in named] if named else wanted(found)
 
 
 def _text(document: Document) -> Any:
@@ -136,7 +161,7 @@ def _free(folder: Path, document: Document) -> Path:
 
 
 def _print(prescribed: Prescription, document: Document) -> None:
-    """A line for each setting that changes, for each that was overruled, and for what is left to do by hand."""
+    """A line for each setting that changes, and for what is left to do by hand."""
     from podium.recipe.changes import differences
 
     for key, value in prescribed.changes.items():
@@ -144,10 +169,6 @@ def _print(prescribed: Prescription, document: Document) -> None:
         changed: list[object] = [*differences(document.values, {key: value})]
         for change in changed or [f"{key}: as it is"]:
             console.print(plain_text(f"  {change}   ({finding.code}: {finding.what})"), soft_wrap=True)
-    for key, value, finding in prescribed.overruled:
-        by = prescribed.reasons[key].code
-        words = f"  {key}: not {value}, as {finding.code} would have it: {by} is graver, or its cause"
-        console.print(plain_text(words), soft_wrap=True)
     if prescribed.by_hand:
         console.print("Not by a setting:")
     for finding in prescribed.by_hand:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,12 +64,28 @@ def _print(report: HealthReport) -> None:
         parts = (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix))
         lines += [plain_text(f"   {label}{text}") for label, text in parts if text]
         lines += [plain_text(f"      {as_line(key, value)}") for key, value in finding.changes.items()]
-    if any(issue.finding.changes and issue.finding.severity != "note" for issue in report.issues):
+    is_solved = report.outcome == "solved"
+    is_curable = not is_solved and _is_curable(report)
+    if is_solved:
+        lines.append(plain_text(f"\nThe run is done, and no setting needs to change: {report.verdict}"))
+    if is_curable:
         lines.append(plain_text(f"\npatch: podium cure {report.source}"))
     for line in lines:
         console.print(line, soft_wrap=True)
-    if report.has_completions:
-        print_next("doctor" if report.issues else "doctor, nothing found", run=report.source)
+    if Path(report.source).is_dir():
+        state = "solved" if is_solved else "curable" if is_curable else "" if report.issues else "nothing found"
+        code = report.issues[0].finding.code if report.issues else ""
+        print_next(f"doctor, {state}" if state else "doctor", run=report.source, code=code)
+
+
+def _is_curable(report: HealthReport) -> bool:
+    """Whether `podium cure` would change a setting."""
+    from podium.recipe.changes import differences
+    from podium.recipe.cure import prescribe, recipe_of_run, wanted
+
+    document = recipe_of_run(Path(report.source))
+    changes = prescribe(wanted([issue.finding for issue in report.issues])).changes
+    return document is not None and bool(differences(document.values, changes))
 
 
 def _when(issue: Issue, last: int) -> str:

@@ -96,7 +96,7 @@ def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: 
 def print_before_and_after(folder: Path, before: HeldOutResult, after: HeldOutResult) -> Comparison:
     """Compare both on the same prompts: printed with a verdict, kept in the run's folder, and returned."""
     found = compare(before.measured, after.measured, names=("before", "after"))
-    write_json(folder / run.EVALUATION / "comparison.json", numbers(found))
+    write_json(folder / run.EVALUATION / "comparison.json", {**numbers(found), "is_better": found.is_better})
     line = after.measured.baselines.line(found.metric)
     show_comparison((before.numbers, after.numbers), (before.groups, after.groups), f"{line}\n{found.verdict}".strip())
     return found

@@ -25,17 +25,24 @@ NEXT: Mapping[str, str] = {
     "pilot": "podium train {recipe}",
     "pilot, nothing learns": "podium sample {recipe}",
     "sample": "podium train {recipe}",
-    "train": "podium chat {run}",
+    "train, better or not known": "podium chat {run}",
     "train, no better": "podium pilot {recipe}",
     "train, with warnings": "podium doctor {run}",
     "train, in Python": "podium report {run}",
     "eval": "podium compare {model}",
-    "doctor": "podium report {run}",
+    "train, solved": "podium chat {run}",
+    "doctor": "podium explain {code}",
+    "doctor, curable": "podium cure {run}",
+    "doctor, solved": "podium chat {run}",
     "doctor, nothing found": "podium compare {run}",
-    "report": "podium compare {run}",
+    "report, better or not known": "podium compare {run}",
+    "report, solved": "podium chat {run}",
+    "report, with warnings": "podium doctor {run}",
+    "report, no better": "podium pilot {recipe}",
     "compare": "podium merge {run} --out {merged}",
+    "compare, no better": "podium report {run}",
     "merge": "podium chat {out}",
-    "push": "podium push {run}",
+    "push": "podium push {recipe}",
 }
 """By verb and outcome, with the places of what the user gave."""
 
@@ -43,8 +50,8 @@ NEXT: Mapping[str, str] = {
 def next_line(outcome: str, recipe: str = "", **given: str) -> str:
     """`next: podium ...`, to be pasted into a shell; `recipe` is a command line's words, joined for a shell already.
 
-    >>> next_line("doctor", run="runs/my run"), next_line("check", recipe="run.yaml --bf16")
-    ("next: podium report 'runs/my run'", 'next: podium check run.yaml --bf16 --rollouts 8')
+    >>> next_line("train, solved", run="runs/my run"), next_line("check", recipe="run.yaml --bf16")
+    ("next: podium chat 'runs/my run'", 'next: podium check run.yaml --bf16 --rollouts 8')
     """
     quoted = {name: shlex.quote(clean(value)) for name, value in given.items()}
     return f"next: {NEXT[outcome].format(recipe=clean(recipe), **quoted)}"

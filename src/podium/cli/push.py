@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,9 @@ def push(
     if others := left_out(source, files):
         typer.echo(f"Not sent: {clean(', '.join(others))}")
     if repository is None:
-        print_next("push", run=run)
+        flags = [("--repo", repo), ("--base", base), *(("--include", pattern) for pattern in include or ())]
+        words = [run, *(word for flag, value in flags if value is not None for word in (flag, value))]
+        print_next("push", recipe=shlex.join([*words, *["--merged"] * merged, *["--public"] * public]))
         return
     if not yes and not typer.confirm("Send these?"):
         typer.echo("Nothing was sent.")

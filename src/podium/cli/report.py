@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,14 @@ def report(
     written = write_report(runs, output)
     typer.echo(f"{written}  ({written.stat().st_size / 1e6:.1f} MB)")
     if len(runs) == 1:
-        print_next("report", run=str(runs[0]))
+        from podium.runs.doctor import names_data, outcome
+        from podium.runs.run import CONFIG, Run
+
+        run = Run.load(runs[0])
+        says = outcome(run)
+        if says == "no better" and (run.parts or not names_data(run.given)):
+            says = "better or not known"  # a pilot takes a recipe without stages
+        print_next(f"report, {says}", recipe=shlex.quote(str(runs[0] / CONFIG)), run=str(runs[0]))
 
 
 def report_of_finished_run(folder: str | Path) -> str:

@@ -96,10 +96,11 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verb
         prepare_output(details=verbose)
         job = (StagesRun if recipe.stages else SingleRun)(recipe, found)
         outcome = _run(job, started, evaluate=evaluate)
-        if outcome == "train, no better" and (recipe.stages or not isinstance(path, str)):
-            outcome = "train"  # a pilot takes a recipe without stages
-        if outcome is not None:
-            print_on_main(next_line(outcome, recipe=shlex.quote(str(path)), run=str(job.folder)))
+        if outcome is None or not is_main():
+            return
+        if outcome == "no better" and (recipe.stages or not isinstance(path, str)):
+            outcome = "better or not known"  # a pilot takes a recipe without stages
+        print_on_main(next_line(f"train, {outcome}", recipe=shlex.quote(str(path)), run=str(job.folder)))
 
 
 def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, list[Finding]]:
@@ -124,11 +125,13 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, l
 
 
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str | None:
-    """Measure, train, measure again; the outcome as a key of `NEXT`, None where nothing was left to train."""
+    """Measure, train, measure again; the outcome as the doctor has it, None where nothing was left to train."""
     from podium.cli.ending import closing, resumable
     from podium.cli.held_out import Size, measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run
     from podium.cli.targets import held_out_name
+    from podium.runs.doctor import outcome
+    from podium.runs.run import Run
 
     held_out = job.held_out if evaluate else None
     size = Size(job.recipe.eval_rows, job.recipe.eval_samples)
@@ -146,11 +149,10 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
     if trainer is None:
         print_on_main(f"All {len(job.recipe.stages)} stages are done. Model saved in {job.folder}")
         return None
-    no_better = False
     if before is not None and not job.stopped:
         after = measure_held_out(trainer, held_out, "after", **where)
         if is_main():
-            no_better = not print_before_and_after(job.folder, before, after).is_better
+            print_before_and_after(job.folder, before, after)
     steps, endings = job.summary()
     saved = None if job.stopped else job.folder
     for text in (*endings, closing(steps, trained, time.perf_counter() - started, saved)):
@@ -160,8 +162,7 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
     if trainer.args.push_to_hub and not job.recipe.stages:
         trainer.push_to_hub(dataset_name=job.recipe.data.dataset)
     _end(trainer)
-    doubtful = {"error", "warning"} & {finding.severity for finding in trainer.health.found}
-    return "train, with warnings" if doubtful else "train, no better" if no_better else "train"
+    return outcome(Run(folder=job.folder)) if is_main() else None
 
 
 def _end(trainer: Any) -> None:

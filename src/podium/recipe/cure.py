@@ -7,13 +7,17 @@ text = apply_changes(recipe, prescribed.changes)
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podium.recipe.changes import STAGES, apply_changes
+from podium.recipe.document import Document, read_document
 from podium.records import Finding
+from podium.runs.agreement import flat
+from podium.runs.doctor import names_data
+from podium.runs.run import CONFIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,33 +28,33 @@ class Prescription:
     """Values by dotted key."""
     reasons: Mapping[str, Finding]
     """By the same keys, the finding that a change is for."""
-    overruled: tuple[tuple[str, Any, Finding], ...]
-    """Key, value and finding of changes that a finding before them has decided otherwise."""
     by_hand: tuple[Finding, ...]
     """Findings that no setting cures."""
 
 
 def prescribe(findings: Sequence[Finding]) -> Prescription:
-    """Merge changes; of two values for one key the earlier finding's counts, so the gravest come first."""
+    """Merge the changes of findings that agree (`podium.runs.agreement.agreed`)."""
     changes: dict[str, Any] = {}
     reasons: dict[str, Finding] = {}
-    overruled = []
     for finding in findings:
-        for key, value in _flat(finding.changes):
+        for key, value in flat(finding.changes):
             if key not in changes:
                 changes[key], reasons[key] = value, finding
-            elif changes[key] != value:
-                overruled.append((key, value, finding))
     by_hand = [finding for finding in findings if not finding.changes and finding.fix]
-    return Prescription(changes=changes, reasons=reasons, overruled=tuple(overruled), by_hand=tuple(by_hand))
+    return Prescription(changes=changes, reasons=reasons, by_hand=tuple(by_hand))
 
 
-def _flat(changes: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in changes.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
+def recipe_of_run(folder: Path) -> Document | None:
+    """The recipe in the folder of a run; None where there is none, as of a script, or in the log of another trainer."""
+    if not (folder / CONFIG).is_file():
+        return None
+    document = read_document(folder / CONFIG, str(folder))
+    return document if names_data(document.values) else None
+
+
+def wanted(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings whose changes are made without being asked for."""
+    return [finding for finding in findings if finding.severity != "note"]
 
 
 def patched(

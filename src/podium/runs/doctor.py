@@ -11,16 +11,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from podium.errors import DataError
 from podium.records import Finding, StepMetrics
+from podium.runs.agreement import agreed
 from podium.runs.foreign import read_log
 from podium.runs.monitors import DETECTORS, Issue, MetricHistory, diagnose, ends, rank, run_settings
 from podium.runs.run import METRICS, Run, Stage
 
 FEW_STEPS = 12
 """Steps below which detectors of trends have not begun to look."""
+
+
+SOLVED = 0.95
+"""Held-out accuracy, under a verdict of "better", from which nothing needs to be changed."""
+
+Outcome = Literal["solved", "with warnings", "no better", "better or not known"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,9 @@ class HealthReport:
     """The reward function that tells right from wrong; None: there is none."""
     planned: int | None = None
     """Steps that the run was to take; None: unknown."""
+    outcome: Outcome = "better or not known"
+    verdict: str = ""
+    """Of the comparison with the model before training; empty: there is none."""
 
     @property
     def head(self) -> str:
@@ -60,11 +70,38 @@ class HealthReport:
         if len(self.history) < FEW_STEPS:
             return f"{said} in {len(self.history)} steps, which is too few for most of them: see `docs/health.md`."
         if not self.has_completions:
-            return f"{said} in the numbers; those that read completions had none."
+            return "The detectors that read numbers alone found nothing; those that read completions had none."
         if self.accuracy is None:
             unknown = "No reward tells right from wrong, so whether the model is better is not known: `accuracy: NAME`."
             return f"{said}. {unknown}"
         return f"{said} in {len(self.history)} steps and their recorded completions."
+
+
+def outcome(run: Run) -> Outcome:
+    """What the record of a run asks of its user.
+
+    A model that is better, and right in nearly all held-out completions, needs no change, whatever was noted on the
+    way.
+    """
+    compared = run.evaluations.get("comparison", {})
+    right = (compared.get("main", {}).get("b") or 0.0) if compared.get("metric") == "accuracy" else 0.0
+    if compared.get("is_better") and right >= SOLVED:
+        return "solved"
+    if {"error", "warning"} & set(run.findings["severity"]):
+        return "with warnings"
+    return "no better" if compared.get("is_better") is False else "better or not known"
+
+
+def names_data(settings: Mapping[str, Any]) -> bool:
+    """Whether settings of a run are a recipe's: a script's name no dataset."""
+    return not {"dataset", "datasets", "dataset_name"}.isdisjoint(settings)
+
+
+def _agreeing(issues: Sequence[Issue]) -> tuple[Issue, ...]:
+    """Most important first, without changes that contradict those of an issue before."""
+    ranked = sorted(issues, key=lambda issue: rank(issue.finding))
+    found = agreed([issue.finding for issue in ranked])
+    return tuple(replace(issue, finding=finding) for issue, finding in zip(ranked, found, strict=True))
 
 
 def examine(path: str | Path) -> HealthReport:
@@ -74,7 +111,7 @@ def examine(path: str | Path) -> HealthReport:
     if log is not None:
         history = read_log(log)
         rewards = tuple(each.values["reward"] for each in history if "reward" in each.values)
-        issues = tuple(diagnose(history, {}))
+        issues = _agreeing(diagnose(history, {}))
         return HealthReport(source=str(log), history=history, issues=issues, has_completions=False, reward=rewards)
     run = Run.load(path)
     if not run.history and run.findings.empty:
@@ -86,11 +123,13 @@ def examine(path: str | Path) -> HealthReport:
     return HealthReport(
         source=str(path),
         history=run.history,
-        issues=tuple(sorted(found, key=lambda issue: rank(issue.finding))),
+        issues=_agreeing(found),
         has_completions=not run.rollouts.empty,
         reward=tuple(seen.series("reward").tolist()),
         accuracy=seen.settings.accuracy,
         planned=wanted if isinstance(wanted, int) and wanted > 0 and not run.parts else None,
+        outcome=outcome(run),
+        verdict=run.evaluations.get("comparison", {}).get("verdict", ""),
     )
 
 

@@ -13,6 +13,7 @@ from podium.recipe.checks import agents, data, model, rewards, settings
 from podium.recipe.checks.setup import Setup
 from podium.recipe.stages.plan import Surveyed, by_stage
 from podium.records import Finding
+from podium.runs.agreement import agreed
 from podium.trainer.rules import heeded, ignored_codes
 
 RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
@@ -83,7 +84,7 @@ def findings(setup: Setup) -> list[Finding]:
     found = [finding for rule in RULES for finding in rule(setup)]
     known = (finding if finding.changes else replace(finding, changes=as_changes(finding.fix)) for finding in found)
     ignored = ignored_codes(setup.args)
-    return _errors_first(heeded(data.without_consequences(setup, list(known)), ignored))
+    return agreed(_errors_first(heeded(data.without_consequences(setup, list(known)), ignored)))
 
 
 def findings_in(surveyed: Sequence[Surveyed], setups: Sequence[Setup]) -> list[Finding]:

@@ -1,0 +1,46 @@
+"""Findings about one run that ask for one value of each setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from podium.errors import as_lines
+from podium.records import Finding
+from podium.runs.monitors import rank
+
+
+def agreed(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings in their order; where two want different values of a setting, only the graver one has its change.
+
+    Among equals the cause decides, as `rank` has it. The fix of the other one names the finding that decides.
+
+    >>> low = Finding(code="C022", severity="warning", what="", fix="beta: 0.1", changes={"beta": 0.1, "top_k": 2})
+    >>> high = Finding(code="C023", severity="error", what="", fix="beta: 0.2", changes={"beta": 0.2})
+    >>> [(each.fix, dict(each.changes)) for each in agreed([low, high])]
+    [('top_k: 2; beta: see C023', {'top_k': 2}), ('beta: 0.2', {'beta': 0.2})]
+    """
+    decided: dict[str, tuple[Any, str]] = {}
+    made = list(findings)
+    for place in sorted(range(len(made)), key=lambda place: rank(made[place])):
+        finding = made[place]
+        elsewhere = {}
+        for key, value in flat(finding.changes):
+            decision, code = decided.setdefault(key, (value, finding.code))
+            if decision != value and code != finding.code:
+                elsewhere[key] = code
+        if elsewhere:
+            left = {key: value for key, value in flat(finding.changes) if key not in elsewhere}
+            words = [as_lines(left)] * bool(left) + [f"{key}: see {code}" for key, code in elsewhere.items()]
+            made[place] = replace(finding, changes=left, fix="; ".join(words))
+    return made
+
+
+def flat(changes: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Changed settings by dotted key."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value

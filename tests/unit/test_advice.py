@@ -1,0 +1,156 @@
+"""What Podium tells a user to do: commands that exist, findings that agree, changes that cure, a run that is done."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from podium.cli import app
+from podium.cli.next_command import NEXT, next_line
+from podium.errors import as_line
+from podium.records import Finding
+from podium.runs.agreement import agreed, flat
+from podium.runs.doctor import examine
+
+# ---- the commands to type ----
+
+
+def assert_parses(line: str) -> None:
+    """`next: podium VERB ...` or the command alone is one that the command line takes."""
+    program, *words = shlex.split(line.removeprefix("next: "))
+    assert program == "podium"
+    group = typer.main.get_command(app)
+    context = group.make_context("podium", words, resilient_parsing=True)
+    while hasattr(group, "commands"):
+        name, group, words = group.resolve_command(context, words)
+        assert group is not None, line
+        context = (
+            group.make_context(name, words, parent=context)
+            if not hasattr(group, "commands")
+            else group.make_context(name, words, parent=context, resilient_parsing=True)
+        )
+    if not context.allow_extra_args:
+        assert not context.args
+
+
+@pytest.mark.parametrize("outcome", NEXT)
+def test_the_next_command_is_one_that_exists(outcome: str) -> None:
+    names = {name for _, name, _, _ in string.Formatter().parse(NEXT[outcome]) if name}
+    given = {name: {"code": "M101"}.get(name, f"my {name}") for name in names - {"recipe"}}
+    assert_parses(next_line(outcome, recipe="run.yaml", **given))
+
+
+def test_a_command_that_does_not_exist_fails() -> None:
+    for line in ("podium cur run.yaml", "podium merge runs/a --outt b", "podium doctor"):
+        with pytest.raises(Exception, match=r"No such|Missing|None"):
+            assert_parses(line)
+
+
+def write_run(folder: Path, findings: list[dict[str, Any]], right: float | None = None, better: bool = True) -> str:
+    """The folder of a run of two steps, with findings, and a comparison whose second accuracy is `right`."""
+    folder.mkdir(parents=True)
+    rows = [{"severity": "warning", "what": "w", "why": "", "fix": "", "changes": {}, "step": 1, **f} for f in findings]
+    (folder / "findings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = [{"step": step, "time": 0, "values": {"reward": 0.5}} for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    (folder / "config.yaml").write_text("dataset: a.csv\ntemperature: 1.5\noutput_dir: out\n")
+    if right is not None:
+        (folder / "evaluation").mkdir()
+        verdict = "Better: accuracy rose." if better else "No difference shown."
+        shown = {"metric": "accuracy", "verdict": verdict, "main": {"a": 0.1, "b": right}, "is_better": better}
+        (folder / "evaluation" / "comparison.json").write_text(json.dumps(shown))
+    return str(folder)
+
+
+HOT = {"code": "M191", "changes": {"temperature": 1.0}, "fix": "temperature: 1.0"}
+
+
+def said(*words: str) -> str:
+    ran = CliRunner().invoke(app, list(words))
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+@pytest.mark.parametrize(
+    ("findings", "right", "better", "doctor", "report"),
+    [
+        ([HOT], 0.99, True, "chat", "chat"),
+        ([HOT], 0.99, False, "cure", "doctor"),
+        ([HOT], 0.5, True, "cure", "doctor"),
+        ([{"code": "M191"}], 0.5, True, "explain", "doctor"),
+        ([], 0.5, False, "compare", "pilot"),
+        ([], 0.99, True, "chat", "chat"),
+        ([], 0.5, True, "compare", "compare"),
+        ([], None, False, "compare", "compare"),
+    ],
+)
+def test_what_comes_next_follows_from_the_run(
+    findings: list[dict[str, Any]], right: float, better: bool, doctor: str, report: str, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run", findings, right, better)
+    for verb, wanted in (("doctor", doctor), ("report", report)):
+        [line] = [line for line in said(verb, folder).splitlines() if line.startswith("next: ")]
+        assert_parses(line)
+        assert shlex.split(line)[2] == wanted, (verb, line)
+
+
+def test_a_solved_run_is_told_that_it_is_done(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [HOT], 0.99)
+    assert "no setting needs to change" in said("doctor", folder)
+    assert "The run is done: Better" in said("cure", folder)
+    assert not list(tmp_path.glob("*.cured.yaml"))
+    assert "temperature: 1.5 -> 1.0" in said("cure", folder, "--codes", "M191", "--dry-run")
+
+
+def test_no_cure_is_proposed_where_it_would_change_nothing(tmp_path: Path) -> None:
+    assert "podium cure" in said("doctor", write_run(tmp_path / "hot", [HOT]))
+    same = write_run(tmp_path / "same", [{**HOT, "changes": {"temperature": 1.5}}])
+    assert "podium cure" not in said("doctor", same)
+    (tmp_path / "hot" / "config.yaml").unlink()
+    assert "podium cure" not in said("doctor", str(tmp_path / "hot"))
+    log = tmp_path / "log.csv"
+    log.write_text("step,reward,kl\n" + "".join(f"{step},0.5,{0.01 * 3**step}\n" for step in range(1, 12)))
+    found = examine(log).issues
+    assert found
+    assert "podium cure" not in said("doctor", str(log))
+
+
+# ---- findings that agree ----
+
+
+def test_two_findings_do_not_want_two_values(tmp_path: Path) -> None:
+    findings = [
+        {"code": "M191", "changes": {"learning_rate": 1e-5, "beta": 0.1}, "fix": "f"},
+        {"code": "M192", "severity": "error", "changes": {"learning_rate": 1e-6}, "fix": "learning_rate: 1e-06"},
+        {"code": "M193", "changes": {"learning_rate": 3e-5}, "fix": "learning_rate: 3e-05"},
+    ]
+    found = [issue.finding for issue in examine(write_run(tmp_path / "run", findings)).issues]
+    assert [each.code for each in found] == ["M192", "M191", "M193"]
+    assert [dict(each.changes) for each in found] == [{"learning_rate": 1e-6}, {"beta": 0.1}, {}]
+    assert [each.fix for each in found[1:]] == ["beta: 0.1; learning_rate: see M192", "learning_rate: see M192"]
+
+
+def contradictions(findings: list[Finding]) -> list[str]:
+    values: dict[str, Any] = {}
+    return [
+        as_line(key, value)
+        for each in findings
+        for key, value in flat(each.changes)
+        if values.setdefault(key, value) != value
+    ]
+
+
+def test_findings_that_agree_stay_as_they_are() -> None:
+    found = [Finding(code=c, severity="note", what="", changes={"lora": {"r": 8}}, fix=c) for c in ("M101", "M102")]
+    assert agreed(found) == found
+    assert not contradictions(found)
+    other = Finding(code="M103", severity="warning", what="", changes={"lora": {"r": 4}})
+    assert contradictions([*found, other])
+    assert not contradictions(agreed([*found, other]))
