@@ -140,6 +140,35 @@ def cures(numbers: Callable[[int], dict[str, float]], **settings: Any) -> dict[s
     return {issue.finding.code: issue.finding.changes for issue in diagnose(history, {}, RunSettings(**settings))}
 
 
+def test_a_reward_that_falls_is_not_called_flat_and_an_unknown_rate_gets_no_direction() -> None:
+    def wavy(slope: float) -> Callable[[int], dict[str, float]]:
+        return lambda s: {"reward": 0.5 + slope * s + 0.05 * math.sin(s * 7.1), "grad_norm": 1.0}
+
+    assert not {"M104", "M111"} & set(codes_of(wavy(0.005), steps=60))
+    assert "M104" in codes_of(wavy(0.0), steps=60)
+    falling = codes_of(wavy(-0.003), steps=60)
+    assert "M104" not in falling
+    assert [code for code in codes_of(wavy(-0.01), steps=60) if code in {"M104", "M111"}] == ["M111"]
+    log = [StepMetrics(step=s, values=wavy(0.0)(s)) for s in range(1, 61)]
+    [flat] = [issue.finding for issue in diagnose(log, {}) if issue.finding.code == "M104"]
+    assert not flat.changes
+    assert "There is signal" not in flat.why
+    assert "learning_rate" not in flat.fix
+
+
+@pytest.mark.parametrize(("examples", "advised"), [(None, True), (1, True), ([{}, {}, {}, {}], False), (2, False)])
+@pytest.mark.parametrize("code", ["M101", "M103", "M146"])
+def test_what_the_recipe_has_is_not_advised(code: str, examples: Any, advised: bool) -> None:
+    settings = run_settings({"settings": {}}, {"examples": examples} if examples else {})
+    numbers = {"frac_reward_zero_std": 1.0}
+    history = [StepMetrics(step=s, values={**healthy(s), **numbers}) for s in range(1, 13)]
+    named = {"tag_format": r(0.0)}
+    found = diagnose(history, {s: [table(s, rewards=named)] for s in range(1, 13)}, settings)
+    [finding] = [issue.finding for issue in found if issue.finding.code == code]
+    assert (finding.changes.get("examples") == 2) is advised
+    assert ("examples: 2" in finding.fix) is advised
+
+
 def test_a_limit_is_not_raised_for_noise() -> None:
     def cut_off(step: int, entropy: float) -> dict[str, float]:
         return {"completions/clipped_ratio": 0.99 * (step > 4), "entropy": entropy if step > 4 else 1.0}

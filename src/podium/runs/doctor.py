@@ -119,7 +119,7 @@ def examine(path: str | Path) -> HealthReport:
     found = [issue for stage in run.parts for issue in _of_stage(stage)] if run.parts else _issues(run)
     wanted = run.environment.get("settings", {}).get("max_steps")
     latest = run.parts[-1].run if run.parts else run  # the stages before it had other rewards
-    seen = MetricHistory(steps=latest.history, settings=run_settings(latest.environment))
+    seen = MetricHistory(steps=latest.history, settings=run_settings(latest.environment, latest.given))
     return HealthReport(
         source=str(path),
         history=run.history,
@@ -135,7 +135,7 @@ def examine(path: str | Path) -> HealthReport:
 
 def _issues(run: Run) -> list[Issue]:
     """The detectors' issues, and the findings that others recorded: checks before the run, the proof."""
-    found = diagnose(run.history, rounds_of(run), run_settings(run.environment))
+    found = diagnose(run.history, rounds_of(run), run_settings(run.environment, run.given))
     for other in (Finding(**row) for row in run.findings.to_dict("records") if row["code"] not in DETECTORS):
         at = _whole(other.step) or 0
         found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, said=other.severity))

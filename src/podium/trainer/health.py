@@ -172,10 +172,11 @@ class Health(TrainerCallback):
         with self._timed():
             described = self.described
             ignored = frozenset() if self.args.strict else ignored_codes(self.args)  # strict: what is overruled is said
-            self._monitor = Monitor(run_settings(described), ignored=ignored)
+            given = self.config if self.config is not None else self._given()
+            self._monitor = Monitor(run_settings(described, given), ignored=ignored)
             self.folder.begin(resumed_step=state.global_step or None)
             self.folder.write_json(ENVIRONMENT, described)
-            self.folder.write_yaml(CONFIG, self.config if self.config is not None else self._given())
+            self.folder.write_yaml(CONFIG, given)
             if state.global_step:  # the monitors see all steps of a resumed run; its findings are in its folder
                 run = Run.load(self.folder.folder)
                 rounds = rounds_of(run)

@@ -35,6 +35,10 @@ COLD = 0.3
 """Temperatures below this hardly sample."""
 
 
+MORE_IS_STRONGER = ("examples", "beta", "epsilon_high")
+"""Settings of which a larger value does more of what it is advised for."""
+
+
 def usual_rate(num_parameters: float, *, adapter: bool) -> float:
     """The usual learning rate of a model: for all weights, or ten times that for an adapter.
 
@@ -197,6 +201,27 @@ class RunSettings:
     """Whether the user's own function samples: texts of completions may hold tokens that the policy did not draw."""
     best_kept: Mapping[str, Any] = field(default_factory=dict)
     """Settings that end the run with the weights of its best evaluation; empty where there is none."""
+    present: Mapping[str, Any] = field(default_factory=dict)
+    """All settings of the run, those of its recipe too; empty: unknown."""
+
+    def has(self, key: str, value: Any) -> bool:
+        """Whether the run has this value already, or one that does more of the same.
+
+        >>> settings = RunSettings(present={"examples": [{}, {}, {}], "max_grad_norm": 0.1})
+        >>> settings.has("examples", 2), settings.has("max_grad_norm", 0.2), settings.has("beta", 0.04)
+        (True, True, False)
+        """
+        now = self.present.get(key)
+        now = len(now) if key == "examples" and isinstance(now, list) else now
+        if key in MORE_IS_STRONGER and isinstance(now, (int, float)):
+            return bool(now >= value)
+        if key == "max_grad_norm" and isinstance(now, (int, float)):
+            return 0 < now <= value
+        return key in self.present and bool(now == value)
+
+    def more_examples(self) -> dict[str, Any]:
+        """Worked examples in the prompt, as changes; empty where it has as many."""
+        return {} if self.has("examples", 2) else {"examples": 2}
 
     def slower(self, factor: float) -> dict[str, Any]:
         """The learning rate divided by `factor`, as changes; empty where it is unknown."""
@@ -222,8 +247,8 @@ class RunSettings:
         return {"temperature": round(wanted, 2)} if wanted != now else {}
 
 
-def run_settings(environment: Mapping[str, Any]) -> RunSettings:
-    """The settings in the contents of `environment.json`."""
+def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | None = None) -> RunSettings:
+    """The settings in the contents of `environment.json`, and of `config.yaml`: the recipe, or a script's settings."""
     given = environment.get("settings", {})
     names = (
         "learning_rate",
@@ -259,6 +284,7 @@ def run_settings(environment: Mapping[str, Any]) -> RunSettings:
         rollout_func=bool(environment.get("rollout_func")),
         narrowed={name: drawn[name] for name, narrows in narrow.items() if narrows},
         best_kept={} if evaluated is None else {**best, **evaluated},
+        present={**given, **(recipe or {})},
     )
 
 

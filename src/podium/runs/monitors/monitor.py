@@ -172,12 +172,15 @@ class Monitor:
             if prompt in self._visits or len(self._visits) < VISITS:
                 self._visits.setdefault(prompt, []).extend((low, high))
 
+    def _new(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in changes.items() if not self.settings.has(key, value)}
+
     def _keep(self, code: str, detection: Detection, step: int) -> Finding | None:
         """Update the issue of this code; the finding, if it is to be reported."""
         before = self.issues.get(code)
         recent = self._steps[-FORGET_AFTER - 2 :]
         gap = 0 if before is None else sum(each.step > before.last_step for each in recent)  # 1: detected a step ago
-        finding = Finding(code=code, step=step, **{**detection._asdict(), "changes": dict(detection.changes)})
+        finding = Finding(code=code, step=step, **{**detection._asdict(), "changes": self._new(detection.changes)})
         level = SEVERITIES.index(finding.severity)
         if before is None:
             self.issues[code] = Issue(

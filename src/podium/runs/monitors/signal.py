@@ -40,10 +40,13 @@ def no_signal(history: MetricHistory) -> Detection | None:
     elif right > wrong:
         changes = {"on_finding": {"M101": "stop"}}
     else:
-        changes = {"examples": 2, **history.settings.tempered(mean(history.series("entropy", last=5)))}
+        changes = {
+            **history.settings.more_examples(),
+            **history.settings.tempered(mean(history.series("entropy", last=5))),
+        }
     cure = {
-        "wrong": f"{as_lines(changes)}; give partial credit in the reward, use easier prompts or a stronger model, "
-        "or raise num_generations",
+        "wrong": (f"{as_lines(changes)}; " if changes else "")
+        + "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations",
         "right": "use harder prompts, or stop here (`on_finding: {M101: stop}`)"
         + ("; the model has learnt what these can teach" if known else "; first read completions: is it earned?"),
     }
@@ -118,6 +121,8 @@ def silent_reward(history: MetricHistory) -> Detection | None:
     contains = history.pooled(lambda view: view.contains_answer_PG)
     right = int(np.nansum(contains))
     missed = alone and right >= max(3, MISSED * len(contains))
+    changes = {} if missed else history.settings.more_examples()
+    more = f"worked examples in the prompt ({as_lines(changes)}), " if changes else ""
     return Detection(
         what=f"Never fired: {some(list(silent))} gave 0 to all of {len(next(iter(silent.values())))} completions"
         + (f", although {right} contain their row's answer." if missed else "."),
@@ -126,9 +131,9 @@ def silent_reward(history: MetricHistory) -> Detection | None:
         else "Either the model cannot do it yet, or the function looks for something that completions never contain.",
         fix="`podium rewards test` tries right answers in several forms."
         if missed
-        else "Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); worked examples in "
-        "the prompt (examples: 2), partial credit, or easier prompts.",
-        changes={} if missed else {"examples": 2},
+        else f"Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); {more}partial "
+        "credit, or easier prompts.",
+        changes=changes,
     )
 
 
@@ -145,23 +150,27 @@ def names_one_of(words: Sequence[str], name: str) -> bool:
 
 
 def reward_flat(history: MetricHistory) -> Detection | None:
-    """M104: no trend in the reward since the start."""
-    reward = history.series("reward")
-    if len(reward) < 40 or mean(history.series("frac_reward_zero_std", last=10)) > 0.8:
+    """M104: no trend in the reward since the start; a reward that falls is M111's."""
+    reward, flat = history.series("reward"), mean(history.series("frac_reward_zero_std", last=10))
+    if len(reward) < 40 or flat > 0.8 or reward_falls(history) is not None:
         return None
     z = trend(reward[-200:])
     first, last, count = ends(reward)
-    if z > 1.645 or last - first > 0.5 * float(np.nanstd(reward[:20])):
+    if abs(z) > 1.645 or abs(last - first) > 0.5 * float(np.nanstd(reward[:20])):
         return None
-    changes = {**history.settings.slower(1 / 3), **history.settings.larger_groups()}
+    faster = history.settings.slower(1 / 3)
+    changes = {**faster, **history.settings.larger_groups()}
     return Detection(
         severity="note" if len(reward) < 80 else "warning",
         what=f"The reward does not rise: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} of "
         f"{len(reward)}; Mann-Kendall z = {z:.1f}, a rise would be over 1.6.",
-        why="There is signal in the groups, but steps are too small or too noisy to follow it.",
+        why="Steps may be too small or too noisy; whether groups have any signal is not recorded."
+        if np.isnan(flat)
+        else f"There is signal in {percent(1 - flat)} of groups, but steps are too small or too noisy to follow it.",
         fix=f"Set {as_lines(changes)}; or more prompts a step."
-        if changes
-        else "Raise learning_rate threefold, or num_generations, or the prompts of a step.",
+        if faster
+        else "More completions (num_generations) or more prompts a step make steps less noisy; whether the learning "
+        "rate is too low or too high is not known here.",
         changes=changes,
     )
 

@@ -158,11 +158,13 @@ def _no_format(history: MetricHistory, name: str, count: int) -> Detection:
             why="The tag in the reward's pattern is spelt otherwise than in the prompt.",
             fix=f"Compare the pattern in {name} with the tags above, letter by letter.",
         )
+    changes = history.settings.more_examples()
+    more = f", with worked examples ({as_lines(changes)})" if changes else ""
     return Detection(
         what=f"{name} gave 0 to all of {count} completions; few have any tag{': ' if seen else ''}{seen}.",
         why="The model does not know the format, so it never gets the reward that would teach it.",
-        fix="Show the format in the system prompt, with worked examples (examples: 2); partial credit for each tag.",
-        changes={"examples": 2},
+        fix=f"Show the format in the system prompt{more}; partial credit for each tag.",
+        changes=changes,
     )
 
 
