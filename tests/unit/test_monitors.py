@@ -13,7 +13,7 @@ import pytest
 from podium import GRPOConfig
 from podium.records import StepMetrics
 from podium.runs import findings
-from podium.runs.monitors import DETECTORS, Monitor, RunSettings, diagnose
+from podium.runs.monitors import DETECTORS, Monitor, RunSettings, diagnose, labels
 from podium.runs.monitors.history import run_settings
 from tests.cures import assert_agree
 from tests.unit.test_agent_monitors import FAILURES
@@ -378,6 +378,35 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
         {"accuracy": "score"},
     ),
 }
+
+
+def carries(slips: Callable[[int], int], gold: Callable[[int], int]) -> Callable[[int], Table]:
+    """Rounds of `n + 1`; in some groups all completions are off by `slips(n)`, in others one of eight is."""
+
+    def said(n: int, g: int) -> str:
+        off = slips(n)
+        return str(n + 1 + (off if n % 5 == 0 or g == 0 else 0))
+
+    return lambda s: labelled(s, said, lambda n: str(gold(n)))
+
+
+def slip(n: int) -> int:
+    return (-200, 300, -400, 600)[n // 100 % 4]
+
+
+def planted(n: int) -> int:
+    """A wrong answer in one row of five, each wrong by another amount."""
+    return n + 1 + (13 + 7 * (n % 41) if n % 5 == 0 else 0)
+
+
+def test_own_mistakes_of_a_model_are_no_wrong_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that lose a carry in some groups always, in others now and then: of right answers, and of wrong ones."""
+    assert "M156" not in codes_of(rounds=carries(slip, lambda n: n + 1), steps=16)
+    with monkeypatch.context() as unlimited:
+        unlimited.setattr(labels, "OWN_MISTAKES", 10**9)
+        assert "M156" in codes_of(rounds=carries(slip, lambda n: n + 1), steps=16), "this rule alone is silent"
+    assert "M156" in codes_of(rounds=carries(lambda n: 0, planted), steps=16)
+    assert "M156" in codes_of(rounds=carries(lambda n: slip(n) * (n % 5 > 0), planted), steps=16)
 
 
 @pytest.mark.parametrize("code", ROUNDS)

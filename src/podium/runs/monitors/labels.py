@@ -12,6 +12,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,8 @@ with itself about it. Of 30 % wrong answers planted in real runs, 0.81 and 0.85 
 reported; in a quickstart, whose answers are right, 0.52 and 0.53 were, while sums with a carry were still wrong."""
 SYSTEMATIC = 0.5
 """Share of suspects off by one and the same amount from which on the model errs by a rule, such as a lost carry."""
+OWN_MISTAKES = 2
+"""Completions that made an error beside a right one of their group, from which on it is one of the model's own."""
 WORDIER = 4
 """Factor on the words of an answer up to which a text is taken for one."""
 NEAR_MISS = 0.8
@@ -173,7 +176,10 @@ def suspicious_labels(history: MetricHistory) -> Detection | None:
     if len(learnt) < LEAST_LEARNT or len(wrong) < LEAST_SUSPECTS:
         return None
     paid = float(np.median([each.paid for each in learnt]))
-    wrong = [each for each in wrong if each.paid < paid and _neighbours_are_learnt(each, agreed)]
+    own = _own_mistakes(history.rounds)
+    wrong = [
+        each for each in wrong if each.paid < paid and _neighbours_are_learnt(each, agreed) and not own.explain(each)
+    ]
     if len(wrong) < LEAST_SUSPECTS or len(learnt) < LEARNT_SHARE * (len(seen) - len(wrong)):
         return None
     if _same_error(wrong):
@@ -193,10 +199,36 @@ def suspicious_labels(history: MetricHistory) -> Detection | None:
     )
 
 
+class _OwnMistakes(NamedTuple):
+    """What the model gets wrong by itself, where the answer of the row is sound."""
+
+    solved: frozenset[tuple[int, str]]
+    """Row and question of groups in which a completion gave the row's answer."""
+    errors: Counter[float | None]
+    """By how much other completions of these groups missed it; None: it is no number."""
+
+    def explain(self, each: AnsweredPrompt) -> bool:
+        """Whether the model's answer to a prompt may be its own mistake."""
+        off = _error(each.most, each.gold)
+        return (each.row, each.question) in self.solved or (off is not None and self.errors[off] >= OWN_MISTAKES)
+
+
+def _own_mistakes(rounds: Sequence[RoundView]) -> _OwnMistakes:
+    groups = [each for view in rounds for each in answered_prompts([view]) if each.gold in each.said]
+    errors = Counter(_error(said, each.gold) for each in groups for said in each.said if said != each.gold)
+    return _OwnMistakes(frozenset((each.row, each.question) for each in groups), errors)
+
+
+def _error(said: str, gold: str) -> float | None:
+    """Said less right, of numbers."""
+    a, b = _number(said), _number(gold)
+    return None if a is None or b is None else round(a - b, 6)
+
+
 def _same_error(wrong: Sequence[AnsweredPrompt]) -> bool:
     """Whether most of these differ from their rows' answers by one amount: 10 less in sums whose carry was lost."""
-    pairs = [(_number(each.most), _number(each.gold)) for each in wrong]
-    off = Counter(round(abs(said - gold), 6) for said, gold in pairs if said is not None and gold is not None)
+    found = [_error(each.most, each.gold) for each in wrong]
+    off = Counter(abs(error) for error in found if error is not None)
     return bool(off) and off.most_common(1)[0][1] >= SYSTEMATIC * len(wrong)
 
 
