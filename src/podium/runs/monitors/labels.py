@@ -176,11 +176,11 @@ def suspicious_labels(history: MetricHistory) -> Detection | None:
     if len(learnt) < LEAST_LEARNT or len(wrong) < LEAST_SUSPECTS:
         return None
     paid = float(np.median([each.paid for each in learnt]))
+    wrong = [each for each in wrong if each.paid < paid and _neighbours_are_learnt(each, agreed)]
+    is_learnt = len(learnt) >= LEARNT_SHARE * (len(seen) - len(wrong))
     own = _own_mistakes(history.rounds)
-    wrong = [
-        each for each in wrong if each.paid < paid and _neighbours_are_learnt(each, agreed) and not own.explain(each)
-    ]
-    if len(wrong) < LEAST_SUSPECTS or len(learnt) < LEARNT_SHARE * (len(seen) - len(wrong)):
+    wrong = [each for each in wrong if not own.explain(each)]
+    if len(wrong) < LEAST_SUSPECTS or not is_learnt:
         return None
     if _same_error(wrong):
         return None
