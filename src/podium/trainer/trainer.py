@@ -35,6 +35,7 @@ from transformers import TrainerCallback
 
 from podium.algorithm.losses import LossSums, no_sums, reduce_sums, with_skipped
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, mean_kept_entropy
+from podium.models import digests
 from podium.models.devices import kind_of
 from podium.models.out_of_memory import explained, fewer_rows, held_by, smaller_packs
 from podium.models.packing import dummy_pack
