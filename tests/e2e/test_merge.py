@@ -15,11 +15,12 @@ import torch
 import yaml
 from peft import AutoPeftModelForCausalLM, PeftModel
 from peft.tuners.lora import LoraModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, pipeline
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.errors import ProofError
+from podium.errors import ModelError
 from podium.runs.checkpoint import damage
 from podium.runs.find_model import find_model
 from podium.runs.shipping.export import merged_folder
@@ -250,15 +251,17 @@ def test_the_card_asks_as_training_did(place: Path, now: Callable[[str], None]) 
 
 def test_rounding_that_loses_what_was_trained_is_refused(place: Path) -> None:
     """A change of the third digit behind the point of weights of two digits."""
-    from safetensors.torch import load_file, save_file
-
     weights = place / "runs/adapter/adapter_model.safetensors"
     save_file({name: value * (1e-3 if "lora_B" in name else 1) for name, value in load_file(weights).items()}, weights)
-    code, _, err = podium("merge runs/adapter --out merged --dtype bfloat16")
+    code, _, err = podium("merge runs/adapter --out merged")
+    assert code == 2
+    assert "is not as training saved it" in err
+    code, _, err = podium("merge runs/adapter --out merged --dtype bfloat16 --ignore M032")
     assert code == 2
     assert "keep the weights in float32 (`--dtype float32`)" in err
-    code, _, err = podium("merge runs/adapter --out merged")
+    code, out, err = podium("merge runs/adapter --out merged --ignore M032")
     assert code == 0, err
+    assert "trained model" not in out
 
 
 def test_a_checkpoint_has_a_card_of_its_own(place: Path) -> None:
@@ -299,10 +302,7 @@ def test_a_merge_onto_another_base_is_one_message(place: Path, how: str, now: Ca
     assert "Traceback" not in err
     assert "saved model" not in out
     assert not (place / "merged").exists()
-    what = (
-        "does not fit" if how == "other width" else "other is not the base that was trained on: on this base 4 recorded"
-    )
-    assert what in err
+    assert ("does not fit" if how == "other width" else "other is not the base that the adapter") in err
     assert "--base OWNER/NAME" in err
     now(err)
 
@@ -314,22 +314,39 @@ def test_a_base_that_was_overwritten(trained: Path, place: Path, now: Callable[[
     config = place / "runs/adapter/adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": str(moved)}))
     save_tiny_model(moved, seed=11)
-    with pytest.raises(ProofError, match="is not the base that was trained on") as refused:
+    with pytest.raises(ModelError, match="is not the base that the adapter") as refused:
         merged_folder(find_model("runs/adapter"))
+    assert refused.value.code == "M031"
     now(str(refused.value))
     assert not (place / "runs/adapter/merged").exists()
+
+
+@pytest.mark.parametrize("verb", ["merge runs/adapter --out merged", "chat runs/adapter", "eval runs/adapter"])
+def test_every_verb_refuses_a_base_with_other_numbers(place: Path, verb: str) -> None:
+    """A base that differs by a thousandth in every number."""
+    moved = place / "base"
+    shutil.copytree(find_model("runs/adapter").base, moved)
+    weights = load_file(moved / "model.safetensors")
+    save_file({name: x * 1.001 for name, x in weights.items()}, moved / "model.safetensors", {"format": "pt"})
+    config = place / "runs/adapter/adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": str(moved)}))
+    code, out, err = podium(verb)
+    assert code == 2
+    assert "--ignore M031" in err
+    assert "saved model" not in out
 
 
 @pytest.mark.defect("F1", "nothing recorded to compare the base with")
 @pytest.mark.defect("N", "a merge where nothing is recorded is not called that of the trained model")
 def test_without_a_record_the_base_is_not_called_the_trained_one(place: Path, now: Callable[[str], None]) -> None:
+    (place / "runs/adapter/adapter_digests.json").unlink()
     shutil.rmtree(place / "runs/adapter/rollouts")
     code, out, err = podium("merge runs/adapter --out merged")
     assert code == 0, err
     said = out.splitlines()[1]
     assert said.startswith("saved model and adapter on this base differ")
-    assert said.endswith("whether this is the base that was trained on is not known: no completions to compare with")
-    assert "is not known" in (place / "merged/README.md").read_text()
+    assert said.endswith("whether this is the base that was trained on is not recorded")
+    assert "is not recorded" in (place / "merged/README.md").read_text()
     assert json.loads((place / "merged/merge.json").read_text())["proof"]["base"] is None
     now(said)
 
@@ -339,6 +356,9 @@ def test_a_run_in_four_bits_says_what_was_compared(place: Path, now: Callable[[s
     """The record of a run on rounded weights: its completions are somewhat further from the unrounded base."""
     record = place / "runs/adapter/config.yaml"
     record.write_text(record.read_text() + "load_in_4bit: true\n")
+    digests = place / "runs/adapter/adapter_digests.json"
+    contents = json.loads(digests.read_text())
+    digests.write_text(json.dumps({**contents, "base": {name: ["uint8", "", ""] for name in contents["base"]}}))
     [path] = sorted((place / "runs/adapter/rollouts").glob("0000001-*.parquet"))
     rows = pandas.read_parquet(path)
     rows["mean_logp"] += 0.3
@@ -347,7 +367,7 @@ def test_a_run_in_four_bits_says_what_was_compared(place: Path, now: Callable[[s
     assert code == 0, err
     said = out.splitlines()[1]
     assert said.startswith("saved model and adapter on this base differ")
-    assert "0.3 nats a token from what the run recorded (1 allowed); training saw its weights rounded" in said
+    assert "0.3 nats a token from what the run recorded (1 is usual); training saw its weights rounded" in said
     assert "rounded to 4 or 8 bits" in (place / "merged/README.md").read_text()
     now(said)
 
@@ -387,7 +407,8 @@ def test_the_merged_folder_of_a_server_is_made_once_for_each_training(place: Pat
     assert folder == Path("runs/adapter/merged")
     first = (folder / "model.safetensors").stat().st_mtime_ns
     assert (merged_folder(source) / "model.safetensors").stat().st_mtime_ns == first
-    shutil.copy("runs/adapter/checkpoint-1/adapter_model.safetensors", "runs/adapter/adapter_model.safetensors")
+    for name in ("adapter_model.safetensors", "adapter_digests.json"):
+        shutil.copy(f"runs/adapter/checkpoint-1/{name}", f"runs/adapter/{name}")
     assert (merged_folder(find_model("runs/adapter")) / "model.safetensors").stat().st_mtime_ns != first
     assert find_model("runs/adapter").adapter == Path("runs/adapter"), "the run itself is still its adapter"
 

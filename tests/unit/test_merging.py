@@ -1,15 +1,23 @@
-"""A merge is given back only where the merged model answers as the adapter does."""
+"""A merge is given back only where the merged model answers as the adapter does, and named by what is known of both."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from podium.errors import ModelError, ProofError
+from podium.models.digests import FILE, base_digests, put_on, record
 from podium.models.merging import MergeProof, expect, merge, prove
+from podium.models.whole import load
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
@@ -80,3 +88,149 @@ def test_half_precision_that_drops_the_adapter_is_refused() -> None:
 def test_nothing_to_merge() -> None:
     with pytest.raises(ModelError, match="no adapter"):
         merge(tiny_model("llama"))  # type: ignore[arg-type]
+
+
+Tensors = dict[str, Tensor]
+
+
+def noisy(amount: float) -> Callable[[Tensors], Tensors]:
+    def moved(tensors: Tensors) -> Tensors:
+        generator = torch.Generator().manual_seed(0)
+        return {
+            name: x + amount * x.std() * torch.randn(x.shape, generator=generator) if x.ndim == 2 else x
+            for name, x in tensors.items()
+        }
+
+    return moved
+
+
+def one_number(tensors: Tensors) -> Tensors:
+    name = sorted(tensors)[-2]
+    first = torch.zeros_like(tensors[name])
+    first.view(-1)[0] = 1e-3
+    return {**tensors, name: tensors[name] + first}
+
+
+def times(amount: float) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: x * (amount if "lora_B" in name else 1) for name, x in tensors.items()}
+
+
+def swapped(tensors: Tensors) -> Tensors:
+    other = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
+    return {re.sub(r"layers\.[01]\.", lambda found: other[found[0]], name): x for name, x in tensors.items()}
+
+
+def randomized(tensors: Tensors) -> Tensors:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(x.shape, generator=generator) * 0.1 for name, x in tensors.items()}
+
+
+BASES: dict[str, Callable[[Tensors], Tensors]] = {
+    "one number": one_number,
+    **{f"{percent} % noise": noisy(percent / 100) for percent in (0.1, 1, 3, 6, 10)},
+    "scaled": lambda tensors: {name: x * 1.001 for name, x in tensors.items()},
+}
+"""What may have become of a base since an adapter was trained on it."""
+
+ADAPTERS: dict[str, tuple[Callable[[Tensors], Tensors], str | None]] = {
+    "renamed": (lambda tensors: {name.replace("self_attn", "attn"): x for name, x in tensors.items()}, "M033"),
+    "all renamed": (lambda tensors: {f"x.{name}": x for name, x in tensors.items()}, "M033"),
+    "a layer missing": (lambda tensors: {name: x for name, x in tensors.items() if "layers.1." not in name}, "M033"),
+    "zeroed": (times(0.0), "M034"),
+    "negated": (times(-1.0), None),
+    "swapped": (swapped, None),
+    "random": (randomized, None),
+}
+"""What may have become of an adapter since it was saved, and the refusal of it where nothing is recorded."""
+
+
+def rewritten(path: Path, change: Callable[[Tensors], Tensors]) -> None:
+    save_file({name: x.contiguous() for name, x in change(load_file(path)).items()}, path, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """`base`, and `adapter` with a record of both, as training writes it."""
+    tiny_model("llama").save_pretrained(tmp_path / "base")
+    policy: Any = adapted()
+    policy.save_pretrained(tmp_path / "adapter")
+    record(tmp_path / "adapter", base_digests(policy))
+    return tmp_path
+
+
+def words(place: Path, dtype: torch.dtype = torch.float32, ignore: tuple[str, ...] = ()) -> str:
+    """What is said of a merge of `adapter` into `base`."""
+    policy, origin = put_on(load(str(place / "base"), dtype=dtype), place / "adapter", ignore)
+    expected = expect(policy, tiny_tokenizer())
+    merged = merge(policy)
+    return str(prove(merged, expected, dtype, origin=origin))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_base_that_was_trained_on_is_called_so(place: Path, dtype: torch.dtype) -> None:
+    policy, origin = put_on(load(str(place / "base"), dtype=dtype), place / "adapter")
+    assert origin.known
+    assert str(origin) == "trained model"
+    assert isinstance(policy, PeftModel)
+
+
+def test_a_base_loaded_in_bfloat16_is_known_in_float32(place: Path) -> None:
+    policy = PeftModel.from_pretrained(load(str(place / "base"), dtype=torch.bfloat16), str(place / "adapter"))
+    record(place / "adapter", base_digests(policy))
+    assert "trained model differ" in words(place)
+
+
+@pytest.mark.parametrize("how", BASES)
+def test_a_base_that_was_not_trained_on(place: Path, how: str) -> None:
+    rewritten(place / "base/model.safetensors", BASES[how])
+    with pytest.raises(ModelError, match="is not the base") as refused:
+        words(place)
+    assert refused.value.code == "M031"
+    assert "--ignore M031" in refused.value.fix
+    said = words(place, ignore=("M031",))
+    assert "trained model" not in said
+    assert "another base than trained on: overruled" in said.replace("(", "").replace(")", "")
+    (place / "adapter" / FILE).unlink()
+    said = words(place)
+    assert "trained model" not in said
+    assert "is not recorded" in said
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("how", ADAPTERS)
+def test_an_adapter_that_was_not_trained(place: Path, how: str, recorded: bool) -> None:
+    change, code = ADAPTERS[how]
+    rewritten(place / "adapter/adapter_model.safetensors", change)
+    if recorded:
+        code = "M032"
+    else:
+        (place / "adapter" / FILE).unlink()
+    if code is None:
+        assert "trained model" not in words(place)
+    else:
+        with pytest.raises(ModelError) as refused:
+            words(place)
+        assert refused.value.code == code
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_adapter_with_another_scale(place: Path, recorded: bool) -> None:
+    path = place / "adapter/adapter_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "lora_alpha": 4 * settings["lora_alpha"]}))
+    if recorded:
+        with pytest.raises(ModelError, match="lora_alpha 8 -> 32") as refused:
+            words(place)
+        assert refused.value.code == "M032"
+    else:
+        (place / "adapter" / FILE).unlink()
+        assert "trained model" not in words(place)
+
+
+def test_a_base_in_other_bits_is_not_known(place: Path) -> None:
+    path = place / "adapter" / FILE
+    contents = json.loads(path.read_text())
+    path.write_text(json.dumps({**contents, "base": {name: ["uint8", "", ""] for name in contents["base"]}}))
+    said = words(place)
+    assert "trained model" not in said
+    assert "0 of " in said

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podium.cli.flags import IgnoreOption
 from podium.cli.terminal import errors, plain_text, prepare_output
 from podium.records import clean
 
@@ -28,6 +29,7 @@ def chat(
     tools: Annotated[
         bool, typer.Option("--tools/--no-tools", help="Run the tools that the run was trained with.")
     ] = True,
+    ignore: IgnoreOption = None,
 ) -> None:
     """Talk to a model or to the result of a run.
 
@@ -38,7 +40,7 @@ def chat(
     from podium.runs.find_model import find_model, load_model
     from podium.runs.shipping.prompt_prefix import opening
 
-    source = find_model(model)
+    source = find_model(model, ignore=ignore)
     prepare_output()
     begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
     if begun and system is None:

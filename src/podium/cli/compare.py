@@ -83,8 +83,8 @@ def _evaluate(
     from podium.cli.targets import base_of, find_target, recipe_of, stem
     from podium.evaluation.evaluate import Policy, load, prepare, unload
 
-    given = find_target(names[-1])
-    targets = (base_of(given) if len(names) == 1 else find_target(names[0]), given)
+    given = find_target(names[-1], request.ignore)
+    targets = (base_of(given) if len(names) == 1 else find_target(names[0], request.ignore), given)
     prepare_output()
     measuring = next((target for target in reversed(targets) if target.run is not None), given)
     recipe = recipe_of(measuring, request)

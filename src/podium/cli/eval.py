@@ -47,7 +47,7 @@ def evaluate(
 
     [name], overrides = models_and_flags(context.args, "eval", most=1)
     request = dataclasses.replace(request, overrides=overrides)
-    target = find_target(name)
+    target = find_target(name, request.ignore)
     prepare_output()
     recipe = recipe_of(target, request)
     task = task_of(recipe, request)

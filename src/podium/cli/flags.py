@@ -16,6 +16,11 @@ OutputOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="CODE", help="A refusal of an adapter to overrule, as M031."),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
@@ -38,6 +43,7 @@ class EvalRequest:
         float | None,
         typer.Option("--temperature", min=1e-6, help="Of sampling; `eval_temperature`, else the training's."),
     ] = None
+    ignore: IgnoreOption = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Any key of a recipe."""
 

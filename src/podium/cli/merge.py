@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from podium.cli.flags import IgnoreOption
 from podium.cli.next_command import print_next
 from podium.cli.terminal import prepare_output
 
@@ -20,12 +21,13 @@ def merge(
     base: Annotated[
         str | None, typer.Option(help="The model to merge into, in place of the one that was trained on.")
     ] = None,
+    ignore: IgnoreOption = None,
 ) -> None:
     """Merge a run's adapter into its base, compare both on prompts of the run, and save one plain model."""
     from podium.runs.find_model import find_model, run_of
     from podium.runs.shipping.export import export
 
-    source = find_model(run, base=base)
+    source = find_model(run, base=base, ignore=ignore)
     prepare_output()
     made = export(source, out, dtype=dtype)
     size = sum(path.stat().st_size for path in made.folder.iterdir()) / 1e9

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from podium.cli.flags import IgnoreOption
 from podium.cli.terminal import errors, prepare_output
 
 _VLLM_TOOLS = (
@@ -24,6 +25,7 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     tools: Annotated[bool, typer.Option("--tools/--no-tools", help="Show requests with the tools of the run.")] = True,
+    ignore: IgnoreOption = None,
 ) -> None:
     """Serve a run's model with `transformers serve` or `vllm serve`. An adapter is merged into its folder first."""
     from podium.cli.run_tools import tools_of
@@ -32,7 +34,7 @@ def serve(
     from podium.runs.shipping.prompt_prefix import opening
     from podium.runs.shipping.serving import LOOPBACK, become, server
 
-    source = find_model(run)
+    source = find_model(run, ignore=ignore)
     model = source.base if source.adapter is None else str(source.adapter / MERGED)
     made = server(engine, model, host=host, port=port, extra=tuple(extra or ()))
     prepare_output()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,9 @@ class NamedModel:
         return f"{self.run.resolve().name}/{own}"
 
 
-def find_target(name: str) -> NamedModel:
+def find_target(name: str, ignore: Collection[str] | None = None) -> NamedModel:
     """The model of a name on the command line. Raises `ModelError` where there is none."""
-    source = find_model(name)
+    source = find_model(name, ignore=ignore)
     folder = Path(name).expanduser()
     parents = [folder.resolve().parent] if folder.is_dir() and folder.resolve().name.startswith("checkpoint-") else []
     run = next((place for place in (folder, *parents) if (place / CONFIG).is_file()), None)

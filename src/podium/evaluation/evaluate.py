@@ -165,6 +165,7 @@ def load(prepared: PreparedModel, args: GRPOConfig, rewards: Sequence[Reward] = 
     fit_threads()
     policy, tokenizer = prepared.policy, prepared.tokenizer
     settings = load_settings(args, policy.quantization_config, None)
+    settings = dataclasses.replace(settings, ignored=settings.ignored | policy.source.ignored)
     model = loading.load_to_sample(policy.source.base, policy.source.adapter, settings)
     loading.align_pad_token(model, tokenizer)
     if not getattr(model, "hf_device_map", None):

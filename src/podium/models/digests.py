@@ -3,14 +3,15 @@
     record(folder, base_digests(policy))      beside a saved adapter: `adapter_digests.json`
     policy, origin = put_on(base, folder)     the base with the adapter on it, and what the record says of both
 
-A tensor's digest covers its shape, the sum of all its bits read as integers, and some of its numbers, spread evenly: one
-pass over memory, whatever its device. An edit that keeps all three is not seen. Weights in 4 or 8 bits have none.
+A tensor's digest covers its shape, the sum of all its bits read as integers, and some of its numbers, spread evenly:
+one pass over memory, whatever its device. An edit that keeps all three is not seen. Weights in 4 or 8 bits have none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from podium.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 FILE = "adapter_digests.json"
 """In an adapter's folder: digests of its tensors, of its settings and of the base that it was trained on."""
@@ -43,7 +46,7 @@ _SHARED = ("vblora_vector_bank", "prompt_encoder", "unilora_theta_d")
 """Tensors that PEFT keeps once and names in every layer."""
 
 Digest = tuple[str, str, str]
-"""A tensor's dtype, the digest of its numbers, and of its numbers rounded to bfloat16; of weights in 4 or 8 bits: none."""
+"""A tensor's dtype, the digest of its numbers, and of its numbers in bfloat16; of weights in 4 or 8 bits: none."""
 
 OTHER_BASE, OTHER_ADAPTER, NOT_LOADED, NO_EFFECT = "M031", "M032", "M033", "M034"
 
@@ -64,8 +67,6 @@ class Origin:
     """Names that only the adapter's file has, or only the model."""
     no_effect: bool = False
     """Every matrix B of the adapter is zero."""
-    ignored: frozenset[str] = frozenset()
-    """Codes of refusals that the user overruled."""
 
     @property
     def known(self) -> bool:
@@ -86,39 +87,49 @@ class Origin:
         said = [what for what, found in changes if found]
         return f"adapter on this base ({', '.join(said)}: overruled)" if said else "adapter on this base"
 
+    @property
+    def grounds(self) -> str:
+        """What it is called so by."""
+        if self.known:
+            return f"base and adapter are those that training recorded (all {self.num_recorded} tensors of the base)"
+        if not self.num_recorded:
+            return "whether this is the base that was trained on is not recorded"
+        return f"{self.num_compared} of {self.num_recorded} recorded tensors of the base could be compared"
+
     def refusals(self, adapter: str, base: str) -> Iterator[ModelError]:
-        """Errors that are not overruled."""
+        """Everything that is wrong."""
         compared = f"{len(self.other_base)} of {self.num_compared} compared tensors have other numbers"
         found: dict[str, tuple[Any, str, str]] = {
             OTHER_BASE: (
                 self.other_base,
-                f"{base} is not the base that {adapter} was trained on: {compared}, as {_first(self.other_base)}",
+                f"{base} is not the base that the adapter {adapter} was trained on: {compared}, as "
+                f"{_first(self.other_base)}",
                 "Name the base that was trained on, with the weights it had then: --base OWNER/NAME or a folder.",
             ),
             OTHER_ADAPTER: (
                 self.other_adapter,
-                f"{adapter} is not as training saved it: {_first(self.other_adapter)} changed",
+                f"The adapter {adapter} is not as training saved it: {_first(self.other_adapter)} changed",
                 "Take the folder that the run wrote, or a checkpoint of it.",
             ),
             NOT_LOADED: (
                 self.not_loaded,
-                f"{adapter} does not fit {base}: {len(self.not_loaded)} names are only in its file or only in the "
-                f"model, as {_first(self.not_loaded)}, so it is not all loaded",
+                f"The adapter {adapter} does not fit {base}: {len(self.not_loaded)} names are only in its file or only "
+                f"in the model, as {_first(self.not_loaded)}, so it is not all loaded",
                 "Name the base that was trained on: --base OWNER/NAME or a folder.",
             ),
             NO_EFFECT: (
                 self.no_effect,
-                f"{adapter} changes nothing: all its matrices B are zero, so this is the base alone",
+                f"The adapter {adapter} changes nothing: all its matrices B are zero, so this is the base alone",
                 "Train it first, or name the base itself.",
             ),
         }
         for code, (wrong, what, fix) in found.items():
-            if wrong and code not in self.ignored:
+            if wrong:
                 yield ModelError(f"{what}.", code=code, fix=f"{fix} To go on with it as it is: --ignore {code}")
 
 
 def base_digests(policy: torch.nn.Module) -> dict[str, Digest]:
-    """Digests of the frozen tensors under an adapter; empty where there is none, or where no process has all weights."""
+    """Digests of the frozen tensors under an adapter; empty where there is none, or no process has all."""
     if not isinstance(policy, PeftModel):
         return {}
     tensors = {name: x for name, x in _base(policy).items() if not x.requires_grad}
@@ -140,7 +151,7 @@ def put_on(model: Any, folder: Path, ignore: Collection[str] = ()) -> tuple[Peft
 
     Raises:
         ModelError: shapes differ (P013); and unless `ignore` has the code: the base is another one than was trained on
-            (M031), the adapter is not as it was saved (M032), not all of it was loaded (M033), it changes nothing (M034).
+            (M031), the adapter is not as it was saved (M032), is only partly loaded (M033) or changes nothing (M034).
     """
     base = getattr(model.config, "_name_or_path", "") or "the base"
     try:
@@ -157,9 +168,11 @@ def put_on(model: Any, folder: Path, ignore: Collection[str] = ()) -> tuple[Peft
             fix="Name the base that was trained on: --base OWNER/NAME or a folder.",
         ) from error
     missing = [name for name in loaded.missing_keys if not any(part in name for part in _SHARED)]
-    origin = _compared(policy, folder, (*missing, *loaded.unexpected_keys), frozenset(ignore))
-    for refusal in origin.refusals(f"the adapter {folder}", base):
-        raise refusal
+    origin = _compared(policy, folder, (*missing, *loaded.unexpected_keys))
+    for refusal in origin.refusals(str(folder), base):
+        if refusal.code not in ignore:
+            raise refusal
+        logger.warning("%s [%s, overruled]", refusal.what, refusal.code)
     return policy.eval(), origin
 
 
@@ -206,7 +219,7 @@ def _base(policy: PeftModel) -> dict[str, Tensor]:
     return found
 
 
-def _compared(policy: PeftModel, folder: Path, not_loaded: tuple[str, ...], ignored: frozenset[str]) -> Origin:
+def _compared(policy: PeftModel, folder: Path, not_loaded: tuple[str, ...]) -> Origin:
     then, now = _recorded(folder).get("base", {}), _base(policy)
     alike = {name: _alike(now[name], tuple(each)) for name, each in then.items() if name in now}
     compared = {name: same for name, same in alike.items() if same is not None}
@@ -217,7 +230,6 @@ def _compared(policy: PeftModel, folder: Path, not_loaded: tuple[str, ...], igno
         other_adapter=adapter_changes(folder),
         not_loaded=not_loaded,
         no_effect=_is_zero(policy),
-        ignored=ignored,
     )
 
 

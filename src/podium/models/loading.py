@@ -30,6 +30,7 @@ from transformers import (
 from podium.errors import ConfigError, ModelError, way_on
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, own_code
+from podium.models.digests import put_on
 from podium.models.forward import base_model, is_quantized
 from podium.models.weights import judged, with_ignored
 from podium.models.whole import freeze_outside, load, only_inside, outside, remember
@@ -198,12 +199,12 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
 
 
 def load_to_sample(model: str, adapter: Path | None, settings: LoadSettings) -> PreTrainedModel | PeftModel:
-    """A model that is only sampled from, with the adapter in a folder put on it."""
+    """A model that is only sampled from, with the adapter in a folder put on it. Raises as `put_on` does."""
     policy = _from_name(model, settings, frozen=adapter is not None)
     keep_differentiable(policy)
     if settings.cast_head_to_fp32:
         cast_head_to_fp32(policy)
-    return policy if adapter is None else PeftModel.from_pretrained(policy, adapter)
+    return policy if adapter is None else put_on(policy, adapter, settings.ignored)[0]
 
 
 def _with_adapter(policy: PreTrainedModel, config: PeftConfig) -> PeftModel:

@@ -7,13 +7,14 @@
 A merge may quietly change a model: a base in 4 bits is rounded again, bfloat16 drops what the adapter changed, a saved
 file may lack a tensor. So the log-probabilities of both are compared on some texts before anything is given back. What
 is expected is a few numbers a position, so that the two models need not be in memory together. Neither comparison can
-tell whether the base is the one that was trained on: `check_base` compares it with what the run recorded.
+tell whether the base is the one that was trained on: `podium.models.digests` can, where training recorded it.
+`check_base` adds how far completions that a run recorded are from it, which proves nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from podium.errors import ModelError, ProofError
+from podium.models.digests import Origin
 from podium.models.forward import is_quantized
 from podium.models.loading import end_ids
 
@@ -102,14 +104,14 @@ class BaseProof:
 
     @property
     def passed(self) -> bool:
-        """Whether the completions may be of this model."""
+        """Whether the difference is as small as sampling usually makes it."""
         return self.difference <= self.tolerance
 
     def __str__(self) -> str:
         rounded = "; training saw its weights rounded to 4 or 8 bits, so this is close to the trained model, not equal"
         return (
             f"on this base {self.num_completions} recorded completions are {self.difference:.2g} nats a token from "
-            f"what the run recorded ({self.tolerance:g} allowed){rounded if self.quantized else ''}"
+            f"what the run recorded ({self.tolerance:g} is usual){rounded if self.quantized else ''}"
         )
 
 
@@ -125,29 +127,29 @@ class MergeProof:
     num_positions: int
     base: BaseProof | None = None
     """None: no adapter, or nothing recorded to compare its base with."""
+    origin: Origin = field(default_factory=Origin)
+    """Of an adapter: whether it and its base are those that training recorded."""
 
     @property
     def passed(self) -> bool:
-        """Whether the merged model is the trained one: close to it, and closer than to the base."""
+        """Whether the merged model is the given one: close to it, and closer than to the base."""
         carried = not self.effect or self.difference <= LEAST_KEPT * self.effect
         return self.difference <= self.tolerance and carried
 
     @property
     def apart(self) -> str:
         """The models that were compared, and their difference."""
-        on_its_base = self.base is not None and self.base.passed and not self.base.quantized
-        trained = "trained model" if on_its_base else "original" if self.effect is None else "adapter on this base"
+        given = "original" if self.effect is None else self.origin
         change = "" if self.effect is None else f"; the adapter itself changes {self.effect:.2g} nats"
         return (
-            f"saved model and {trained} differ by at most {self.difference:.2g} nats ({self.tolerance:g} allowed) over "
+            f"saved model and {given} differ by at most {self.difference:.2g} nats ({self.tolerance:g} allowed) over "
             f"{self.num_positions} positions{change}"
         )
 
     def __str__(self) -> str:
         if self.effect is None:
             return self.apart
-        base = self.base or "whether this is the base that was trained on is not known: no completions to compare with"
-        return f"{self.apart}; {base}"
+        return "; ".join(str(each) for each in (self.apart, self.origin.grounds, self.base) if each)
 
 
 @torch.no_grad()
@@ -221,7 +223,11 @@ def check_base(
 
 @torch.no_grad()
 def prove(
-    merged: PreTrainedModel, expected: Expected, stored: torch.dtype, base: BaseProof | None = None
+    merged: PreTrainedModel,
+    expected: Expected,
+    stored: torch.dtype,
+    base: BaseProof | None = None,
+    origin: Origin | None = None,
 ) -> MergeProof:
     """Compare what a model says with what is expected of it.
 
@@ -230,6 +236,7 @@ def prove(
         expected: from the model with its adapter.
         stored: the type its weights have been rounded to, which says how far apart the two may be.
         base: from `check_base`.
+        origin: from `digests.put_on`.
 
     Raises:
         ProofError: the merged model answers differently (P013).
@@ -241,6 +248,7 @@ def prove(
         effect=expected.effect,
         num_positions=sum(reading.ids_1T.shape[1] for reading in expected.readings),
         base=base,
+        origin=origin or Origin(),
     )
     if not proof.passed:
         raise ProofError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from podium.runs.run import RECORD, Run
 
 if TYPE_CHECKING:
     import torch
+
+    from podium.models.digests import Origin
 
 ADAPTER = "adapter_config.json"
 MERGED = "merged"
@@ -34,6 +37,8 @@ class ModelSource:
     """Argument of `from_pretrained`: the folder or hub id of the model, or of the adapter's base."""
     adapter: Path | None = None
     """A folder with an adapter to put on it."""
+    ignored: frozenset[str] = frozenset()
+    """Codes of refusals that the user overrules."""
 
     @property
     def folder(self) -> Path | None:
@@ -48,12 +53,13 @@ class ModelSource:
         return str(self.adapter) if own else self.base
 
 
-def find_model(name: str, *, base: str | None = None) -> ModelSource:
+def find_model(name: str, *, base: str | None = None, ignore: Collection[str] | None = None) -> ModelSource:
     """Find a model without loading it. A run's folder stands for its final model, else for its newest checkpoint.
 
     Args:
         name: a run's folder, a checkpoint, a model's or adapter's folder, a hub id, `builtin:...`.
         base: an adapter's base, in place of the one that PEFT recorded.
+        ignore: codes of refusals of an adapter on its base that are overruled.
 
     Raises:
         ModelError: no model there, or not a language model.
@@ -63,7 +69,7 @@ def find_model(name: str, *, base: str | None = None) -> ModelSource:
         folder = _saved(folder)
         name = str(folder)
     if (folder / ADAPTER).is_file():
-        return ModelSource(base=_base_of(folder, base), adapter=folder)
+        return ModelSource(base=_base_of(folder, base), adapter=folder, ignored=frozenset(ignore or ()))
     check_model_name(name)
     return ModelSource(base=resolve_model(name))
 
@@ -134,7 +140,7 @@ def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tup
 
     from podium.models.whole import load
 
-    model = with_adapter(load(source.base, dtype=dtype), source)
+    model, _ = with_adapter(load(source.base, dtype=dtype), source)
     tokenizer = load_tokenizer(source)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     return model.to(device).eval(), tokenizer
@@ -147,23 +153,8 @@ def load_tokenizer(source: ModelSource) -> Any:
     return AutoTokenizer.from_pretrained(source.tokenizer)
 
 
-def with_adapter(model: Any, source: ModelSource) -> Any:
-    """The base with the source's adapter on it, if it has one.
+def with_adapter(model: Any, source: ModelSource) -> tuple[Any, Origin | None]:
+    """The base with the source's adapter on it, if it has one, and its origin. Raises as `digests.put_on`."""
+    from podium.models.digests import put_on
 
-    Raises:
-        ModelError: the adapter's weights have other shapes than the base.
-    """
-    if source.adapter is None:
-        return model
-    from peft import PeftModel
-
-    try:
-        return PeftModel.from_pretrained(model, str(source.adapter)).eval()
-    except (RuntimeError, ValueError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        mismatch = next((line for line in lines if "mismatch" in line), lines[0]).rstrip(".")
-        raise ModelError(
-            f"The adapter {source.adapter} does not fit {source.base}: {mismatch}.",
-            code="P013",
-            fix="Name the base that was trained on: --base OWNER/NAME or a folder.",
-        ) from error
+    return (model, None) if source.adapter is None else put_on(model, source.adapter, source.ignored)

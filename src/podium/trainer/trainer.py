@@ -115,9 +115,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         return plan
 
     def _begin(self, parts: Parts, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any]) -> None:
-        self.parts = parts
-        if parts.args.process_index == 0:
-            self.base = digests.base_digests(parts.policy)  # before weights are sharded
+        self.parts, self.base = parts, digests.base_digests(parts.policy)  # before weights are sharded
         self.entropy, self.weights = parts.entropy, parts.adaptive
         self.round: Round | None = None
         self.scored: Sequence[ScoredGroup] = ()

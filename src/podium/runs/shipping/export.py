@@ -1,8 +1,8 @@
 """Exports a run's model as a plain folder that any library loads: `export(find_model("runs/x"), Path("x-merged"))`.
 
-An adapter's base is compared with the log-probabilities that the run recorded; then the adapter is merged in float32
-and the result compared with the model before; a full fine-tune is copied. Either is cast, saved, loaded from the disk
-and compared with the trained model on prompts of the run. Only then the folder gets its name.
+An adapter and its base are compared with the digests that training recorded; then the adapter is merged in float32 and
+the result compared with the model before; a full fine-tune is copied. Either is cast, saved, loaded from the disk
+and compared with that model on prompts of the run. Only then the folder gets its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import ConfigError, ModelError, ProofError
+from podium.errors import ConfigError, ModelError
 from podium.runs.checkpoint import atomic_folder, damage
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load_model, load_tokenizer, run_of, with_adapter
 from podium.runs.run import ROLLOUTS, STAGES, Run
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from podium.models.digests import Origin
     from podium.models.merging import BaseProof, Expected, MergeProof
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ def export(source: ModelSource, out: Path, *, dtype: str | None = None) -> Expor
 
     Raises:
         ConfigError: `out` exists, or no such dtype.
-        ModelError: the base is quantized.
-        ProofError: the saved model answers differently from the trained one (P013). Nothing is left of it.
+        ModelError: the base is quantized; the adapter or its base are not those of the training, or it has no effect.
+        ProofError: the saved model answers differently from the model and its adapter (P013). Nothing is left of it.
     """
     if out.exists():
         raise ConfigError(f"{out} is there already.", fix="Give a folder that is not: --out DIR.")
@@ -118,13 +119,19 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
     """`as_in_base`: whether each tensor gets the type that it has in the base's files."""
     import torch
 
+    from podium.models.digests import NO_EFFECT
     from podium.models.merging import TEXTS, expect, prove
     from podium.models.whole import as_stored
 
     run = run_of(source)
-    trained, tokenizer, base = _on_its_base(source, run)
+    trained, tokenizer, base, origin = _on_its_base(source, run)
     expected = expect(trained, tokenizer, (*_texts(run), *TEXTS))
-    model = _merged(trained, expected, base)
+    if expected.effect == 0 and NO_EFFECT not in source.ignored:
+        what = f"The adapter {source.adapter} changes nothing on {len(expected.readings)} texts: it is the base alone."
+        raise ModelError(
+            what, code=NO_EFFECT, fix=f"Train it, or name the base itself. To go on as it is: --ignore {NO_EFFECT}"
+        )
+    model = _merged(trained, expected, base, origin)
     state = as_stored(model, dtype=stored) if as_in_base else None
     model.to(stored)
     del trained
@@ -134,7 +141,7 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
         _save(model, tokenizer, staging, state)
         del model, state
         saved, _ = load_model(ModelSource(base=str(staging)), dtype=torch.float32)
-        proof = prove(saved, expected, stored, base)  # in float32: the rounding of weights alone
+        proof = prove(saved, expected, stored, base, origin)  # in float32: the rounding of weights alone
         name = str(stored).removeprefix("torch.")
         proved = {**asdict(proof), "passed": proof.passed}
         record = {"weights": _digest(source), "dtype": name, "proof": proved, OPENING: opening(source)}
@@ -162,7 +169,7 @@ def _stored_type(source: ModelSource, asked: str | None) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _merged(model: Any, expected: Expected, base: BaseProof | None) -> PreTrainedModel:
+def _merged(model: Any, expected: Expected, base: BaseProof | None, origin: Origin | None) -> PreTrainedModel:
     """The model with its adapter in its weights, proved before they are rounded."""
     import torch
     from peft import PeftModel
@@ -172,39 +179,37 @@ def _merged(model: Any, expected: Expected, base: BaseProof | None) -> PreTraine
     if not isinstance(model, PeftModel):
         return model
     plain = merge(model)
-    prove(plain, expected, torch.float32, base)
+    prove(plain, expected, torch.float32, base, origin)
     return plain
 
 
-def _on_its_base(source: ModelSource, run: Run | None) -> tuple[Any, PreTrainedTokenizerBase, BaseProof | None]:
-    """The trained model in float32; for an adapter, with the comparison of its base with the run's record.
+def _on_its_base(
+    source: ModelSource, run: Run | None
+) -> tuple[Any, PreTrainedTokenizerBase, BaseProof | None, Origin | None]:
+    """The model in float32; for an adapter, with its origin and what completions of its run say of its base.
 
     The first completions were sampled from the base, before the adapter changed anything. Where training began with a
     trained adapter, only later ones can be compared, with the model a step after them.
 
     Raises:
-        ModelError: the adapter does not fit the base.
-        ProofError: neither fits the record (P013).
+        ModelError: the adapter does not fit the base, or they are not as training recorded them.
     """
     import torch
 
+    base, _ = load_model(replace(source, adapter=None), dtype=torch.float32)
     if source.adapter is None or run is None:
-        return *load_model(source, dtype=torch.float32), None
+        trained, origin = with_adapter(base, source)
+        return trained, load_tokenizer(source), None, origin
     staged = Run(folder=run.folder.parent) if (run.folder.parent / STAGES).is_file() else run
     begun = staged.parts[0].run if staged.parts else run
-    base, _ = load_model(replace(source, adapter=None), dtype=torch.float32)
     tokenizer = load_tokenizer(source)
     found = _base_proof(begun, base, tokenizer, 0)
-    trained = with_adapter(base, source)
+    trained, origin = with_adapter(base, source)
     if found is None or not found.passed:
         found = _base_proof(run, trained, tokenizer, checkpoint_step(source.adapter)) or found
     if found is not None and not found.passed:
-        raise ProofError(
-            f"The merge is refused: {base_named(source.base).name} is not the base that was trained on: {found}.",
-            code="P013",
-            fix="Name the base that was trained on, with the weights it had then: --base OWNER/NAME or a folder.",
-        )
-    return trained, tokenizer, found
+        logger.warning("%s may not be the base that was trained on: %s.", base_named(source.base).name, found)
+    return trained, tokenizer, found, origin
 
 
 def _base_proof(run: Run, model: Any, tokenizer: PreTrainedTokenizerBase, step: int | None) -> BaseProof | None:
