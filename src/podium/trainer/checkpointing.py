@@ -81,8 +81,8 @@ class StopsOnTerm(TrainerCallback):
 class AtomicCheckpointMixin(Trainer):
     """A Trainer whose checkpoints are staged, flushed and renamed into place; see `podium.runs.checkpoint`."""
 
-    base: Mapping[str, digests.Digest]
-    """Digests of the weights under the adapter."""
+    base: Mapping[str, digests.Digest] | None = None
+    """Digests of the weights under the adapter; None: not made yet."""
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Nothing where there is no step left to take."""
@@ -106,6 +106,8 @@ class AtomicCheckpointMixin(Trainer):
                 super()._save(output_dir, state_dict=state_dict if plain is None else as_stored(plain, state_dict))
                 write_processor(plain, folder)
                 checkpoint.copy_permissions(folder / "training_args.bin", folder)
+                if self.base is None:
+                    self.base = digests.base_digests(self.accelerator.unwrap_model(cast(nn.Module, self.model)))
                 digests.record(folder, self.base)
         finally:
             self.args.hub_token = token
