@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 from podium.errors import as_line
 from podium.recipe.changes import apply_changes
+from podium.recipe.checks import check_recipe
 from podium.records import Finding
+
+
+def assert_cures(finding: Finding, before: Sequence[Finding], recipe: Path) -> None:
+    """With the changes of a finding in its recipe, the finding is gone and no error is new."""
+    recipe.write_text(apply_changes(recipe.read_text(), finding.changes))
+    after = check_recipe(recipe)
+    assert (finding.code, finding.what) not in {(each.code, each.what) for each in after}, finding
+    known = {each.code for each in before}
+    new = [str(each) for each in after if each.severity == "error" and each.code not in known]
+    assert not new, (str(finding), new)
 
 
 def assert_agree(finding: Finding) -> None:

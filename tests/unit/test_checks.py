@@ -25,7 +25,7 @@ from podium.recipe.checks.table import RULES
 from podium.recipe.estimates import memory
 from podium.runs import findings
 from podium.testing import CHATML, save_tiny_model
-from tests.cures import assert_agree
+from tests.cures import assert_agree, assert_cures
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
 CHAT = [{"prompt": [{"role": "user", "content": f"{n}+1="}], "answer": str(n + 1)} for n in range(40)]
@@ -431,6 +431,15 @@ REWARDS = [
 
 CASES = [*DATA, *CONFIG, *MODEL, *REWARDS]
 
+NOT_CURED = {
+    "C003 template without quotes": "the rows of the case lack the column, which is the next error",
+    "D005 part": "a known gap: the filter names a column that another part of the mixture calls otherwise",
+    "D018 all": "a known gap: a filter leaves no rows where no row has an answer",
+    "M018": "a known gap: the check does not look at eos_token_id of generation_kwargs",
+    "W002": "a known gap: `answer` does not give the column that the reward asks for",
+}
+"""Cases whose change, applied alone, is not enough: why."""
+
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.name}".strip())
 def test_a_bad_input_is_named(case: Case, tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,6 +457,9 @@ def test_a_bad_input_is_named(case: Case, tmp_path: Path, saved: Path, monkeypat
     assert case.cure in fits[0].fix, str(fits[0])
     for finding in found:
         assert_agree(finding)
+    name = f"{case.code} {case.name}".strip()
+    if case.severity != "note" and fits[0].changes and not case.flags and name not in NOT_CURED:
+        assert_cures(fits[0], found, Path("run.yaml"))
     if case.severity != "note":
         assert fits[0].fix
         assert not any(each.fix.startswith("see `podium explain") for each in found), found
