@@ -362,6 +362,56 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_an_error(damaged: Path) -> No
         checkpoint.to_resume_from(damaged / "nowhere", asked=True)
 
 
+def replace_under_manifest(folder: Path, name: str, text: str) -> None:
+    """Write a file of a checkpoint, and a manifest that it fits."""
+    (folder / name).write_text(text)
+    (folder / checkpoint.MANIFEST).unlink()
+    checkpoint.write_manifest(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"global_step": null}', '{"global_step": "9"}'])
+def test_a_state_without_a_step_is_skipped_under_a_manifest_that_fits(text: str, damaged: Path) -> None:
+    newest = damaged / "checkpoint-9"
+    replace_under_manifest(newest, "trainer_state.json", text)
+    assert checkpoint.newest(damaged) == damaged / "checkpoint-8"
+    with pytest.raises(CheckpointError, match=r"checkpoint-9 is damaged: trainer_state\.json"):
+        checkpoint.to_resume_from(damaged, asked=str(newest))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("podium_state.json", ""),
+        ("podium_state.json", "[]"),
+        ("podium_state.json", "{}"),
+        ("podium_state.json", '{"made_of": [1]}'),
+        ("podium_state.json", '{"bfloat16_products": null, "entropy": 3, "plan": {}}'),
+        ("trainer_state.json", '{"global_step": 9, "unknown": 1}'),
+    ],
+)
+def test_a_state_of_another_shape_is_one_message(name: str, text: str, server: Server, damaged: Path) -> None:
+    newest = damaged / "checkpoint-9"
+    replace_under_manifest(newest, name, text)
+    server.start("base", damaged, resume=True)
+    with pytest.raises(AssertionError):
+        server.finish()
+    assert f"CheckpointError: {newest} cannot be gone on from: its {name} cannot be loaded" in server.said()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), lambda path: path.symlink_to("nowhere")])
+def test_a_file_with_the_name_of_a_checkpoint_is_kept_aside(make: Any, tmp_path: Path) -> None:
+    final = tmp_path / "checkpoint-12"
+    make(final)
+    assert checkpoint.newest(tmp_path) is None
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        checkpoint.to_resume_from(tmp_path, asked=str(final))
+    with checkpoint.atomic_folder(final) as staging:
+        (staging / "config.json").write_text("{}")
+    assert (final / "config.json").is_file()
+    aside = tmp_path / "checkpoint-12.aside"
+    assert aside.is_symlink() or aside.read_text() == "mine"
+
+
 def test_without_the_round_ahead_it_is_drawn_anew(server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """From a checkpoint of a run that did not sample ahead, and into one: each goes on as its own settings say."""
     server.start("ahead", tmp_path / "a", resume=str(undisturbed("base").folder / "checkpoint-5"))

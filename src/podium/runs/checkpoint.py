@@ -44,6 +44,9 @@ def atomic_folder(final: Path, *, is_main: bool = True, barrier: Callable[[], No
             barrier()
             if is_main:
                 write_manifest(staging)
+                if final.is_symlink() or final.is_file():
+                    os.replace(final, final.with_name(f"{final.name}.aside"))
+                    logger.warning("%s was no folder; it is now %s.aside.", final, final.name)
                 shutil.rmtree(final, ignore_errors=True)  # a damaged one that resuming skipped
                 os.rename(staging, final)
                 _sync(final.parent)
@@ -202,7 +205,7 @@ def newest(folder: Path) -> Path | None:
     """
     skipped: list[str] = []
     for checkpoint in checkpoints(folder):
-        wrong = damage(checkpoint)
+        wrong = damage(checkpoint) or _no_step(checkpoint / "trainer_state.json")
         if wrong is None:
             for line in skipped:
                 logger.warning("Skipped %s; resuming from %s.", line, checkpoint.name)
@@ -239,14 +242,20 @@ def verified(checkpoint: Path) -> Path:
         fix = f"resume_from_checkpoint: {near[0] if near else 'true, which takes the newest in output_dir'}"
         raise CheckpointError(f"{checkpoint} is not a checkpoint: it {what}.{listed}", fix=fix)
     wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else None
-    try:
-        json.loads(state.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        wrong = wrong or f"{state.name} cannot be read"
+    wrong = wrong or _no_step(state)
     if wrong is not None:
         fix = "resume_from_checkpoint: true, which takes the newest that is whole"
         raise CheckpointError(f"{checkpoint} is damaged: {wrong}.", fix=fix)
     return checkpoint
+
+
+def _no_step(state: Path) -> str | None:
+    """Why a `trainer_state.json` gives no step to go on from; None: it does."""
+    try:
+        step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{state.name} cannot be read"
+    return None if isinstance(step, int) else f"{state.name} has the step {step!r}"
 
 
 def sweep(folder: Path) -> None:

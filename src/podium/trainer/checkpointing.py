@@ -225,7 +225,11 @@ class CheckpointMixin(AtomicCheckpointMixin):
     def _refuse_others(self, found: Path) -> None:
         """Raise `CheckpointError` where this run cannot continue from a checkpoint; log the changes since it."""
         self.processes.check_parts(found)
-        for finding in resume.differences(found, self.health.made_of):
+        with resume.readable(str(found), "trainer_state.json"):
+            TrainerState.load_from_json(str(found / "trainer_state.json"))
+        with resume.readable(str(found), STATE):
+            differences = list(resume.differences(found, self.health.made_of))
+        for finding in differences:
             if self.health.overrules(finding):
                 self._others_state |= finding.changes.keys()
             elif finding.severity == "error":
@@ -245,7 +249,8 @@ class CheckpointMixin(AtomicCheckpointMixin):
         if folder is not None and not self._others_state & {"optim", "lr_scheduler_type"}:
             resume.apply_settings(Path(folder), self.args, self.optimizer, self.lr_scheduler)
         if folder is not None:
-            self._load_own(Path(folder))
+            with resume.readable(folder, STATE):
+                self._load_own(Path(folder))
             self._random_numbers_in = folder
             self.health.slow_down(self.optimizer, self.lr_scheduler)
 
