@@ -27,7 +27,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health tables recount
+.PHONY: help setup demo test test-slow test-processors test-latest test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy tables recount
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -110,8 +110,9 @@ bench-cures: .venv/.ok ## planted mistakes of beginners, named and cured, on thr
 tables: .venv/.ok ## sixty everyday tables, and what podium init takes each of them for
 	$(BIN)/python -m benchmarks.tables
 
-recount: .venv/.ok ## twelve small runs, and their accuracy counted again without Podium: two minutes
-	$(BIN)/python -m benchmarks.recount
+healthy: .venv/.ok ## 420 sound runs, on this clock and on one ten times slower: none may be stopped (half an hour)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m benchmarks.healthy
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m benchmarks.healthy --clock 10
 
 health: .venv/.ok ## health monitors on real runs: false alarms and misses, half an hour
 	$(BIN)/python -m benchmarks.health

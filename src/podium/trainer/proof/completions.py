@@ -122,7 +122,7 @@ def own_language(x: Before) -> Check:
         detail=opened
         or (
             f"the prompts' plain text costs {surprise:.1f} nats a token where the model expects {entropy:.1f}, and "
-            f"{chance:.1f} is guessing: the tokenizer is another model's"
+            f"{chance:.1f} is guessing: the tokenizer is another model's, or the weights never learnt text"
             if foreign
             else "too little text"
             if known is None
