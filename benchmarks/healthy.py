@@ -44,6 +44,13 @@ CLOCK = "PODIUM_BENCHMARK_CLOCK"
 LIVE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "smollm3")
 """Families of the runs with `async_rollouts`."""
 
+TARGETS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("llama4", "llama4_text"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_h1"), ("in_proj",)),
+}
+"""Layers with adapters where not all linear ones can have them: PEFT cannot wrap Llama 4's router, whose output is a
+pair, nor Mamba's `out_proj`."""
+
 CHOICES: Mapping[str, Sequence[Any]] = {
     "loss": (
         *({"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "gspo")),
@@ -204,8 +211,7 @@ def execute(run: Sound, model: Path, folder: Path) -> Outcome:
     started, said = time.perf_counter(), list[tuple[str, str, str, str]]()
     legitimate = REWARDS[run.reward]
     trainer: Any = None
-    # PEFT takes the router of Llama 4 for a linear layer, which it is not: its output is a pair.
-    targets = ["q_proj", "v_proj"] if "llama4" in run.family else "all-linear"
+    targets = TARGETS.get(run.family, "all-linear")
     try:
         given = {
             "model": str(model),
@@ -214,7 +220,9 @@ def execute(run: Sound, model: Path, folder: Path) -> Outcome:
                 str(folder), save_strategy="no", report_to="none", disable_tqdm=True, logging_steps=1, **run.settings
             ),
             "train_dataset": Dataset.from_list(legitimate.rows()),
-            "peft_config": LoraConfig(target_modules=targets, **run.adapter) if run.adapter else None,
+            "peft_config": LoraConfig(target_modules=targets if isinstance(targets, str) else [*targets], **run.adapter)
+            if run.adapter
+            else None,
         }
         said += [("check", f.severity, f.code, str(f)) for f in check(**given)]
         trainer = GRPOTrainer(**given)

@@ -93,7 +93,7 @@ def refuse_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "_packable", {})
 
 
-@pytest.fixture(params=["cpu", "as if cuda"])
+@pytest.fixture(params=["cpu", pytest.param("as if cuda", marks=pytest.mark.slow)])
 def both_devices(request: pytest.FixtureRequest) -> None:
     """The test twice: as a CPU computes, and as a GPU does by default, in bfloat16 by autocast."""
     if request.param != "cpu":

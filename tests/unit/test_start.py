@@ -45,7 +45,9 @@ def wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [str(each) for each in found if each.severity != "note" and each.code not in ("M023", "C028", "C038")]
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    "machine", ["cpu", *(pytest.param(machine, marks=pytest.mark.slow) for machine in MACHINES if machine != "cpu")]
+)
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_written_passes_its_check_and_its_test(cli, tmp_path, monkeypatch, task, machine):
     code, out, _ = cli("init", "run", "--task", task, "--machine", machine, "--yes")
