@@ -37,6 +37,8 @@ STEPS = (4, 12)
 """Of most runs, and of every fourth: some detectors look at eight steps or more."""
 LIMIT = 240.0
 """Seconds by the true clock after which a run counts as one that hangs."""
+SHOWN = 160
+"""Characters of a finding that are kept."""
 RESULTS = Path(__file__).parent / "results"
 CLOCK = "PODIUM_BENCHMARK_CLOCK"
 """The factor by which `benchmarks/clock/sitecustomize.py` stretches time, in this process and its children."""
@@ -46,7 +48,7 @@ LIVE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "
 
 TARGETS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("llama4", "llama4_text"), ("q_proj", "v_proj")),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_h1"), ("in_proj",)),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_h1", "nemotron_h"), ("in_proj",)),
 }
 """Layers with adapters where not all linear ones can have them: PEFT cannot wrap Llama 4's router, whose output is a
 pair, nor Mamba's `out_proj`."""
@@ -224,14 +226,14 @@ def execute(run: Sound, model: Path, folder: Path) -> Outcome:
             if run.adapter
             else None,
         }
-        said += [("check", f.severity, f.code, str(f)) for f in check(**given)]
+        said += [("check", f.severity, f.code, f.what[:SHOWN]) for f in check(**given)]
         trainer = GRPOTrainer(**given)
         trainer.train()
         stopped = f"a finding ended it: {trainer.health.decision}" if trainer.health.decision else ""
     except Exception as error:  # noqa: BLE001  whatever ends a run is its outcome
         stopped = f"{type(error).__name__}: {error}"
     if trainer is not None:
-        said += [("run", f.severity, f.code, str(f)) for f in trainer.health.found]
+        said += [("run", f.severity, f.code, f.what[:SHOWN]) for f in trainer.health.found]
     steps = trainer.state.global_step if trainer is not None else 0
     seconds = round(time.perf_counter() - started, 2)
     return Outcome(number=run.number, stopped=stopped, steps=steps, seconds=seconds, said=tuple(dict.fromkeys(said)))
@@ -325,9 +327,19 @@ def results_file(clock: float) -> Path:
     return RESULTS / ("healthy.json" if clock == 1 else f"healthy-clock-{clock:g}.json")
 
 
+def read(path: Path) -> list[Outcome]:
+    """The results of an earlier call."""
+    return [Outcome(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def is_bad(outcome: Outcome) -> bool:
+    """Whether a run was stopped, or had a finding of severity error."""
+    return bool(outcome.stopped) or any(severity == "error" for _, severity, *_ in outcome.said)
+
+
 def summary(done: Sequence[Outcome], clock: float) -> str:
     """One line."""
-    errors = sum(any(severity == "error" for _, severity, *_ in each.said) for each in done)
+    errors = sum(is_bad(each) and not each.stopped for each in done)
     warned = sum(any(severity == "warning" for _, severity, *_ in each.said) for each in done)
     when = "" if clock == 1 else f", everything taking {clock:g} times as long"
     return (
@@ -342,8 +354,8 @@ def table(done: Sequence[Outcome]) -> str:
     counts = Counter(code for _, code in found)
     lines = ["| code | runs | as in | judgement |", "|---|---|---|---|"]
     for code, count in counts.most_common():
-        example = next(what for (_, each), what in found.items() if each == code).splitlines()[0].partition("] ")[2]
-        shown = example[:160].replace("|", "\\|")
+        example = next(what for (_, each), what in found.items() if each == code).splitlines()[0]
+        shown = example[:SHOWN].replace("|", "\\|")
         lines.append(f"| {code} | {count} | {shown} | {JUDGED.get(code, 'not read yet')} |")
     return "\n".join(lines)
 
@@ -352,6 +364,7 @@ def main() -> None:
     """Run, write the results, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of runs")
+    parser.add_argument("--again", action="store_true", help="only the runs that were stopped or had an error")
     parser.add_argument("--every", type=int, default=1, help="one in so many")
     parser.add_argument("--clock", type=float, default=1.0, help="stretch time by this factor")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
@@ -363,11 +376,14 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.healthy", *sys.argv[1:]])
     path = results_file(asked.clock)
     if asked.table:
-        done = [Outcome(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+        done = read(path)
     else:
-        runs = plans()
+        runs, kept = plans(), list[Outcome]()
+        if asked.again:
+            kept = [each for each in read(path) if not is_bad(each)]
         runs = [runs[number] for number in asked.only] if asked.only else runs[:: asked.every]
-        done = outcomes(runs, jobs=asked.jobs, quiet=not asked.only)
+        runs = [run for run in runs if run.number not in {each.number for each in kept}]
+        done = sorted(kept + outcomes(runs, jobs=asked.jobs, quiet=not asked.only), key=lambda each: each.number)
         if not asked.only and asked.every == 1:
             path.write_text(json.dumps([asdict(each) for each in done], indent=0) + "\n", encoding="utf-8")
     if asked.only:
@@ -375,7 +391,7 @@ def main() -> None:
             print(plans()[each.number], each.stopped, *("  " + " ".join(said) for said in each.said), sep="\n")
     print(summary(done, asked.clock), table(done), sep="\n\n")
     unread = {code for each in done for _, severity, code, _ in each.said if severity != "note"} - {*JUDGED}
-    bad = any(each.stopped or any(severity == "error" for _, severity, *_ in each.said) for each in done)
+    bad = any(map(is_bad, done))
     if unread and not asked.only:
         print(f"Not judged: {', '.join(sorted(unread))}")
     sys.exit(bool(bad or (unread and not asked.only)))

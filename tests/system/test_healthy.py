@@ -44,6 +44,6 @@ def test_a_run_that_is_stopped_is_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_warning_without_a_judgement_shows_in_the_table() -> None:
-    said = Outcome(number=0, said=(("run", "warning", "X999", "warning[X999] what"), ("run", "note", "X998", "note")))
+    said = Outcome(number=0, said=(("run", "warning", "X999", "what"), ("run", "note", "X998", "note")))
     assert "| X999 | 1 | what | not read yet |" in table([said])
     assert "X998" not in table([said])
