@@ -44,7 +44,7 @@ CLOCK = "PODIUM_BENCHMARK_CLOCK"
 """The factor by which `benchmarks/clock/sitecustomize.py` stretches time, in this process and its children."""
 
 LIVE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "smollm3")
-"""Families of the runs with `async_rollouts`."""
+"""Dense families with softmax attention: those of the runs with `async_rollouts`, and with DoRA."""
 
 TARGETS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("llama4", "llama4_text"), ("q_proj", "v_proj")),
@@ -111,8 +111,68 @@ CHOICES: Mapping[str, Sequence[Any]] = {
 }
 """What a run is made of; `sharp` is a policy that is nearly deterministic."""
 
-JUDGED: Mapping[str, str] = {}
-"""Codes of warnings, and whether they were true where they were read."""
+JUDGED: Mapping[str, str] = {
+    "C021": "true: with that rate an adapter hardly moves",
+    "C022": "true of the rate; a run of four steps survives it",
+    "C023": "true: groups of two or three were asked for",
+    "C024": "true: two to four prompts a step were asked for",
+    "C025": "true: another form than the paper's",
+    "C026": "true: the rate is 0",
+    "C030": "true: max_steps decides",
+    "C037": "true: one token was asked for",
+    "D037": "true: the answers are longer than the limit",
+    "M101": "true: a random model earns the same everywhere",
+    "M102": "true of these completions",
+    "M103": "true of these completions: a random model does not earn it",
+    "M104": "true: too few steps to rise",
+    "M107": "true of the numbers; chance in so few completions",
+    "M108": "true: few prompts a step",
+    "M111": "true of the numbers; chance in so few steps",
+    "M121": "true of the numbers; little was earned",
+    "M122": "true: a nearly deterministic or one-token policy repeats itself",
+    "M123": "true at this temperature; doubtful for a policy sharp by itself",
+    "M124": "true: the policy narrowed, at rates of 0.001 and more mostly",
+    "M126": "true: the rate is high",
+    "M132": "true: the rate is high",
+    "M134": "true of the numbers; gradients of a nearly deterministic policy vary",
+    "M135": "true: bfloat16, or a sampler that computes otherwise",
+    "M136": "true: the rate is high",
+    "M137": "true: the rate is next to nothing",
+    "M138": "true: nothing moved",
+    "M139": "true: the rate is that of all weights",
+    "M141": "true: a random model does not end its text",
+    "M143": "true of the numbers; shortness is what the reward pays",
+    "M144": "true: completions were empty",
+    "M146": "true: no tag was written",
+    "M152": "true: the reward is the length, on purpose",
+    "M153": "true of the numbers; the reward pays for phrases, on purpose",
+    "M155": "doubtful: a random model agrees with itself",
+    "M156": "doubtful: a random model agrees with itself",
+    "M157": "true: the reward is noisy, or compares within its group",
+    "M158": "true: the reward pays for the prompt's words, on purpose",
+    "M159": "true of the numbers; the model wrote so from the start",
+    "M160": "true of the texts of a random model",
+    "M163": "true of the clock: tiny steps, and on the slowed clock",
+    "P008": "true: no gradient reaches it, in the plain model neither",
+    "P011": "true: the weights are too coarse for so small a step",
+    "P012": "true: the step is too small to see",
+    "P014": "true of the numbers: the weights are random; the tokenizer is right",
+    "P015": "true of the numbers",
+    "W008": "doubtful: the reward is about style",
+    "W101": "doubtful: the score also depends on something else",
+    "W104": "doubtful: the score also depends on something else",
+    "W105": "doubtful: the reward is about style",
+    "W106": "true: naming all of them earns as much, by design of this reward",
+    "W107": "true: more than one answer is paid, by design of this reward",
+    "W109": "doubtful: the reward is about style",
+    "W115": "true: near answers are paid, by design of this reward",
+    "W116": "true: near answers are paid, by design of this reward",
+    "W120": "doubtful: the length is what this reward is about",
+    "W121": "doubtful: the reward is about style",
+    "W122": "true: it was not tested",
+    "W124": "doubtful: no form is asked for",
+}
+"""Codes of warnings, and whether they were true where they were read; other codes fail the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +230,7 @@ def _fitted(number: int, drawn: Mapping[str, Any]) -> Sound:
         settings.pop("rollout_engine", None)
         drawn = {**drawn, "family": LIVE[number % len(LIVE)]}
     adapter = drawn["adapter"]
-    if adapter is not None and adapter.get("use_dora") and "moe" in drawn["family"]:  # PEFT has none for experts
+    if adapter is not None and adapter.get("use_dora") and drawn["family"] not in LIVE:  # PEFT has none for experts
         adapter = {"r": 8}
     return Sound(
         number=number,
