@@ -110,6 +110,9 @@ bench-cures: .venv/.ok ## planted mistakes of beginners, named and cured, on thr
 tables: .venv/.ok ## sixty everyday tables, and what podium init takes each of them for
 	$(BIN)/python -m benchmarks.tables
 
+recount: .venv/.ok ## twelve small runs, and their accuracy counted again without Podium: two minutes
+	$(BIN)/python -m benchmarks.recount
+
 healthy: .venv/.ok ## 420 sound runs, on this clock and on one ten times slower: none may be stopped (half an hour)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m benchmarks.healthy
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore -m benchmarks.healthy --clock 10
