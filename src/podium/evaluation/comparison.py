@@ -69,11 +69,8 @@ class Comparison:
     worse: tuple[ChangedPrompt, ...]
     num_unpaired: tuple[int, int]
     """Prompts that only A, or only B, has answered, which are left out."""
-
-    @property
-    def is_better(self) -> bool:
-        """Whether the verdict is a rise without a doubt and above the baselines."""
-        return self.verdict.startswith(("Better:", "Reward rose:"))
+    is_better: bool
+    """Whether the verdict is a rise without a doubt and above the baselines, under the same settings."""
 
 
 def compare(
@@ -100,6 +97,7 @@ def compare(
         names=names,
         metric=metric,
         verdict=verdict(main, metric, names, b, differing=differing),
+        is_better=is_better(main, b, differing),
         main=main,
         mcnemar_p_value=None if a.accuracy is None else mcnemar_p_value(a.main_PG[:, 0], b.main_PG[:, 0]),
         numbers={name: paired_difference(of_a[name], of_b[name]) for name in of_a},
@@ -157,6 +155,12 @@ def verdict(
         more = [f"Not the models alone were compared: {'; '.join(differing)}.", *more]
         head = "Under different settings"
     return " ".join([_verdict(found, metric, names, head), *more])
+
+
+def is_better(found: Difference, b: EvalScores, differing: Sequence[str]) -> bool:
+    """Whether B is above A with nothing that speaks against it: no doubt, no baseline beside it, no other settings."""
+    doubts, _, beside = _reasons(b)
+    return found.shown and found.change.value > 0 and not (doubts or beside or differing)
 
 
 def standing(scores: EvalScores) -> list[str]:
