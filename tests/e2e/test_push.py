@@ -251,7 +251,7 @@ def test_a_dry_run_asks_nobody(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert code == 0
     assert "To YOU/sums on the Hugging Face hub (not looked up, private):" in out
     assert "config.yaml" in out.split("Not sent")[0]
-    assert "rollouts/" not in out.split("Not sent")[1]
+    assert "rollouts/" not in out.split("Not sent")[1].split("next:")[0]
 
 
 def test_a_base_that_nobody_else_has_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
