@@ -46,7 +46,7 @@ setup: .venv/.ok ## .venv with everything in it
 demo: .venv/.ok ## train a real instruct model with GRPO; accuracy before and after
 	$(BIN)/podium train $(RECIPE)
 
-test: .venv/.ok ## the tests, 14 minutes on two cores of an Intel Xeon
+test: .venv/.ok ## the tests, about 14 minutes on two cores
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
 
 test-slow: .venv/.ok ## the long ones: kills and resumes, whole runs
