@@ -106,7 +106,7 @@ def first_turns(
 
 
 def with_known_ids(output: Any, model: Any) -> Mapping[str, Any]:
-    """What a `rollout_func` returned, if it is a dict whose token ids the model has. Raises `AgentError`."""
+    """Check that a `rollout_func` returned a dict of token ids in the vocabulary. Raises `AgentError`."""
     if not isinstance(output, Mapping):
         fix = f"return a dict with {', '.join(f'`{name}`' for name in REQUIRED)}"
         raise AgentError(f"rollout_func returned {shown(output)}; expected a dict", fix=fix)
@@ -141,7 +141,7 @@ def _drawn(mask: Sequence[Any], completion: int) -> tuple[bool, ...]:
 
 
 def _doubts(turns: Sequence[GivenTurn], settings: SamplingSettings) -> Iterator[str]:
-    """What is odd about the entries of a round, where nothing proves it wrong."""
+    """Log doubts about the entries of a round that are no proof of a mistake."""
     if turns and not any(turn.drawn is None or any(turn.drawn) for turn in turns):
         yield "`env_mask` is 0 for every token of all completions, so that nothing is trained"
     before, inside = [], []  # whether drawn tokens end where given ones follow; end tokens with drawn ones after them

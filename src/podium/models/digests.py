@@ -76,7 +76,7 @@ class Origin:
         )
 
     def __str__(self) -> str:
-        """What the model may be called."""
+        """Name of the model in messages, as far as its record allows."""
         if self.known:
             return "trained model"
         changes = (
@@ -89,7 +89,7 @@ class Origin:
 
     @property
     def grounds(self) -> str:
-        """What it is called so by."""
+        """Grounds of that name."""
         if self.known:
             return f"base and adapter are those that training recorded (all {self.num_recorded} tensors of the base)"
         if not self.num_recorded:
@@ -192,7 +192,7 @@ def adapter_changes(folder: Path) -> tuple[str, ...]:
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> str:
-    """Of a tensor's shape and numbers, in its own dtype, the same on every device.
+    """Digest of a tensor's shape and numbers, in its own dtype, the same on every device.
 
     >>> digest(torch.ones(2, 3)) == digest(torch.ones(3, 2)), digest(torch.ones(2)) == digest(torch.ones(2).clone())
     (False, True)

@@ -101,7 +101,7 @@ def own_files(folder: Path, choices: Choices, dataset: str, proposal: Proposal, 
 _TEMPLATES: Mapping[str, str] = {"worked": "number", "json": "json", "number": "bare-number", "length": "length"}
 """By shape, the reward file that is written; the others compare texts."""
 _UNITS = ("word", "letter", "character", "sentence", "line")
-"""What a length is counted in; the first that the sentence of the task has."""
+"""Units of a length; the first one named in the sentence of the task counts."""
 
 
 def _name(reward: Any) -> Any:

@@ -161,7 +161,7 @@ def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
 
 
 def doubts_about(table: Table, name: str, wishes: Wishes, chosen: Chosen, folder: Path) -> list[str]:
-    """What may be meant otherwise, each with what to type: the columns, and the first line of a file."""
+    """Other readings of the columns and of a file's first line, each with the command for it."""
     made = []
     if chosen.other:
         task = ["--task", wishes.sentence] if wishes.sentence else []
