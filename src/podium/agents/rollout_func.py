@@ -141,7 +141,7 @@ def _drawn(mask: Sequence[Any], completion: int) -> tuple[bool, ...]:
 
 
 def _doubts(turns: Sequence[GivenTurn], settings: SamplingSettings) -> Iterator[str]:
-    """Log doubts about the entries of a round that are no proof of a mistake."""
+    """Doubts about the entries of a round, in sentences; none of them proves a mistake."""
     if turns and not any(turn.drawn is None or any(turn.drawn) for turn in turns):
         yield "`env_mask` is 0 for every token of all completions, so that nothing is trained"
     before, inside = [], []  # whether drawn tokens end where given ones follow; end tokens with drawn ones after them
