@@ -6,6 +6,8 @@ A stop by the proof, by `podium check`, by resuming; what was overruled stands i
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ import podium.trainer.proof.evidence as evidence
 from podium import GRPOConfig, GRPOTrainer, Run
 from podium.cli import app
 from podium.errors import NOTHING_RUNS, PodiumError, overrule
+from podium.recipe.checks import check_recipe
 from podium.records import Finding
 from podium.runs.doctor import examine
 from podium.runs.findings import codes
 from podium.runs.report import write_report
 from podium.testing import save_tiny_model
-from podium.trainer.rules import heeded
+from podium.trainer.rules import heeded, ignored_codes
+from tests.unit.test_checks import CASES, Case, lay_out
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(12)]
 SETTINGS: dict[str, Any] = {
@@ -117,6 +121,43 @@ def test_a_stop_by_a_check(door: str) -> None:
     assert overrule("M022") in train(door)
     assert train(door, "M022") == ""
     overruled("M022")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.severity == "error" and overrule(case.code)],
+    ids=lambda case: f"{case.code} {case.name}".strip(),
+)
+def test_every_judgement_of_a_check(case: Case) -> None:
+    """What `podium check` refuses without being sure of it is a warning with the line that the message prints."""
+    Path("case").mkdir()
+    lay_out(case, Path("case"), Path("model"))
+    os.chdir("case")
+    line = yaml.safe_load(overrule(case.code).split(", --on_finding")[0])
+    severities = [
+        [
+            finding.severity
+            for finding in check_recipe("run.yaml", {**case.flags, **wishes})
+            if finding.code == case.code
+        ]
+        for wishes in ({}, line)
+    ]
+    assert "error" in severities[0]
+    assert "error" not in severities[1]
+    assert len(severities[0]) == len(severities[1])
+
+
+@pytest.mark.parametrize("code", sorted(set(codes()) - NOTHING_RUNS))
+def test_the_line_in_its_three_spellings(code: str) -> None:
+    recipe, flag, python = re.fullmatch(r"(.+), --on_finding '(.+)' or GRPOConfig\((.+)\)", overrule(code)).groups()
+    wish = {code: "ignore"}
+    assert yaml.safe_load(recipe) == {"on_finding": wish}
+    assert yaml.safe_load(flag) == wish
+    config = GRPOConfig(**eval(f"dict({python})", {}), report_to="none", use_cpu=True)
+    assert config.on_finding == wish
+    assert ignored_codes(config) == {code}
+    [left] = heeded([Finding(code=code, severity="error", what="x", fix="y")], ignored_codes(config))
+    assert left.severity == "warning"
 
 
 @pytest.mark.parametrize("door", DOORS)
