@@ -23,6 +23,9 @@ Texts = Mapping[str, Sequence[str | None]]
 MOST = 0.5
 """Share of the rows from which on a finding is no accident."""
 
+NEARLY_ALL = 0.75
+"""The same for what is concluded without a right answer that scores."""
+
 LEAST_ROWS = 4
 """Rows below which no function is called wrong, but by an error that it raised."""
 

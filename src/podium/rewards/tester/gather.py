@@ -19,6 +19,8 @@ from podium.rewards.tester.callers import RewardCaller
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, as_number, gold_of
 from podium.rewards.tester.evidence import (
     AS_IT_IS,
+    MOST,
+    NEARLY_ALL,
     Diagnosis,
     Evidence,
     Repeats,
@@ -155,7 +157,7 @@ def best_form(evidence: Evidence) -> ReturnFormat | None:
     if evidence.info.is_model or not evidence.has_gold:
         return None
     ranked = []
-    needed = 0.5 if evidence.names_answer else 0.75
+    needed = MOST if evidence.names_answer else NEARLY_ALL
     for place, form in enumerate(evidence.forms):
         gains = gains_of(evidence.gold, evidence.wrong, form.name)
         here = gains_of(evidence.gold, evidence.elsewhere, form.name)

@@ -10,7 +10,7 @@ import numpy as np
 
 from podium.algorithm.advantages import combine
 from podium.records import Finding
-from podium.rewards.tester.evidence import Evidence, mean
+from podium.rewards.tester.evidence import MOST, Evidence, mean
 from podium.rewards.tester.probes import PROBES
 
 
@@ -145,4 +145,4 @@ def sum_finding(names: Sequence[str], form: str, right: np.ndarray, wrong: Mappi
 def _reaches(values: np.ndarray, right: np.ndarray) -> bool:
     """In half the rows or more."""
     known = ~np.isnan(values + right)
-    return bool(known.any()) and (values[known] >= right[known] - 1e-9 * np.abs(right[known])).mean() >= 0.5
+    return bool(known.any()) and (values[known] >= right[known] - 1e-9 * np.abs(right[known])).mean() >= MOST

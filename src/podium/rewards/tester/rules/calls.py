@@ -9,7 +9,7 @@ import numpy as np
 
 from podium.records import Finding, Severity
 from podium.rewards.results import excerpt
-from podium.rewards.tester.evidence import ENDLESS, Evidence, Failure, alike, close, shown
+from podium.rewards.tester.evidence import ENDLESS, NEARLY_ALL, Evidence, Failure, alike, close, shown
 
 SLOW_SECONDS = 0.25
 """A completion; with 64 completions a round the reward takes 16 s of each."""
@@ -24,7 +24,7 @@ def answer_in_prompt(evidence: Evidence) -> Iterator[Finding]:
     patterns = [rf"{lead}{re.escape(case.gold)}(?!\w|[.,]\d)" for case in golds]
     searched = [re.search(each, case.prompt_text, re.IGNORECASE) for each, case in zip(patterns, golds, strict=True)]
     held = [(case, match) for case, match in zip(golds, searched, strict=True) if match]
-    if len(held) >= 0.75 * len(golds):
+    if len(held) >= NEARLY_ALL * len(golds):
         case, match = held[0]
         around = f"row {case.row}: {excerpt(case.prompt_text[max(0, match.start() - 30) : match.end()])}"
         what = f"the prompt says the answer in {len(held)} of {len(golds)} rows, for example {around}"

@@ -11,7 +11,7 @@ import numpy as np
 from podium.data.columns import GOLD, NOT_ASKED
 from podium.records import Finding, Severity
 from podium.rewards.results import excerpt
-from podium.rewards.tester.evidence import AS_IT_IS, LEAST_ROWS, Evidence, Scores, gains_of, mean, shown
+from podium.rewards.tester.evidence import AS_IT_IS, LEAST_ROWS, NEARLY_ALL, Evidence, Scores, gains_of, mean, shown
 
 
 def _rows_beaten(evidence: Evidence, scores: Scores, wrong: Scores | None = None) -> int:
@@ -44,8 +44,8 @@ def _scored_against(matrix: np.ndarray) -> tuple[str, np.ndarray] | None:
     """The row whose answer scores, in words (`the answer of the next row`) and by row; None where it is not clear."""
     rows = np.arange(len(matrix))
     places = {
-        "the answer of the next row": (np.roll(rows, -1), 0.75),
-        "the answer of the row before": (np.roll(rows, 1), 0.75),
+        "the answer of the next row": (np.roll(rows, -1), NEARLY_ALL),
+        "the answer of the row before": (np.roll(rows, 1), NEARLY_ALL),
         "the answer of the first row": (0 * rows, 1.0),
         "the answer of the last row": (0 * rows + rows[-1], 1.0),
     }
@@ -66,7 +66,7 @@ def prompt_number(evidence: Evidence) -> Iterator[Finding]:
         for form in evidence.forms:
             gains = gains_of(scores, evidence.gold, form.name)
             reads = gains_of(scores, elsewhere, form.name)
-            if gains.size >= 2 and (gains > 0).mean() >= 0.75 and (reads > 0).mean() >= 0.75:
+            if gains.size >= 2 and (gains > 0).mean() >= NEARLY_ALL and (reads > 0).mean() >= NEARLY_ALL:
                 what = f"the {which} number of the question scores more than the right answer (form: {form.name})"
                 fix = f"compare with the column {evidence.named}, not with what stands in the prompt"
                 yield evidence.finding("W104", "warning", what, "the reward reads its answer from the prompt", fix)
@@ -81,7 +81,7 @@ def other_kind(evidence: Evidence) -> Iterator[Finding]:
     silent = not _has_values(evidence.gold) and _has_values(gold)
     several = len({case.gold for case in evidence.cases}) > 1  # else a wrong one may only be longer
     if silent or (
-        several and evidence.form is None and _rows_beaten(evidence, gold, wrong) >= 0.75 * len(evidence.cases)
+        several and evidence.form is None and _rows_beaten(evidence, gold, wrong) >= NEARLY_ALL * len(evidence.cases)
     ):
         if isinstance(evidence.cases[0].prompt, str):
             what = "it scores message lists only, but the prompts are plain, so completions are strings"
@@ -123,7 +123,7 @@ def wrong_sign(evidence: Evidence) -> Iterator[Finding]:
     for form in evidence.forms:
         changes = evidence.diagnosis.changes(form.name)
         lost = (changes < 0).any(axis=0)
-        if lost.mean() >= 0.75 and not (changes > 0).any():
+        if lost.mean() >= NEARLY_ALL and not (changes > 0).any():
             right, wrong = mean(evidence.gold[form.name]), mean(evidence.wrong[form.name])
             case = evidence.cases[int(lost.argmax())]
             here, there = (

@@ -1,0 +1,205 @@
+"""docs/health.md has every threshold as it is in the code.
+
+A row of its table is read as numbers: those of its words have to be those that the code compares with. 0, 1, the
+divisors of means, and differences that are rounding stand in no row.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import podium.agents.tester.evidence as episodes
+import podium.agents.tester.rules as games
+import podium.rewards.tester.evidence as scores
+from podium.agents.tester import source
+from podium.agents.tester.report import ExamineSettings as Games
+from podium.isolation.workers import call_result
+from podium.recipe.checks import rewards as recipe
+from podium.rewards.score import MOST_UNSCORED, repeat_findings
+from podium.rewards.tester import report, unasked
+from podium.rewards.tester.gather import best_form
+from podium.rewards.tester.rules import calls, false_negatives, false_positives
+from podium.runs.monitors import DETECTORS, signs
+from podium.trainer.proof import checks, completions, evidence, turns
+
+PAGE = Path(__file__).parents[2] / "docs" / "health.md"
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.]*\d)")
+ROUNDING = {0, 1, 1e-12, 1e-9, 1e-6}
+
+SIGNS = {"M112": ("_uncredited",), "M159": ("_listed", "_constant", "_few"), "M160": ("_empty", "_repeated")}
+"""The rules of `podium.runs.monitors.signs` that a detector asks for; others it names without asking them."""
+LOOKS = ("_copied", *(name for names in SIGNS.values() for name in names))
+ASIDE: Mapping[str, set[float]] = {
+    **{"M101": {2}, "M103": {0.05}, "M110": {60}, "M112": {2, 4}, "M121": {3}, "M122": {0.3}, "M134": {0.01, 2}},
+    **{"M136": {0.9, 0.95, 3}, "M137": {10}, "M141": {8}, "M146": {0.1}, "M154": {5}, "M155": {40}, "M156": {40}},
+    **{"M160": {2, 4}, "M161": {2}, "M171": {0.25, 0.3, 0.5, 2, 10}, "M179": {2}, "M181": {16}, "W104": {2}},
+    **{"W116": {30}, "P007": {0.005}, "E011": {2}, "E012": {2}},
+}
+"""Numbers beside the conditions: of the words of a message, of the size of a cure, of what another code reports."""
+
+LOGPS = (evidence.EXACT, evidence.HALF, evidence.ROUNDINGS)
+LIKE_THE_ANSWER = (false_positives.LIKE, scores.MOST)
+OTHERS: Mapping[str, tuple[Any, ...]] = {
+    "P004": (*LOGPS, checks.sampler_synced, checks.shortened),
+    "P005": LOGPS,
+    "P006": (*LOGPS, checks.sampler_synced),
+    "P007": (checks.batch_invariance, evidence.ROUNDINGS),
+    "P008": (checks.gradients,),
+    "P012": (checks._stay_where_the_plain_model_moves,),
+    "P014": (completions.own_language, completions._surprise, completions._opened_by_the_model),
+    "P015": (checks.step_direction,),
+    "P016": (*LOGPS[:2], checks.reference_kept),
+    "P018": (*LOGPS, turns._with_most_turns),
+    "W007": (call_result.LARGEST,),
+    "W008": (calls.constant,),
+    "W009": (calls.SLOW_SECONDS, recipe.SLOW_SECONDS),
+    "W012": (false_negatives.other_kind,),
+    "W016": (unasked.SETTINGS.limit_seconds,),
+    "W018": (MOST_UNSCORED,),
+    "W101": (best_form,),
+    "W102": (false_negatives.wrong_sign,),
+    "W103": (false_negatives.other_rows, false_negatives._scored_against),
+    "W104": (false_negatives.prompt_number, *LIKE_THE_ANSWER),
+    "W105": LIKE_THE_ANSWER,
+    "W106": LIKE_THE_ANSWER,
+    "W107": LIKE_THE_ANSWER,
+    "W108": LIKE_THE_ANSWER,
+    "W109": (scores.close,),
+    "W110": (scores.close,),
+    "W111": (scores.close, repeat_findings),
+    "W112": (scores.close,),
+    "W113": (false_negatives.column_unfit,),
+    "W115": (*LIKE_THE_ANSWER, false_positives.any_number),
+    "W116": (calls.answer_in_prompt,),
+    "W117": LIKE_THE_ANSWER,
+    "W118": LIKE_THE_ANSWER,
+    "W119": LIKE_THE_ANSWER,
+    "W121": (report._reaches,),
+    "W122": (unasked.SETTINGS.budget_seconds, unasked.SECONDS),
+    "W124": (recipe.LIKE,),
+    "E005": (Games().limit, source.TEST_SECONDS),
+    "E010": (games._inaction,),
+    "E011": (games._senseless, games.HIGH),
+    "E012": (games._senseless, games.HIGH),
+    "E013": (games.ROWS,),
+    "E015": (games.LONG_RESULT,),
+    "E016": (games.SLOW_SECONDS,),
+    "E018": (Games().turns,),
+}
+"""By code of the proof, of the test of rewards and of that of environments: where its numbers are."""
+
+SIZES = {
+    *("PROMPTS", "COMPLETIONS", "PROMPT_TOKENS", "COMPLETION_TOKENS", "GIVEN_TOKEN", "SAMPLE_ROUND", "NUDGED_TENSORS"),
+    *("NUDGE", "HEAD_TOKENS", "KEPT", "NUM_WHOLE", "WHOLE", "ONE_PACK", "COMPARED", "MORE_EPISODES", "LARGEST"),
+}
+"""Constants of the same modules that decide nothing: how much is sampled, moved for a moment, or looked at."""
+
+
+def rows() -> dict[str, tuple[str, str]]:
+    """By code: what is measured and when it is reported, and the severity."""
+    table = PAGE.read_text(encoding="utf-8").partition("<!-- thresholds -->")[2].partition("<!-- /thresholds -->")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.strip().splitlines()[2:]]
+    return {code.strip("`"): (f"{measured}: {reported}", severity) for code, measured, reported, severity in lines}
+
+
+def decides(value: Any, looks: tuple[str, ...]) -> bool:
+    """Whether what a detector names is a part of it: not another detector, nor what only adds words to a message."""
+    home, _, module = getattr(value, "__module__", "").rpartition(".")
+    if home != "podium.runs.monitors" or module in ("detection", "history") or value.__name__ == "doubt_about":
+        return False
+    return value not in [row.detect for row in DETECTORS.values()] and value.__name__ not in {*LOOKS} - {*looks}
+
+
+def parts(code: str) -> list[Any]:
+    """A detector with all that it decides by; of other findings the sources above."""
+    if code not in DETECTORS:
+        return list(OTHERS[code])
+    looks = SIGNS.get(code, ())
+    found: list[Any] = [DETECTORS[code].detect, *(getattr(signs, name) for name in looks)]
+    for each in found:
+        named = [named_in(each, node) for node in ast.walk(tree_of(each)) if isinstance(node, ast.Name)]
+        found += [
+            x
+            for x in dict.fromkeys(x for x in named if isinstance(x, (types.FunctionType, type)) and decides(x, looks))
+            if x not in found
+        ]
+    return found
+
+
+def tree_of(function: Any) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
+
+
+def named_in(function: Any, node: ast.Name) -> Any:
+    return vars(importlib.import_module(function.__module__)).get(node.id)
+
+
+def numbers(part: Any) -> set[float]:
+    """Numbers in comparisons, bounds and windows of a function, and the constants that it names."""
+    if is_number(part):
+        return {abs(part)}
+    found: set[float] = set()
+    for node in ast.walk(tree_of(part)):
+        for each in compared(node):
+            found |= {abs(n.value) for n in ast.walk(each) if isinstance(n, ast.Constant) and is_number(n.value)}
+        value = named_in(part, node) if isinstance(node, ast.Name) else None
+        found |= {abs(x) for x in (value.values() if isinstance(value, dict) else [value]) if is_number(x)}
+    return found - ROUNDING
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def compared(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a piece of code whose numbers are thresholds, or the widths of windows."""
+    if isinstance(node, ast.Compare):
+        yield node
+    elif isinstance(node, ast.Slice) and isinstance(node.lower, ast.UnaryOp):
+        yield node.lower
+    elif isinstance(node, ast.keyword) and node.arg in ("last", "least", "rtol"):
+        yield node.value
+    elif isinstance(node, ast.arguments):
+        yield from filter(None, [*node.defaults, *node.kw_defaults])
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("history.change", "max", "min"):
+        yield from node.args
+
+
+def severities(part: Any) -> set[str]:
+    """Of the detections that a function makes."""
+    made = [n for n in ast.walk(tree_of(part)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Detection"]
+    given = [next((k.value for k in n.keywords if k.arg == "severity"), ast.Constant("warning")) for n in made]
+    words = {n.value for each in given for n in ast.walk(each) if isinstance(n, ast.Constant)}
+    return {str(word) for word in words} & {"error", "warning", "note"}
+
+
+def test_every_detector_has_a_row() -> None:
+    assert list(rows()) == [*DETECTORS, *OTHERS]
+
+
+@pytest.mark.parametrize("code", [*DETECTORS, *OTHERS])
+def test_thresholds_are_those_of_the_code(code: str) -> None:
+    words, severity = rows()[code]
+    said = {float(number) for number in NUMBER.findall(words)} - ROUNDING
+    assert said == set().union(*map(numbers, parts(code))) - ASIDE.get(code, set()), words
+    if code in DETECTORS:
+        assert set(severity.split(" or ")) == set().union(*map(severities, parts(code)))
+
+
+@pytest.mark.parametrize(
+    "module", [checks, completions, evidence, turns, scores, calls, false_positives, episodes, games]
+)
+def test_every_constant_is_in_a_row(module: types.ModuleType) -> None:
+    shown = set().union(*(numbers(part) for code in OTHERS for part in parts(code)))
+    constants = {name: x for name, x in vars(module).items() if name.isupper() and is_number(x) and name not in SIZES}
+    assert {name for name, x in constants.items() if x not in shown | ROUNDING} == set()
