@@ -180,7 +180,8 @@ class _Table:
         if target or told:
             found = _first(target, told)
             rest = [name for name in self.free if name not in found]
-            asked = self._with_companions([question], found) if question else rest
+            named = [name for name in rest if name in self.roles]
+            asked = self._with_companions([question] if question else named, found) or rest
             return self._by_sentence(asked, found, doubtful=not (target or question) and self.free[0] in found)
         return self._by_order(_first(question, asked))
 
@@ -197,9 +198,14 @@ class _Table:
         if not asked and len(rest) == 2:
             return self._left_to_right(*rest)
         unnamed = [name for name in self.free if name not in self.roles]
-        told = _only(rest) or _only(unnamed)
+        named = self.said("named")
+        told = _only(rest) or (_only(unnamed) if unnamed[-1:] == list(self.free[-1:]) else [])
+        if not told and not asked and len(named) == 2:
+            return self._left_to_right(*named)
         if told:
-            return _Reading([name for name in self.free if name not in told], told)
+            other = (named[:-1], named[-1:]) if told != rest and len(named) > 1 else None
+            why = f"--task names all columns but `{told[0]}`" if other else ""
+            return _Reading([name for name in self.free if name not in told], told, other, why)
         told = _only([name for name in rest if 0 < _distinct(name, self.rows) <= FEW_VALUES])
         if not told:
             return _Reading(asked)
@@ -310,6 +316,17 @@ def _tells(asked: str, told: str, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 # ---- the sentence ----
 
+_LANGUAGES = {
+    "en": _words("english englisch anglais inglés inglese"),
+    "de": _words("german deutsch deutsche allemand alemán tedesco"),
+    "fr": _words("french französisch français francés francese"),
+    "es": _words("spanish spanisch espagnol español spagnolo"),
+    "it": _words("italian italienisch italien italiano"),
+    "pt": _words("portuguese portugiesisch portugais portugués português"),
+    "nl": _words("dutch niederländisch néerlandais nederlands"),
+}
+"""Words for the language that a column's name is the code of."""
+
 _SKIPPED = _words(
     "the a an its their this that these each every right correct matching corresponding given same following l d "
     "der die das dem den ein eine einen passende richtige le la les un une el los las una lo il"
@@ -317,9 +334,15 @@ _SKIPPED = _words(
 """Words between a column and the word that says what is done with it."""
 _WRITTEN = _words(
     "write give name say find tell return output predict guess determine state produce generate is are was what which "
-    "choose pick extract into as form schreibe gib nenne bilde bestimme finde sage ins donne ecris écris nomme "
-    "trouve dis da escribe di nombra encuentra al wie als vers"
+    "make many much choose pick extract into as form schreibe gib nenne bilde bestimme finde sage ins donne "
+    "ecris écris nomme trouve dis da escribe di nombra encuentra al wie als vers"
 )
+_ASSIGN = _words("assign classify categorize categorise label map match route tag convert group put")
+_ASSIGNED = _words("to into as under by with on")
+"""After a first word of `_ASSIGN`, in front of what is written: "Assign the ticket to a team."."""
+_ASKING = _words("is are was were does ist sind est")
+"""At the beginning of a question, in front of what is asked about: "Is the email urgent?"."""
+_ANSWERING = _words("answer reply respond")
 _WRITTEN_ALONE = _words("to in en auf nach zu a")
 """In front of what is written where no article follows: "in words", and not "in the word"."""
 _READ = _words(
@@ -338,6 +361,8 @@ def role_in(name: str, sentence: str) -> str:
     ['told', 'asked', '']
     >>> [role_in(name, "Translate from French into English.") for name in ("english", "french")]
     ['told', 'asked']
+    >>> [role_in(name, "Assign each support ticket to a team.") for name in ("ticket", "team", "priority")]
+    ['named', 'told', '']
     """
     words, parts = re.findall(r"[^\W_]+", sentence.casefold()), re.findall(r"[^\W_]+", name.casefold())
     found = ""
@@ -356,16 +381,20 @@ def _role_at(words: Sequence[str], start: int, end: int) -> str:
         before -= 1
     if before < 0:
         return ""
-    cue, after = words[before], words[end] if end < len(words) else ""
-    if cue in _WRITTEN:
-        return "form" if after in _FORMS else "told"
-    if cue == "with":
-        return "told" if before < 2 else "asked"
-    if cue in _WRITTEN_ALONE:
-        return "told" if before == start - 1 else "asked" if cue in _READ else ""
-    if cue in _READ:
-        return "asked"
-    return ("told" if after in ("of", "des", "du", "del") else "asked") if before == 0 else ""
+    cue, after, first, alone = words[before], "".join(words[end : end + 1]), words[0], before == start - 1
+    rules = (
+        (first in _ASSIGN and cue in _ASSIGNED, "told"),
+        (first in _ASKING and before == 0, "asked"),
+        # "Is the email urgent?", and not "Does the premise entail the hypothesis?"
+        (first in _ASKING and alone and cue not in _READ, "told"),
+        (cue in _WRITTEN, "form" if after in _FORMS else "told"),
+        (cue == "with", "told" if before < 2 or words[before - 1] in _ANSWERING else "asked"),
+        (cue in _WRITTEN_ALONE and alone, "told"),
+        (cue in _READ, "asked"),
+        (cue in _WRITTEN_ALONE, ""),
+        (before == 0, "told" if after in ("of", "des", "du", "del") else "asked"),
+    )
+    return next((role for holds, role in rules if holds), "")
 
 
 def _alike(word: str, part: str) -> bool:
@@ -373,4 +402,4 @@ def _alike(word: str, part: str) -> bool:
     same = next(
         (at for at, both in enumerate(zip(word, part, strict=False)) if both[0] != both[1]), min(len(word), len(part))
     )
-    return word == part or (same >= max(4, len(part) - 2) and len(word) - same <= 3)
+    return word == part or word in _LANGUAGES.get(part, ()) or (same >= max(4, len(part) - 2) and len(word) - same <= 3)
