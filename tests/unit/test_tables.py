@@ -48,6 +48,7 @@ SENTENCES = (
     ("deutsch englisch", "Übersetze ins Englische", "deutsch", "englisch"),
     ("stadt land", "In welchem Land liegt die Stadt?", "stadt", "land"),
     ("sql english", "Turn English into SQL", "english", "sql"),
+    ("db question sql", "", "question", "sql"),
 )
 """Columns, what their owner writes of the task, and the columns of question and answer that are meant."""
 

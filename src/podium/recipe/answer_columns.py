@@ -206,6 +206,9 @@ class _Table:
             other = (named[:-1], named[-1:]) if told != rest and len(named) > 1 else None
             why = f"--task names all columns but `{told[0]}`" if other else ""
             return _Reading([name for name in self.free if name not in told], told, other, why)
+        behind = _only(self.free[self.free.index(asked[-1]) + 1 :] if asked else [])
+        if behind:
+            return _Reading(asked, behind, (asked, rest[:1]), f"it stands to the right of `{asked[-1]}`")
         told = _only([name for name in rest if 0 < _distinct(name, self.rows) <= FEW_VALUES])
         if not told:
             return _Reading(asked)
