@@ -207,15 +207,12 @@ class _Table:
             why = f"--task names all columns but `{told[0]}`" if other else ""
             return _Reading([name for name in self.free if name not in told], told, other, why)
         behind = _only(self.free[self.free.index(asked[-1]) + 1 :] if asked else [])
-        if behind:
-            return _Reading(asked, behind, (asked, rest[:1]), f"it stands to the right of `{asked[-1]}`")
-        told = _only([name for name in rest if 0 < _distinct(name, self.rows) <= FEW_VALUES])
+        told = behind or _only([name for name in rest if 0 < _distinct(name, self.rows) <= FEW_VALUES])
         if not told:
             return _Reading(asked)
         others = [name for name in rest if name not in told]
-        return _Reading(
-            asked or others, told, (asked or others[:1], others[-1:]), f"`{told[0]}` has few different values"
-        )
+        why = f"it stands to the right of `{asked[-1]}`" if behind else f"`{told[0]}` has few different values"
+        return _Reading(asked or others, told, (asked or others[:1], others[-1:]), why)
 
     def _left_to_right(self, left: str, right: str) -> _Reading:
         told, back = _tells(left, right, self.rows), _tells(right, left, self.rows)
