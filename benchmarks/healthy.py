@@ -145,6 +145,7 @@ JUDGED: Mapping[str, str] = {
     "P008": "true: no gradient reaches it, in the plain model neither",
     "P014": "true of the numbers: the weights are random; the tokenizer is right",
     "W105": "doubtful: the reward is about style",
+    "W009": "true of the clock: the reward takes that long where everything takes ten times as long",
     "W106": "true: naming all of them earns as much, by design of this reward",
     "W107": "true: more than one answer is paid, by design of this reward",
     "W115": "true: near answers are paid, by design of this reward",
