@@ -475,22 +475,21 @@ def test_a_completion_is_never_compared_by_fewer_functions_than_its_siblings() -
     assert scored[1].rewards_GK[1].tolist() == [1.0, 1.0]
 
 
-def test_a_run_stops_where_more_than_a_fifth_is_unscored_because_of_errors() -> None:
-    """One of five is a fifth, and no more; None by the function's own will does not count."""
+def test_a_run_stops_where_errors_leave_nothing_to_train_on() -> None:
+    """Not where one completion has a score; None by the function's own will does not count."""
 
     def fails(count: int, own: int) -> Any:
         return lambda completions: [float("nan")] * count + [None] * own + [1.0] * (len(completions) - count - own)
 
     ten = [group(i, "a", "bb") for i in range(5)]
-    for count, own in ((2, 0), (0, 10), (2, 8)):
+    for count, own in ((2, 0), (9, 0), (0, 10), (2, 7)):
         score(ten, resolve_rewards([fails(count, own)]), settings=CallSettings(on_error="none"))
-    with pytest.raises(
-        RewardError, match=r"3 of 10 completions of this round are unscored because of errors.*30 %"
-    ) as at:
-        score(ten, resolve_rewards([fails(3, 0)]), settings=CallSettings(on_error="none"))
+    for count, own in ((10, 0), (2, 8)):
+        with pytest.raises(RewardError, match="None of the 10 completions") as at:
+            score(ten, resolve_rewards([fails(count, own)]), settings=CallSettings(on_error="none"))
     assert at.value.code == "W018"
     assert "`<lambda>`" in str(at.value)
-    with pytest.raises(RewardError, match="4 of 4 completions"):
+    with pytest.raises(RewardError, match="None of the 4 completions"):
         scores(reward_of("file", "leaves"), on_error="none")
 
 

@@ -25,7 +25,7 @@ from podium.agents.tester import source
 from podium.agents.tester.report import ExamineSettings as Games
 from podium.isolation.workers import call_result
 from podium.recipe.checks import rewards as recipe
-from podium.rewards.score import MOST_UNSCORED, repeat_findings
+from podium.rewards.score import repeat_findings
 from podium.rewards.tester import report, unasked
 from podium.rewards.tester.gather import best_form
 from podium.rewards.tester.rules import calls, false_negatives, false_positives
@@ -65,7 +65,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "W009": (calls.SLOW_SECONDS, recipe.SLOW_SECONDS),
     "W012": (false_negatives.other_kind,),
     "W016": (unasked.SETTINGS.limit_seconds,),
-    "W018": (MOST_UNSCORED,),
     "W101": (best_form,),
     "W102": (false_negatives.wrong_sign,),
     "W103": (false_negatives.other_rows, false_negatives._scored_against),

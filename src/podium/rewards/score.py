@@ -43,10 +43,6 @@ logger = logging.getLogger(__name__)
 LogMetric = Callable[[str, float], None]
 
 
-MOST_UNSCORED = 0.2
-"""Share of a round's completions that may go unscored because of errors; beyond it the run stops."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
     """Settings of calls of reward functions."""
@@ -294,21 +290,20 @@ def _with_failures(
         for _, own in _with_places(groups):
             partly_K = failed_RK[own].any(axis=0) & ~failed_RK[own].all(axis=0)
             rewards_RK[own][(failed_RK[own] & partly_K).any(axis=1)] = np.nan
-    _stop_where_too_few_are_scored(rewards_RK, failed_RK, errors_K)
+    _stop_where_none_is_scored(rewards_RK, failed_RK, errors_K)
     return rewards_RK
 
 
-def _stop_where_too_few_are_scored(
+def _stop_where_none_is_scored(
     rewards_RK: np.ndarray, failed_RK: np.ndarray, errors_K: Sequence[RewardError | None]
 ) -> None:
-    """A None that a function meant does not count, an error does."""
-    unscored_R = np.isnan(rewards_RK).all(axis=1) & failed_RK.any(axis=1)
-    share = unscored_R.mean() if unscored_R.size else 0.0
-    if share > MOST_UNSCORED:
+    """Raise where errors left no completion of the round to train on; a None that a function meant is no error."""
+    unscored_R = np.isnan(rewards_RK).all(axis=1)
+    if unscored_R.all() and failed_RK.any():
         first = next(error for error in errors_K if error is not None)
         raise RewardError(
-            f"{unscored_R.sum()} of {unscored_R.size} completions of this round are unscored because of errors "
-            f"({100 * share:.0f} %; more than {100 * MOST_UNSCORED:.0f} % end a run). The first error:\n{first.what}",
+            f"None of the {unscored_R.size} completions of this round has a score, because of errors: there is nothing "
+            f"to train on. The first error:\n{first.what}",
             code="W018",
             fix=first.fix,
         ) from first
