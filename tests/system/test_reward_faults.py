@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
 import os
@@ -22,7 +23,7 @@ import pytest
 from podium.errors import ConfigError, PodiumError, RewardError
 from podium.isolation.workers import process
 from podium.records import Completion, Group, Prompt
-from podium.rewards import check_rewards, resolve_rewards, resolve_weights, score
+from podium.rewards import check_rewards, limits, resolve_rewards, resolve_weights, score
 from podium.rewards.from_file import file_reward
 from podium.rewards.score import CallSettings
 
@@ -405,6 +406,7 @@ def test_rows_are_shared_out_where_a_function_judges_each_by_itself(fresh: Path)
 
 ORPHAN = """
 import sys, time
+from podium.rewards import limits
 from podium.rewards.from_file import file_reward
 number = file_reward(sys.argv[1] + ":process_number")
 busy = file_reward(sys.argv[1] + ":busy")
@@ -543,3 +545,28 @@ def test_a_file_that_changed_and_a_worker_that_ended_are_said_once(
     assert "is started again" in own[0]
     assert str(file) in own[1]
     assert "new code" in own[1]
+
+
+def test_a_long_call_is_waited_for_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A clock ends no run: a slow machine, or a judge with a queue, takes as long as it takes."""
+    monkeypatch.setattr(limits, "LONG_SECONDS", 0.2)
+    file = tmp_path / "patient.py"
+    file.write_text("import time\ndef patient(completions):\n    time.sleep(1)\n    return [1.0] * len(completions)\n")
+
+    async def polite(completions: list[str]) -> list[float]:
+        await asyncio.sleep(1)
+        return [1.0] * len(completions)
+
+    def slow(completions: list[str]) -> list[float]:
+        time.sleep(1)
+        return [1.0] * len(completions)
+
+    for reward, place in ((slow, f"of {__file__}"), (polite, ""), (f"{file}:patient", "")):
+        caplog.clear()
+        scored = score([group(0, "a", "b")], resolve_rewards([reward]))
+        assert scored[0].rewards_GK[:, 0].tolist() == [1.0, 1.0]
+        said = [record.getMessage() for record in caplog.records if "has run for" in record.getMessage()]
+        assert 2 <= len(said) <= 3  # after 0.2, 0.4 and 0.8 seconds
+        assert all(place in each and "reward_timeout" in each for each in said)

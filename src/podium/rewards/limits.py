@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import signal
 import sys
 import threading
@@ -33,6 +34,8 @@ from podium.isolation.workers import calls
 from podium.isolation.workers.call_result import CallResult, Failure, in_hand, is_ours, raised, read_values, trace_lines
 from podium.rewards.from_file import OVERRUN_FIX
 
+logger = logging.getLogger(__name__)
+
 LAST_RESORT_SECONDS = 0.7
 """After the limit, how long a call may resist before the process ends."""
 
@@ -41,6 +44,9 @@ AGAIN_SECONDS = 0.1
 
 TICK_SECONDS = 0.05
 """Processor time between two looks at the clock during a call that lets no other thread run."""
+
+LONG_SECONDS = 60.0
+"""Of a call before it is said that the run waits for it."""
 
 STDERR = 2
 
@@ -133,6 +139,31 @@ def overran(limit: float, frames: list[FrameType], completions: Any) -> CallResu
         index=in_hand(users, completions),
     )
     return CallResult(failures=(failure,))
+
+
+@contextlib.contextmanager
+def said_when_long(*labels: str) -> Iterator[None]:
+    """Warn when a block has lasted `LONG_SECONDS`, and whenever it has lasted twice as long, with the line it is at.
+
+    It ends nothing: whether the call hangs or the machine is slow cannot be known here.
+    """
+    done, caller, base = threading.Event(), threading.get_ident(), sys._getframe()
+
+    def watch() -> None:
+        seconds = waited = LONG_SECONDS
+        while not done.wait(waited):
+            frames = frames_above(base, sys._current_frames().get(caller))
+            theirs = [frame for frame in frames if not is_ours(frame, OWN_FRAMES)]
+            at = f", now in line {theirs[-1].f_lineno} of {theirs[-1].f_code.co_filename}" if theirs else ""
+            what = f"{', '.join(labels)} has run for {seconds:g} s{at}; the run waits for it"
+            logger.warning("%s. To end such calls set `reward_timeout` (in seconds).", what)
+            seconds, waited = 2 * seconds, seconds
+
+    threading.Thread(target=watch, name="podium-reward", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 # ---- on the main thread ----

@@ -8,9 +8,9 @@ after the other), and only with what its signature names (all of it where there 
     function(prompts=[...], completions=[...], completion_ids=[[...], ...], <each other column>=[...],
              trainer_state=..., log_extra=f(column, values), log_metric=f(name, value)) -> one number or None each
 
-A call ends within `CallSettings.limit`, whatever it does. What is not one finite number (or None) per completion stops
-the run with a `RewardError` that names the function, the row and the start of the completion, or becomes what
-`CallSettings.on_error` sets.
+A call ends within `CallSettings.limit`, where there is one, whatever it does. What is not one finite number (or None) per
+completion stops the run with a `RewardError` that names the function, the row and the start of the completion, or
+becomes what `CallSettings.on_error` sets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from podium.isolation.workers.functions import unwrapped
 from podium.records import Finding, Group, ScoredGroup
 from podium.rewards.background import call_together
 from podium.rewards.from_file import FileReward
-from podium.rewards.limits import OWN_FRAMES, Call, limited
+from podium.rewards.limits import OWN_FRAMES, Call, limited, said_when_long
 from podium.rewards.model import RewardModel
 from podium.rewards.process_state import restored
 from podium.rewards.resolve import ENVIRONMENTS, GIVEN, Reward
@@ -47,7 +47,7 @@ LogMetric = Callable[[str, float], None]
 class CallSettings:
     """Settings of calls of reward functions."""
 
-    limit: float | None = 60.0
+    limit: float | None = None
     """Seconds a call; None: it may take for ever."""
     on_error: Literal["raise", "none"] | float = "raise"
     """Replaces a failed call, or a value that is no finite number: the end of the run, None, or a number."""
@@ -246,9 +246,12 @@ def _results(
     waiting = [k for k, reward in enumerate(rewards) if reward.is_async]
     for k in [k for k in range(len(calls)) if k not in waiting]:
         start = time.perf_counter()
-        result = _call(calls[k], len(batch), settings)
+        with said_when_long(calls[k].label):
+            result = _call(calls[k], len(batch), settings)
         take(k, replace(result, seconds=time.perf_counter() - start))
-    for k, result in zip(waiting, call_together([calls[k] for k in waiting], settings.limit), strict=True):
+    with said_when_long(*(calls[k].label for k in waiting)):
+        together = call_together([calls[k] for k in waiting], settings.limit)
+    for k, result in zip(waiting, together, strict=True):
         take(k, result)
     return [results[k] for k in range(len(calls))]
 

@@ -93,7 +93,9 @@ class GRPOConfig(trl.GRPOConfig):
         "Precision of matrix products on a CPU: `float32`, `bfloat16` (weights, gradients and optimizer "
         "stay float32), or `auto`: bfloat16 where it measures faster. On a GPU `bf16` decides.",
     )
-    reward_timeout: float | None = option(60.0, "Seconds that one call of a reward function may take. 0: no limit.")
+    reward_timeout: float | None = option(
+        None, "Seconds after which a call of a reward function is ended and has failed. None or 0: it is waited for."
+    )
     on_reward_error: str = option(
         "raise",
         "What becomes of a reward function that raises, runs over its limit or returns no finite number: "

@@ -45,7 +45,7 @@ ENVIRONMENT = frozenset(
 
 LONGEST_REPLY = 1 << 28  # bytes; whatever claims to be longer is no reply
 LISTEN_SECONDS = 0.1  # between two looks whether the worker still lives: a child of its may hold the connection open
-LOAD_SECONDS = 60.0  # longest that the import of a user's file may take
+LOAD_SECONDS = 600.0  # longest that the import of a user's file may take: of large libraries on a slow disk
 FOR_EVER = 1e8  # seconds
 STACK_SECONDS = 0.2  # how long a worker at its limit gets to write down where it is
 
