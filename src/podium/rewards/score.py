@@ -8,7 +8,7 @@ after the other), and only with what its signature names (all of it where there 
     function(prompts=[...], completions=[...], completion_ids=[[...], ...], <each other column>=[...],
              trainer_state=..., log_extra=f(column, values), log_metric=f(name, value)) -> one number or None each
 
-A call ends within `CallSettings.limit`, where there is one, whatever it does. What is not one finite number (or None) per
+A call ends within `CallSettings.limit`, if there is one, whatever it does. What is not one finite number (or None) per
 completion stops the run with a `RewardError` that names the function, the row and the start of the completion, or
 becomes what `CallSettings.on_error` sets.
 """
