@@ -230,7 +230,8 @@ def reset(
     try:
         returned = call_user(functools.partial(environment.reset, **given), who=who, where=where, limit=limit)
     except TimeoutError:
-        raise AgentError(f"{who} did not return within {limit:g} s in {where}", fix="look at its `reset`") from None
+        fix = f"tool_timeout: 0 waits for it, or {10 * (limit or 0):g} for longer; if it hangs, look at its `reset`"
+        raise AgentError(f"{who} did not return within {limit:g} s in {where}", fix=fix) from None
     prompt = row.get("prompt", EMPTY_PROMPT)
     try:
         return extended(prompt if isinstance(prompt, str) else list(prompt), returned)
