@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from podium import Run
 from podium.cli import app
 from podium.cli.launch import CONFIGS, config_file, killed_in, killed_words
 from podium.testing import save_tiny_model
@@ -120,6 +124,44 @@ def test_a_run_says_once_what_it_does(folder: Path) -> None:
     assert done.stdout.count("Model saved in out") == 1
     assert (folder / "out" / "model.safetensors").is_file()
     assert len((folder / "out" / "metrics.jsonl").read_text().splitlines()) >= 2
+
+
+@pytest.mark.versions
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("division", "stages"),
+    [("ddp", [{"name": "warm", "type": "sft", "max_length": 32}, {"name": "on"}]), ("fsdp2", None)],
+    ids=["ddp-stages", "fsdp2"],
+)
+def test_a_run_with_checkpoints_ends_and_resumes(division: str, stages: Any, folder: Path) -> None:
+    """Trained, measured before and after, saved; the last step taken again is bit-equal."""
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(4)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = {"eval_dataset": "rows.jsonl", "eval_rows": 2}
+    changed = {"save_strategy": "steps", "save_steps": 1, **held_out, **({"stages": stages} if stages else {})}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**RECIPE, **changed}))
+    words = podium("--processes", "2", "--accelerate", division)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert done.stdout.count("Model saved in out") == 1
+    assert Run.load("out").evaluations.keys() >= {"before", "after"}
+    assert Path("out/report.html").is_file()
+    final = load_file("out/model.safetensors")
+
+    if stages:
+        record = json.loads(Path("out/stages.json").read_text())
+        assert [stage["steps"] for stage in record["stages"]] == [2, 2]
+        for key in ("steps", "ended_by", "checkpoint"):
+            del record["stages"][1][key]
+        Path("out/stages.json").write_text(json.dumps(record))
+    shutil.rmtree("out/02-on/checkpoint-2" if stages else "out/checkpoint-2")
+    words += ["--resume_from_checkpoint", "true", "--no-eval"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    again = load_file("out/model.safetensors")
+    assert again.keys() == final.keys()
+    assert all(torch.equal(again[name], final[name]) for name in final)
 
 
 @pytest.mark.slow

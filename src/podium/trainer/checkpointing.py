@@ -97,6 +97,8 @@ class AtomicCheckpointMixin(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """As the Trainer, but the hub's token goes into no file, and weights are as readable as other files."""
+        if not self.args.should_save:  # transformers 5.23 comes here on every process, older ones on those that write
+            return
         folder = Path(output_dir or str(self.args.output_dir))
         token, self.args.hub_token = self.args.hub_token, None
         try:
