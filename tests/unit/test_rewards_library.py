@@ -89,7 +89,8 @@ def test_answer_format(wrapped, text, expected):
         ("<answer>42</answer> (not 43)", 42, 1.0),
         ("<answer>none</answer> 42", 42, 0.0),
         ("-5", -5, 1.0),
-        ("7-5", 5, 1.0),
+        ("7-5", 5, 0.0),  # a difference, and no result
+        ("7-5=2", 2, 1.0),
         (".5", 0.5, 1.0),
         ("4.2e1", 42, 1.0),
         ("1e999", 42, 0.0),
@@ -163,7 +164,7 @@ def test_xml_format(wrapped, text, expected):
     ("text", "expected"),
     [
         ("<think>so</think>7", 1.0),
-        ("<think></think> 7", 1.0),
+        ("<think></think> 7", 0.0),
         ("\n<think>a\nb</think>\nc\nd", 1.0),
         ("<think>so</think> ", 0.0),
         ("so <think>x</think> 7", 0.0),

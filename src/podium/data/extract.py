@@ -22,10 +22,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from podium.data.normal import normal
 from podium.errors import ConfigError, did_you_mean
 
 Extract = str | Sequence[str]
@@ -33,12 +34,15 @@ Extract = str | Sequence[str]
 
 Extractor = Callable[[str], str | None]
 
-NUMBER = re.compile(
-    r"(?<![0-9])[-+]?"
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{2,3}){0,6},[0-9]{3}(?![0-9])|[0-9]+)(?:\.[0-9]+|\.(?=[eE][-+]?[0-9]))?|\.[0-9]+)"
-    r"(?:[eE][-+]?[0-9]+)?"
+DIGITS = (
+    r"(?:[1-9][0-9]?(?:,[0-9]{2}){1,7},[0-9]{3}(?![0-9])(?:\.[0-9]{1,60})?"
+    r"|[1-9][0-9]{0,2}(?P<between>[',_.])[0-9]{3}(?:(?P=between)[0-9]{3}){0,7}(?![0-9])(?:(?!(?P=between))[.,][0-9]{1,60})?"
+    r"|[0-9]{1,400}(?:\.[0-9]{1,400}|(?<![0-9],[0-9]),[0-9]{1,60}(?![0-9]|,[0-9]))?|\.[0-9]{1,60})"
+    r"(?:\.?[eE][-+]?[0-9]+|[ ]?(?:[x*]|\\times|\\cdot)[ ]?10[ ]?(?:\^|\*\*)[ ]?\{?[-+]?[0-9]+\}?)?"
 )
-"""A number in a text, with commas between thousands."""
+"""A number without a sign: marks between thousands, a decimal point or comma, a power of ten."""
+NUMBER = re.compile(rf"(?<![0-9])[-+]?{DIGITS}")
+_POWER = re.compile(r"\.?[eE]|[ ]?(?:[x*]|\\times|\\cdot)[ ]?10[ ]?(?:\^|\*\*)[ ]?\{?")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _MOST_OBJECTS = 1000  # most opening braces that are tried as the start of a JSON object, from the last one on
 
@@ -130,10 +134,10 @@ def after_hashes(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in plain digits: without commas, spaces and underscores between thousands.
+    """The last number in plain digits, with a point for decimals and nothing between thousands.
 
-    Minus signs and digits may be typographic ones, the sign may stand before a currency, and a power of ten may be
-    written out. A point that ends a sentence is no part of it.
+    Signs and digits may be typographic ones, the sign may stand before a currency, and a power of ten may be written
+    out. A point that ends a sentence is no part of it.
 
     >>> last_number("5-3 is 2, not -1,000.5e1"), last_number("1,2,3."), last_number("none")
     ('-1000.5e1', '3', None)
@@ -144,28 +148,31 @@ def last_number(text: str) -> str | None:
 def numbers(text: str) -> list[str]:
     """All numbers of a text, each as `last_number` writes it.
 
-    >>> numbers("1,000 and 4.5")
-    ['1000', '4.5']
+    >>> numbers("1,000 and 4.5, 1.234,50 and 0,5")
+    ['1000', '4.5', '1234.50', '0.5']
     """
-    for pattern, plain in _REWRITTEN:
-        text = pattern.sub(plain, text)
-    return [found.replace(",", "") for found in NUMBER.findall(text.translate(_FULL_WIDTH))]
+    text = normal(_THIN.sub("", text))
+    return [plain_number(found[0]) for found in NUMBER.finditer(_SIGN_APART.sub("-", text))]
 
 
-_FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)} | {0xFF0B: "+", 0xFF0E: ".", 0xFF0C: ","}
-_THIN = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
-_REWRITTEN: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
-    (re.compile(pattern), plain)
-    for pattern, plain in (
-        ("[\N{MINUS SIGN}\N{EN DASH}\N{FULLWIDTH HYPHEN-MINUS}]", "-"),
-        (r"(?<![0-9])-\s?[$€£¥]\s?(?=[0-9.])", "-"),
-        (r"\A\s*-\s+(?=[0-9.]+\s*\Z)", "-"),
-        (rf"(?<=[0-9])[{_THIN}_](?=[0-9]{{3}}(?![0-9]))", ""),
-        (r"\A\s*[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?\s*\Z", lambda found: found[0].replace(" ", "")),
-        (r"(?<=[0-9])\s?(?:[x\u00d7*]|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?\{?([-+]?[0-9]+)\}?", r"e\1"),
-    )
-)
-"""Replacements before a number is searched."""
+_THIN = re.compile("(?<=[0-9])[\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}](?=[0-9]{3}(?![0-9]))")
+_SIGN_APART = re.compile(r"(?<![0-9])-\s?[$€£¥]\s?(?=[0-9.])|\A\s*-\s+(?=[0-9.]+\s*\Z)")
+
+
+def plain_number(found: str) -> str:
+    """A number that `NUMBER` found, as Python reads it. One comma before three digits stands between thousands.
+
+    >>> [plain_number(each) for each in ("1,234", "1.234", "1.234.567", "12,5", "1'234,5", "5 x 10^{3}")]
+    ['1234', '1.234', '1234567', '12.5', '1234.5', '5e3']
+    """
+    if found.isdecimal():
+        return found
+    digits, *power = _POWER.split(found.rstrip("}"), maxsplit=1)
+    digits = re.sub("[ '_]", "", digits)
+    whole, mark, rest = digits.rpartition("," if digits.rfind(",") > digits.rfind(".") else ".")
+    thousands = mark in whole or (mark == "," and len(rest) == 3 and re.fullmatch("[-+]?[1-9][0-9]{0,2}", whole))
+    digits = re.sub("[,.]", "", whole) + ("" if thousands or not mark else ".") + rest
+    return "e".join([digits, *power])
 
 
 def json_field(text: str, field: str) -> str | None:
@@ -176,7 +183,7 @@ def json_field(text: str, field: str) -> str | None:
     >>> json_field('{"unit": {"name": "m"}}', "unit.name")
     'm'
     """
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_names_once)
     starts = [match.start() for match in re.finditer(r"\{", text)][-_MOST_OBJECTS:]
     end, found = -1, None
     for start in starts:  # in order, so that what is inside an object that was read is not an object of its own
@@ -189,6 +196,12 @@ def json_field(text: str, field: str) -> str | None:
         inside = _inside(value, field.split("."))
         found = found if inside is None else inside
     return found if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+
+def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without the names that stand in it twice: it does not say which of the values counts."""
+    counts = Counter(name for name, _ in pairs)
+    return {name: value for name, value in pairs if counts[name] == 1}
 
 
 def _inside(value: Any, path: Sequence[str]) -> Any:

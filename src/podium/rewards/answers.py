@@ -6,21 +6,24 @@ in `podium.data.extract`. Where the `answer` column holds a list, each of its en
 
 from __future__ import annotations
 
+import functools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from podium.data.extract import Extract, extractor, last_number, tagged
+from podium.data.normal import seen
 from podium.errors import ConfigError
+from podium.rewards.stated import NUMBERS, Number, choice_grammar, cleaned, labels_by_text, stated
 from podium.rewards.text import text_of
 
 
 def answer_correct(completions: Sequence[Any], answer: Sequence[Any]) -> list[float | None]:
     """1 where the text inside the last `<answer>` tags is the `answer` column, character for character.
 
-    White space around both is left out of the comparison. Numbers are compared as they are written: `07` is not `7`
+    White space around both is left out of the comparison; characters that take no room, and other forms of a space, a
+    dash or a quote, make no difference. Numbers are compared as they are written: `07` is not `7`
     (`numeric_match` compares values).
 
     >>> answer_correct(["<answer>7</answer>", "<answer>17</answer>", "7"], answer=["7", "7", "7"])
@@ -33,6 +36,8 @@ def exact_match(
     completions: Sequence[Any], answer: Sequence[Any], *, extract: Extract = "text", ignore_case: bool = False
 ) -> list[float | None]:
     r"""1 where the final answer (by default the whole completion) is the `answer` column, white space around it aside.
+
+    Characters that take no room, and other forms of a space, a dash or a quote, make no difference.
 
     >>> exact_match(["Paris", "It is Paris"], answer=["Paris", "Paris"])
     [1.0, 0.0]
@@ -50,16 +55,18 @@ def numeric_match(
     tolerance: float | None = None,
     extract: Extract = ("tag:answer", "text"),
 ) -> list[float | None]:
-    """1 where the number in the completion is the number in the `answer` column.
+    """1 where the number that the completion states is the number in the `answer` column.
 
-    Read is the last number of the final answer: by default of what the last `<answer>` tags hold, or of the whole text
-    where there are no tags. Of a text in the `answer` column it is also the last number, so that GSM8K's solutions can
-    stay as they are. Commas between digits are ignored, and 7% is 7 and 0.07. Whole numbers must be equal; others may
-    differ by a millionth. A `tolerance` is for both, and is multiplied by the larger of 1 and the answer. Fractions are
-    read as two numbers (`math_match` knows them). None where the column has no number.
+    Read is what the text states last, in the forms of docs/graders.md: in the last `<answer>` tags, or where there are
+    none in the whole text. Numbers that are denied, offered as alternatives, bounds, or parts of an expression are not
+    stated. Of the `answer` column it is the number that the text states, or else its last one. 7% is 7, and 0.07 where
+    the answer lies between -1 and 1. Whole numbers must be equal; others may differ by a millionth. A `tolerance` is
+    for both, and is multiplied by the larger of 1 and the answer. None where the column has no number.
 
     >>> numeric_match(["It is 1,000.0", "<answer>41</answer> of 42", "12345678"], answer=["1000", 42, "12345679"])
     [1.0, 0.0, 0.0]
+    >>> numeric_match(["3 / 4", "not 12", "11 or 12", "It is 12, not 11."], answer=["0.75", "12", "12", "12"])
+    [1.0, 0.0, 0.0, 1.0]
     >>> numeric_match(["about 3.1"], answer=["3.14159"], tolerance=0.02)
     [1.0]
     >>> numeric_match(["5 + 2\\n#### 7", "5 + 2 = 7"], answer=["7", "7"], extract="####")
@@ -69,13 +76,14 @@ def numeric_match(
         raise ConfigError(f"`tolerance` must be 0 or more; it is {tolerance}.")
 
     def close(given: str, gold: Any) -> bool | None:
-        expected, number = last_number(str(gold)), last_number(given)
+        expected, said = _gold_number(str(gold)), stated(given, NUMBERS)
         if expected is None:
             return None
-        if number is None:
+        if said is None:
             return False
-        percent = re.search(r"[0-9.]\s*\\?%\W*\Z", given) is not None and "%" not in str(gold)
-        return _close(number, expected, tolerance) or (percent and _close(number, expected, tolerance, shift=-2))
+        number, percent = said
+        is_share = percent and not expected[1] and abs(float(expected[0])) <= 1
+        return _close(number, expected[0], tolerance) or (is_share and _close(number / 100, expected[0], tolerance))
 
     return _each(completions, answer, extractor(extract), close)
 
@@ -101,10 +109,10 @@ def numeric_closeness(
         raise ConfigError(f"`scale` must be above 0; it is {scale}.")
 
     def near(given: str, gold: Any) -> float | None:
-        expected, number = last_number(str(gold)), last_number(given)
-        if expected is None or not math.isfinite(float(expected)):
+        expected, said = _gold_number(str(gold)), stated(given, NUMBERS)
+        if expected is None or not math.isfinite(float(expected[0])):
             return None
-        return 0.0 if number is None else 1 / (1 + abs(float(number) - float(expected)) / scale)
+        return 0.0 if said is None or said[0].is_nan() else 1 / (1 + abs(float(said[0]) - float(expected[0])) / scale)
 
     return _each(completions, answer, extractor(extract), near)
 
@@ -114,10 +122,11 @@ def multiple_choice(
     answer: Sequence[Any],
     choices: Sequence[Any] | None = None,
     *,
-    extract: Extract = ("tag:answer", "boxed", r"regex:(?i)\b(?:answer|choice|option)(?: is|:)\s*([^\n]*)", "text"),
+    extract: Extract = ("tag:answer", "text"),
 ) -> list[float | None]:
-    r"""1 where the completion names the right choice, and only that one: `B`, `(B)`, `B.`, `B) Paris`, or its text.
+    r"""1 where the completion states the right choice, and only that one: `B`, `(B)`, `B.`, `B) Paris`, or its text.
 
+    Read is what the text states last, in the forms of docs/graders.md; a label with another choice's text is none.
     The `answer` column is a letter, the number of a choice from 0 on, or a choice's text. The `choices` column, where
     there is one, is a list of texts, or a mapping with `text` and `label`, as ARC has it. None where the `answer` is
     none of the choices.
@@ -127,13 +136,11 @@ def multiple_choice(
     >>> multiple_choice(["paris", "Rome"], answer=[0, 0], choices=[["Paris", "Rome"]] * 2)
     [1.0, 0.0]
     """
+    offered = [_LETTERS] * len(completions) if choices is None else [_labelled(own) for own in choices]
     take, scores = extractor(extract), list[float | None]()
-    offered = [None] * len(completions) if choices is None else choices
-    for each, gold, own in zip(completions, answer, offered, strict=True):
-        options, given = _labelled(own), take(text_of(each))
-        right = _label_of_gold(gold, options)
-        named = None if given is None else _label_of_text(given, options)
-        scores.append(None if right is None else float(named == right))
+    for each, gold, options in zip(completions, answer, offered, strict=True):
+        right, given = _label_of_gold(gold, options), take(text_of(each))
+        scores.append(None if right is None else float(given is not None and _label_of_text(given, options) == right))
     return scores
 
 
@@ -162,67 +169,59 @@ def golds_of(gold: Any) -> list[Any]:
 
 
 def _same(given: str, gold: Any) -> bool:
-    return given == str(gold).strip()
+    return seen(given).strip() == seen(str(gold)).strip()
 
 
-def _close(number: str, expected: str, tolerance: float | None, *, shift: int = 0) -> bool:
-    """Whether a number times ten to `shift` is the expected one; without a tolerance whole numbers must be equal."""
-    given, right = _decimal(number).scaleb(shift), _decimal(expected)
-    if given == right:
+@functools.lru_cache(maxsize=4096)
+def _gold_number(text: str) -> Number | None:
+    """What the column states, or else the last number in it."""
+    if text.isdecimal():
+        return Decimal(text), False
+    if (said := stated(text, NUMBERS)) is not None:
+        return said
+    last = last_number(text)
+    return None if last is None else (Decimal(last), False)
+
+
+def _close(number: Decimal, right: Decimal, tolerance: float | None) -> bool:
+    """Whether a number is the right one; without a tolerance whole numbers must be equal."""
+    if number == right:
         return True
     if tolerance is None and right == right.to_integral_value():
         return False
-    error = abs(float(given) - float(right))
+    error = abs(float(number) - float(right))
     return error <= (1e-6 if tolerance is None else tolerance) * max(1.0, abs(float(right)))
-
-
-def _decimal(number: str) -> Decimal:
-    """Exactly what is written; NaN for an exponent that is beyond all use."""
-    try:
-        return Decimal(number)
-    except ArithmeticError:
-        return Decimal("nan")
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------
 
-_MARKED = re.compile(r"[\s*_$(\[]*([A-Za-z]|[0-9]{1,2})(?:[\s*_$)\].:]*$|[*_]*[)\].:]+[*_]*\s(.*))", re.DOTALL)
-"""A label alone, or one with a mark behind it and then anything."""
-_OTHER_LABEL = re.compile(
-    r"(?<![A-Za-z0-9])[(\[]?([A-Z])[)\].:](?!\w)|(?<![A-Za-z0-9])([a-z])[)\]](?!\w)|\b(?:or|and)\s+\W{0,3}([A-HJ-Z])\b(?!')"
-)
-_DENIED = re.compile(r"\W*(?:is|are)?\s*(?:not|wrong|incorrect|false)\b", re.I)
-_WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textrm)\{([^{}]*)\}")
+Options = tuple[tuple[str, str], ...]
+"""Labels with the texts that they stand for."""
+_LETTERS: Options = tuple((chr(ord("A") + index), "") for index in range(26))
 
 
-def _labelled(options: Any) -> dict[str, str]:
-    """Labels with the texts that they stand for; without any texts the letters alone."""
+def _labelled(options: Any) -> Options:
+    """Of a row's column; without any texts the letters alone."""
     if options is None:
-        return {chr(ord("A") + index): "" for index in range(26)}
+        return _LETTERS
     if isinstance(options, Mapping):
-        return {str(label).upper(): str(text) for label, text in zip(options["label"], options["text"], strict=True)}
-    return {chr(ord("A") + index): str(text) for index, text in enumerate(options)}
+        pairs = zip(options["label"], options["text"], strict=True)
+        return tuple((str(label).upper(), str(text)) for label, text in pairs)
+    return tuple((chr(ord("A") + index), str(text)) for index, text in enumerate(options))
 
 
-def _label_of_gold(gold: Any, options: Mapping[str, str]) -> str | None:
+def _label_of_gold(gold: Any, options: Options) -> str | None:
     if isinstance(gold, int) and not isinstance(gold, bool):
-        return list(options)[gold] if 0 <= gold < len(options) else None
-    label = str(gold).strip().upper()
-    return label if label in options else _by_text(str(gold), options)
+        return options[gold][0] if 0 <= gold < len(options) else None
+    return _alone(str(gold), options)
 
 
-def _label_of_text(given: str, options: Mapping[str, str]) -> str | None:
-    given = _WRAPPED.sub(r"\1", given).strip("$ ")
-    by_text = _by_text(given, options)
-    match = _MARKED.match(given)
-    if by_text is not None or match is None:
-        return by_text
-    named, rest = match[1].upper(), match[2] or ""
-    others = {"".join(found).upper() for found in _OTHER_LABEL.findall(rest)} & options.keys() - {named}
-    return named if named in options and not others and not _DENIED.match(rest) else None
+def _label_of_text(given: str, options: Options) -> str | None:
+    return _alone(given, options) or stated(given, choice_grammar(options))
 
 
-def _by_text(given: str, options: Mapping[str, str]) -> str | None:
-    plain = given.strip(" \t\n*_").rstrip(".").strip("*_").casefold()
-    labels = [label for label, text in options.items() if plain and text.strip().rstrip(".").casefold() == plain]
-    return labels[0] if len(labels) == 1 else None
+def _alone(text: str, options: Options) -> str | None:
+    """The choice whose label or text is the whole text."""
+    plain = cleaned(text).rstrip(".").casefold()
+    label = next((label for label, _ in options if label.casefold() == plain), None)
+    return label or labels_by_text(options).get(plain or "\0")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from podium.data.extract import compiled_pattern
+from podium.data.normal import seen
 from podium.errors import ConfigError
-from podium.rewards.text import text_of, visible
+from podium.rewards.text import text_of
 
-_ONLY_ANSWER = re.compile(r"<answer>\s*[^<\s][^<]*</answer>")
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
-_THINK_FIRST = re.compile(r"<think>(?:(?!</?think>).)*</think>(?!.*</?think>)\s*\S.*", re.DOTALL)
+_THINK_TAG = re.compile(r"<(/?)think\s*>")
+
+
+def _says_something(content: str) -> bool:
+    """Whether a text shows more than tags, white space, and characters that take no room, as entities too."""
+    return bool(_TAG.sub("", seen(html.unescape(content))).strip())
 
 
 def answer_format(completions: Sequence[Any]) -> list[float]:
@@ -23,11 +30,13 @@ def answer_format(completions: Sequence[Any]) -> list[float]:
     >>> answer_format(["<answer>7</answer>", "It is <answer>7</answer>", "<answer>7", "7"])
     [1.0, 0.5, 0.25, 0.0]
     """
-    texts = [visible(text_of(each)).strip() for each in completions]
-    return [
-        0.25 * ("<answer>" in text) + 0.25 * ("</answer>" in text) + 0.5 * bool(_ONLY_ANSWER.fullmatch(text))
-        for text in texts
-    ]
+    return [_how_far_tagged(seen(text_of(each)).strip()) for each in completions]
+
+
+def _how_far_tagged(text: str) -> float:
+    content = text.removeprefix("<answer>").removesuffix("</answer>")
+    is_one = text == f"<answer>{content}</answer>" and not _TAG.search(content) and _says_something(content)
+    return 0.25 * ("<answer>" in text) + 0.25 * ("</answer>" in text) + 0.5 * is_one
 
 
 def xml_format(completions: Sequence[Any], *, sections: Sequence[str] = ("reasoning", "answer")) -> list[float]:
@@ -40,9 +49,10 @@ def xml_format(completions: Sequence[Any], *, sections: Sequence[str] = ("reason
     """
     tags = [re.escape(section) for section in _named(sections)]
     # Inside a section no tag of the list may open or close, so each appears once.
-    inside = rf"(?:(?!</?(?:{'|'.join(tags)})>).)*"
-    whole = re.compile(r"\s*".join(rf"<{tag}>(?!\s*</{tag}>){inside}</{tag}>" for tag in tags), re.DOTALL)
-    return [float(bool(whole.fullmatch(visible(text_of(each)).strip()))) for each in completions]
+    inside = rf"((?:(?!</?(?:{'|'.join(tags)})>).)*)"
+    whole = re.compile(r"\s*".join(f"<{tag}>{inside}</{tag}>" for tag in tags), re.DOTALL)
+    found = [whole.fullmatch(seen(text_of(each)).strip()) for each in completions]
+    return [float(match is not None and all(map(_says_something, match.groups()))) for match in found]
 
 
 def xml_format_partial(
@@ -84,14 +94,19 @@ def _named(sections: Sequence[str]) -> list[str]:
 
 
 def think_format(completions: Sequence[Any]) -> list[float]:
-    """1 where a completion is one `<think>...</think>` block and then an answer.
+    """1 where a completion is one `<think>...</think>` block and then an answer, neither of them empty.
 
-    Stricter than TRL's `think_format_reward`, which also takes a block with no answer after it.
+    Stricter than TRL's `think_format_reward`, which also takes an empty block, and one with no answer after it.
 
-    >>> think_format(["<think>3+4</think> 7", "<think>3+4</think>", "7"])
-    [1.0, 0.0, 0.0]
+    >>> think_format(["<think>3+4</think> 7", "<think>3+4</think>", "<think></think> 7", "7"])
+    [1.0, 0.0, 0.0, 0.0]
     """
-    return [float(bool(_THINK_FIRST.fullmatch(visible(text_of(each)).strip()))) for each in completions]
+    return [float(_is_thought_and_answer(seen(text_of(each)).strip())) for each in completions]
+
+
+def _is_thought_and_answer(text: str) -> bool:
+    before, *parts = _THINK_TAG.split(text)
+    return not before and parts[::2] == ["", "/"] and all(map(_says_something, parts[1::2]))
 
 
 def regex_format(completions: Sequence[Any], *, pattern: str) -> list[float]:

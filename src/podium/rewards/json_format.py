@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from podium.errors import ConfigError
 from podium.rewards.text import text_of
 
-_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?```", re.DOTALL)
+_FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*(?:json\b)?", re.IGNORECASE)
 
 
 def json_format(completions: Sequence[Any], *, fenced: bool = True) -> list[float]:
     """1 where the whole completion is JSON, 0 otherwise.
 
-    `fenced` also takes one Markdown block of it, with nothing around. `NaN` and `Infinity` are no JSON.
+    `fenced` also takes one Markdown block of it, with nothing around. `NaN` and `Infinity` are no JSON, and neither is
+    an object with one name twice.
 
     >>> json_format(['{"answer": 7}', '```json\\n[1, 2]\\n```', 'It is {"answer": 7}', "NaN"])
     [1.0, 1.0, 0.0, 0.0]
@@ -62,11 +64,11 @@ def json_match(completions: Sequence[Any], answer: Sequence[Any], *, fenced: boo
     [1.0, 0.5, 0.0]
     """
     pairs = zip(completions, answer, strict=True)
-    return [_share_right(_parsed(text_of(each), fenced=fenced), gold) for each, gold in pairs]
+    return [_share_right(_parsed(text_of(each), fenced=fenced, number=Decimal), gold) for each, gold in pairs]
 
 
 def _share_right(given: Any, gold: Any) -> float | None:
-    gold = _parsed(gold, fenced=False) if isinstance(gold, str) else gold
+    gold = _parsed(gold, fenced=False, number=Decimal) if isinstance(gold, str) else gold
     if not isinstance(gold, Mapping) or not gold:
         return None
     if not isinstance(given, Mapping):
@@ -80,6 +82,7 @@ def _equal(given: Any, gold: Any) -> bool:
         return given.keys() == gold.keys() and all(_equal(given[name], gold[name]) for name in gold)
     if isinstance(given, (list, tuple)) and isinstance(gold, (list, tuple)):
         return len(given) == len(gold) and all(map(_equal, given, gold))
+    gold = Decimal(repr(gold)) if isinstance(gold, float) else gold
     return isinstance(given, bool) == isinstance(gold, bool) and bool(given == gold)
 
 
@@ -109,14 +112,21 @@ def _fits(validator: Any, value: Any) -> bool:
 _NO_JSON = object()
 
 
-def _parsed(text: str, *, fenced: bool) -> Any:
+def _parsed(text: str, *, fenced: bool, number: Callable[[str], Any] = float) -> Any:
     """The value of a text, or `_NO_JSON`."""
-    text = text.strip()
-    block = _FENCE.fullmatch(text) if fenced else None
+    text = text.strip().lstrip("\ufeff").strip()
+    if fenced and (fence := _FENCE.match(text)) and text.endswith(fence[1]):
+        text = text[fence.end() : -len(fence[1])]
     try:
-        return json.loads(block[1] if block else text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        return json.loads(text, parse_constant=_refuse, parse_float=number, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError, ArithmeticError):
         return _NO_JSON
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
 
 
 def _refuse(constant: str) -> Any:

@@ -49,9 +49,26 @@ def _compared(gold: list[Any], text: str, *, repairs: bool) -> dict[str, Any]:
     try:
         parsed = _answer(text, repairs=repairs)
         correct = bool(verify(gold, parsed, timeout_seconds=None))
+        if repairs and not correct and (meant := _meant(parsed)) != parsed:
+            correct = bool(verify(_meant(gold), meant, timeout_seconds=None))
     except (Exception, MemoryError, RecursionError):  # noqa: BLE001  # it raises whatever sympy raises
         return {"correct": False, "answer": ""}
     return {"correct": correct, "answer": _shown(parsed)}
+
+
+def _meant(parsed: list[Any]) -> list[Any]:
+    """Formulas with the imaginary unit for `i`, exact decimals, and for an inequality the set that it describes."""
+    import sympy
+
+    def one(formula: Any) -> Any:
+        if not isinstance(formula, sympy.Basic):
+            return formula
+        exact = {number: sympy.Rational(str(number)) for number in formula.atoms(sympy.Float)}
+        imaginary = {symbol: sympy.I for symbol in formula.free_symbols if symbol.name == "i"}
+        formula = formula.xreplace(exact | imaginary)
+        return formula.as_set() if isinstance(formula, (sympy.And, sympy.Rel)) else formula
+
+    return [one(formula) for formula in parsed]
 
 
 @functools.lru_cache(maxsize=256)

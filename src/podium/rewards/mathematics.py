@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 from podium.data.extract import Extract, extractor
+from podium.data.normal import normal
 from podium.rewards.math_pool import Formula, Verdict, compare
+from podium.rewards.stated import UNITS, WRITTEN, kind_of, only_number
 from podium.rewards.text import text_of
 
 LogExtra = Callable[[str, list[Any]], None]
@@ -28,8 +31,9 @@ def math_match(
     r"""1 where the final answer is the same formula as the `answer` column, by math-verify.
 
     `extract` names the place of the final answer (`podium.data.extract`). 0 for a completion without one, for one that
-    takes longer than `timeout_seconds`, has another unit, or is a chain of different numbers. The column's answer is
-    what is in `\boxed{}` or follows `####`, else all of it. None for a column that cannot be read.
+    takes longer than `timeout_seconds`, has another unit, or is a chain of unequal sides (docs/graders.md). Numbers
+    are compared here, everything else by math-verify. The column's answer is what is in `\boxed{}` or follows `####`,
+    else all of it. None for a column that cannot be read.
 
     >>> math_match([r"\boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}", "1/2"], answer=[r"\frac{1}{2}"] * 4)
     [1.0, 1.0, 0.0, 0.0]
@@ -37,36 +41,85 @@ def math_match(
     [1.0]
     """
     take = extractor(extract)
-    golds = [None if each is None else _as_boxed(_gold_of(str(each))) for each in answer]
-    pairs = zip([_as_boxed(take(text_of(each))) for each in completions], golds, strict=True)
-    texts = [None if text and gold and _cannot_be(text, gold) else text for text, gold in pairs]
-    return _scores(texts, golds, timeout_seconds, log_extra, shown=answer, repairs=True)
+    golds = [None if each is None else _tidy(_gold_of(str(each)) or "") or None for each in answer]
+    texts = [_tidy(take(text_of(each)) or "") or None for each in completions]
+    return _scores(texts, golds, timeout_seconds, log_extra, shown=answer, reads=_read)
 
 
 _gold_of = extractor(["boxed", "####", "text"])
 
 
-def _as_boxed(formula: str | None) -> str | None:
-    """In the form that math-verify looks for first, with or without dollars around it, numbers in plain digits."""
-    plain = _SPACED.sub("", (formula or "").strip("$ "))
-    plain = _SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", plain)
-    return rf"\boxed{{{plain}}}" if plain else None
+_TIDIED = [(re.compile(pattern), plain) for pattern, plain in WRITTEN["tidied"]]
 
 
-_SPACED = re.compile(r"(?<=\d)\\[,!;: ](?=\d{3}(?!\d))")
-_SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)")
-_UNITS = (
-    "nm|mm|cm|dm|m|km|ms|s|min|h|mg|g|kg|t|ml|l|N|kN|J|kJ|W|kW|MW|V|mV|kV|A|mA|K|Hz|kHz|MHz|GHz|Pa|kPa|MPa|in|ft|yd|mi"
-)
-_UNIT = re.compile(rf"\d[\s~\\,]*(?:\\(?:text|mathrm|textrm)\{{\s*)?({_UNITS})(?:\s*\}})?((?:\^\{{?\d\}}?)?)\}}$")
+def _tidy(formula: str) -> str:
+    """A formula in plain signs and one way of writing, without what is around it."""
+    formula = normal(formula)
+    for pattern, plain in _TIDIED:
+        formula = pattern.sub(plain, formula)
+    return formula.strip()
+
+
+def _read(text: str, gold: str) -> bool | list[Formula]:
+    """Whether an answer is right where that needs no algebra, or else what must all be equal.
+
+    A chain of equations must be right in each of its sides, but a name or a formula with letters at its beginning.
+    """
+    sides = [text] if "=" in gold else text.split("=")
+    if len(sides) > 1 and re.search(r"[A-Za-z]", re.sub(r"\\[a-zA-Z]+", "", sides[0])):
+        sides = sides[1:]
+    verdicts = [_side(side.strip(), gold) for side in sides] if len(sides) <= 50 else [False]
+    if False in verdicts or all(verdict is True for verdict in verdicts):
+        return False not in verdicts
+    return [formula for formula in verdicts if isinstance(formula, Formula)]
+
+
+def _side(text: str, gold: str) -> bool | Formula:
+    (given, unit, power), (right, unit_of_gold, power_of_gold) = _measured(text), _measured(gold)
+    if _cannot_be(text, gold) or (unit and unit_of_gold and (unit[0], power) != (unit_of_gold[0], power_of_gold)):
+        return False
+    factor = Decimal(1) if not unit or not unit_of_gold else (unit[1] / unit_of_gold[1]) ** power
+    one, other = only_number(given), only_number(right)
+    if text == gold:
+        return True
+    if one and other and one[1] == other[1] and one[0].is_finite():
+        return bool(abs(one[0] * factor - other[0]) <= Decimal("1e-9") * max(Decimal(1), abs(other[0])))
+    if factor != 1 or (one and one[1]):  # 7% is 7 only where the gold says so
+        return False
+    return Formula(gold=rf"\boxed{{{right}}}", text=rf"\boxed{{{given}}}", repairs=True)
 
 
 def _cannot_be(text: str, gold: str) -> bool:
-    """Whether it is wrong though math-verify passes it: another unit, or a chain with only the last number right."""
-    units = [found[1] + found[2].strip("^{}") for each in (text, gold) if (found := _UNIT.search(each))]
-    chain = re.sub(r"^\\boxed\{|\}$", "", text).split("=")
-    numbers = {float(part) for part in chain if re.fullmatch(r"\s*[-+]?\d+(?:\.\d+)?\s*", part)}
-    return len(set(units)) > 1 or len(numbers) > 1
+    """Whether an answer denies, leaves open or bounds what the gold states, or has another letter for it."""
+    words = [set(re.findall(r"(?<![\\a-z])[a-z']{2,}", formula.lower())) for formula in (text, gold)]
+    signs = [set(_RELATION.findall(formula)) for formula in (text, gold)]
+    letters = [set(re.findall(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", formula)) for formula in (text, gold)]
+    kinds = {kind_of(word) for word in words[0] - words[1]}
+    return (
+        bool(kinds & {"d", "h"})
+        or ("a" in kinds and "," not in gold)
+        or bool(signs[0] and not signs[1] and gold[0] not in "([")
+        or (letters[0] != letters[1] and {x.lower() for x in letters[0]} == {x.lower() for x in letters[1]})
+    )
+
+
+_RELATION = re.compile(r"[<>]|\\(?:[gl](?:e|t|eq)|neq?|pm)(?![a-zA-Z])|\\?%")
+
+_MEASURES = {name: (base, Decimal(str(factor))) for name, (base, factor) in WRITTEN["measures"].items()}
+_UNIT = re.compile(
+    r"(?<=[\d}\s~,])(?:[\s~]|\\[,;: ])*(?:\\(?:text|mathrm|textrm)\s*\{\s*([^{}\d]+?)\s*\}|\^\{?(\\circ)\}?"
+    rf"|(?<=[\d\s])({'|'.join([*UNITS, *(f'{name}s?' for name in _MEASURES)])}))(?:\^\{{?(\d)\}}?)?$"
+)
+
+
+def _measured(formula: str) -> tuple[str, tuple[str, Decimal] | None, int]:
+    """A formula without its unit, what the unit is of and how much of it, and its power."""
+    found = _UNIT.search(formula)
+    if found is None or not re.search(r"\d", formula[: found.start()]):
+        return formula, None, 1
+    name = (found[1] or found[2] or found[3]).strip()
+    name = name if name in _MEASURES else name.lower().rstrip(".").removesuffix("s")
+    return formula[: found.start()], _MEASURES.get(name, (name, Decimal(1))), int(found[4] or 1)
 
 
 def accuracy_reward(
@@ -109,20 +162,19 @@ def _scores(
     log_extra: LogExtra | None,
     shown: Sequence[Any],
     without: str = "[no answer]",
-    *,
-    repairs: bool = False,
+    reads: Callable[[str, str], bool | list[Formula]] = lambda text, gold: [Formula(gold=gold, text=text)],
 ) -> list[float | None]:
     """0 where there is no text (`without` says so in the table), None where there is no gold that can be read."""
     pairs = list(zip(texts, golds, strict=True))
-    formulas = [
-        Formula(gold=gold, text=text, repairs=repairs) for text, gold in pairs if text is not None and gold is not None
-    ]
+    read = [None if text is None or gold is None else reads(text, gold) for text, gold in pairs]
+    formulas = [formula for each in read if isinstance(each, list) for formula in each]
     verdicts = iter(compare(formulas, timeout_seconds=timeout_seconds))
     found = [
         (None, "[unparseable]", "[skipped]") if gold is None
         else (0.0, without, without) if text is None
-        else _row(next(verdicts))
-        for text, gold in pairs
+        else (float(known), gold, text) if isinstance(known, bool)
+        else _row([next(verdicts) for _ in known or ()])
+        for (text, gold), known in zip(pairs, read, strict=True)
     ]  # fmt: skip
     if log_extra is not None:
         log_extra("solution", list(shown))
@@ -131,8 +183,9 @@ def _scores(
     return [score for score, _, _ in found]
 
 
-def _row(verdict: Verdict) -> tuple[float | None, str, str]:
-    """The reward, and how gold and answer were understood."""
+def _row(verdicts: Sequence[Verdict]) -> tuple[float | None, str, str]:
+    """The reward, and how gold and answer were understood: the first side that is not right, or else the last."""
+    verdict = next((each for each in verdicts if not each.correct), verdicts[-1])
     if verdict.correct is None:
         return None, "[unparseable]", "[skipped]"
     nothing = "[took too long]" if verdict.timed_out else "[unparseable]"

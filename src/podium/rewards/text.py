@@ -19,20 +19,6 @@ def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
     return str(last.get("content") or "") if last.get("role", "assistant") == "assistant" else ""
 
 
-_INVISIBLE = dict.fromkeys(
-    map(ord, "\u00ad\u061c\u115f\u1160\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2800\u3164\ufeff")
-)
-
-
-def visible(text: str) -> str:
-    """The text without characters that take no room, so that nothing is not taken for something.
-
-    >>> visible("<answer>\u200b</answer>")
-    '<answer></answer>'
-    """
-    return text.translate(_INVISIBLE)
-
-
 def group_of_each(prompts: Sequence[Any]) -> list[int]:
     """The number of the group that each completion of a round is in: those with equal prompts are one group.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,4 +24,11 @@ def tool_use(completions: Sequence[Any], *, most: int = 1) -> list[float]:
 def _succeeded(completion: Any) -> int:
     """Calls whose result is no error; none in plain text."""
     replies = [each for each in completion if not isinstance(each, str) and each.get("role") == "tool"]
-    return sum(not str(each.get("content")).startswith("{'error':") for each in replies)
+    return sum(_ERROR.match(str(each.get("content")).strip()) is None for each in replies)
+
+
+_ERROR = re.compile(
+    r"""\{\s*(["'])error\1\s*:\s*+(?!None\b|null\b|[Ff]alse\b|""|'')|(?:\w*error|\w*exception|traceback[^:\n]{0,40}):""",
+    re.I,
+)
+"""The beginning of a result that is an error: as an object (JSON or Python's), or as a line."""

@@ -8,25 +8,36 @@ from typing import Any
 
 HIDDEN = "<hidden>"
 
-_NAME = re.compile(
-    r"(^|_)(api_?keys?|secrets?|passwords?|passwd|passphrase|pwd|pw|credentials?|authorization|bearer|cookies?|"
-    r"private_?key|access_?key)(_|$)"
+_WORDS = (
+    r"passwords?|passwd|passphrase|pwd|pw|secrets?|creds?|credentials?|authorization|bearer|cookies?|jwt|otp|totp|pin|"
+    r"signature|sig|session|session_id|api_?keys?|(?:private|access|signing|encryption)_?key"
 )
+_TEXT_WORDS = r"(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!mask_)(?<!special_)tokens?|key|auth"
+_NAME = re.compile(rf"(?:^|_)(?:{_WORDS})$|(?:^|_)(?:api_?keys?|secrets?|passwords?|credentials?|cookies?)(?:_|$)")
 """Names whose values are secret whatever they look like."""
-
-_NAME_OF_TEXT = re.compile(r"(^|_)(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!mask_)(?<!special_)(tokens?|key|auth)$")
+_NAME_OF_TEXT = re.compile(rf"(?:^|_)(?:{_TEXT_WORDS})$")
 """Names whose values are secret if they are text: `num_tokens: 5` is none."""
+_NAME_OF_PLACE = re.compile(r"_(?:env|columns?|file|path)$")
+"""Ends of names whose values say where a secret is: `api_key_env: JUDGE_KEY`."""
 
 _TEXT = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{20,}"
-    r"|\bxox[abprs]-[\w-]{10,}|\bA[KS]IA[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"
-    r"|(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"
-    r"|(?i:(?<=bearer )|(?<=basic ))(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}"
-    r"|(?i:(?<=[?&]key=)|(?<=api_key=)|(?<=apikey=)|(?<=token=)|(?<=secret=)|(?<=password=)|(?<=[?&]sig=))[^\s&'\"]+",
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)"
+    r"|\beyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?"
+    r"|(?<=://)[^\s/@:]{0,200}:[^\s/@]{1,200}(?=@)"
+    r"|(?i:(?<=\bbearer )|(?<=\bbasic )|(?<=\btoken ))(?=[\w.~+/=-]{0,200}\d)[\w.~+/=-]{8,}"
+    r"|\b(?:hf|sk|gh[pousr]|github_pat|glpat|xox[abprs]|AIza)[-_](?=[\w-]{12})[\w-]+|\bA[KS]IA[A-Z0-9]{16}\b|\bAIza[\w-]{30,}",
     re.DOTALL,
 )
-"""Texts that are secret anywhere: tokens of known forms, keys, passwords in addresses and in headers."""
+"""Texts that are secret anywhere: private keys, signed tokens, passwords in addresses and headers, known beginnings."""
+_ASSIGNED = re.compile(
+    r"""(?<![\w.-])(?P<name>--?[A-Za-z][\w-]{0,60}(?=[ =])|[A-Za-z][\w-]{0,60}(?=["']?[ ]?[:=](?!//)))"""
+    r"""(?P<is>["']?[ ]?[:=][ ]?["']?|[ ])(?P<value>[^\s"'&,;<]+)"""
+)
+"""A name and what may be its value: in the query of an address, a command, an assignment, JSON or YAML."""
+_RUN = re.compile(r"[A-Za-z0-9_+=~-]{20,}|(?<![\w/+.])[A-Za-z0-9/+]{40}(?![\w/+.=])")
+_PART = re.compile(r"[A-Za-z0-9]{12,}")
+_SYLLABLES = re.compile(r"[A-Za-z]?[a-z]*[aeiou][a-z]*")
+_CHANGES = re.compile(r"(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])")
 
 
 def is_secret(name: str, value: Any = "") -> bool:
@@ -37,8 +48,9 @@ def is_secret(name: str, value: Any = "") -> bool:
     >>> is_secret("num_tokens", 5), is_secret("pad_token", "</s>"), is_secret("tokenizer", "x"), is_secret("key", None)
     (False, False, False, False)
     """
-    plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    if value is None or value == "" or isinstance(value, bool):
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    plain = re.sub(r"[^a-z0-9]+", "_", parts.lower()).strip("_")
+    if value is None or value == "" or isinstance(value, bool) or _NAME_OF_PLACE.search(plain):
         return False
     texts = value if isinstance(value, (list, tuple)) else [value]
     return bool(_NAME.search(plain) or (_NAME_OF_TEXT.search(plain) and all(isinstance(each, str) for each in texts)))
@@ -47,10 +59,33 @@ def is_secret(name: str, value: Any = "") -> bool:
 def hide(text: str, mark: str = HIDDEN) -> str:
     """A text with its secrets replaced by `mark`.
 
+    Secret is what has a secret's name, place or beginning, and a run of letters and digits that looks drawn at random.
+    Digests are not: hexadecimal digits alone name files and commits.
+
     >>> hide("https://me:pass@host/x?api_key=abc&n=1, token hf_abcdefghijklmnopqrstuvwx")
     'https://<hidden>@host/x?api_key=<hidden>&n=1, token <hidden>'
     """
-    return _TEXT.sub(mark, text)
+
+    def assigned(found: re.Match[str]) -> str:
+        name, between, value = found["name"], found["is"], found["value"]
+        # In YAML and headers nothing follows on the line; in a sentence something does.
+        is_prose = between == ": " and found.string[found.end() : found.end() + 1] not in ("", "\n", ",", "}")
+        return found[0] if is_prose or not is_secret(name, value) else f"{name}{between}{mark}"
+
+    text = _ASSIGNED.sub(assigned, _TEXT.sub(mark, text))
+    return _RUN.sub(lambda found: mark if _is_random(found[0]) else found[0], text)
+
+
+def _is_random(run: str) -> bool:
+    """Whether letters and digits are mixed as no name mixes them."""
+    parts = [part for part in _PART.findall(run) if not re.fullmatch("[0-9a-f]+|[0-9A-F]+|[A-Z]+|[a-z]+|[0-9]+", part)]
+    for part in [*parts, *([run] if "/" in run else [])]:
+        words = sum(len(word) for word in _SYLLABLES.findall(part) if len(word) > 2)
+        mixed = any(map(str.isupper, part)) and any(map(str.islower, part)) and any(map(str.isdigit, part))
+        changes = len(_CHANGES.findall(part)) / len(part)
+        if (mixed and len(part) >= 16 and words <= 0.5 * len(part)) or (len(part) >= 20 and changes >= 0.25):
+            return True
+    return False
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
