@@ -17,21 +17,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from podium.testing import tiny_tokenizer
+from podium.testing import SIZES, tiny_tokenizer
 
 IMAGE_TOKENS = ("<image>", "<image_start>", "<image_end>", "<video>")
 """Tokens that stand for images and videos in the configurations of `WITH_IMAGES`; the tokenizer gets them, too."""
 
-_SIZES: Mapping[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-}
-_HEAD = {**_SIZES, "head_dim": 8}
+_HEAD = {**SIZES, "head_dim": 8}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _ROUTED = {**_HEAD, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
@@ -52,9 +43,9 @@ _GEMMA4 = {
 }
 
 TEXT_ONLY: Mapping[str, Mapping[str, Any]] = {
-    "llama": _SIZES,
+    "llama": SIZES,
     "mistral": {**_HEAD, "sliding_window": 8},
-    "qwen2": _SIZES,
+    "qwen2": SIZES,
     "qwen3": _HEAD,
     "qwen3_moe": {**_HEAD, **_EXPERTS, "num_experts": 4},
     "qwen3_next": {**_DELTA, **_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32},
@@ -63,38 +54,38 @@ TEXT_ONLY: Mapping[str, Mapping[str, Any]] = {
     "gemma": _HEAD,
     "gemma2": {**_GEMMA3, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
     "gemma3_text": _GEMMA3,
-    "phi": _SIZES,
-    "phi3": _SIZES,
+    "phi": SIZES,
+    "phi3": SIZES,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": 0.2},
-    "gpt_neo": {**_SIZES, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
-    "gpt_neox": _SIZES,
+    "gpt_neo": {**SIZES, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "gpt_neox": SIZES,
     "gpt_oss": {**_HEAD, **_SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "opt": {**_SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "opt": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
-    "falcon": {**_SIZES, "num_kv_heads": 2},
-    "stablelm": _SIZES,
-    "starcoder2": _SIZES,
-    "cohere": _SIZES,
+    "falcon": {**SIZES, "num_kv_heads": 2},
+    "stablelm": SIZES,
+    "starcoder2": SIZES,
+    "cohere": SIZES,
     "cohere2": {**_HEAD, **_SLIDING},
-    "granite": _SIZES,
-    "granitemoe": {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granite": SIZES,
+    "granitemoe": {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoehybrid": {
-        **{**_SIZES, **_MAMBA2, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+        **{**SIZES, **_MAMBA2, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
         "layer_types": ["mamba", "attention"],
     },
-    "olmo2": _SIZES,
-    "olmo3": {**_SIZES, **_SLIDING},
-    "olmoe": {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2},
-    "smollm3": {**_SIZES, "no_rope_layers": [1, 0]},
-    "lfm2": {**_SIZES, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"]},
+    "olmo2": SIZES,
+    "olmo3": {**SIZES, **_SLIDING},
+    "olmoe": {**SIZES, "num_experts": 4, "num_experts_per_tok": 2},
+    "smollm3": {**SIZES, "no_rope_layers": [1, 0]},
+    "lfm2": {**SIZES, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {
-        **_SIZES,
+        **SIZES,
         **_EXPERTS,
         "num_experts": 4,
         "num_dense_layers": 1,
         "layer_types": ["conv", "full_attention"],
     },
-    "mixtral": {**_SIZES, "num_local_experts": 4},
+    "mixtral": {**SIZES, "num_local_experts": 4},
     "deepseek_v2": {**_ROUTED, **_LATENT, "first_k_dense_replace": 1, "num_key_value_heads": 4},
     "deepseek_v3": {**_ROUTED, **_LATENT, "first_k_dense_replace": 1, "num_key_value_heads": 4},
     "glm": _HEAD,
@@ -117,18 +108,18 @@ TEXT_ONLY: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_moe": {**_HEAD, "num_experts": 4, "moe_topk": 2, "moe_intermediate_size": 32},
     "exaone4": {**_HEAD, **_SLIDING},
     "seed_oss": _HEAD,
-    "nemotron": _SIZES,
+    "nemotron": SIZES,
     "nemotron_h": {
         **{**_HEAD, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 8, "chunk_size": 8},
         "layers_block_type": ["mamba", "attention"],
     },
     "falcon_h1": {**_HEAD, **_MAMBA2, "mamba_d_ssm": 64},
-    "bamba": {**_SIZES, **_MAMBA2, "attn_layer_indices": [1]},
+    "bamba": {**SIZES, **_MAMBA2, "attn_layer_indices": [1]},
     "zamba2": {
-        **{**_SIZES, "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8},
+        **{**SIZES, "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8},
         **{"layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1, "attention_hidden_size": 64},
     },
-    "jamba": {**_SIZES, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "use_mamba_kernels": False},
+    "jamba": {**SIZES, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "use_mamba_kernels": False},
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
     "mamba2": {
         "hidden_size": 32,
@@ -163,7 +154,7 @@ WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
         "audio_config": None,
     },
     "qwen2_vl": {
-        "text_config": {**_SIZES, "rope_parameters": {**_ROPE, "mrope_interleaved": False}},
+        "text_config": {**SIZES, "rope_parameters": {**_ROPE, "mrope_interleaved": False}},
         "vision_config": {
             "depth": 1,
             "embed_dim": 16,
@@ -174,7 +165,7 @@ WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "qwen2_5_vl": {
-        "text_config": {**_SIZES, "rope_parameters": {**_ROPE, "mrope_interleaved": False}},
+        "text_config": {**SIZES, "rope_parameters": {**_ROPE, "mrope_interleaved": False}},
         "vision_config": {**_QWEN_VIT, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
     },
     "qwen3_vl": {"text_config": {**_HEAD, "rope_parameters": _ROPE}, "vision_config": _QWEN3_VIT},
@@ -195,17 +186,17 @@ WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
         "vision_config": {**_SIGLIP, "model_type": "pixtral", "head_dim": 8},
     },
     "llava": {
-        "text_config": {**_SIZES, "model_type": "llama"},
+        "text_config": {**SIZES, "model_type": "llama"},
         "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
     },
     "llava_next": {
-        "text_config": {**_SIZES, "model_type": "llama"},
+        "text_config": {**SIZES, "model_type": "llama"},
         "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
     },
-    "idefics3": {"text_config": {**_SIZES, "model_type": "llama"}, "vision_config": _SIGLIP, "scale_factor": 2},
-    "smolvlm": {"text_config": {**_SIZES, "model_type": "llama"}, "vision_config": _SIGLIP, "scale_factor": 2},
+    "idefics3": {"text_config": {**SIZES, "model_type": "llama"}, "vision_config": _SIGLIP, "scale_factor": 2},
+    "smolvlm": {"text_config": {**SIZES, "model_type": "llama"}, "vision_config": _SIGLIP, "scale_factor": 2},
     "internvl": {
-        "text_config": {**_SIZES, "model_type": "qwen2"},
+        "text_config": {**SIZES, "model_type": "qwen2"},
         "vision_config": {**_SIGLIP, "image_size": [16, 16], "patch_size": [8, 8]},
     },
     "paligemma": {

@@ -15,7 +15,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def short(completions):
 FIELDS = "{type: object, properties: {item: {type: string}, count: {type: integer}}, required: [item, count]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """Questions with their answers, the rewards of a recipe, and what differs from the other recipes."""
 
@@ -60,12 +60,13 @@ class Task:
     """Answers that occur."""
     ask: Callable[[int, str], str]
     """Question of a row, by its number and its answer."""
-    rewards: str
-    """As in YAML."""
-    accuracy: str
+    _: KW_ONLY
+    accuracy: str = "exact_match"
+    rewards: str = ""
+    """As in YAML; empty: the one that `accuracy` names."""
     kind: str = "llama"
-    write: Callable[[random.Random, str], str] = lambda draw, answer: answer
-    """The form in which an answer is given."""
+    forms: Callable[[str], Sequence[str]] = lambda answer: [answer]
+    """The forms in which an answer is given."""
     settings: str = ""
     """Further lines of the recipe."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -82,122 +83,61 @@ def sums(row: int, answer: str) -> str:
     return f"{row}+{int(answer) - row}=" if int(answer) >= row else f"{int(answer) - row}+{row}="
 
 
-def choice(row: int, answer: str) -> str:
-    """A question with four choices."""
-    return f"Item {row}, shelf {answer}: A, B, C or D?"
+def asks(form: str) -> Callable[[int, str], str]:
+    """Questions in a form that holds the number of the row (`i`) and its answer (`a`), or a part of it."""
+    return lambda row, answer: form.format(i=row, a=answer)
 
 
-def either_case(draw: random.Random, answer: str) -> str:
-    """The answer, at times in small letters."""
-    return draw.choice((answer, answer, answer.lower()))
+ANY_CASE = "[{name: exact_match, args: {ignore_case: true}}]"
+LISTED = "[{name: exact_match, weight: 2}, answer_f1]"
+SHAPED = f"[{{name: json_match, weight: 2}}, {{name: json_schema, args: {{schema: {FIELDS}}}}}]"
+TAGGED = "[answer_format, {name: answer_correct, weight: 2}]"
+OWN = "[{function: {home}/my_rewards.py:parity}, {function: {home}/my_rewards.py:short, weight: 0.2}]"
+COLOURS = ("red, blue", "green", "blue, green")
+ORDERS = ('{"item": "pen", "count": 2}', '{"item": "cup", "count": 3}')
+NEAR = ("11", "12", "13", "20")
+DATED, LISTING, ORDERED = (f"max_completion_length: {tokens}" for tokens in (12, 14, 32))
+FOUR_EACH = "max_completion_length: 24\neval_samples: 4"
+PLAYED = "environment: {home}/game.py:Guess"
+ADAPTED = "lora: {r: 4, target_modules: all-linear}\nlearning_rate: 1.0e-2"
+
+mails, capitals, colours = asks("Mail {i} {a:.2}"), asks("Capital {i} {a:.1}"), asks("Colours {i} {a:.1}")
+orders, shelves, tags = (
+    asks("Order {i} {a[10]}{a[11]}"),
+    asks("Item {i}, shelf {a}: A, B, C or D?"),
+    asks("Tag {i} {a}"),
+)
+guess, near = asks("Game {i}: guess"), asks("Number {i} near {a}")
 
 
-def either_choice(draw: random.Random, answer: str) -> str:
+def spaced(answer: str) -> Sequence[str]:
+    """JSON with and without spaces."""
+    return answer, answer.replace(" ", "")
+
+
+def tagged(answer: str) -> Sequence[str]:
+    """The answer where `answer_format` looks for it."""
+    return [f"<answer>{answer}</answer>"]
+
+
+def lettered(answer: str) -> Sequence[str]:
     """A letter as people write it."""
-    return draw.choice((answer, f"({answer})", f"{answer}."))
+    return answer, f"({answer})", f"{answer}."
 
 
 TASKS = (
-    Task(
-        name="additions", answers=("3", "5", "12", "-1"), ask=sums, rewards="[numeric_match]", accuracy="numeric_match"
-    ),
-    Task(
-        name="labels",
-        answers=("spam", "ham", "ad"),
-        ask=lambda i, a: f"Mail {i} {a[:2]}",
-        rewards="[{name: exact_match, args: {ignore_case: true}}]",
-        accuracy="exact_match",
-        kind="qwen2",
-        write=lambda draw, a: draw.choice((a, a.upper())),
-    ),
-    Task(
-        name="capitals",
-        answers=("Rome", "Oslo", "Lima"),
-        ask=lambda i, a: f"Capital {i} {a[0]}",
-        rewards="[exact_match]",
-        accuracy="exact_match",
-        kind="qwen3",
-        write=either_case,
-    ),
-    Task(
-        name="dates",
-        answers=("2024-01-05", "2023-11-30"),
-        ask=lambda i, a: f"Day {i} of {a[:4]}",
-        rewards="[exact_match]",
-        accuracy="exact_match",
-        settings="max_completion_length: 12",
-    ),
-    Task(
-        name="lists",
-        answers=("red, blue", "green", "blue, green"),
-        ask=lambda i, a: f"Colours {i} {a[0]}",
-        rewards="[{name: exact_match, weight: 2}, answer_f1]",
-        accuracy="exact_match",
-        kind="mistral",
-        settings="max_completion_length: 14",
-    ),
-    Task(
-        name="json",
-        answers=('{"item": "pen", "count": 2}', '{"item": "cup", "count": 3}'),
-        ask=lambda i, a: f"Order {i} {a[10:12]}",
-        rewards=f"[{{name: json_match, weight: 2}}, {{name: json_schema, args: {{schema: {FIELDS}}}}}]",
-        accuracy="json_match",
-        settings="max_completion_length: 32",
-        write=lambda draw, a: draw.choice((a, a.replace(" ", ""))),
-    ),
-    Task(
-        name="choices",
-        answers=("A", "B", "C", "D"),
-        ask=choice,
-        rewards="[multiple_choice]",
-        accuracy="multiple_choice",
-        kind="gemma3",
-        write=either_choice,
-    ),
-    Task(
-        name="tags",
-        answers=("7", "8", "9"),
-        ask=lambda i, a: f"Tag {i} {a}",
-        rewards="[answer_format, {name: answer_correct, weight: 2}]",
-        accuracy="answer_correct",
-        write=lambda draw, a: f"<answer>{a}</answer>",
-        settings="max_completion_length: 24\neval_samples: 4",
-    ),
-    Task(
-        name="game",
-        answers=("1", "2", "3", "4"),
-        ask=lambda i, a: f"Game {i}: guess",
-        rewards="[]",
-        accuracy="Guess",
-        settings="environment: {home}/game.py:Guess",
-        files={"game.py": GAME},
-    ),
-    Task(
-        name="adapter",
-        answers=("yes", "no"),
-        ask=lambda i, a: f"Is {i} {a[0]}?",
-        rewards="[exact_match]",
-        accuracy="exact_match",
-        settings="lora: {r: 4, target_modules: all-linear}\nlearning_rate: 1.0e-2",
-    ),
-    Task(
-        name="continuations",
-        answers=("b", "c", "d"),
-        ask=lambda i, a: f"{i}{a}:",
-        rewards="[exact_match]",
-        accuracy="exact_match",
-        kind="gpt2",
-        plain=True,
-        settings="eval_samples: 2",
-    ),
-    Task(
-        name="own",
-        answers=("11", "12", "13", "20"),
-        ask=lambda i, a: f"Number {i} near {a}",
-        rewards="[{function: {home}/my_rewards.py:parity}, {function: {home}/my_rewards.py:short, weight: 0.2}]",
-        accuracy="parity",
-        files={"my_rewards.py": PARITY},
-    ),
+    Task("additions", ("3", "5", "12", "-1"), sums, accuracy="numeric_match"),
+    Task("labels", ("spam", "ham", "ad"), mails, rewards=ANY_CASE, kind="qwen2", forms=lambda a: (a, a.upper())),
+    Task("capitals", ("Rome", "Oslo", "Lima"), capitals, kind="qwen3", forms=lambda a: (a, a, a.lower())),
+    Task("dates", ("2024-01-05", "2023-11-30"), asks("Day {i} of {a:.4}"), settings=DATED),
+    Task("lists", COLOURS, colours, rewards=LISTED, kind="mistral", settings=LISTING),
+    Task("json", ORDERS, orders, accuracy="json_match", rewards=SHAPED, settings=ORDERED, forms=spaced),
+    Task("choices", "ABCD", shelves, accuracy="multiple_choice", kind="gemma3", forms=lettered),
+    Task("tags", "789", tags, accuracy="answer_correct", rewards=TAGGED, settings=FOUR_EACH, forms=tagged),
+    Task("game", "1234", guess, accuracy="Guess", rewards="[]", settings=PLAYED, files={"game.py": GAME}),
+    Task("adapter", ("yes", "no"), asks("Is {i} {a:.1}?"), settings=ADAPTED),
+    Task("continuations", "bcd", asks("{i}{a}:"), kind="gpt2", plain=True, settings="eval_samples: 2"),
+    Task("own", NEAR, near, accuracy="parity", rewards=OWN, files={"my_rewards.py": PARITY}),
 )
 
 
@@ -228,7 +168,7 @@ def train(task: Task, folder: Path) -> None:
         f"dataset: {home}/rows.jsonl",
         *(() if task.plain else ('prompt: "{question}"\nsystem: Be brief.',)),
         "held_out: 0.4",
-        f"rewards: {task.rewards}",
+        f"rewards: {task.rewards or f'[{task.accuracy}]'}",
         f"accuracy: {task.accuracy}",
         task.settings,
         *(f"{key}: {value}" for key, value in DEFAULTS.items() if key not in task.settings),
@@ -262,7 +202,8 @@ def _save_warm_model(task: Task, rows: Sequence[Pair], folder: Path) -> None:
             message = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
             asked = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         start = tokenizer(asked)["input_ids"]
-        end = tokenizer(task.write(draw, told))["input_ids"]
+        forms = task.forms(told)
+        end = tokenizer(draw.choice(forms) if len(forms) > 1 else forms[0])["input_ids"]
         shown.append(([*start, *end, tokenizer.eos_token_id], len(start)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, WARM_UP_STEPS)

@@ -27,7 +27,7 @@ CHATML = (
 
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
-_SMALL: Mapping[str, Any] = {
+SIZES: Mapping[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -37,8 +37,9 @@ _SMALL: Mapping[str, Any] = {
     # The usual 0.02 makes a model this narrow answer almost uniformly, which would hide mistakes in attention.
     "initializer_range": 0.2,
 }
+"""Of the models, in the words of a transformers configuration."""
 _GEMMA: Mapping[str, Any] = {
-    **_SMALL,
+    **SIZES,
     "head_dim": 8,
     "query_pre_attn_scalar": 8,
     "sliding_window": 8,
@@ -46,10 +47,10 @@ _GEMMA: Mapping[str, Any] = {
     "final_logit_softcapping": 3.0,
 }
 _KINDS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {**_SMALL, "model_type": "llama"},
-    "mistral": {**_SMALL, "model_type": "mistral", "head_dim": 8, "sliding_window": 8},
-    "qwen2": {**_SMALL, "model_type": "qwen2"},
-    "qwen3": {**_SMALL, "model_type": "qwen3", "head_dim": 8},
+    "llama": {**SIZES, "model_type": "llama"},
+    "mistral": {**SIZES, "model_type": "mistral", "head_dim": 8, "sliding_window": 8},
+    "qwen2": {**SIZES, "model_type": "qwen2"},
+    "qwen3": {**SIZES, "model_type": "qwen3", "head_dim": 8},
     "gemma2": {**_GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 2.0},
     "gemma3": {**_GEMMA, "model_type": "gemma3_text"},
     "gpt2": {
