@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, TrainerCallback
 
 from podium.errors import ConfigError, RewardError
 from podium.testing import tiny_model, tiny_tokenizer
@@ -84,6 +84,37 @@ def test_none_does_not_apply(make_trainer: Callable) -> None:
     assert second["rewards/odd/mean"] is None
     assert second["loss"] == 0
     assert second["grad_norm"] == 0
+
+
+class EditsTheReward(TrainerCallback):
+    """After the first step, edits a reward file and a module that it imports, and ends its worker process."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step > 1:
+            return
+        self.reward.path.write_text("def mine(completions):\n    return [9.0] * len(completions)\n")
+        self.reward.path.with_name("helper.py").write_text("MOST = 9.0\n")
+        [worker] = self.reward._workers().take(1)
+        worker.end()
+        worker.process.wait(timeout=30)
+
+
+def test_a_reward_file_edited_in_a_run_scores_as_it_began(
+    make_trainer: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "helper.py").write_text("MOST = 1.0\n")
+    (tmp_path / "mine.py").write_text(
+        "from helper import MOST\n\n\ndef mine(completions):\n    return [min(len(c), MOST) for c in completions]\n"
+    )
+    edits = EditsTheReward()
+    trainer = make_trainer(f"{tmp_path}/mine.py:mine", max_steps=3, callbacks=[edits])
+    edits.reward = trainer.parts.rewards[0].function
+    before = edits.reward.digest
+    trainer.train()
+    assert logs(trainer, "reward") == [1.0, 1.0, 1.0]
+    assert edits.reward.digest == before
+    changed = sorted(message for message in caplog.messages if "has changed since this run began" in message)
+    assert [Path(message.split()[0]).name for message in changed] == ["helper.py", "mine.py"]
 
 
 def reward_model(folder: Path) -> str:

@@ -26,6 +26,7 @@ from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, limits, resolve_rewards, resolve_weights, score
 from podium.rewards.from_file import file_reward
 from podium.rewards.score import CallSettings
+from podium.runs.environment import reward_source
 
 FILE = Path(__file__).with_name("faulty_rewards.py")
 LIMIT = 0.6
@@ -250,6 +251,7 @@ import itertools, sys
 from podium.records import Completion, Group, Prompt
 from podium.rewards import resolve_rewards, score
 from podium.rewards.score import CallSettings
+from podium.runs.environment import reward_source
 
 def endless(completions):
     return [sum(itertools.repeat(1)) for _ in completions]
@@ -515,16 +517,27 @@ def test_idle_workers_end_once_nothing_refers_to_them(tmp_path: Path) -> None:
     assert not dropped.alive
 
 
-def test_a_file_that_changed_and_a_worker_that_ended_are_said_once(
+def test_a_worker_that_starts_again_runs_the_code_of_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def version(number: int) -> str:
-        own = f"def f(completions):\n    return [float({number})] * len(completions)\n"
-        return f"import os\n{own}def g(completions):\n    return [float(os.getpid())]\n"
+    """The file, a module and a package below its folder are edited between two calls, and the worker ends."""
 
-    file = tmp_path / "mine.py"
-    file.write_text(version(1))
-    reward, number = file_reward(f"{file}:f"), file_reward(f"{file}:g")
+    def write(number: int) -> None:
+        (tmp_path / "mine.py").write_text(
+            f"import os\nimport helper\nfrom part.of import third\n\n\ndef f(completions):\n"
+            f"    return [float({number} + helper.second() + third)] * len(completions)\n\n\n"
+            f"def g(completions):\n    return [float(os.getpid())]\n"
+        )
+        (tmp_path / "helper.py").write_text(f"def second():\n    return {10 * number}\n")
+        (tmp_path / "part").mkdir(exist_ok=True)
+        (tmp_path / "part" / "of.py").write_text(f"third = {100 * number}\n")
+
+    def digest() -> str:
+        [reward] = resolve_rewards([file_reward(f"{tmp_path}/mine.py:f")])
+        return reward_source(reward)["sha256"]
+
+    write(1)
+    reward, number, first = file_reward(f"{tmp_path}/mine.py:f"), file_reward(f"{tmp_path}/mine.py:g"), digest()
 
     def end_worker() -> None:
         process = int(number(completions=["a"])[0] or 0)
@@ -533,18 +546,36 @@ def test_a_file_that_changed_and_a_worker_that_ended_are_said_once(
         assert worker.process is not None
         worker.process.wait(timeout=30)
 
-    assert reward(completions=["a"]) == [1.0]
-    file.write_text(version(22))
-    assert reward(completions=["a"]) == [1.0], "the worker has the code that it loaded"
+    assert reward(completions=["a"]) == [111.0]
+    write(2)
+    assert reward(completions=["a"]) == [111.0], "the worker has the code that it loaded"
     assert caplog.messages == []
     for _ in range(2):
         end_worker()
-        assert reward(completions=["a"]) == [22.0]
-    own = [message for message in caplog.messages if "(f)" in message or "SHA-256" in message]
-    assert len(own) == 2
-    assert "is started again" in own[0]
-    assert str(file) in own[1]
-    assert "new code" in own[1]
+        assert reward(completions=["a"]) == [111.0]
+    (tmp_path / "mine.py").unlink()
+    end_worker()
+    assert reward(completions=["a"]) == [111.0]
+    assert reward.digest == first
+    said = [message for message in caplog.messages if "(f)" in message]
+    assert len(said) == 4, "the worker, and three files, once each"
+    assert "is started again" in said[0]
+    for name, message in zip(("helper.py", "mine.py", "of.py"), sorted(said[1:]), strict=True):
+        assert name in message.split(" has changed ")[0]
+    write(3)
+    assert file_reward(f"{tmp_path}/mine.py:f")(completions=["a"]) == [333.0], "a new run has the new code"
+    assert digest() != first
+    third = digest()
+    (tmp_path / "helper.py").write_text("def second():\n    return 0\n")
+    fresh = [
+        sys.executable,
+        "-c",
+        f"from podium.rewards import file_reward as f; print(f('{tmp_path}/mine.py:f').digest)",
+    ]
+    other = subprocess.run(fresh, capture_output=True, text=True, check=True).stdout.strip()
+    assert third != other, "a module below the file is part of its code"
+    write(3)
+    assert subprocess.run(fresh, capture_output=True, text=True, check=True).stdout.strip() == third
 
 
 def test_a_long_call_is_waited_for_and_said(

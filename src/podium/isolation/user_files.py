@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from podium.errors import ConfigError, did_you_mean
+
+_kept: dict[str, bytes] = {}
+"""By path, the contents of the user's modules of which this process runs the code, whatever the files hold now."""
 
 
 def find_file(file: str, folder: Path) -> Path:
@@ -33,7 +40,7 @@ def module_from_file(path: Path, shown: str) -> ModuleType:
     module_name = f"podium_rewards_{abs(hash(path))}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=_Loader(module_name, str(path)))
     assert spec is not None
     loader = spec.loader
     assert loader is not None
@@ -45,6 +52,50 @@ def module_from_file(path: Path, shown: str) -> ModuleType:
         del sys.modules[module_name]
         raise
     return module
+
+
+class _Loader(SourceFileLoader):
+    """Runs what was kept of a file; bytecode beside the file may be of another version."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        kept = _kept.get(self.path)
+        return super().get_code(fullname) if kept is None else compile(kept, self.path, "exec", dont_inherit=True)
+
+
+class _Finder(PathFinder):
+    """Finds the modules that were kept."""
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = super().find_spec(fullname, path, target)
+        if spec is None or spec.origin not in _kept:
+            return None
+        spec.loader = _Loader(fullname, spec.origin)
+        return spec
+
+
+def keep(sources: Mapping[str, bytes]) -> None:
+    """From now on import these files as they are given here."""
+    _kept.update(sources)
+    if sources and _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
+
+
+@functools.cache
+def kept(folder: Path) -> Mapping[str, bytes]:
+    """The user's modules below a folder that this process has imported, by path, as they were at the first call."""
+    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())} - _kept.keys()
+    _kept.update({file: Path(file).read_bytes() for file in sorted(files) if _is_users(file, folder)})
+    return _kept
+
+
+def _is_users(file: str, folder: Path) -> bool:
+    path = Path(os.path.realpath(file))
+    if path.suffix != ".py" or not path.is_relative_to(folder):
+        return False
+    below = [Path(__file__).parents[1], Path(os.path.realpath(sysconfig.get_path("stdlib")))]  # a folder may hold all
+    installed = any(path.is_relative_to(each) and each.is_relative_to(folder) for each in below)
+    return not installed and "site-packages" not in path.relative_to(folder).parts
 
 
 def function_from_file(path: Path, name: str, shown: str, *, rule: str) -> Callable[..., Any]:

@@ -4,7 +4,8 @@
     brevity(completions=["7"])
 
 The file is never imported into the run's own process, so nothing in it can take the run down: an endless loop, a crash
-in C code and `os._exit` end the worker, and the next call starts a fresh one.
+in C code and `os._exit` end the worker, and the next call starts a fresh one. That runs the code which the first one
+had imported, from the file and from modules below its folder, also where these have been edited since.
 """
 
 from __future__ import annotations
@@ -57,11 +58,14 @@ class FileReward:
         self.env = tuple(env)
         self._function = (str(self.path), attribute, pickle.dumps(dict(args or {})), shown or self.path.name)
         self.where = ""
-        self._digest = _digest(self.path)
-        self._changes_said: set[str] = set()
+        self._version = _digest({"": _contents(self.path)})
+        self._sources: dict[str, str] = {}
+        """Text of the file and of the modules below its folder that it imports, by path; bytes as Latin-1."""
+        self._said: set[str] = set()
         self._process_id = 0
         """The process whose workers have loaded the file; a forked one has its own."""
         described = self._load(1)
+        self._sources = dict(described["sources"])
         self.__name__ = str(described["name"])
         self.where = str(described["where"])
         self.row_wise = bool(described["row_wise"]) if row_wise is None else row_wise
@@ -73,6 +77,11 @@ class FileReward:
     def settings(self) -> bytes:
         """The arguments that are given to the function, pickled."""
         return self._function[2]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the code that scores: of the file, and of the modules below its folder that it imports."""
+        return _digest(self._sources)
 
     def __repr__(self) -> str:
         return f"file_reward({self.path.name}:{self.attribute})"
@@ -129,33 +138,32 @@ class FileReward:
     def _workers(self) -> Pool[Worker]:
         """The workers of the file, held so that they live as long as a function of it."""
         make = functools.partial(Worker, target="podium.isolation.workers.calls:answer", variables=self.env)
-        self._pool = pool_of((self.path, self.env), make)
+        self._pool = pool_of((self.path, self._version, self.env), make)
         return self._pool
 
     def _load(self, count: int) -> Mapping[str, Any]:
         """Has the file imported in the first `count` workers, so that no call's limit pays for it."""
         workers = self._workers().take(count)
         fresh = [worker for worker in workers if not worker.alive or not self.where]
-        if fresh and self._process_id == os.getpid():
-            self._say_restart(is_new=all(worker.process is None for worker in fresh))
+        if fresh and self._process_id == os.getpid() and any(worker.process is not None for worker in fresh):
+            self._say_restart()
         self._process_id = os.getpid()
-        return load(fresh, {"function": self._function}, self._function[3])
+        return load(fresh, {"function": self._function, "sources": self._sources}, self._function[3])
 
-    def _say_restart(self, *, is_new: bool) -> None:
-        """Say once that a worker ended, and once for each version of the file that is another than at the start."""
-        now = _digest(self.path)
-        if not is_new and "" not in self._changes_said:
-            self._changes_said.add("")
-            logger.warning("The worker process of %s (%s) ended, and is started again.", self.path.name, self.__name__)
-        if now != self._digest and now not in self._changes_said:
-            self._changes_said.add(now)
-            logger.warning(
-                "%s has changed since this run began (SHA-256 %s, now %s): from here on its new code scores. Rewards "
-                "of before and after are not of one function; end the run, or put the file back.",
-                self.path,
-                self._digest[:12],
-                now[:12] or "gone",
-            )
+    def _say_restart(self) -> None:
+        """Say once that a worker ended, and once of each file that it goes on with the code of the start."""
+        name = self.path.name
+        messages = [f"The worker process of {name} ({self.__name__}) ended, and is started again."]
+        messages += [
+            f"{path} has changed since this run began: {name} ({self.__name__}) scores with the code of then to the "
+            "end of the run. Start another run for the new one."
+            for path, source in self._sources.items()
+            if _contents(Path(path)) != source
+        ]
+        for message in messages:
+            if message not in self._said:
+                self._said.add(message)
+                logger.warning("%s", message)
 
 
 def file_reward(
@@ -183,12 +191,17 @@ def file_reward(
     return FileReward(path, attribute, args=args, row_wise=row_wise, env=env, shown=file)
 
 
-def _digest(path: Path) -> str:
-    """SHA-256 of a file; empty where it cannot be read."""
+def _contents(path: Path) -> str:
+    """The bytes of a file as Latin-1; empty where it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return path.read_bytes().decode("latin-1")
     except OSError:
         return ""
+
+
+def _digest(sources: Mapping[str, str]) -> str:
+    """SHA-256 of some files, whatever folder they are in."""
+    return hashlib.sha256("\0".join(sorted(sources.values())).encode("latin-1")).hexdigest()
 
 
 def _shares(num_completions: int, num_workers: int) -> list[range]:

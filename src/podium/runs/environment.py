@@ -6,6 +6,7 @@ Whatever cannot be determined is left out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import json
@@ -115,14 +116,27 @@ def reward_source(reward: RewardRecord) -> dict[str, str]:
 
 
 def source_of(function: Any, where: str) -> dict[str, str]:
-    """The place of a function or class, and the sha256 of its file where it has one."""
+    """The place of a function or class, and the sha256 of its file where it has one; of a reward in a worker process
+    also of the modules below that it imports."""
     function = getattr(function, "func", function)
+    if isinstance(digest := getattr(function, "digest", None), str):
+        return {"where": where, "sha256": digest}
     with contextlib.suppress(TypeError, OSError):
         code = function if hasattr(function, "__code__") or inspect.isclass(function) else type(function)
         own = getattr(function, "path", None)
-        file = own if isinstance(own, Path) else inspect.getsourcefile(code)
-        return {"where": where, "sha256": hashlib.sha256(Path(file or "").read_bytes()).hexdigest()}
+        digest = _sha256(own) if isinstance(own, Path) else _imported(inspect.getsourcefile(code) or "")
+        return {"where": where, "sha256": digest}
     return {"where": where}
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@functools.cache
+def _imported(file: str) -> str:
+    """Read once: what this process has imported stays as it is, whatever is edited later."""
+    return _sha256(Path(file))
 
 
 def _dataset(dataset: Any) -> dict[str, Any]:

@@ -129,10 +129,15 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
-    """The reply to one request: a description of the function, or what came of calling it."""
+    """The reply to one request: a description of the function and its source, or what came of calling it."""
+    user_files.keep({path: text.encode("latin-1") for path, text in request.get("sources", {}).items()})
     try:
         function = load(*request["function"])
+        sources = user_files.kept(Path(request["function"][0]).parent)  # before a call imports more
     except PodiumError as error:
         yield {"refused": error.what, "fix": error.fix, "code": error.code}
+        return
+    if "arguments" in request:
+        yield call(function, request, took)
     else:
-        yield call(function, request, took) if "arguments" in request else describe(function)
+        yield describe(function) | {"sources": {path: text.decode("latin-1") for path, text in sources.items()}}
